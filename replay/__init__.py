@@ -1,0 +1,37 @@
+"""The log: its format, its writer and reader, and the rewind rules. Knows nothing of processes.
+
+The C++ headers in ``replay/csrc`` are shared by the worker's writer and the device server's reader; this package
+gives the tools (proxyd, recoveryctl, tests) the same view through ``replay._replay``, which needs no PyTorch.
+"""
+
+from replay._replay import (
+    COMMIT_RING,
+    Buffer,
+    ByteTable,
+    Commit,
+    Log,
+    LogError,
+    LogWriter,
+    RemoteError,
+    RewindError,
+    create_log,
+    digest,
+    process_is_alive,
+    process_start_ticks,
+)
+
+__all__ = [
+    "COMMIT_RING",
+    "Buffer",
+    "ByteTable",
+    "Commit",
+    "Log",
+    "LogError",
+    "LogWriter",
+    "RemoteError",
+    "RewindError",
+    "create_log",
+    "digest",
+    "process_is_alive",
+    "process_start_ticks",
+]

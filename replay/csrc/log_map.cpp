@@ -1,0 +1,151 @@
+#include "replay/csrc/log_map.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "replay/csrc/futex.h"
+
+namespace understudy::replay {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& path) {
+  throw LogError(what + " " + path + ": " + std::strerror(errno));
+}
+
+struct File {
+  int fd;
+  ~File() { close(fd); }
+};
+
+void create_file(const std::string& path, uint64_t bytes) {
+  File file{open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)};
+  if (file.fd < 0) fail("cannot create", path);
+  if (ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) fail("cannot size", path);
+}
+
+uint64_t page_bytes() { return (sizeof(ControlPage) + 4095) / 4096 * 4096; }
+
+}  // namespace
+
+void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes, int32_t proxyd_pid,
+                uint64_t proxyd_start_ticks) {
+  if (sizes.segment_count == 0 || sizes.segment_count > kMaxSegments)
+    throw LogError("a log has 1 to " + std::to_string(kMaxSegments) + " segments");
+  if (sizes.segment_bytes < (4ull << 20) || sizes.segment_bytes % 4096 != 0)
+    throw LogError("a segment has at least 4 MiB, a multiple of 4096 bytes");
+  create_file(directory + "/control", page_bytes() + sizes.reply_bytes);
+  create_file(directory + "/dictionary", sizes.dictionary_bytes);
+  create_file(directory + "/segments", sizes.segment_bytes * sizes.segment_count);
+  create_file(directory + "/shadow", sizes.shadow_bytes);
+  Mapping control(directory + "/control", sizeof(ControlPage));
+  auto* page = new (control.data()) ControlPage();
+  page->version = kVersion;
+  page->page_bytes = static_cast<uint32_t>(page_bytes());
+  page->segment_bytes = sizes.segment_bytes;
+  page->segment_count = sizes.segment_count;
+  page->dictionary_bytes = sizes.dictionary_bytes;
+  page->reply_bytes = sizes.reply_bytes;
+  page->shadow_bytes = sizes.shadow_bytes;
+  page->rank = rank;
+  page->world = world;
+  page->proxyd_pid = proxyd_pid;
+  page->proxyd_start_ticks = proxyd_start_ticks;
+  page->step = 1;
+  page->progress_ns = now_ns();
+  page->magic = kMagic;
+}
+
+Mapping::Mapping(const std::string& path, uint64_t minimum_bytes) {
+  File file{open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
+  if (file.fd < 0) fail("cannot open", path);
+  struct stat status {};
+  if (fstat(file.fd, &status) != 0) fail("cannot inspect", path);
+  if (static_cast<uint64_t>(status.st_size) < minimum_bytes) throw LogError(path + " is too short");
+  bytes_ = static_cast<uint64_t>(status.st_size);
+  void* address = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
+  if (address == MAP_FAILED) fail("cannot map", path);
+  data_ = static_cast<uint8_t*>(address);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+LogMap::LogMap(const std::string& directory)
+    : control_(directory + "/control", sizeof(ControlPage)),
+      dictionary_(directory + "/dictionary", 8),
+      segments_(directory + "/segments", 4096),
+      shadow_(directory + "/shadow", 4096) {
+  const ControlPage& p = page();
+  if (p.magic != kMagic) throw LogError(directory + " holds no log of ours");
+  if (p.version != kVersion)
+    throw LogError(directory + " has log version " + std::to_string(p.version) + ", this build reads version " +
+                   std::to_string(kVersion));
+  page_bytes_ = p.page_bytes;
+  reply_bytes_ = p.reply_bytes;
+  segment_bytes_ = p.segment_bytes;
+  segment_count_ = p.segment_count;
+  const bool fits = page_bytes_ >= sizeof(ControlPage) && page_bytes_ <= control_.bytes() &&
+                    reply_bytes_ <= control_.bytes() - page_bytes_ && reply_bytes_ >= 4096 && segment_bytes_ >= 4096 &&
+                    segment_bytes_ <= segments_.bytes() && segment_count_ >= 1 && segment_count_ <= kMaxSegments &&
+                    segment_count_ <= segments_.bytes() / segment_bytes_;
+  if (!fits) throw LogError(directory + ": sizes in the control page do not fit the files");
+}
+
+const Record& LogMap::record(uint64_t offset, uint64_t tail) const {
+  if (offset % kAlign != 0 || offset >= tail) throw LogError("a record begins outside the log");
+  const uint64_t room = segment_bytes_ - offset % segment_bytes_;
+  if (room < sizeof(Record)) throw LogError("a record header straddles two segments");
+  const auto& r = *reinterpret_cast<const Record*>(at(offset));
+  if (r.bytes < sizeof(Record) || r.bytes % kAlign != 0 || r.bytes > room || r.bytes > tail - offset)
+    throw LogError("record " + std::to_string(r.index) + " has an impossible length of " + std::to_string(r.bytes) +
+                   " bytes");
+  if (r.kind >= kKinds) throw LogError("record " + std::to_string(r.index) + " is of unknown kind " + std::to_string(r.kind));
+  if (sizeof(Record) + 8ull * r.frees > r.bytes)
+    throw LogError("record " + std::to_string(r.index) + " frees more handles than it has room for");
+  return r;
+}
+
+void LogMap::keep_out_of_forks() const {
+  for (const Mapping* m : {&control_, &dictionary_, &segments_, &shadow_}) madvise(m->data(), m->bytes(), MADV_DONTFORK);
+}
+
+uint64_t process_start_ticks(int32_t pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  FILE* file = std::fopen(path.c_str(), "re");
+  if (file == nullptr) return 0;
+  char text[1024] = {};
+  const size_t n = std::fread(text, 1, sizeof text - 1, file);
+  std::fclose(file);
+  text[n] = 0;
+  const char* p = std::strrchr(text, ')');  // the command may contain blanks and parentheses
+  if (p == nullptr) return 0;
+  unsigned long long ticks = 0;
+  if (std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
+    return 0;
+  return ticks;
+}
+
+bool process_is_alive(int32_t pid, uint64_t start_ticks) {
+  if (kill(pid, 0) != 0 && errno == ESRCH) return false;
+  return start_ticks == 0 || process_start_ticks(pid) == start_ticks;
+}
+
+}  // namespace understudy::replay

@@ -1,0 +1,78 @@
+// The four files of a rank's log, mapped.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "replay/csrc/log_format.h"
+
+namespace understudy::replay {
+
+struct LogError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct LogSizes {
+  uint64_t segment_bytes = 8ull << 20;
+  uint64_t segment_count = 512;
+  uint64_t dictionary_bytes = 256ull << 20;
+  uint64_t reply_bytes = 16ull << 20;
+  uint64_t shadow_bytes = 8ull << 30;
+};
+
+// Makes the files (mode 0600) in an existing directory. Sparse: only touched pages cost memory.
+void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes, int32_t proxyd_pid,
+                uint64_t proxyd_start_ticks);
+
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(const std::string& path, uint64_t minimum_bytes);
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  uint8_t* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+// Everything that reads sizes from the control page checks them against the files' real sizes first, so a
+// corrupt page cannot lead outside the mappings.
+class LogMap {
+ public:
+  explicit LogMap(const std::string& directory);
+  ControlPage& page() const { return *reinterpret_cast<ControlPage*>(control_.data()); }
+  uint8_t* reply() const { return control_.data() + page_bytes_; }
+  uint64_t reply_bytes() const { return reply_bytes_; }
+  uint8_t* dictionary() const { return dictionary_.data(); }
+  uint64_t dictionary_bytes() const { return dictionary_.bytes(); }
+  uint8_t* shadow() const { return shadow_.data(); }
+  uint64_t shadow_bytes() const { return shadow_.bytes(); }
+  uint8_t* segments() const { return segments_.data(); }
+  uint64_t segment_bytes() const { return segment_bytes_; }
+  uint64_t segment_count() const { return segment_count_; }
+  // Address of a log offset; throws LogError if the directory of segments is corrupt.
+  uint8_t* at(uint64_t offset) const {
+    const uint64_t logical = offset / segment_bytes_;
+    const uint32_t physical = page().segment_of[logical % segment_count_];
+    if (physical >= segment_count_) throw LogError("the log names a segment that does not exist");
+    return segments_.data() + physical * segment_bytes_ + offset % segment_bytes_;
+  }
+  // A record after all checks of its header: alignment, bounds, index. Throws LogError.
+  const Record& record(uint64_t offset, uint64_t tail) const;
+  void keep_out_of_forks() const;
+
+ private:
+  Mapping control_, dictionary_, segments_, shadow_;
+  uint64_t page_bytes_ = 0, reply_bytes_ = 0, segment_bytes_ = 0, segment_count_ = 0;
+};
+
+bool process_is_alive(int32_t pid, uint64_t start_ticks);
+uint64_t process_start_ticks(int32_t pid);
+
+}  // namespace understudy::replay

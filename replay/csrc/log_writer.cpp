@@ -1,0 +1,247 @@
+#include "replay/csrc/log_writer.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace understudy::replay {
+namespace {
+
+constexpr uint64_t kWakeBytes = 4096;        // a sleeping server is not woken for less, except by a sync record
+constexpr size_t kWarmSegments = 8;          // free segments whose pages are kept
+constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks whether proxyd still lives
+
+// A forked child shares no log with its parent: its copies of these writers refuse to work.
+std::mutex& registry_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+std::vector<std::atomic<bool>*>& registry() {
+  static std::vector<std::atomic<bool>*> flags;
+  return flags;
+}
+void poison_in_child() {
+  for (std::atomic<bool>* flag : registry()) flag->store(false);
+}
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace
+
+LogWriter::LogWriter(const std::string& directory) : map_(directory) {
+  if (page().tail.load() != 0) throw LogError(directory + " already has a writer");
+  map_.keep_out_of_forks();
+  std::lock_guard<std::mutex> lock(registry_mutex());
+  if (registry().empty()) pthread_atfork(nullptr, nullptr, poison_in_child);
+  registry().push_back(&usable_);
+  // Spinning for a reply pays only where server and worker have a core each.
+  spin_ns_ = available_cores() >= 2 * static_cast<int>(page().world) ? 30000 : 0;
+  if (const char* text = std::getenv("UNDERSTUDY_SPIN_US")) spin_ns_ = std::strtoull(text, nullptr, 10) * 1000;
+}
+
+LogWriter::~LogWriter() {
+  std::lock_guard<std::mutex> lock(registry_mutex());
+  auto& flags = registry();
+  flags.erase(std::remove(flags.begin(), flags.end(), &usable_), flags.end());
+}
+
+void LogWriter::free_later(uint64_t handle) {
+  if (!usable()) return;
+  size_t pending;
+  {
+    std::lock_guard<std::mutex> lock(free_mutex_);
+    pending_frees_.push_back(handle);
+    pending = pending_frees_.size();
+    pending_free_count_.store(pending, std::memory_order_relaxed);
+  }
+  if (pending >= kMaxFrees) append(Kind::kFree, 0, 0, [](uint64_t*) {});
+}
+
+std::vector<uint64_t>& LogWriter::take_frees() {
+  taken_frees_.clear();
+  if (pending_free_count_.load(std::memory_order_relaxed) != 0) {
+    std::lock_guard<std::mutex> lock(free_mutex_);
+    if (pending_frees_.size() <= kMaxFrees) {
+      taken_frees_.swap(pending_frees_);
+    } else {
+      taken_frees_.assign(pending_frees_.end() - kMaxFrees, pending_frees_.end());
+      pending_frees_.resize(pending_frees_.size() - kMaxFrees);
+    }
+    pending_free_count_.store(pending_frees_.size(), std::memory_order_relaxed);
+  }
+  return taken_frees_;
+}
+
+uint64_t LogWriter::make_room(uint64_t bytes) {
+  const uint64_t segment = map_.segment_bytes();
+  if (bytes > segment / 2) throw LogError("a record of " + std::to_string(bytes) + " bytes is too large for the log");
+  const uint64_t offset = offset_.load(std::memory_order_relaxed);
+  const uint64_t used = offset % segment;
+  if (offset == next_segment_ * segment) {
+    begin_segment();
+    return offset;
+  }
+  if (used + bytes <= segment) return offset;
+  auto* pad = reinterpret_cast<Record*>(map_.at(offset));  // room for its header is kept by publish()
+  pad->bytes = static_cast<uint32_t>(segment - used);
+  pad->kind = static_cast<uint16_t>(Kind::kPad);
+  pad->frees = 0;
+  pad->aux = 0;
+  publish(pad, offset + (segment - used));
+  begin_segment();
+  return offset_.load(std::memory_order_relaxed);
+}
+
+uint64_t LogWriter::publish(Record* record, uint64_t tail) {
+  // Less room than a header at the end of a segment becomes part of the last record.
+  const uint64_t rest = map_.segment_bytes() - tail % map_.segment_bytes();
+  if (rest < sizeof(Record)) {
+    record->bytes += static_cast<uint32_t>(rest);
+    tail += rest;
+  }
+  const uint64_t index = next_index_.load(std::memory_order_relaxed);
+  record->index = index;
+  next_index_.store(index + 1, std::memory_order_relaxed);
+  offset_.store(tail, std::memory_order_relaxed);
+  page().tail_index.store(index + 1, std::memory_order_relaxed);
+  page().tail.store(tail, std::memory_order_seq_cst);  // pairs with server_sleeping in wake_server
+  return index;
+}
+
+void LogWriter::begin_segment() {
+  reclaim_segments();
+  if (free_segments_.empty() && untouched_segment_ == map_.segment_count()) wait_for_segment();
+  uint32_t physical;
+  if (!free_segments_.empty()) {
+    physical = free_segments_.back();
+    free_segments_.pop_back();
+  } else {
+    physical = untouched_segment_++;
+  }
+  page().segment_of[next_segment_ % map_.segment_count()] = physical;
+  next_segment_++;
+}
+
+void LogWriter::reclaim_segments() {
+  const uint64_t freed = std::min(page().freed_segments.load(std::memory_order_acquire), next_segment_);
+  for (; reclaimed_segments_ < freed; reclaimed_segments_++) {
+    const uint32_t physical = page().segment_of[reclaimed_segments_ % map_.segment_count()];
+    if (free_segments_.size() >= kWarmSegments)  // give the memory back after a burst (loading a model, say)
+      madvise(map_.segments() + physical * map_.segment_bytes(), map_.segment_bytes(), MADV_REMOVE);
+    free_segments_.push_back(physical);
+  }
+}
+
+void LogWriter::wait_for_segment() {
+  ControlPage& p = page();
+  p.backpressure.store(1);
+  p.tail_futex.fetch_add(1);
+  futex_wake(p.tail_futex);
+  while (free_segments_.empty()) {
+    const uint32_t seen = p.freed_futex.load();
+    reclaim_segments();
+    if (!free_segments_.empty()) break;
+    raise_if_failed();
+    check_proxyd();
+    futex_wait(p.freed_futex, seen, kLivenessMilliseconds);
+  }
+  p.backpressure.store(0);
+}
+
+void LogWriter::wake_server(Kind kind) {
+  ControlPage& p = page();
+  if (p.server_sleeping.load(std::memory_order_seq_cst) == 0) return;
+  const uint64_t pending = offset_.load(std::memory_order_relaxed) - p.cursor.load(std::memory_order_relaxed);
+  if (!is_sync(kind) && kind != Kind::kCollective && pending < kWakeBytes) return;
+  p.tail_futex.fetch_add(1);
+  futex_wake(p.tail_futex);
+  wakes_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void LogWriter::wait_for_reply(uint64_t sequence) {
+  ControlPage& p = page();
+  const auto arrived = [&] { return p.reply_sequence.load(std::memory_order_acquire) >= sequence; };
+  waits_.fetch_add(1, std::memory_order_relaxed);
+  if (spin_ns_ != 0) {
+    for (const uint64_t until = now_ns() + spin_ns_; now_ns() < until;)
+      for (int i = 0; i < 20; i++) {
+        if (arrived()) return;
+        cpu_relax();
+      }
+  }
+  while (!arrived()) {
+    const uint32_t seen = p.reply_futex.load();
+    p.worker_sleeping.store(1);
+    if (!arrived()) {
+      // An asynchronous error needs no look here: the server answers every sync record, with that error if need be.
+      if (p.session_state.load() != 0) {
+        p.worker_sleeping.store(0);
+        raise();
+      }
+      futex_wait(p.reply_futex, seen, kLivenessMilliseconds);
+      if (!arrived()) check_proxyd();
+    }
+    p.worker_sleeping.store(0);
+  }
+}
+
+void LogWriter::check_proxyd() const {
+  if (process_is_alive(page().proxyd_pid, page().proxyd_start_ticks)) return;
+  throw RemoteError(ErrorKind::kLost, "proxyd (pid " + std::to_string(page().proxyd_pid) +
+                                          ") is gone; the device session of rank " + std::to_string(page().rank) +
+                                          " cannot go on");
+}
+
+void LogWriter::raise() const {
+  const ControlPage& p = page();
+  if (p.session_state.load(std::memory_order_acquire) != 0) {
+    const std::string message(p.lost_message, strnlen(p.lost_message, sizeof p.lost_message));
+    throw RemoteError(ErrorKind::kLost, message.empty() ? "the device session was ended by proxyd" : message);
+  }
+  const auto kind = static_cast<ErrorKind>(p.error_kind.load(std::memory_order_acquire));
+  const std::string where(p.error_operator, strnlen(p.error_operator, sizeof p.error_operator));
+  const std::string what(p.error_message, strnlen(p.error_message, sizeof p.error_message));
+  throw RemoteError(kind, what + " [device call " + where + ", record " + std::to_string(p.error_index) + "]");
+}
+
+uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, size_t key_words, const uint64_t* outputs,
+                                 size_t output_words) {
+  std::lock_guard<std::mutex> lock(dictionary_mutex_);
+  const size_t padded = (name.size() + 7) / 8 * 8;
+  const uint64_t offset = page().dictionary_tail.load(std::memory_order_relaxed);
+  const uint64_t bytes = sizeof(TemplateHeader) + padded + 8 * (key_words + output_words);
+  if (bytes > map_.dictionary_bytes() - offset)
+    throw LogError("the dictionary of call templates is full: tensor shapes keep changing");
+  auto* header = reinterpret_cast<TemplateHeader*>(map_.dictionary() + offset);
+  *header = {static_cast<uint32_t>(bytes), static_cast<uint32_t>(name.size()), static_cast<uint32_t>(key_words),
+             static_cast<uint32_t>(output_words)};
+  uint8_t* p = reinterpret_cast<uint8_t*>(header + 1);
+  std::memset(p, 0, padded);
+  std::memcpy(p, name.data(), name.size());
+  if (key_words != 0) std::memcpy(p + padded, key, 8 * key_words);
+  if (output_words != 0) std::memcpy(p + padded + 8 * key_words, outputs, 8 * output_words);
+  page().dictionary_tail.store(offset + bytes, std::memory_order_release);
+  return offset;
+}
+
+void LogWriter::close() {
+  if (!usable()) return;
+  std::lock_guard<std::mutex> one_at_a_time(call_mutex_);
+  try {
+    exchange(Kind::kEnd, 0, 0, [](uint64_t*) {}, [](const uint8_t*, size_t) {});
+  } catch (...) {
+    usable_.store(false);
+    throw;
+  }
+  usable_.store(false);
+  raise_if_failed();
+}
+
+}  // namespace understudy::replay

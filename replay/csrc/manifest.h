@@ -1,0 +1,23 @@
+// The manifest of a commit: what was alive, and where its content can be had.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "replay/csrc/log_map.h"
+
+namespace understudy::replay {
+
+struct Manifest {
+  uint64_t commit = 0;
+  std::vector<ManifestBuffer> buffers;
+  std::vector<ManifestGenerator> generators;
+  std::vector<ManifestCommunicator> communicators;
+  std::vector<ManifestSetting> settings;
+
+  uint64_t encoded_bytes() const;
+  void encode(uint8_t* to) const;  // encoded_bytes() bytes
+  // Checks magic, counts, bounds of every reference into `shadow`, and the digest. Throws LogError.
+  static Manifest read(const LogMap& log, const CommitEntry& entry);
+};
+
+}  // namespace understudy::replay
