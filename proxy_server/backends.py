@@ -1,0 +1,47 @@
+"""Real communicators: Gloo for the ``cpu`` driver, NCCL for ``cuda``."""
+
+from __future__ import annotations
+
+import datetime
+
+import grpc
+import torch.distributed as dist
+
+from proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
+
+CONNECT_TIMEOUT_MS = 15_000
+"""How long members of a communicator wait for each other; a dead peer is known long before."""
+
+
+class BackendFactory:
+    """Connects communicators through proxyd's store, one generation after the other."""
+
+    def __init__(self, channel: grpc.Channel, driver: str, gate: RendezvousGate) -> None:
+        self._channel = channel
+        self._driver = driver
+        self._gate = gate
+        self._stores: list[RendezvousStore] = []  # C++ holds them too, but their Python half must live as long
+        self.job = ""
+
+    def forget(self) -> None:
+        """The communicators of a generation are gone; so may their stores."""
+        self._stores.clear()
+
+    def __call__(self, uid: str, generation: int, rank: int, size: int, timeout_ms: int) -> dist.ProcessGroup:
+        prefix = f"{self.job}/{generation}/{uid}"
+        store = RendezvousStore(self._channel, self._gate, prefix, CONNECT_TIMEOUT_MS)
+        self._stores.append(store)
+        timeout = datetime.timedelta(milliseconds=max(timeout_ms, 1000))
+        if self._driver == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return dist.ProcessGroupNCCL(store, rank, size, options)
+        gloo = dist.ProcessGroupGloo
+        options = gloo._Options()
+        # One host for now: peers meet on the loopback interface and are reachable from nowhere else.
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._timeout = datetime.timedelta(milliseconds=CONNECT_TIMEOUT_MS)
+        options._threads = 2
+        backend = gloo(store, rank, size, options)
+        backend._set_default_timeout(timeout)
+        return backend

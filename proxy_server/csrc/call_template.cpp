@@ -1,0 +1,278 @@
+#include "proxy_server/csrc/call_template.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+
+#include "proxy_server/csrc/words.h"
+
+namespace understudy::server {
+namespace {
+
+using replay::LogError;
+using replay::Tag;
+
+constexpr uint64_t kMaxDimensions = 64;
+constexpr int kMaxNesting = 4;
+
+// Operators that change arguments which their schema does not mark as written (batch norm statistics).
+// tests/test_executor.py shows for each row that the kernel really does.
+struct UndeclaredWrite {
+  const char* name;
+  std::array<int, 2> arguments;
+};
+constexpr UndeclaredWrite kUndeclaredWrites[] = {
+    {"aten::native_batch_norm", {3, 4}},
+    {"aten::batch_norm_update_stats", {1, 2}},
+    {"aten::cudnn_batch_norm", {3, 4}},
+    {"aten::miopen_batch_norm", {3, 4}},
+    {"aten::batch_norm_gather_stats", {3, 4}},
+    {"aten::batch_norm_gather_stats_with_counts", {3, 4}},
+};
+
+// Operators that reach outside device memory: files, host pointers, shared memory.
+const std::set<std::string>& refused() {
+  static const std::set<std::string> names{"aten::from_file",  "aten::_pin_memory", "aten::pin_memory", "aten::set_",
+                                           "aten::_print",     "aten::save",        "aten::load",       "aten::set_data",
+                                           "aten::_local_scalar_dense_host", "aten::_cudnn_init_dropout_state"};
+  return names;
+}
+
+bool is_tensor_word(Tag tag) { return tag == Tag::kTensor || tag == Tag::kCpuTensor; }
+
+c10::ScalarType scalar_type(uint64_t code) {
+  if (code >= static_cast<uint64_t>(c10::ScalarType::NumOptions) || code == static_cast<uint64_t>(c10::ScalarType::Undefined))
+    throw LogError("unknown element type " + std::to_string(code));
+  return static_cast<c10::ScalarType>(code);
+}
+
+// Bytes of storage that sizes, strides and offset reach. Throws on negative values and on overflow.
+uint64_t extent(const TensorSpec& s) {
+  uint64_t last = 0;
+  bool empty = false;
+  for (size_t i = 0; i < s.sizes.size(); i++) {
+    if (s.sizes[i] < 0 || s.strides[i] < 0) throw LogError("a tensor has a negative size or stride");
+    if (s.sizes[i] == 0) {
+      empty = true;
+      continue;
+    }
+    uint64_t reach;
+    if (__builtin_mul_overflow(static_cast<uint64_t>(s.sizes[i] - 1), static_cast<uint64_t>(s.strides[i]), &reach) ||
+        __builtin_add_overflow(last, reach, &last))
+      throw LogError("the extent of a tensor overflows");
+  }
+  uint64_t elements;
+  if (s.offset < 0) throw LogError("a tensor has a negative offset");
+  if (__builtin_add_overflow(last, static_cast<uint64_t>(s.offset), &elements) ||
+      __builtin_add_overflow(elements, uint64_t{empty ? 0u : 1u}, &elements) ||
+      __builtin_mul_overflow(elements, static_cast<uint64_t>(s.type.itemsize()), &elements) || elements > (1ull << 60))
+    throw LogError("the extent of a tensor overflows");
+  return empty ? 0 : elements;
+}
+
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = step;
+    if (sizes[i] < 0 || __builtin_mul_overflow(step, std::max<int64_t>(sizes[i], 1), &step))
+      throw LogError("the size of a tensor overflows");
+  }
+  return strides;
+}
+
+std::vector<int64_t> take_longs(Words& words, uint64_t n) {
+  const uint64_t* p = words.take(n);
+  std::vector<int64_t> values(n);
+  for (uint64_t i = 0; i < n; i++) values[i] = static_cast<int64_t>(p[i]);
+  return values;
+}
+
+ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
+  if (depth > kMaxNesting) throw LogError("arguments are nested too deeply");
+  ArgumentSpec a;
+  const uint64_t word = words.next();
+  a.tag = static_cast<Tag>(word & 255);
+  const uint64_t n = word >> 8;
+  switch (a.tag) {
+    case Tag::kTensor:
+    case Tag::kCpuTensor: {
+      TensorSpec& t = a.tensor;
+      t.dtype = scalar_type(word >> 8 & 255);
+      t.type = c10::scalarTypeToTypeMeta(t.dtype);
+      t.flags = static_cast<uint8_t>(word >> 24 & 255);
+      const uint64_t dim = word >> 16 & 255;
+      if (dim > kMaxDimensions) throw LogError("a tensor has too many dimensions");
+      if (a.tag == Tag::kTensor) t.offset = static_cast<int64_t>(words.next());
+      t.sizes = take_longs(words, dim);
+      if (a.tag == Tag::kTensor)
+        t.strides = take_longs(words, dim);
+      else
+        t.strides = contiguous_strides(t.sizes);
+      t.extent_bytes = extent(t);
+      break;
+    }
+    case Tag::kTensorList:
+    case Tag::kOptionalTensorList:
+    case Tag::kList:
+      a.count = words.count(n);
+      for (uint64_t i = 0; i < n; i++) {
+        a.items.push_back(parse_argument(words, driver, depth + 1));
+        const Tag item = a.items.back().tag;
+        const bool fits = a.tag == Tag::kList ? (item == Tag::kInt || item == Tag::kDouble || item == Tag::kBool ||
+                                                 item == Tag::kComplex || item == Tag::kConstantDouble)
+                                              : (is_tensor_word(item) || item == Tag::kUndefined);
+        if (!fits) throw LogError("a list holds an item of the wrong kind");
+      }
+      break;
+    case Tag::kInt:
+      a.constant = static_cast<int64_t>(words.next());
+      break;
+    case Tag::kBool:
+      a.constant = n != 0;
+      break;
+    case Tag::kConstantDouble:
+      a.constant = words.next_double();
+      break;
+    case Tag::kString: {
+      const uint8_t* bytes = words.take_bytes(n);
+      a.constant = std::string(reinterpret_cast<const char*>(bytes), n);
+      break;
+    }
+    case Tag::kDevice:
+      a.constant = driver.device();
+      break;
+    case Tag::kCpuDevice:
+      a.constant = c10::Device(c10::kCPU);
+      break;
+    case Tag::kIntList:
+      a.constant = c10::List<int64_t>(c10::ArrayRef<int64_t>(take_longs(words, words.count(n))));
+      break;
+    case Tag::kBoolList: {
+      c10::List<bool> list;
+      for (const int64_t v : take_longs(words, words.count(n))) list.push_back(v != 0);
+      a.constant = list;
+      break;
+    }
+    case Tag::kDoubleList:
+      if (n > (1u << 20)) throw LogError("a list is too long");
+      a.count = n;
+      break;
+    case Tag::kNone:
+    case Tag::kUndefined:
+    case Tag::kDouble:
+    case Tag::kGenerator:
+    case Tag::kComplex:
+      break;
+    default:
+      throw LogError("unknown argument tag " + std::to_string(word & 255));
+  }
+  return a;
+}
+
+ReturnSpec parse_return(Words& words) {
+  ReturnSpec r;
+  const uint64_t word = words.next();
+  r.kind = word & 255;
+  if (r.kind > 2) throw LogError("unknown kind of result");
+  const uint64_t n = words.count(word >> 8);
+  if (r.kind == 0 && n != 0) throw LogError("a written argument needs no result description");
+  if (r.kind == 1 && n != 1) throw LogError("a tensor result needs one description");
+  for (uint64_t i = 0; i < n; i++) {
+    OutputSpec o;
+    const uint64_t w = words.next();
+    o.fresh = (w & 255) == 0;
+    if (o.fresh) {
+      o.tensor.dtype = scalar_type(w >> 8 & 255);
+      o.tensor.type = c10::scalarTypeToTypeMeta(o.tensor.dtype);
+      const uint64_t dim = w >> 16 & 255;
+      if (dim > kMaxDimensions) throw LogError("a tensor has too many dimensions");
+      o.tensor.offset = static_cast<int64_t>(words.next());
+      o.storage_bytes = words.next();
+      o.tensor.sizes = take_longs(words, dim);
+      o.tensor.strides = take_longs(words, dim);
+      o.tensor.extent_bytes = extent(o.tensor);
+      if (o.tensor.extent_bytes > o.storage_bytes || o.storage_bytes > (1ull << 60))
+        throw LogError("a result does not fit its storage");
+    }
+    r.items.push_back(std::move(o));
+  }
+  return r;
+}
+
+void mark_writes(Template& t) {
+  const auto& arguments = t.op.schema().arguments();
+  for (size_t i = 0; i < t.arguments.size(); i++) {
+    const auto* alias = arguments[i].alias_info();
+    bool written = alias != nullptr && alias->isWrite();
+    for (const UndeclaredWrite& u : kUndeclaredWrites)
+      if (t.op.schema().name() == u.name && (u.arguments[0] == static_cast<int>(i) || u.arguments[1] == static_cast<int>(i)))
+        written = true;
+    t.arguments[i].written = written;
+    for (ArgumentSpec& item : t.arguments[i].items) item.written = written;
+  }
+}
+
+}  // namespace
+
+TensorSpec parse_tensor(uint64_t word, Words& words) {
+  TensorSpec t;
+  if (static_cast<Tag>(word & 255) != Tag::kTensor) throw LogError("a collective needs tensors");
+  t.dtype = scalar_type(word >> 8 & 255);
+  t.type = c10::scalarTypeToTypeMeta(t.dtype);
+  const uint64_t dim = word >> 16 & 255;
+  if (dim > kMaxDimensions) throw LogError("a tensor has too many dimensions");
+  t.offset = static_cast<int64_t>(words.next());
+  t.sizes = take_longs(words, dim);
+  t.strides = take_longs(words, dim);
+  t.extent_bytes = extent(t);
+  return t;
+}
+
+at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Driver& driver) {
+  if (spec.extent_bytes > storage.nbytes())
+    throw LogError("a tensor reaches " + std::to_string(spec.extent_bytes) + " bytes into a buffer of " +
+                   std::to_string(storage.nbytes()));
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(driver.key()), spec.type);
+  auto* impl = t.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(spec.sizes, spec.strides, spec.offset);
+  if (spec.flags & replay::kWrappedNumber) impl->set_wrapped_number(true);
+  if (spec.flags & replay::kConjugate) t._set_conj(true);
+  if (spec.flags & replay::kNegative) t._set_neg(true);
+  return t;
+}
+
+std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver) {
+  const uint64_t tail = std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
+  replay::TemplateHeader header;
+  if (offset % 8 != 0 || offset > tail || tail - offset < sizeof header) throw LogError("a template lies outside the dictionary");
+  std::memcpy(&header, log.dictionary() + offset, sizeof header);
+  const uint64_t padded = (uint64_t{header.name_bytes} + 7) / 8 * 8;
+  const uint64_t needed = sizeof header + padded + 8ull * header.key_words + 8ull * header.output_words;
+  if (header.bytes != needed || needed > tail - offset) throw LogError("a template has an impossible length");
+  const uint8_t* p = log.dictionary() + offset + sizeof header;
+  const std::string name(reinterpret_cast<const char*>(p), header.name_bytes);
+  const size_t dot = name.find('.');
+  const std::string base = name.substr(0, dot);
+  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+  if (base.rfind("aten::", 0) != 0 || refused().count(base) != 0)
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "the device server does not run operator ", name);
+  const auto op = c10::Dispatcher::singleton().findSchema({base, overload});
+  TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "the device server has no operator ", name);
+  auto t = std::make_unique<Template>(Template{name, *op, {}, {}});
+  const auto* words = reinterpret_cast<const uint64_t*>(p + padded);
+  Words key(words, header.key_words);
+  while (key.left() != 0) t->arguments.push_back(parse_argument(key, driver, 0));
+  if (t->arguments.size() != op->schema().arguments().size())
+    throw LogError("a call of " + name + " has " + std::to_string(t->arguments.size()) + " arguments instead of " +
+                   std::to_string(op->schema().arguments().size()));
+  Words outputs(words + header.key_words, header.output_words);
+  while (outputs.left() != 0) t->returns.push_back(parse_return(outputs));
+  if (!t->returns.empty() && t->returns.size() != op->schema().returns().size())
+    throw LogError("a call of " + name + " describes the wrong number of results");
+  mark_writes(*t);
+  return t;
+}
+
+}  // namespace understudy::server

@@ -1,0 +1,62 @@
+// A template: one operator call with everything that does not change from step to step, parsed once.
+#pragma once
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/words.h"
+#include "replay/csrc/log_map.h"
+
+namespace understudy::server {
+
+struct TensorSpec {
+  caffe2::TypeMeta type;
+  c10::ScalarType dtype{};
+  uint8_t flags = 0;
+  int64_t offset = 0;                // elements
+  uint64_t extent_bytes = 0;         // a storage must have at least this many
+  std::vector<int64_t> sizes, strides;
+};
+
+struct ArgumentSpec {
+  replay::Tag tag{};
+  bool written = false;              // the operator changes this tensor
+  uint64_t count = 0;
+  TensorSpec tensor;
+  std::vector<ArgumentSpec> items;
+  c10::IValue constant;
+};
+
+struct OutputSpec {
+  bool fresh = false;
+  TensorSpec tensor;
+  uint64_t storage_bytes = 0;
+};
+
+struct ReturnSpec {
+  uint64_t kind = 0;                 // 0 = a written argument, 1 = tensor, 2 = list
+  std::vector<OutputSpec> items;
+};
+
+struct Template {
+  std::string name;
+  c10::OperatorHandle op;
+  std::vector<ArgumentSpec> arguments;
+  std::vector<ReturnSpec> returns;
+};
+
+// Parses and checks the template at `offset` of the dictionary. Throws replay::LogError for a malformed one and
+// c10::Error (NotImplementedError) for an operator that does not exist here or must not be run.
+std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver);
+
+// The rest of a collective's tensor, behind its tensor word and handle: [offset, sizes, strides].
+TensorSpec parse_tensor(uint64_t word, Words& words);
+
+// A tensor over `storage`; throws if it does not fit.
+at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Driver& driver);
+
+}  // namespace understudy::server

@@ -1,0 +1,91 @@
+// Communicators and the collectives in flight on them.
+//
+// A collective is started when its record is reached and runs beside later records; whoever touches one of its
+// buffers waits for it first. So the worker's Work::wait() needs no record, and communication overlaps computation.
+#pragma once
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/words.h"
+#include "replay/csrc/log_format.h"
+#include "replay/csrc/rewind.h"
+
+namespace understudy::server {
+
+using BufferTable = replay::BufferTable<c10::Storage, StorageStore>;
+class DeviceState;
+
+// A peer or the network failed, not the program (as far as can be told here).
+struct CollectiveError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct BackendRequest {
+  std::string uid;  // 32 hexadecimal digits, the same on every member
+  uint32_t generation;
+  int64_t rank, size, timeout_ms;
+};
+using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>;
+
+class Communicators {
+ public:
+  Communicators(const Driver& driver, replay::ControlPage& page, BackendFactory factory)
+      : driver_(driver), page_(page), factory_(std::move(factory)) {}
+
+  void create(uint64_t handle, Words body);
+  void destroy(uint64_t handle, BufferTable& table);
+  void start(uint64_t handle, Words body, DeviceState& state);
+
+  void wait_for(uint64_t buffer, BufferTable& table);
+  void wait_for_all(BufferTable& table);
+  // After abort(): lets the broken collectives end and forgets them.
+  void forget_in_flight(BufferTable& table);
+  // From any thread: whoever waits for a peer gets an error at once.
+  void abort();
+  bool aborted() const { return aborted_.load(); }
+
+  void marks(replay::CommitEntry& entry) const;
+  std::vector<replay::ManifestCommunicator> manifest() const;
+  void restore(const std::vector<replay::ManifestCommunicator>& rows);  // connects nothing
+  // Connects all communicators that were in use, in an order all members share. Returns how many.
+  uint32_t rebuild(uint32_t generation);
+  void set_generation(uint32_t generation) { generation_ = generation; }
+  void close();
+
+ private:
+  struct Communicator {
+    uint64_t uid_low = 0, uid_high = 0, rank = 0, size = 0, timeout_ms = 0;
+    uint64_t sequence = 0;                         // collectives of all members
+    std::map<uint64_t, uint64_t> peer_sequence;    // sends and receives with one peer
+    c10::intrusive_ptr<c10d::Backend> backend;
+  };
+  struct InFlight {
+    c10::intrusive_ptr<c10d::Work> work;
+    std::vector<uint64_t> buffers;
+    std::function<void()> finish;   // on the executor's thread, when the work is done
+    std::string name;
+  };
+
+  c10d::Backend& connected(Communicator& c);
+  void finish_oldest(BufferTable& table);
+
+  const Driver& driver_;
+  replay::ControlPage& page_;
+  BackendFactory factory_;
+  uint32_t generation_ = 0;
+  std::map<uint64_t, Communicator> communicators_;
+  std::deque<InFlight> in_flight_;
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex backends_mutex_;  // abort() comes from another thread
+};
+
+}  // namespace understudy::server

@@ -1,0 +1,91 @@
+// Everything a device server holds for its rank, and how it is committed, rewound and rebuilt.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proxy_server/csrc/collectives.h"
+#include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/shadow_area.h"
+#include "replay/csrc/log_map.h"
+#include "replay/csrc/rewind.h"
+
+namespace understudy::server {
+
+using BufferTable = replay::BufferTable<c10::Storage, StorageStore>;
+
+struct Policy {
+  bool protect = false;               // keep pre-images, digests and shadows
+  bool optimizer_preimages = false;   // in the OPTIMIZER phase too
+};
+
+// Where execution stands between two records.
+struct Position {
+  uint64_t offset = 0, index = 0;
+  bool frees_done = false;   // of the record at `offset`
+  uint64_t steps = 0;        // optimizer steps completed
+  uint64_t call = 0;         // records of this minibatch begun
+};
+
+class DeviceState {
+ public:
+  DeviceState(const Driver& driver, replay::LogMap& log, Policy policy, Communicators& communicators);
+
+  BufferTable& table() { return table_; }
+  const Policy& policy() const { return policy_; }
+
+  // The content of a buffer, for reading or (before the change) for writing; waits for collectives on it.
+  const c10::Storage& read(uint64_t handle);
+  c10::Storage& write(uint64_t handle);
+  void create(uint64_t handle, c10::Storage storage) { table_.create(handle, std::move(storage)); }
+
+  at::Generator& generator(uint64_t id);
+  void forget_generator(uint64_t id) { generators_.erase(id); }
+  void set(replay::Setting setting, uint64_t value);
+  void phase(replay::Phase phase);
+
+  // Makes a commit at `position` and publishes it. Returns its number.
+  uint64_t commit(const Position& position);
+  // Lets go of what no commit at or above the floor needs; true if log segments became free.
+  bool apply_floor();
+  // The log must shrink whatever it costs: only the newest commit stays.
+  void cut_log();
+
+  // In place, back to a commit. Returns where to go on, and the bytes brought back.
+  std::pair<Position, uint64_t> rewind(uint64_t target);
+  // A fresh server: the state of commit `target` but for the content replicas hold (see adopt_replica).
+  std::pair<Position, uint64_t> restore(uint64_t target);
+  // Content of a replica for a restored buffer; complete() checks digests and throws if one differs.
+  void adopt_replica(uint64_t handle, uint64_t offset, const void* data, uint64_t bytes);
+  void mark_lost(uint64_t handle);
+  void complete_restore(const std::vector<std::pair<uint64_t, uint64_t>>& digests);
+  void read_state(uint64_t handle, uint64_t offset, uint64_t bytes, void* to);
+  bool has_content(uint64_t handle);
+  void set_replicated(const std::vector<uint64_t>& handles);
+  void publish_statistics();
+
+ private:
+  const replay::CommitEntry& entry(uint64_t number) const;
+  Position position_of(const replay::CommitEntry& entry) const;
+  void load_generators(const replay::Manifest& manifest);
+  void load_settings(const replay::Manifest& manifest);
+  void start_of_session();
+  uint64_t floor() const;
+
+  const Driver& driver_;
+  replay::LogMap& log_;
+  Policy policy_;
+  Communicators& communicators_;
+  StorageStore store_;
+  BufferTable table_;
+  ShadowArea shadows_;
+  std::map<uint64_t, at::Generator> generators_;
+  std::map<uint64_t, uint64_t> settings_;
+  uint64_t applied_floor_ = 0;
+  bool shadow_full_warned_ = false;
+};
+
+}  // namespace understudy::server

@@ -1,0 +1,111 @@
+#include "proxy_server/csrc/driver.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <cstring>
+
+#include "replay/csrc/digest.h"
+
+namespace understudy::server {
+namespace {
+
+constexpr uint64_t kPoolBytes = 2ull << 30;  // of pre-image storages kept for reuse
+
+}  // namespace
+
+Driver::Driver(const std::string& spec) : device_(spec) {
+  TORCH_CHECK_VALUE(device_.is_cpu() || device_.is_cuda(), "unknown device '", spec, "': use cpu:N or cuda:N");
+}
+
+c10::Storage Driver::allocate(uint64_t bytes) const {
+  if (!device_.is_cpu())
+    return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device_)).storage();
+  auto* allocator = at::getCPUAllocator();
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true);
+}
+
+at::Tensor Driver::bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const {
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key()),
+                                                    c10::scalarTypeToTypeMeta(at::kByte));
+  const int64_t size = static_cast<int64_t>(bytes), stride = 1;
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(size), c10::IntArrayRef(stride),
+                                                 static_cast<int64_t>(offset));
+  return t;
+}
+
+c10::Storage Driver::duplicate(const c10::Storage& from) const {
+  c10::Storage to = allocate(from.nbytes());
+  if (from.nbytes() == 0) return to;
+  if (device_.is_cpu())
+    std::memcpy(to.mutable_data(), from.data(), from.nbytes());
+  else
+    bytes_of(to, 0, from.nbytes()).copy_(bytes_of(from, 0, from.nbytes()));
+  return to;
+}
+
+void Driver::to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const {
+  if (bytes == 0) return;
+  if (device_.is_cpu())
+    std::memcpy(to, static_cast<const uint8_t*>(from.data()) + offset, bytes);
+  else
+    at::from_blob(to, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))
+        .copy_(bytes_of(from, offset, bytes));
+}
+
+void Driver::from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const {
+  if (bytes == 0) return;
+  if (device_.is_cpu())
+    std::memcpy(static_cast<uint8_t*>(to.mutable_data()) + offset, from, bytes);
+  else
+    bytes_of(to, offset, bytes)
+        .copy_(at::from_blob(const_cast<void*>(from), {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte)));
+}
+
+uint64_t Driver::digest(const c10::Storage& storage) const {
+  if (device_.is_cpu()) return replay::digest(storage.data(), storage.nbytes());
+  // Through the host: exact and slow. A digest on the GPU belongs to the GPU work of a later issue.
+  std::vector<uint8_t> host(storage.nbytes());
+  to_host(storage, 0, host.size(), host.data());
+  return replay::digest(host.data(), host.size());
+}
+
+at::Generator Driver::default_generator() const {
+  return device_.is_cpu() ? at::detail::getDefaultCPUGenerator()
+                          : at::detail::getCUDAHooks().getDefaultGenerator(device_.index());
+}
+
+at::Generator Driver::new_generator() const {
+  return device_.is_cpu() ? at::detail::createCPUGenerator() : at::detail::getCUDAHooks().getNewGenerator(device_.index());
+}
+
+void Driver::synchronize() const {
+  if (device_.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device_.index());
+}
+
+c10::Storage StorageStore::copy(const c10::Storage& from) {
+  auto it = pool_.find(from.nbytes());
+  if (it == pool_.end() || it->second.empty() || from.nbytes() == 0) return driver_.duplicate(from);
+  c10::Storage to = std::move(it->second.back());
+  it->second.pop_back();
+  pooled_bytes_ -= to.nbytes();
+  if (driver_.device().is_cpu()) {
+    std::memcpy(to.mutable_data(), from.data(), from.nbytes());
+    return to;
+  }
+  return driver_.duplicate(from);  // the caching allocator of the GPU already reuses memory
+}
+
+c10::Storage StorageStore::hollow(const c10::Storage& from) const {
+  return c10::Storage(c10::Storage::use_byte_size_t(), from.nbytes(), c10::DataPtr(nullptr, driver_.device()), nullptr,
+                      false);
+}
+
+void StorageStore::recycle(c10::Storage&& storage) {
+  if (!driver_.device().is_cpu() || storage.use_count() != 1 || storage.data() == nullptr) return;
+  if (pooled_bytes_ + storage.nbytes() > kPoolBytes) return;
+  pooled_bytes_ += storage.nbytes();
+  pool_[storage.nbytes()].push_back(std::move(storage));
+}
+
+}  // namespace understudy::server

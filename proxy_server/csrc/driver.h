@@ -1,0 +1,49 @@
+// The driver: what differs between devices. `cpu` runs PyTorch's CPU kernels, `cuda` the real GPU's.
+#pragma once
+#include <ATen/ATen.h>
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace understudy::server {
+
+class Driver {
+ public:
+  // `spec` is "cpu:0" or "cuda:1". Throws c10::Error for an unknown one.
+  explicit Driver(const std::string& spec);
+
+  c10::Device device() const { return device_; }
+  c10::DispatchKey key() const { return device_.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA; }
+
+  c10::Storage allocate(uint64_t bytes) const;
+  c10::Storage duplicate(const c10::Storage& from) const;
+  void to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const;
+  void from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
+  uint64_t digest(const c10::Storage& storage) const;  // XXH3-64 of the content
+  at::Generator new_generator() const;
+  at::Generator default_generator() const;
+  void synchronize() const;
+
+ private:
+  at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const;
+  c10::Device device_;
+};
+
+// Keeps contents for the rewind rules; storages of pre-images are used again (a fresh page costs more than a copy).
+class StorageStore {
+ public:
+  explicit StorageStore(const Driver& driver) : driver_(driver) {}
+  c10::Storage copy(const c10::Storage& from);
+  c10::Storage hollow(const c10::Storage& from) const;
+  void recycle(c10::Storage&& storage);
+  static uint64_t bytes(const c10::Storage& storage) { return storage.nbytes(); }
+  void clear() { pool_.clear(), pooled_bytes_ = 0; }
+
+ private:
+  const Driver& driver_;
+  std::unordered_map<uint64_t, std::vector<c10::Storage>> pool_;
+  uint64_t pooled_bytes_ = 0;
+};
+
+}  // namespace understudy::server

@@ -1,0 +1,114 @@
+// The executor: one thread that reads records and runs them; everything else only steers it.
+//
+//   idle ──attach──▶ parked ──resume──▶ running ──kEnd──▶ ended
+//                      ▲                   │ park() or a failed collective
+//                      └───────────────────┘
+//
+// rewind, restore and the like change the state only while parked; they run on the caller's thread, and the
+// executor's thread sees the change because parking and resuming pass through `mutex_`.
+#pragma once
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "proxy_server/csrc/call_template.h"
+#include "proxy_server/csrc/collectives.h"
+#include "proxy_server/csrc/device_state.h"
+
+namespace understudy::server {
+
+enum class State { kIdle, kParked, kRunning, kEnded };
+
+struct Fault {
+  std::string message;
+  uint64_t record_index = 0;
+};
+
+struct AttachOptions {
+  std::string log_directory;
+  std::string device;
+  int threads = 1;
+  Policy policy;
+  uint32_t generation = 0;
+  uint64_t from_commit = 0;
+};
+
+class Executor {
+ public:
+  explicit Executor(BackendFactory factory);
+  ~Executor();
+
+  // Control. All throw std::exception; none may run beside another (the caller serialises them).
+  void attach(const AttachOptions& options);        // idle -> parked; commit 0 or what restore() follows
+  void resume();
+  void park();                                      // -> parked (or ended); aborts what it waits for
+  uint64_t rewind(uint64_t commit);                 // parked; returns bytes brought back
+  uint64_t restore(uint64_t commit);                // parked, fresh; returns bytes taken from shadows
+  uint32_t rebuild(uint32_t generation);            // parked
+  void detach();                                    // -> idle, as new
+  DeviceState& parked_state() { return *need_parked().state; }
+  void set_replicated(std::vector<uint64_t> handles);  // takes effect at the next commit
+
+  State current() const;
+  uint64_t cursor_index() const;
+  uint64_t commit() const;
+  // Waits for a fault of this executor's own (a failed collective); nothing after `milliseconds`.
+  std::optional<Fault> wait_for_fault(long milliseconds);
+
+ private:
+  struct Session {
+    explicit Session(const AttachOptions& options, const BackendFactory& factory);
+    replay::LogMap log;
+    Driver driver;
+    Communicators communicators;
+    std::unique_ptr<DeviceState> state;
+    AttachOptions options;
+    Position at;
+    bool commit_pending = false;
+    std::unordered_map<uint64_t, std::unique_ptr<Template>> templates;
+    std::vector<uint64_t> calls_per_step, bytes_per_step;
+    uint64_t step_offset = 0, last_commit_offset = 0;
+    std::vector<std::pair<uint64_t, uint64_t>> drills;  // (step, call) still to come
+    uint32_t drills_seen = 0;
+  };
+
+  Session& need_session() const;
+  Session& need_parked() const;
+  void thread_main();
+  State run_records(Session& s);
+  bool wait_for_records(Session& s, uint64_t& tail);
+  void run_record(Session& s, const replay::Record& r, uint64_t* body);
+  void begin_record(Session& s, const replay::Record& r);
+  void make_commit(Session& s, const Position& position);
+  void relieve_pressure(Session& s, uint64_t idle_since_ns);
+  void load_drills(Session& s);
+  void fire_drill(Session& s);
+  void end_of_step(Session& s);
+  void publish_medians(Session& s);
+
+  void run_operator(Session& s, const replay::Record& r, Words words);
+  void run_operator_sync(Session& s, const replay::Record& r, uint64_t* reply_words, Words words);
+  void bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t);
+  Template& find_template(Session& s, uint64_t offset);
+  void reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, replay::ErrorKind error);
+  void program_error(Session& s, const replay::Record& r, replay::ErrorKind kind, const std::string& message);
+
+  BackendFactory factory_;
+  std::unique_ptr<Session> session_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  State state_ = State::kIdle;
+  bool stop_ = false;
+  std::atomic<bool> park_requested_{false};
+  std::mutex inbox_mutex_;
+  std::optional<std::vector<uint64_t>> replicated_inbox_;
+  std::optional<Fault> fault_;
+  std::thread thread_;
+};
+
+}  // namespace understudy::server

@@ -1,0 +1,110 @@
+// The module proxy_server._server: the executor's controls for device_server.py. Every call releases the GIL.
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "proxy_server/csrc/executor.h"
+
+namespace py = pybind11;
+using understudy::server::AttachOptions;
+using understudy::server::BackendRequest;
+using understudy::server::Executor;
+using understudy::server::State;
+using Release = py::call_guard<py::gil_scoped_release>;
+
+namespace {
+
+const char* name_of(State state) {
+  switch (state) {
+    case State::kIdle:
+      return "idle";
+    case State::kParked:
+      return "parked";
+    case State::kRunning:
+      return "running";
+    case State::kEnded:
+      return "ended";
+  }
+  return "unknown";
+}
+
+using PythonFactory =
+    std::function<c10::intrusive_ptr<c10d::Backend>(std::string, uint32_t, int64_t, int64_t, int64_t)>;
+
+std::unique_ptr<Executor> make_executor(PythonFactory factory) {
+  py::gil_scoped_release release;
+  return std::make_unique<Executor>([factory = std::move(factory)](const BackendRequest& r) {
+    return factory(r.uid, r.generation, r.rank, r.size, r.timeout_ms);
+  });
+}
+
+void attach(Executor& e, const std::string& log_directory, const std::string& device, int threads, bool protect,
+            bool optimizer_preimages, uint32_t generation) {
+  AttachOptions o;
+  o.log_directory = log_directory;
+  o.device = device;
+  o.threads = threads;
+  o.policy = {protect, optimizer_preimages};
+  o.generation = generation;
+  e.attach(o);
+}
+
+py::bytes read_state(Executor& e, uint64_t handle, uint64_t offset, uint64_t bytes) {
+  if (bytes > (64ull << 20)) throw std::invalid_argument("read at most 64 MiB at once");
+  std::string content(bytes, '\0');
+  {
+    py::gil_scoped_release release;
+    e.parked_state().read_state(handle, offset, bytes, content.data());
+  }
+  return py::bytes(content);
+}
+
+void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::bytes& data) {
+  const std::string_view view(data);
+  py::gil_scoped_release release;
+  e.parked_state().adopt_replica(handle, offset, view.data(), view.size());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_server, m) {
+  m.doc() = "The executor of a device server.";
+  m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
+  py::class_<Executor>(m, "Executor")
+      .def(py::init(&make_executor))
+      .def("attach", &attach, py::arg("log_directory"), py::kw_only(), py::arg("device"), py::arg("threads"),
+           py::arg("protect"), py::arg("optimizer_preimages"), py::arg("generation"), Release())
+      .def("resume", &Executor::resume, Release())
+      .def("park", &Executor::park, Release())
+      .def("rewind", &Executor::rewind, Release())
+      .def("restore", &Executor::restore, Release())
+      .def("rebuild", &Executor::rebuild, Release())
+      .def("detach", &Executor::detach, Release())
+      .def("set_replicated", &Executor::set_replicated, Release())
+      .def("has_content", [](Executor& e, uint64_t handle) { return e.parked_state().has_content(handle); }, Release())
+      .def("buffer_bytes",
+           [](Executor& e, uint64_t handle) {
+             auto* b = e.parked_state().table().find(handle);
+             return b == nullptr ? uint64_t{0} : static_cast<uint64_t>(b->content.nbytes());
+           },
+           Release())
+      .def("read_state", &read_state)
+      .def("adopt_replica", &adopt_replica)
+      .def("mark_lost", [](Executor& e, uint64_t handle) { e.parked_state().mark_lost(handle); }, Release())
+      .def("complete_restore",
+           [](Executor& e, const std::vector<std::pair<uint64_t, uint64_t>>& digests) {
+             e.parked_state().complete_restore(digests);
+           },
+           Release())
+      .def("wait_for_fault",
+           [](Executor& e, long milliseconds) -> std::optional<std::pair<std::string, uint64_t>> {
+             const auto fault = e.wait_for_fault(milliseconds);
+             if (!fault) return std::nullopt;
+             return std::pair(fault->message, fault->record_index);
+           },
+           Release())
+      .def_property_readonly("state", [](const Executor& e) { return name_of(e.current()); })
+      .def_property_readonly("cursor_index", &Executor::cursor_index)
+      .def_property_readonly("commit", &Executor::commit);
+}

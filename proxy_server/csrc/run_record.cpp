@@ -1,0 +1,398 @@
+// Running one record: the device server's whole repertoire, one arm per kind.
+#include <ATen/native/Resize.h>
+
+#include <algorithm>
+
+#include "proxy_server/csrc/executor.h"
+#include "replay/csrc/digest.h"
+#include "replay/csrc/futex.h"
+
+namespace understudy::server {
+
+using replay::ErrorKind;
+using replay::Kind;
+using replay::LogError;
+using replay::Record;
+using replay::Tag;
+
+namespace {
+
+ErrorKind kind_of(const c10::Error& e) {
+  if (dynamic_cast<const c10::IndexError*>(&e) != nullptr) return ErrorKind::kIndex;
+  if (dynamic_cast<const c10::ValueError*>(&e) != nullptr) return ErrorKind::kValue;
+  if (dynamic_cast<const c10::TypeError*>(&e) != nullptr) return ErrorKind::kType;
+  if (dynamic_cast<const c10::NotImplementedError*>(&e) != nullptr) return ErrorKind::kNotImplemented;
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&e) != nullptr) return ErrorKind::kOutOfMemory;
+  return ErrorKind::kRuntime;
+}
+
+std::string name_of(const Record& r, const std::string& operator_name) {
+  static const char* const names[replay::kKinds] = {
+      "pad",      "operator",      "operator",       "free",  "allocate", "resize",  "host-to-device",
+      "device-to-host", "seed",    "get generator",  "set generator", "free generator", "phase", "commit",
+      "setting",  "create communicator", "destroy communicator", "collective", "synchronize", "end"};
+  return operator_name.empty() ? names[r.kind] : operator_name;
+}
+
+uint64_t checked_bytes(uint64_t bytes) {
+  if (bytes > (1ull << 48)) throw LogError("a buffer of " + std::to_string(bytes) + " bytes");
+  return bytes;
+}
+
+// Values of one call, read in the order of its template.
+class Values {
+ public:
+  Values(DeviceState& state, const Driver& driver, Words& words) : state_(state), driver_(driver), words_(words) {}
+
+  c10::IValue get(const ArgumentSpec& a) {
+    switch (a.tag) {
+      case Tag::kNone:
+        return {};
+      case Tag::kUndefined:
+        return at::Tensor();
+      case Tag::kTensor:
+      case Tag::kCpuTensor:
+        return tensor(a);
+      case Tag::kTensorList: {
+        c10::List<at::Tensor> list;
+        list.reserve(a.items.size());
+        for (const ArgumentSpec& item : a.items) list.push_back(tensor(item));
+        return list;
+      }
+      case Tag::kOptionalTensorList: {
+        c10::List<std::optional<at::Tensor>> list;
+        list.reserve(a.items.size());
+        for (const ArgumentSpec& item : a.items) {
+          if (item.tag == Tag::kUndefined)
+            list.push_back(std::nullopt);
+          else
+            list.push_back(tensor(item));
+        }
+        return list;
+      }
+      case Tag::kDouble:
+        return words_.next_double();
+      case Tag::kComplex: {
+        const double real = words_.next_double();
+        return c10::complex<double>(real, words_.next_double());
+      }
+      case Tag::kDoubleList: {
+        c10::List<double> list;
+        for (uint64_t i = 0; i < a.count; i++) list.push_back(words_.next_double());
+        return list;
+      }
+      case Tag::kList: {
+        c10::impl::GenericList list(c10::NumberType::get());
+        for (const ArgumentSpec& item : a.items) list.push_back(get(item));
+        return list;
+      }
+      case Tag::kGenerator:
+        return state_.generator(words_.next());
+      default:
+        return a.constant;
+    }
+  }
+
+  std::vector<std::pair<uint64_t, at::Tensor>> seen;  // handles of tensor arguments
+
+ private:
+  at::Tensor tensor(const ArgumentSpec& a) {
+    if (a.tag == Tag::kUndefined) return {};
+    if (a.tag == Tag::kCpuTensor) {
+      at::Tensor t = at::empty(a.tensor.sizes, at::TensorOptions().dtype(a.tensor.dtype));
+      const uint8_t* bytes = words_.take_bytes(t.nbytes());
+      if (t.nbytes() != 0) std::memcpy(t.mutable_data_ptr(), bytes, t.nbytes());
+      if (a.tensor.flags & replay::kWrappedNumber) t.unsafeGetTensorImpl()->set_wrapped_number(true);
+      return t;
+    }
+    const uint64_t handle = words_.next();
+    at::Tensor t = view_of(a.written ? state_.write(handle) : state_.read(handle), a.tensor, driver_);
+    seen.emplace_back(handle, t);
+    return t;
+  }
+
+  DeviceState& state_;
+  const Driver& driver_;
+  Words& words_;
+};
+
+}  // namespace
+
+Template& Executor::find_template(Session& s, uint64_t offset) {
+  auto& slot = s.templates[offset];
+  if (!slot) slot = parse_template(s.log, offset, s.driver);
+  return *slot;
+}
+
+// The result becomes the buffer `handle`, in the layout the worker expects.
+void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t) {
+  const TensorSpec& want = spec.tensor;
+  TORCH_CHECK(result.defined(), t.name, " gave no tensor where the worker expects one");
+  TORCH_CHECK(result.scalar_type() == want.dtype && result.sizes() == c10::IntArrayRef(want.sizes), t.name,
+              " gave a ", result.scalar_type(), " tensor of shape ", result.sizes(), " where the worker expects ", want.dtype,
+              " ", c10::IntArrayRef(want.sizes));
+  bool same = result.storage().use_count() == 1 && result.storage_offset() == want.offset &&
+              result.storage().nbytes() >= spec.storage_bytes && !result.is_conj() && !result.is_neg();
+  for (size_t i = 0; same && result.numel() > 1 && i < want.sizes.size(); i++)
+    same = want.sizes[i] == 1 || want.strides[i] == result.stride(static_cast<int64_t>(i));
+  if (!same) {
+    c10::Storage storage = s.driver.allocate(spec.storage_bytes);
+    view_of(storage, want, s.driver).copy_(result);
+    s.state->create(handle, std::move(storage));
+    return;
+  }
+  s.state->create(handle, result.storage());
+}
+
+void Executor::run_operator(Session& s, const Record& r, Words words) {
+  Template& t = find_template(s, r.aux);
+  torch::jit::Stack stack;
+  stack.reserve(t.arguments.size());
+  {
+    Values values(*s.state, s.driver, words);
+    for (const ArgumentSpec& a : t.arguments) stack.push_back(values.get(a));
+  }
+  t.op.callBoxed(stack);
+  if (stack.size() < t.returns.size()) throw LogError("a call returned too little");
+  for (size_t i = 0; i < t.returns.size(); i++) {
+    const ReturnSpec& want = t.returns[i];
+    if (want.kind == 1) {
+      at::Tensor result = std::move(stack[i]).toTensor();
+      if (want.items[0].fresh) bind(s, words.next(), std::move(result), want.items[0], t);
+    } else if (want.kind == 2) {
+      std::vector<at::Tensor> results = std::move(stack[i]).toTensorVector();
+      stack[i] = {};
+      TORCH_CHECK(results.size() == want.items.size(), t.name, " gave ", results.size(), " tensors, the worker expects ",
+                  want.items.size());
+      for (size_t k = 0; k < results.size(); k++)
+        if (want.items[k].fresh) bind(s, words.next(), std::move(results[k]), want.items[k], t);
+    }
+  }
+}
+
+void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_words, Words words) {
+  Template& t = find_template(s, r.aux);
+  torch::jit::Stack stack;
+  Values values(*s.state, s.driver, words);
+  for (const ArgumentSpec& a : t.arguments) stack.push_back(values.get(a));
+  uint64_t next = words.next();
+  t.op.callBoxed(stack);
+  std::vector<uint64_t> answer{stack.size()};
+  std::vector<const void*> given;
+  const auto put = [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      answer.push_back(static_cast<uint64_t>(Tag::kUndefined));
+      return;
+    }
+    at::Tensor plain = tensor.resolve_conj().resolve_neg();
+    uint64_t handle = 0;
+    for (const auto& [h, argument] : values.seen)
+      if (argument.storage().unsafeGetStorageImpl() == plain.storage().unsafeGetStorageImpl()) handle = h;
+    const bool fresh = handle == 0;
+    if (fresh) {
+      const void* impl = plain.storage().unsafeGetStorageImpl();
+      if (plain.device() != s.driver.device() || std::find(given.begin(), given.end(), impl) != given.end()) {
+        plain = plain.to(s.driver.device()).clone();
+        impl = plain.storage().unsafeGetStorageImpl();
+      }
+      given.push_back(impl);
+      handle = next++;
+      s.state->create(handle, plain.storage());
+    }
+    answer.push_back(static_cast<uint64_t>(Tag::kTensor) | static_cast<uint64_t>(plain.scalar_type()) << 8 |
+                     static_cast<uint64_t>(plain.dim()) << 16 | (fresh ? replay::kFresh : 0) << 24);
+    answer.push_back(handle);
+    answer.push_back(static_cast<uint64_t>(plain.storage_offset()));
+    answer.push_back(plain.storage().nbytes());
+    for (const int64_t v : plain.sizes()) answer.push_back(static_cast<uint64_t>(v));
+    for (const int64_t v : plain.strides()) answer.push_back(static_cast<uint64_t>(v));
+  };
+  for (const c10::IValue& v : stack) {
+    if (v.isTensor()) {
+      put(v.toTensor());
+    } else if (v.isTensorList()) {
+      const auto list = v.toTensorVector();
+      answer.push_back(static_cast<uint64_t>(Tag::kTensorList) | list.size() << 8);
+      for (const at::Tensor& tensor : list) put(tensor);
+    } else if (v.isInt()) {
+      answer.push_back(static_cast<uint64_t>(Tag::kInt));
+      answer.push_back(static_cast<uint64_t>(v.toInt()));
+    } else if (v.isBool()) {
+      answer.push_back(static_cast<uint64_t>(Tag::kBool) | static_cast<uint64_t>(v.toBool()) << 8);
+    } else if (v.isDouble()) {
+      const double d = v.toDouble();
+      uint64_t bits;
+      std::memcpy(&bits, &d, 8);
+      answer.push_back(static_cast<uint64_t>(Tag::kDouble));
+      answer.push_back(bits);
+    } else {
+      answer.push_back(static_cast<uint64_t>(Tag::kNone));
+    }
+  }
+  reply(s, reply_words, answer.data(), 8 * answer.size(), ErrorKind::kNone);
+}
+
+// Publishes the answer of a sync record; in a replay of one already answered, compares instead.
+void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error) {
+  auto& page = s.log.page();
+  const uint64_t sequence = reply_words[0];
+  const uint64_t seen = replay::digest(data, bytes);
+  if (page.reply_sequence.load() >= sequence) {
+    page.replies_compared.fetch_add(1);
+    if (reply_words[1] != seen) {
+      page.replies_different.fetch_add(1);
+      std::fprintf(stderr, "understudy: rank %u, record %llu: the replayed value differs from the delivered one\n",
+                   page.rank, static_cast<unsigned long long>(s.at.index));
+    }
+    return;
+  }
+  if (bytes > s.log.reply_bytes() - sizeof(replay::ReplyHeader)) throw LogError("a reply is too large");
+  auto* header = reinterpret_cast<replay::ReplyHeader*>(s.log.reply());
+  *header = {bytes, static_cast<uint32_t>(error), 0};
+  if (bytes != 0) std::memcpy(header + 1, data, bytes);
+  reply_words[1] = seen;
+  page.cursor.store(s.at.offset, std::memory_order_relaxed);
+  page.reply_sequence.store(sequence, std::memory_order_seq_cst);
+  page.reply_futex.fetch_add(1);
+  if (page.worker_sleeping.load(std::memory_order_seq_cst) != 0) replay::futex_wake(page.reply_futex);
+}
+
+void Executor::program_error(Session& s, const Record& r, ErrorKind kind, const std::string& message) {
+  auto& page = s.log.page();
+  if (page.error_kind.load() != 0) return;
+  std::string name;
+  const auto it = s.templates.find(r.aux);
+  if (static_cast<Kind>(r.kind) == Kind::kOperator && it != s.templates.end() && it->second) name = it->second->name;
+  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", name_of(r, name).c_str());
+  std::snprintf(page.error_message, sizeof page.error_message, "%s", message.c_str());
+  page.error_index = r.index;
+  page.error_kind.store(static_cast<uint32_t>(kind), std::memory_order_release);
+}
+
+void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
+  const auto kind = static_cast<Kind>(r.kind);
+  auto& page = s.log.page();
+  const uint64_t count = (r.bytes - sizeof(Record)) / 8 - r.frees;
+  const bool sync = replay::is_sync(kind);
+  if (sync && count < 2) throw LogError("a sync record is too short");
+  Words words(body + (sync ? 2 : 0), count - (sync ? 2 : 0));
+  if (kind == Kind::kEnd) {
+    publish_medians(s);
+    if (page.error_kind.load() == 0) s.communicators.wait_for_all(s.state->table());
+    page.session_state.store(static_cast<uint32_t>(replay::SessionState::kClosed));
+    reply(s, body, nullptr, 0, ErrorKind::kNone);
+    return;
+  }
+  if (page.error_kind.load(std::memory_order_relaxed) != 0) {  // the program failed: nothing runs any more
+    if (sync) {
+      const std::string message(page.error_message, strnlen(page.error_message, sizeof page.error_message));
+      reply(s, body, message.data(), message.size(), static_cast<ErrorKind>(page.error_kind.load()));
+    }
+    return;
+  }
+  try {
+    switch (kind) {
+      case Kind::kOperator:
+        return run_operator(s, r, words);
+      case Kind::kOperatorSync:
+        return run_operator_sync(s, r, body, words);
+      case Kind::kPad:
+      case Kind::kFree:
+      case Kind::kEnd:
+        return;
+      case Kind::kAllocate:
+        return s.state->create(r.aux, s.driver.allocate(checked_bytes(words.next())));
+      case Kind::kResize: {
+        const uint64_t bytes = checked_bytes(words.next());
+        c10::Storage fresh = s.driver.allocate(bytes);
+        const c10::Storage& old = s.state->write(r.aux);
+        if (const uint64_t kept = std::min<uint64_t>(bytes, old.nbytes()); kept != 0) {
+          std::vector<uint8_t> content(kept);
+          s.driver.to_host(old, 0, kept, content.data());
+          s.driver.from_host(fresh, 0, kept, content.data());
+        }
+        return s.state->table().replace(r.aux, std::move(fresh));
+      }
+      case Kind::kHostToDevice: {
+        const uint64_t offset = words.next(), bytes = words.next();
+        const uint8_t* payload = words.take_bytes(bytes);
+        const c10::Storage& to = s.state->write(r.aux);
+        if (offset > to.nbytes() || bytes > to.nbytes() - offset) throw LogError("a payload does not fit its buffer");
+        return s.driver.from_host(to, offset, bytes, payload);
+      }
+      case Kind::kDeviceToHost: {
+        const uint64_t offset = words.next(), bytes = words.next();
+        const c10::Storage& from = s.state->read(r.aux);
+        if (offset > from.nbytes() || bytes > from.nbytes() - offset) throw LogError("a read reaches behind its buffer");
+        if (s.driver.device().is_cpu())
+          return reply(s, body, static_cast<const uint8_t*>(from.data()) + offset, bytes, ErrorKind::kNone);
+        std::vector<uint8_t> content(bytes);
+        s.driver.to_host(from, offset, bytes, content.data());
+        return reply(s, body, content.data(), bytes, ErrorKind::kNone);
+      }
+      case Kind::kSeed:
+        return s.state->generator(r.aux).set_current_seed(words.next());
+      case Kind::kGeneratorGet: {
+        const at::Tensor state = s.state->generator(r.aux).get_state();
+        return reply(s, body, state.const_data_ptr(), state.nbytes(), ErrorKind::kNone);
+      }
+      case Kind::kGeneratorSet: {
+        const uint64_t bytes = words.next();
+        const uint8_t* content = words.take_bytes(bytes);
+        at::Tensor state = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+        if (bytes != 0) std::memcpy(state.mutable_data_ptr(), content, bytes);
+        return s.state->generator(r.aux).set_state(state);
+      }
+      case Kind::kGeneratorFree:
+        return s.state->forget_generator(r.aux);
+      case Kind::kPhase: {
+        if (r.aux > static_cast<uint64_t>(replay::Phase::kOptimizer)) throw LogError("unknown phase");
+        page.phase.store(static_cast<uint32_t>(r.aux), std::memory_order_relaxed);
+        return s.state->phase(static_cast<replay::Phase>(r.aux));
+      }
+      case Kind::kCommit:
+        page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
+        if (static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep) end_of_step(s);
+        s.commit_pending = true;
+        return;
+      case Kind::kSetting:
+        return s.state->set(static_cast<replay::Setting>(r.aux), words.next());
+      case Kind::kCommunicatorCreate:
+        return s.communicators.create(r.aux, words);
+      case Kind::kCommunicatorDestroy:
+        return s.communicators.destroy(r.aux, s.state->table());
+      case Kind::kCollective:
+        return s.communicators.start(r.aux, words, *s.state);
+      case Kind::kSynchronize:
+        s.communicators.wait_for_all(s.state->table());
+        s.driver.synchronize();
+        return reply(s, body, nullptr, 0, ErrorKind::kNone);
+    }
+  } catch (const CollectiveError&) {
+    throw;
+  } catch (const LogError&) {
+    throw;
+  } catch (const replay::RewindError& e) {
+    throw LogError(e.what());
+  } catch (const c10::Error& e) {
+    const std::string message = e.what_without_backtrace();
+    if (sync)
+      reply(s, body, message.data(), message.size(), kind_of(e));
+    else
+      program_error(s, r, kind_of(e), message);
+  } catch (const std::bad_alloc&) {
+    const std::string message = "CUDA out of memory: the device server could not allocate what this call needs";
+    if (sync)
+      reply(s, body, message.data(), message.size(), ErrorKind::kOutOfMemory);
+    else
+      program_error(s, r, ErrorKind::kOutOfMemory, message);
+  } catch (const std::exception& e) {
+    const std::string message = e.what();
+    if (sync)
+      reply(s, body, message.data(), message.size(), ErrorKind::kRuntime);
+    else
+      program_error(s, r, ErrorKind::kRuntime, message);
+  }
+}
+
+}  // namespace understudy::server

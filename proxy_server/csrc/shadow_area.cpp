@@ -1,0 +1,100 @@
+#include "proxy_server/csrc/shadow_area.h"
+
+#include <algorithm>
+
+namespace understudy::server {
+namespace {
+constexpr uint64_t kBlockAlign = 64;
+uint64_t round_up(uint64_t bytes) { return (std::max<uint64_t>(bytes, 1) + kBlockAlign - 1) / kBlockAlign * kBlockAlign; }
+}  // namespace
+
+void ShadowArea::insert(uint64_t offset, uint64_t bytes, uint64_t first, uint64_t last) {
+  const auto [it, fresh] = blocks_.try_emplace(offset, Block{bytes, first, last});
+  if (!fresh) throw replay::LogError("two shadows share one place");
+  used_ += bytes;
+}
+
+std::map<uint64_t, ShadowArea::Block>::iterator ShadowArea::erase(std::map<uint64_t, Block>::iterator it) {
+  used_ -= it->second.bytes;
+  free_by_size_.emplace(it->second.bytes, it->first);
+  return blocks_.erase(it);
+}
+
+std::optional<uint64_t> ShadowArea::allocate(uint64_t bytes, uint64_t commit) {
+  bytes = round_up(bytes);
+  // Training repeats itself: a freed block of the same size almost always exists. Up to 1/4 waste is accepted.
+  if (auto it = free_by_size_.lower_bound(bytes); it != free_by_size_.end() && it->first <= bytes + bytes / 4) {
+    const uint64_t offset = it->second, size = it->first;
+    free_by_size_.erase(it);
+    insert(offset, size, commit, commit);
+    return offset;
+  }
+  if (bytes > log_.shadow_bytes() - top_) {
+    // Forget how the free space was cut up; what lies behind the last block can be used again.
+    top_ = 0;
+    for (const auto& [offset, block] : blocks_) top_ = std::max(top_, offset + block.bytes);
+    free_by_size_.clear();
+    uint64_t end = 0;
+    for (const auto& [offset, block] : blocks_) {
+      if (offset > end) free_by_size_.emplace(offset - end, end);
+      end = offset + block.bytes;
+    }
+    auto it = free_by_size_.lower_bound(bytes);
+    if (it != free_by_size_.end()) {
+      const uint64_t offset = it->second, size = it->first;
+      free_by_size_.erase(it);
+      if (size > bytes) free_by_size_.emplace(size - bytes, offset + bytes);
+      insert(offset, bytes, commit, commit);
+      return offset;
+    }
+    if (bytes > log_.shadow_bytes() - top_) return std::nullopt;
+  }
+  const uint64_t offset = top_;
+  top_ += bytes;
+  insert(offset, bytes, commit, commit);
+  return offset;
+}
+
+void ShadowArea::keep(uint64_t offset, uint64_t commit) {
+  auto it = blocks_.find(offset);
+  if (it == blocks_.end()) throw replay::LogError("a shadow was lost");
+  it->second.last = std::max(it->second.last, commit);
+}
+
+void ShadowArea::release(uint64_t floor) {
+  for (auto it = blocks_.begin(); it != blocks_.end();) it = it->second.last < floor ? erase(it) : std::next(it);
+}
+
+void ShadowArea::rewind(uint64_t target) {
+  for (auto it = blocks_.begin(); it != blocks_.end();) {
+    if (it->second.first > target) {
+      it = erase(it);
+      continue;
+    }
+    it->second.last = std::min(it->second.last, target);
+    ++it;
+  }
+}
+
+void ShadowArea::adopt(const replay::Manifest& manifest, const replay::CommitEntry& entry) {
+  blocks_.clear();
+  free_by_size_.clear();
+  used_ = 0;
+  const uint64_t n = entry.number;
+  const auto add = [&](uint64_t offset, uint64_t bytes) {
+    if (blocks_.find(offset) == blocks_.end()) insert(offset, round_up(bytes), n, n);
+  };
+  add(entry.manifest_offset, entry.manifest_bytes);
+  for (const auto& b : manifest.buffers)
+    if (b.shadow_offset != replay::kNotShadowed) add(b.shadow_offset, b.bytes);
+  for (const auto& g : manifest.generators) add(g.shadow_offset, g.bytes);
+  top_ = 0;
+  for (const auto& [offset, block] : blocks_) top_ = std::max(top_, offset + block.bytes);
+  uint64_t end = 0;
+  for (const auto& [offset, block] : blocks_) {
+    if (offset > end) free_by_size_.emplace(offset - end, end);
+    end = offset + block.bytes;
+  }
+}
+
+}  // namespace understudy::server

@@ -1,0 +1,97 @@
+"""A ``torch.distributed`` store kept by proxyd, at which device servers meet to build communicators.
+
+Each operation is one gRPC call; waiting is done by proxyd. ``cancel()`` ends every wait at once, so that a server
+can be parked while it waits for a peer that will never come.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Sequence
+
+import grpc
+import torch.distributed as dist
+
+from protos import control_pb2 as pb
+from protos import control_pb2_grpc as rpc
+
+
+class RendezvousCancelled(RuntimeError):
+    """The server was parked while it waited for its peers."""
+
+
+class RendezvousGate:
+    """Waits under way, to be cancelled together; closed until ``open()`` is called again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: set[grpc.Future] = set()
+        self._closed = False
+
+    def open(self) -> None:
+        with self._lock:
+            self._closed = False
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._closed = True
+            waits = list(self._waits)
+        for wait in waits:
+            wait.cancel()
+
+    def result(self, future: grpc.Future) -> pb.StoreReply:
+        with self._lock:
+            if self._closed:
+                future.cancel()
+                raise RendezvousCancelled("parked while waiting for the peers of a communicator")
+            self._waits.add(future)
+        try:
+            return future.result()
+        except (grpc.FutureCancelledError, grpc.RpcError) as error:
+            raise RendezvousCancelled(f"waiting for the peers of a communicator failed: {error}") from error
+        finally:
+            with self._lock:
+                self._waits.discard(future)
+
+
+class RendezvousStore(dist.Store):
+    """Keys are prefixed with ``prefix`` (job, generation, communicator), so no generation sees another's."""
+
+    def __init__(self, channel: grpc.Channel, gate: RendezvousGate, prefix: str, timeout_ms: int) -> None:
+        super().__init__()
+        self._stub = rpc.RendezvousStub(channel)
+        self._gate = gate
+        self._prefix = prefix
+        self._timeout_ms = timeout_ms
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def set(self, key: str, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._gate.result(self._stub.Set.future(pb.StoreSetRequest(key=self._key(key), value=data)))
+
+    def get(self, key: str) -> bytes:
+        request = pb.StoreGetRequest(key=self._key(key), timeout_ms=self._timeout_ms)
+        reply = self._gate.result(self._stub.Get.future(request))
+        if not reply.found:
+            raise RuntimeError(f"no peer published {key} within {self._timeout_ms} ms")
+        return bytes(reply.value)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._gate.result(self._stub.Add.future(pb.StoreAddRequest(key=self._key(key), amount=amount))).count)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        request = pb.StoreCheckRequest(keys=[self._key(key) for key in keys])
+        return bool(self._gate.result(self._stub.Check.future(request)).found)
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        limit = self._timeout_ms if timeout is None else int(timeout.total_seconds() * 1000)
+        for key in keys:
+            request = pb.StoreGetRequest(key=self._key(key), timeout_ms=limit)
+            if not self._gate.result(self._stub.Get.future(request)).found:
+                raise RuntimeError(f"no peer published {key} within {limit} ms")
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._gate.result(self._stub.Delete.future(pb.StoreDeleteRequest(key=self._key(key)))).found)

@@ -1,0 +1,96 @@
+"""The spawner: imports PyTorch once, then forks a device server whenever proxyd asks for one.
+
+A fork of a process that has PyTorch imported, and never ran a kernel or opened a channel, is ready in milliseconds
+and shares its memory. Speaks JSON lines: requests on stdin, answers on stdout.
+
+    → {"spawn": {"socket": PATH, "device": "cpu:0"}}     ← {"spawned": {"pid": 123, "socket": PATH}}
+    first line ← {"ready": {...}} or {"error": "sentence"}
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def answer(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def reap(*_: object) -> None:
+    """Collect dead device servers; proxyd learns of them by pidfd."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return
+
+
+def spawn(request: dict[str, Any], daemon_socket: str, capability: Any) -> int:
+    """Fork one device server; returns its pid."""
+    from proxy_server import device_server
+
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        device_server.die_with_parent()
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(2, 1)  # stdout belongs to the spawner's conversation
+        os.close(null)
+        device_server.serve(Path(request["socket"]), str(request["device"]), daemon_socket, capability)
+    except BaseException as error:  # noqa: BLE001 - a fork must never return into the spawner's loop
+        sys.stderr.write(f"understudy: a device server could not start: {error}\n")
+    finally:
+        os._exit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--daemon-socket", required=True)
+    parser.add_argument("--runtime", required=True)
+    parser.add_argument("--driver", required=True)
+    arguments = parser.parse_args()
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    from proxy_server.capability import DriverUnavailable, find_capability
+    from proxy_server.device_server import die_with_parent
+
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        import torch
+        import torch.distributed  # noqa: F401 - device servers are forks of this process
+
+        from proxy_server import _server
+
+        installed = torch.__version__.split("+")[0]
+        if installed != _server.TORCH_VERSION:
+            answer(
+                {
+                    "error": f"the extension was built for PyTorch {_server.TORCH_VERSION} and PyTorch {installed} is "
+                    "installed; run `make setup` again"
+                }
+            )
+            sys.exit(2)
+        capability = find_capability(arguments.driver)
+    except (DriverUnavailable, ImportError) as error:
+        answer({"error": str(error)})
+        sys.exit(2)
+    signal.signal(signal.SIGCHLD, reap)
+    answer({"ready": {"torch_version": installed, "capability": capability.__dict__}})
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = spawn(request["spawn"], arguments.daemon_socket, capability)
+        answer({"spawned": {"pid": pid, "socket": request["spawn"]["socket"]}})
+
+
+if __name__ == "__main__":
+    main()
