@@ -1,0 +1,74 @@
+# Needs python3.11 or newer, a C++20 compiler and make; everything else goes into .venv.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+TORCH := torch==2.13.0
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet
+CPP := $(shell find replay proxy_client proxy_server -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
+
+# What the installed project is made of. The stamp's name holds a checksum of the list, so that a file
+# that went away counts as a change too.
+SOURCES := $(sort pyproject.toml CMakeLists.txt $(shell find replay proxy_client proxy_server \
+	protos recovery third_party -type f ! -path '*/__pycache__/*' ! -name '*.md' 2>/dev/null))
+SOURCES := $(wildcard $(SOURCES))
+INSTALLED := $(VENV)/.installed-$(firstword $(shell echo $(SOURCES) | cksum))
+REQUIREMENTS := $(VENV)/.requirements
+
+.PHONY: help setup demo test bench lint format clean install
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | expand -t 10
+
+# One at a time: two terminals may both ask.
+setup:  ## everything into .venv; quickly a no-op when nothing changed
+	@mkdir -p build && flock build/.setup-lock $(MAKE) --no-print-directory install
+
+install: $(INSTALLED)
+	@:
+
+$(PY):
+	@set -e; for python in $(PYTHON) python3.11 python3 python3.12 python3.13 python3.14; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "setup: $(VENV) from $$($$python --version)"; $$python -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; exit 0; \
+	  fi; \
+	done; echo "setup: Python 3.11 or newer is needed; found none (name one with PYTHON=...)" >&2; exit 1
+
+# PyTorch first and by itself; the rest comes from pyproject.toml without it, so nothing else can pull it.
+$(REQUIREMENTS): pyproject.toml Makefile | $(PY)
+	@echo "setup: $(TORCH)"; $(PIP) "$(TORCH)"
+	@$(PY) -c 'import tomllib; \
+	p = tomllib.load(open("pyproject.toml", "rb")); \
+	r = p["build-system"]["requires"] + p["project"]["dependencies"] + p["project"]["optional-dependencies"]["dev"]; \
+	print(*(x for x in r if not x.startswith("torch")), sep="\n")' > $@.new
+	@echo "setup: build tools and libraries"; $(PIP) "$(TORCH)" -r $@.new
+	@mv $@.new $@
+
+$(INSTALLED): $(SOURCES) $(REQUIREMENTS)
+	@echo "setup: building and installing the project"
+	@touch $(VENV)/.begun  # the stamp is as old as the start: a file saved meanwhile is newer
+	@$(PIP) --no-build-isolation --no-deps --no-index --force-reinstall .
+	@rm -f $(VENV)/.installed-* && mv $(VENV)/.begun $@
+
+demo: setup  ## train natively, under the proxy, and with a device server killed; compare
+	@$(PY) bench/demo.py
+
+test: setup  ## the whole test suite, against the installed packages
+	@$(VENV)/bin/pytest
+
+bench: setup  ## measure; table and bench/results/latest.json
+	@$(PY) bench/bench.py
+
+lint: setup  ## ruff, mypy, clang-format: report
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(PY) -m mypy $(wildcard replay proxy_client proxy_server protos recovery bench examples tests)
+	@$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
+
+format: setup  ## ruff and clang-format: rewrite
+	@$(VENV)/bin/ruff check --fix-only --quiet .
+	@$(VENV)/bin/ruff format .
+	@$(if $(CPP),$(VENV)/bin/clang-format -i $(CPP))
+
+clean:  ## forget .venv and all build products
+	rm -rf $(VENV) build bench/results .ruff_cache
