@@ -1,0 +1,144 @@
+"""One run of an example or workload, native or under the proxy, and what it left behind."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+WARMUP_STEPS = 5  # the first steps learn shapes and fill caches; medians leave them out
+
+
+class RunFailed(RuntimeError):
+    """A run ended with an error, or not at all; the message holds the end of its output."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`losses[rank][step]` as hexadecimal bits, `seconds[rank][step]`, proxyrun's report (native: empty)."""
+
+    losses: list[list[str]]
+    seconds: list[list[float]]
+    report: dict[str, Any]
+
+    @property
+    def step_seconds(self) -> float:
+        """Median over the steps of rank 0, warm-up left out."""
+        steps = self.seconds[0]
+        return statistics.median(steps[min(WARMUP_STEPS, len(steps) // 2) :])
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training to run, always with the same threads and arguments: `run` says how."""
+
+    script: str
+    ranks: int
+    steps: int
+    arguments: list[str] = field(default_factory=list)
+
+    def run(
+        self,
+        folder: Path,
+        *,
+        proxied: bool,
+        drills: tuple[str, ...] = (),
+        on_step: Callable[[int], None] = lambda step: None,
+        timeout_s: float = 600,
+    ) -> Outcome:
+        """Run it once; files go into `folder`, which must be new.
+
+        Raises RunFailed if the command fails or a result is missing.
+        """
+        folder.mkdir()
+        losses, timings, report = folder / "losses", folder / "timings", folder / "report.json"
+        command = [str(BIN / "python")]
+        if self.ranks > 1:
+            command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(self.ranks)]
+        command += [str(ROOT / "examples" / self.script), "--steps", str(self.steps), *self.arguments]
+        command += ["--losses", str(losses), "--timings", str(timings)]
+        if proxied:
+            command = under_proxy(command, self.ranks, report, drills)
+        else:
+            command += ["--device", "cpu"]
+
+        def on_line(line: str) -> None:
+            words = line.split()
+            if len(words) > 1 and words[0] == "step" and words[1].isdigit():
+                on_step(int(words[1]))
+
+        execute(command, timeout_s, on_line)
+        return Outcome(
+            losses=[_of_rank(losses, rank).read_text().split() for rank in range(self.ranks)],
+            seconds=[json.loads(_of_rank(timings, rank).read_text()) for rank in range(self.ranks)],
+            report=json.loads(report.read_text()) if proxied else {},
+        )
+
+
+def under_proxy(command: list[str], ranks: int, report: Path, drills: tuple[str, ...] = ()) -> list[str]:
+    """The same command under proxyrun, with an embedded proxyd and one CPU device per rank."""
+    options = ["--devices", f"cpu:{ranks}", "--report", str(report)]
+    for drill in drills:
+        options += ["--drill", drill]
+    return [str(BIN / "proxyrun"), *options, *command]
+
+
+def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None] = lambda line: None) -> str:
+    """Run a command with one thread per process; its whole output. Raises RunFailed, leaves no process."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        os.killpg(process.pid, signal.SIGTERM)
+
+    timer = threading.Timer(timeout_s, expire)
+    timer.start()
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            on_line(line)
+        status = process.wait()
+    except BaseException:
+        _stop(process)
+        raise
+    finally:
+        timer.cancel()
+    if status != 0:
+        why = f"did not end within {timeout_s:.0f} s" if expired.is_set() else f"ended with status {status}"
+        raise RunFailed(f"{' '.join(command)}\n{why}; its last lines:\n{''.join(lines[-30:])}")
+    return "".join(lines)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """As Ctrl-C would; by force after 10 s."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def _of_rank(path: Path, rank: int) -> Path:
+    return path if rank == 0 else path.with_name(f"{path.name}.rank{rank}")
