@@ -155,8 +155,11 @@ WorkPointer start_on(Call& call, c10d::Backend& backend) {
       return backend.send(in, static_cast<int>(call.peer), static_cast<int>(call.tag));
     case CollectiveKind::kReceive:
       return backend.recv(out, static_cast<int>(call.peer), static_cast<int>(call.tag));
-    case CollectiveKind::kReceiveAny:
-      return backend.recvAnysource(out, static_cast<int>(call.tag));
+    case CollectiveKind::kReceiveAny: {
+      need(out.size() == 2 && out[1].numel() == 1 && out[1].scalar_type() == at::kLong);
+      std::vector<at::Tensor> received{out[0]};
+      return backend.recvAnysource(received, static_cast<int>(call.tag));
+    }
   }
   throw LogError("unknown collective");
 }
@@ -256,8 +259,9 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
       "broadcast", "all-reduce", "reduce", "all-gather", "all-gather-base", "gather", "scatter", "reduce-scatter",
       "reduce-scatter-base", "all-to-all-base", "all-to-all", "barrier", "send", "receive", "receive-any"};
   // The work keeps the tensors alive until it is done, also on backends that do not.
-  auto keep = [finish = std::move(call.finish), in = std::move(call.inputs), out = std::move(call.outputs)] {
+  auto keep = [any, work, finish = std::move(call.finish), in = std::move(call.inputs), out = std::move(call.outputs)] {
     if (finish) finish();
+    if (any) at::Tensor(out[1]).fill_(work->sourceRank());  // the second result tells who sent
   };
   in_flight_.push_back({work, std::move(buffers), std::move(keep), names[header.kind]});
   if (any) {

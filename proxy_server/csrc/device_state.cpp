@@ -215,10 +215,17 @@ void DeviceState::load_settings(const Manifest& manifest) {
   for (const auto& s : manifest.settings) set(static_cast<Setting>(s.setting), s.value);
 }
 
+// Every commit stands at the beginning of a FORWARD_BACKWARD phase.
+void DeviceState::begin_forward(replay::ControlPage& page) {
+  phase(replay::Phase::kForwardBackward);
+  page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward));
+}
+
 std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   communicators_.forget_in_flight(table_);
   const uint64_t bytes = table_.rewind(target);
   auto& page = log_.page();
+  begin_forward(page);
   page.commit_count.store(target, std::memory_order_release);
   page.error_kind.store(0);
   applied_floor_ = std::min(applied_floor_, target);
@@ -238,6 +245,7 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
 
 std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
   auto& page = log_.page();
+  begin_forward(page);
   page.error_kind.store(0);
   page.commit_count.store(target, std::memory_order_release);
   applied_floor_ = target;

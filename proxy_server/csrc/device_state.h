@@ -73,6 +73,7 @@ class DeviceState {
   void load_generators(const replay::Manifest& manifest);
   void load_settings(const replay::Manifest& manifest);
   void start_of_session();
+  void begin_forward(replay::ControlPage& page);
   uint64_t floor() const;
 
   const Driver& driver_;

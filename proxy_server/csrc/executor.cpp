@@ -63,7 +63,8 @@ Executor::Session& Executor::need_session() const {
 Executor::Session& Executor::need_parked() const {
   Session& s = need_session();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ != State::kParked) throw LogError("the device server must be parked for this");
+  // A rank that has ended stands still too: a peer that did not may still need its state.
+  if (state_ != State::kParked && state_ != State::kEnded) throw LogError("the device server must be parked for this");
   return s;
 }
 

@@ -285,7 +285,8 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   }
   if (page.error_kind.load(std::memory_order_relaxed) != 0) {  // the program failed: nothing runs any more
     if (sync) {
-      const std::string message(page.error_message, strnlen(page.error_message, sizeof page.error_message));
+      const std::string message = std::string(page.error_message) + " [device call " + page.error_operator + ", record " +
+                                  std::to_string(page.error_index) + "]";
       reply(s, body, message.data(), message.size(), static_cast<ErrorKind>(page.error_kind.load()));
     }
     return;

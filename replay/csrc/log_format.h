@@ -113,7 +113,9 @@ enum class CollectiveKind : uint64_t {
 };
 inline constexpr uint64_t kCollectiveKinds = 15;
 struct CollectiveHeader {
-  uint64_t kind, reduce_op, peer, tag;   // peer: root, source or destination rank; reduce_op: c10d::ReduceOp
+  // peer: root, source or destination rank; reduce_op: c10d::ReduceOp::RedOpType. Receive-any has a second
+  // output, one int64, that gets the sender's rank.
+  uint64_t kind, reduce_op, peer, tag;
   uint64_t sequence;                     // per communicator, counts from 1
   uint64_t inputs, outputs, splits;      // tensors (raw: tensor word, handle, offset, sizes, strides), split words
 };

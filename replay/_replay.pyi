@@ -1,0 +1,110 @@
+class LogError(RuntimeError): ...
+class RemoteError(RuntimeError): ...
+class RewindError(RuntimeError): ...
+
+COMMIT_RING: int
+
+class Commit:
+    number: int
+    log_offset: int
+    record_index: int
+    step: int
+    call: int
+    complete: bool
+    has_manifest: bool
+    communicators: list[tuple[int, int, int]]
+
+class Buffer:
+    handle: int
+    bytes: int
+    digest: int | None
+    shadowed: bool
+
+def create_log(
+    directory: str,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    segment_bytes: int = ...,
+    segment_count: int = ...,
+    dictionary_bytes: int = ...,
+    reply_bytes: int = ...,
+    shadow_bytes: int = ...,
+    proxyd_pid: int = 0,
+    proxyd_start_ticks: int = 0,
+) -> None: ...
+def digest(content: bytes) -> int: ...
+def process_start_ticks(pid: int) -> int: ...
+def process_is_alive(pid: int, start_ticks: int) -> bool: ...
+
+class Log:
+    rank: int
+    world: int
+    segment_bytes: int
+    segment_count: int
+    tail: int
+    tail_index: int
+    dictionary_tail: int
+    cursor: int
+    cursor_index: int
+    phase: int
+    step: int
+    call: int
+    progress_ns: int
+    freed_segments: int
+    backpressure: int
+    in_collective: int
+    degraded: int
+    live_buffers: int
+    live_bytes: int
+    undo_bytes: int
+    shadow_used_bytes: int
+    replies_compared: int
+    replies_different: int
+    median_calls_per_step: int
+    median_bytes_per_step: int
+    commit_count: int
+    session_state: int
+    error_kind: int
+    error_index: int
+    error_operator: str
+    error_message: str
+    floor_commit: int
+    def __init__(self, directory: str) -> None: ...
+    def lose(self, message: str) -> None: ...
+    def commits(self) -> list[Commit]: ...
+    def manifest(self, commit: int) -> list[Buffer]: ...
+    def add_drill(self, kind: int, step: int, call: int) -> None: ...
+    def drills(self) -> list[tuple[int, int, int, bool, int]]: ...
+    def dump(self, first: int | None = None, count: int | None = None) -> list[dict[str, object]]: ...
+    @staticmethod
+    def now_ns() -> int: ...
+
+class LogWriter:
+    usable: bool
+    records: int
+    bytes: int
+    def __init__(self, directory: str) -> None: ...
+    def free_later(self, handle: int) -> None: ...
+    def put_template(self, name: str, key: list[int], out: list[int]) -> int: ...
+    def append(self, kind: int, aux: int, body: list[int]) -> int: ...
+    def call(self, kind: int, aux: int, body: list[int]) -> bytes: ...
+    def close(self) -> None: ...
+
+class ByteTable:
+    epoch: int
+    oldest: int
+    undo_bytes: int
+    live_bytes: int
+    def __init__(self) -> None: ...
+    def protect(self, on: bool) -> None: ...
+    def preimages(self, on: bool) -> None: ...
+    def create(self, handle: int, content: bytes) -> None: ...
+    def write(self, handle: int, content: bytes) -> None: ...
+    def replace(self, handle: int, content: bytes) -> None: ...
+    def read(self, handle: int) -> bytes: ...
+    def free(self, handle: int) -> None: ...
+    def commit(self) -> int: ...
+    def release(self, floor: int) -> None: ...
+    def rewind(self, target: int) -> int: ...
+    def handles(self) -> list[int]: ...

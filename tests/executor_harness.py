@@ -1,0 +1,85 @@
+"""Drives an executor with hand-written records, as a hostile or a good worker would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import tempfile
+from types import TracebackType
+
+import torch.distributed  # noqa: F401 - the executor's communicators are its types
+from proxy_server import _server
+from replay import Log, LogWriter, create_log
+
+FLOAT, LONG = 6, 4  # c10::ScalarType
+(PAD, OPERATOR, OPERATOR_SYNC, FREE, ALLOCATE, RESIZE, HOST_TO_DEVICE, DEVICE_TO_HOST, SEED, GENERATOR_GET,
+ GENERATOR_SET, GENERATOR_FREE, PHASE, COMMIT, SETTING, COMMUNICATOR_CREATE, COMMUNICATOR_DESTROY, COLLECTIVE,
+ SYNCHRONIZE, END) = range(20)  # fmt: skip
+
+
+def double(value: float) -> int:
+    return int.from_bytes(struct.pack("<d", value), "little")
+
+
+def vector(length: int = 4, offset: int = 0, dtype: int = FLOAT) -> list[int]:
+    """Key words of a contiguous 1-d tensor argument."""
+    return [1 | dtype << 8 | 1 << 16, offset, length, 1]
+
+
+def no_backend(*_: object) -> None:
+    raise RuntimeError("this test has no peers")
+
+
+class Harness:
+    def __init__(self, *, protect: bool = True, optimizer_preimages: bool = True, segment_count: int = 8) -> None:
+        self.directory = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+        create_log(
+            self.directory,
+            world=2,
+            segment_bytes=4 << 20,
+            segment_count=segment_count,
+            shadow_bytes=256 << 20,
+            proxyd_pid=os.getpid(),
+        )
+        self.options = {"protect": protect, "optimizer_preimages": optimizer_preimages}
+        self.log = Log(self.directory)
+        self.writer = LogWriter(self.directory)
+        self.executor = self.new_executor()
+        self.executor.resume()
+
+    def new_executor(self) -> _server.Executor:
+        executor = _server.Executor(no_backend)
+        executor.attach(self.directory, device="cpu:0", threads=1, generation=0, **self.options)
+        return executor
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.executor.detach()
+        shutil.rmtree(self.directory)
+
+    # ---- records
+    def new(self, handle: int, values: list[float]) -> None:
+        self.writer.append(ALLOCATE, handle, [4 * len(values)])
+        data = struct.pack(f"<{len(values)}f", *values)
+        data += b"\0" * (-len(data) % 8)
+        words = list(struct.unpack(f"<{len(data) // 8}Q", data))
+        self.writer.append(HOST_TO_DEVICE, handle, [0, 4 * len(values), *words])
+
+    def template(self, name: str, key: list[int], outputs: list[int] | None = None) -> int:
+        return self.writer.put_template(name, key, outputs if outputs is not None else [0])
+
+    def add(self, target: int, source: int, length: int = 4) -> None:
+        key = [*vector(length), *vector(length), 17, double(1.0)]
+        self.writer.append(OPERATOR, self.template("aten::add_.Tensor", key), [target, source])
+
+    def commit(self) -> None:
+        self.writer.append(COMMIT, 0, [])
+
+    def read(self, handle: int, count: int = 4) -> tuple[float, ...]:
+        return struct.unpack(f"<{count}f", self.writer.call(DEVICE_TO_HOST, handle, [0, 4 * count]))
+
+    def synchronize(self) -> None:
+        self.writer.call(SYNCHRONIZE, 0, [])
