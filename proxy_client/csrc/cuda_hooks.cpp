@@ -1,0 +1,78 @@
+// What PyTorch asks "CUDA" about outside the dispatcher. Must be registered before torch._C initialises,
+// because at::detail::getCUDAHooks() is cached then.
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
+
+#include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/generators.h"
+#include "proxy_client/csrc/pinned_memory.h"
+#include "proxy_client/csrc/session.h"
+#include "proxy_client/csrc/virtual_memory.h"
+
+namespace at {
+namespace {
+
+namespace client = understudy::client;
+
+class VirtualCudaHooks final : public CUDAHooksInterface {
+ public:
+  explicit VirtualCudaHooks(CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return client::device_count() > 0; }
+  bool hasCUDA() const override { return true; }
+  bool hasCUDART() const override { return true; }
+  bool hasPrimaryContext(DeviceIndex) const override { return client::log_if_open() != nullptr; }
+  long versionCUDART() const override { return 13000; }
+  std::string showConfig() const override { return "  - understudy: virtual CUDA devices\n"; }
+
+  int getNumGPUs() const override { return client::device_count(); }
+  DeviceIndex deviceCount() const override { return client::device_count(); }
+  DeviceIndex current_device() const override { return client::current_device(); }
+  DeviceIndex getCurrentDevice() const override { return client::current_device(); }
+  void setCurrentDevice(DeviceIndex index) const override { client::exchange_device(index); }
+  DeviceIndex exchangeDevice(DeviceIndex index) const override { return client::exchange_device(index); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex index) const override {
+    return index < 0 ? DeviceIndex{-1} : client::exchange_device(index);
+  }
+  void deviceSynchronize(DeviceIndex) const override { client::synchronize(); }
+
+  const Generator& getDefaultGenerator(DeviceIndex index) const override {
+    return client::default_generator(index);
+  }
+  Generator getNewGenerator(DeviceIndex index) const override { return client::new_generator(index); }
+
+  Device getDeviceFromPtr(void*) const override { return {kCUDA, client::bound_device()}; }
+  bool isPinnedPtr(const void* address) const override { return client::is_pinned(address); }
+  Allocator* getPinnedMemoryAllocator() const override { return client::pinned_allocator(); }
+  Allocator* getCUDADeviceAllocator() const override { return client::device_allocator(); }
+};
+
+// PyTorch looks the class up by this name.
+C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", VirtualCudaHooks)
+
+struct AllocatorRegistration {
+  AllocatorRegistration() { c10::SetAllocator(c10::kCUDA, client::device_allocator()); }
+} const allocator_registration;
+
+}  // namespace
+}  // namespace at
+
+namespace c10d {
+namespace {
+
+// DDP's reducer times its phases; host times will do.
+class VirtualCudaTimer final : public Timer {
+ public:
+  explicit VirtualCudaTimer(c10::Device) {}
+  std::optional<int64_t> measureDifference(Event start, Event end) override {
+    const int64_t from = getTimeRef(start), to = getTimeRef(end);
+    if (from == kUnsetTime || to == kUnsetTime) return std::nullopt;
+    return to - from;
+  }
+};
+
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, VirtualCudaTimer)
+
+}  // namespace
+}  // namespace c10d

@@ -1,0 +1,96 @@
+#include "proxy_client/csrc/operator_info.h"
+
+#include <ATen/core/ATen_fwd.h>
+#include <ATen/core/enum_tag.h>
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace understudy::client {
+namespace {
+
+using ShapeKernels = std::unordered_map<std::string, c10::SafeKernelFunction>;
+
+// C++ Meta kernels, taken before torch/_meta_registrations.py shadows 636 of them with Python ones (76 to 420
+// us a call, and they describe CUDA). This library is loaded before any of torch's Python code.
+ShapeKernels snapshot_shape_kernels() {
+  ShapeKernels kernels;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::Meta)) {
+    const auto op = dispatcher.findSchema(name);
+    if (op && name.name.rfind("aten::", 0) == 0)
+      kernels.emplace(toString(name), op->getComputedKernelForDispatchKey(c10::DispatchKey::Meta));
+  }
+  return kernels;
+}
+const ShapeKernels shape_kernels = snapshot_shape_kernels();
+
+bool mentions(const c10::Argument& argument, const char* type) {
+  return argument.type()->str().find(type) != std::string::npos;
+}
+
+int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& result) {
+  int found = -1;
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (alias && alias->beforeSets() == result.beforeSets()) found = static_cast<int>(i);
+  }
+  return found;
+}
+
+std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
+  auto info = std::make_unique<OperatorInfo>();
+  const auto& schema = op.schema();
+  info->name = toString(schema.operator_name());
+  info->dynamic = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
+  info->constant = info->name == "aten::_fused_sdp_choice";
+  if (const auto kernel = shape_kernels.find(info->name); kernel != shape_kernels.end())
+    info->shape_kernel = kernel->second;
+
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    const c10::Argument& argument = schema.arguments()[i];
+    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    info->writes.push_back(written);
+    if (written && argument.kwarg_only()) info->has_out = true;
+    if (mentions(argument, "Tensor")) info->creates = false;
+    if (mentions(argument, "Generator")) info->generator = static_cast<int>(i);
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    OperatorInfo::Return entry;
+    if (const auto* alias = result.alias_info()) {
+      entry.alias = aliased_argument(schema, *alias);
+      entry.written = alias->isWrite() && entry.alias >= 0;
+    }
+    info->returns_written = info->returns_written && entry.written;
+    info->returns.push_back(entry);
+    if (!result.type()->isSubtypeOf(*c10::TensorType::get()) && result.type()->str() != "Tensor[]")
+      info->returns_tensors = false;
+  }
+  info->in_place = !schema.returns().empty() && !info->has_out && !info->writes.empty() && info->writes[0];
+  return info;
+}
+
+}  // namespace
+
+const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
+  const void* key = &op.schema();
+  thread_local std::unordered_map<const void*, const OperatorInfo*> seen;
+  if (const auto known = seen.find(key); known != seen.end()) return *known->second;
+
+  static std::shared_mutex mutex;
+  static auto& all =
+      *std::make_unique<std::unordered_map<const void*, std::unique_ptr<OperatorInfo>>>().release();
+  {
+    std::shared_lock<std::shared_mutex> lock(mutex);
+    if (const auto known = all.find(key); known != all.end()) return *(seen[key] = known->second.get());
+  }
+  auto fresh = analyse(op);
+  std::unique_lock<std::shared_mutex> lock(mutex);
+  auto& entry = all[key];
+  if (!entry) entry = std::move(fresh);
+  return *(seen[key] = entry.get());
+}
+
+}  // namespace understudy::client

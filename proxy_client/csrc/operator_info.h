@@ -1,0 +1,37 @@
+// What an operator's schema says, worked out once.
+#pragma once
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace understudy::client {
+
+struct OperatorInfo {
+  struct Return {
+    int alias = -1;        // the argument it aliases
+    bool written = false;  // it *is* that argument, which the operator wrote
+  };
+
+  std::string name;          // "aten::add.Tensor"
+  std::vector<bool> writes;  // per argument
+  std::vector<Return> returns;
+  int generator = -1;           // position of a Generator argument
+  bool in_place = false;        // writes its first argument and returns it
+  bool has_out = false;         // an out= variant
+  bool creates = true;          // no tensor among its arguments: a factory
+  bool dynamic = false;         // output shapes depend on values
+  bool returns_tensors = true;  // and nothing else
+  bool returns_written = true;  // every return is a written argument (or there is none)
+  bool constant = false;        // its result depends on metadata only and costs a round trip
+  std::optional<c10::SafeKernelFunction> shape_kernel;  // C++ meta kernel
+  mutable std::atomic<uint32_t> misses{0};              // templates made for it
+};
+
+// Safe from any thread; the result lives as long as the process.
+const OperatorInfo& operator_info(const c10::OperatorHandle& op);
+
+}  // namespace understudy::client

@@ -1,0 +1,153 @@
+// proxy_client._client: what the Python half of the client needs from the C++ half.
+#include <torch/csrc/utils/pybind.h>
+
+#include <torch/csrc/Event.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/Stream.h>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <time.h>
+
+#include "proxy_client/csrc/autograd_drain.h"
+#include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/generators.h"
+#include "proxy_client/csrc/local_kernels.h"
+#include "proxy_client/csrc/py_process_group.h"
+#include "proxy_client/csrc/session.h"
+#include "proxy_client/csrc/statistics.h"
+#include "proxy_client/csrc/virtual_memory.h"
+
+namespace understudy::client {
+namespace {
+
+namespace py = pybind11;
+
+void set_session_opener(py::function open_session) {
+  // Never destroyed: the interpreter may be gone by then.
+  auto& opener = *std::make_unique<py::function>(std::move(open_session)).release();
+  set_interpreter({
+      [&opener](int physical_index) {
+        const py::gil_scoped_acquire gil;
+        return opener(physical_index).cast<std::string>();
+      },
+      [](const std::function<void()>& work) {
+        if (PyGILState_Check() == 0) return work();
+        const py::gil_scoped_release released;
+        work();
+      },
+  });
+}
+
+// torch.Event's type is published by torch/csrc/cuda in a CUDA build; in a CPU build nobody does it.
+bool publish_event_type(const py::object& type) {
+  if (THPEventClass) return false;
+  THPEventClass = reinterpret_cast<PyTypeObject*>(type.ptr());
+  return true;
+}
+
+c10::impl::VirtualGuardImpl device_guard() { return c10::impl::VirtualGuardImpl(c10::kCUDA); }
+
+int64_t current_stream(c10::DeviceIndex device) {
+  return device_guard().getStream(c10::Device(c10::kCUDA, device)).id();
+}
+
+void set_current_stream(int64_t id, c10::DeviceIndex device) {
+  device_guard().exchangeStream(c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device), id));
+}
+
+double elapsed_milliseconds(const py::object& start, const py::object& end) {
+  const auto event = [](const py::object& object) -> c10::Event& {
+    return reinterpret_cast<THPEvent*>(object.ptr())->event;
+  };
+  return event(start).elapsedTime(event(end));
+}
+
+py::object default_generator_object(c10::DeviceIndex device) {
+  return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(default_generator(device)));
+}
+
+double nanoseconds_per_tick() {
+  const auto now = [] {
+    timespec t{};
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return static_cast<double>(t.tv_sec) * 1e9 + static_cast<double>(t.tv_nsec);
+  };
+  const double from = now();
+  const uint64_t first = ticks();
+  const timespec pause{0, 5'000'000};
+  nanosleep(&pause, nullptr);
+  return (now() - from) / static_cast<double>(ticks() - first);
+}
+
+// Counters of calls are 0 unless UNDERSTUDY_STATISTICS=1; those of the log are always there.
+py::dict statistics_dict() {
+  const Statistics& s = statistics();
+  const double scale = nanoseconds_per_tick();
+  const auto ns = [scale](const std::atomic<uint64_t>& value) {
+    return static_cast<double>(value.load()) * scale;
+  };
+  py::dict d;
+  d["enabled"] = statistics_enabled();
+  d["calls"] = s.calls.load();
+  d["hits"] = s.hits.load();
+  d["misses"] = s.misses.load();
+  d["synchronous"] = s.synchronous.load();
+  d["inferred"] = s.inferred.load();
+  d["allocations"] = s.allocations.load();
+  d["host_to_device"] = s.host_to_device.load();
+  d["device_to_host"] = s.device_to_host.load();
+  d["client_ns"] = ns(s.total_ticks);
+  d["encode_ns"] = ns(s.encode_ticks);
+  d["lookup_ns"] = ns(s.lookup_ticks);
+  d["output_ns"] = ns(s.output_ticks);
+  d["append_ns"] = ns(s.append_ticks);
+  const LogWriter* log = log_if_open();
+  d["records"] = log ? log->records() : 0;
+  d["log_bytes"] = log ? log->bytes() : 0;
+  d["wakes"] = log ? log->wakes() : 0;
+  d["waits"] = log ? log->waits() : 0;
+  d["dictionary_bytes"] = log ? log->page().dictionary_tail.load() : 0;
+  return d;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using without_gil = py::call_guard<py::gil_scoped_release>;
+
+  module.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
+  module.def("set_session_opener", &set_session_opener);
+  module.def("set_driver", &set_driver);
+  module.def("session_is_open", [] { return log_if_open() != nullptr; });
+  module.def("bound_device", &bound_device);
+  module.def("in_bad_fork", &in_bad_fork);
+  module.def("close_session", &close_session, without_gil());
+  module.def("drain_autograd_threads", &drain_autograd_threads, without_gil());
+
+  module.def("device_count", &device_count);
+  module.def("current_device", &current_device);
+  module.def("exchange_device", &exchange_device);
+  module.def("synchronize", &synchronize, without_gil());
+  module.def("current_stream", &current_stream);
+  module.def("set_current_stream", &set_current_stream);
+  module.def("publish_event_type", &publish_event_type);
+  module.def("elapsed_milliseconds", &elapsed_milliseconds);
+  module.def("default_generator", &default_generator_object);
+
+  module.def("allocated_bytes", &allocated_bytes);
+  module.def("peak_allocated_bytes", &peak_allocated_bytes);
+  module.def("reset_peak_allocated_bytes", &reset_peak_allocated_bytes);
+  module.def("resize_untyped_storage", &resize_untyped_storage);
+
+  module.def(
+      "apply_setting",
+      [](uint64_t setting, uint64_t value) { apply_setting(static_cast<replay::Setting>(setting), value); },
+      without_gil());
+  module.def("begin_optimizer_phase", &begin_optimizer_phase, without_gil());
+  module.def("commit_step", &commit_step, without_gil());
+  module.def("statistics", &statistics_dict);
+  module.def("register_process_group", &register_process_group);
+}
+
+}  // namespace understudy::client

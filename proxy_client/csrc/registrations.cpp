@@ -1,0 +1,126 @@
+// Everything the virtual device registers with PyTorch's dispatcher. Elsewhere: the allocator and hooks
+// (cuda_hooks.cpp), the device guard (device_guard.cpp).
+#include <ATen/NativeFunctions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <set>
+#include <string>
+
+#include "proxy_client/csrc/attention.h"
+#include "proxy_client/csrc/local_kernels.h"
+#include "proxy_client/csrc/operator_call.h"
+#include "proxy_client/csrc/transfers.h"
+
+namespace understudy::client {
+namespace {
+
+using c10::DispatchKey;
+
+torch::CppFunction forward_boxed() { return torch::CppFunction::makeFromBoxedFunction<&forward_call>(); }
+
+// Collectives have kernels for CUDA in every build; our tensors arrive at PrivateUse1.
+void redispatch_to_cuda(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CUDA), stack);
+}
+
+class SilentWarnings final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+std::set<std::string> registered_at(DispatchKey key, const std::string& prefix) {
+  std::set<std::string> names;
+  for (const auto& name : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(key))
+    if (name.name.rfind(prefix, 0) == 0) names.insert(toString(name));
+  return names;
+}
+
+// What the driver must see whole, because the worker would decompose it otherwise.
+std::set<std::string> forwarded_operators() {
+  std::set<std::string> names{"aten::convolution", "aten::convolution_backward", "aten::native_dropout",
+                              "aten::_fused_sdp_choice"};
+  // Operators with a CPU kernel *and* a composite one: layer_norm, for example, would take another algorithm.
+  const auto cpu = registered_at(DispatchKey::CPU, "aten::");
+  for (const auto key : {DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd,
+                         DispatchKey::CompositeExplicitAutogradNonFunctional})
+    for (const auto& name : registered_at(key, "aten::"))
+      if (cpu.count(name) != 0) names.insert(name);
+  // Decomposed, a foreach operator would be one record per tensor.
+  for (const auto& name : registered_at(DispatchKey::CompositeExplicitAutograd, "aten::_foreach_"))
+    if (name.find("out", name.find('.')) == std::string::npos && name != "aten::_foreach_mm")
+      names.insert(name);
+  return names;
+}
+
+// Operators with a kernel of their own here.
+struct OwnKernel {
+  template <class Function>
+  OwnKernel(const char* operator_name, Function kernel) : name(operator_name), function(kernel) {}
+  const char* name;
+  torch::CppFunction function;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(forward_boxed()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  OwnKernel own[] = {
+      // memory
+      {"empty.memory_format", TORCH_FN(empty_memory_format)},
+      {"empty_strided", TORCH_FN(empty_strided)},
+      {"resize_", TORCH_FN(resize_)},
+      {"set_.source_Storage_storage_offset", TORCH_FN(set_storage_with_offset)},
+      {"set_.source_Storage", TORCH_FN(set_storage)},
+      {"set_.source_Tensor", TORCH_FN(at::native::set_tensor_)},
+      {"set_", TORCH_FN(set_empty)},
+      {"record_stream", TORCH_FN(record_stream)},
+      // views
+      {"view", TORCH_FN(view)},
+      {"as_strided", TORCH_FN(as_strided)},
+      {"_reshape_alias", TORCH_FN(reshape_alias)},
+      {"unfold", TORCH_FN(unfold)},
+      {"view_as_real", TORCH_FN(view_as_real)},
+      {"view_as_complex", TORCH_FN(view_as_complex)},
+      // transfers
+      {"copy_", TORCH_FN(copy_)},
+      {"_copy_from", TORCH_FN(copy_from)},
+      {"_local_scalar_dense", TORCH_FN(local_scalar_dense)},
+      // decided here
+      {"scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention)},
+  };
+  std::set<std::string> forwarded = forwarded_operators();
+  for (OwnKernel& kernel : own) {
+    forwarded.erase(std::string("aten::") + kernel.name);
+    library.impl(kernel.name, std::move(kernel.function));
+  }
+  for (const std::string& name : forwarded)
+    library.impl(name.substr(sizeof("aten::") - 1).c_str(), forward_boxed());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
+  library.impl("scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention));
+}
+
+// Factories are looked up at CUDA, and a CPU-only build has nothing there; from_blob makes tensors that carry
+// only that key.
+TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(forward_boxed()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", TORCH_FN(empty_memory_format));
+  library.impl("empty_strided", TORCH_FN(empty_strided));
+  library.impl("set_.source_Storage", TORCH_FN(set_storage));
+  library.impl("copy_", TORCH_FN(copy_));
+  for (const char* name : {"tril_indices", "triu_indices"}) library.impl(name, forward_boxed());
+}
+
+TORCH_LIBRARY_IMPL(c10d, PrivateUse1, library) {
+  // PyTorch has kernels here that would look for a backend of a device "privateuseone", and would warn.
+  SilentWarnings silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  for (const auto& name : registered_at(DispatchKey::CUDA, "c10d::"))
+    library.impl(name.substr(sizeof("c10d::") - 1).c_str(),
+                 torch::CppFunction::makeFromBoxedFunction<&redispatch_to_cuda>());
+}
+
+}  // namespace understudy::client

@@ -1,0 +1,95 @@
+#include "proxy_client/csrc/server_reply.h"
+
+#include <ATen/ATen.h>
+
+#include <bit>
+
+#include "proxy_client/csrc/client_tensor.h"
+#include "proxy_client/csrc/virtual_memory.h"
+#include "replay/csrc/log_format.h"
+
+namespace understudy::client {
+namespace {
+
+using replay::Tag;
+
+class ReplyReader {
+ public:
+  ReplyReader(const uint8_t* payload, size_t bytes, c10::ArrayRef<at::Tensor> device_arguments,
+              c10::DeviceIndex device)
+      : next_(reinterpret_cast<const uint64_t*>(payload)),
+        end_(next_ + bytes / 8),
+        arguments_(device_arguments),
+        device_(device) {}
+
+  std::vector<c10::IValue> read() {
+    std::vector<c10::IValue> values(take());
+    for (c10::IValue& result : values) result = value();
+    return values;
+  }
+
+ private:
+  uint64_t take() {
+    TORCH_CHECK(next_ < end_, "the device server's reply is too short");
+    return *next_++;
+  }
+  Tag peek() const {
+    TORCH_CHECK(next_ < end_, "the device server's reply is too short");
+    return static_cast<Tag>(*next_ & 255);
+  }
+
+  c10::IValue value() {
+    switch (peek()) {
+      case Tag::kTensor:
+      case Tag::kUndefined:
+        return tensor();
+      case Tag::kTensorList: {
+        c10::List<at::Tensor> list;
+        for (uint64_t n = take() >> 8; n > 0; n--) list.push_back(tensor());
+        return list;
+      }
+      case Tag::kInt:
+        take();
+        return static_cast<int64_t>(take());
+      case Tag::kBool:
+        return (take() >> 8) != 0;
+      case Tag::kDouble:
+        take();
+        return std::bit_cast<double>(take());
+      default:
+        take();
+        return {};
+    }
+  }
+
+  at::Tensor tensor() {
+    const uint64_t word = take();
+    if (static_cast<Tag>(word & 255) == Tag::kUndefined) return {};
+    const auto dims = static_cast<size_t>(word >> 16 & 255);
+    const uint64_t handle = take();
+    Layout layout{static_cast<c10::ScalarType>(word >> 8 & 255), static_cast<int64_t>(take()), {}, {}};
+    const uint64_t bytes = take();
+    TORCH_CHECK(static_cast<size_t>(end_ - next_) >= 2 * dims, "the device server's reply is too short");
+    layout.sizes = {reinterpret_cast<const int64_t*>(next_), dims};
+    layout.strides = {reinterpret_cast<const int64_t*>(next_ + dims), dims};
+    next_ += 2 * dims;
+    if ((word >> 24 & replay::kFresh) != 0) return make_tensor(make_storage(bytes, device_, handle), layout);
+    for (const at::Tensor& argument : arguments_)
+      if (locate(argument).handle == handle) return make_tensor(argument.storage(), layout);
+    TORCH_CHECK(false, "the device server's reply names a buffer that is not an argument of the call");
+  }
+
+  const uint64_t* next_;
+  const uint64_t* end_;
+  c10::ArrayRef<at::Tensor> arguments_;
+  c10::DeviceIndex device_;
+};
+
+}  // namespace
+
+std::vector<c10::IValue> decode_reply(const uint8_t* payload, size_t bytes,
+                                      c10::ArrayRef<at::Tensor> device_arguments, c10::DeviceIndex device) {
+  return ReplyReader(payload, bytes, device_arguments, device).read();
+}
+
+}  // namespace understudy::client

@@ -1,0 +1,199 @@
+#include "proxy_client/csrc/session.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/generators.h"
+
+namespace understudy::client {
+namespace {
+
+using replay::ErrorKind;
+using replay::Phase;
+using replay::Setting;
+
+constexpr uint64_t kFirstHandle = 1;
+constexpr uint64_t kAutomaticCommitRecords = 1'000'000;
+constexpr size_t kSettings = 4;
+
+struct Session {
+  std::mutex opening;  // taken without the GIL
+  Interpreter interpreter;
+  std::unique_ptr<LogWriter> writer;
+  std::atomic<LogWriter*> log{nullptr};
+  std::atomic<c10::DeviceIndex> device{-1};
+  std::atomic<bool> forked{false};
+  std::atomic<uint64_t> next_handle{kFirstHandle};
+
+  std::mutex settings_mutex;
+  std::array<std::optional<uint64_t>, kSettings> settings;
+
+  std::atomic<bool> in_optimizer{false};
+  std::atomic<uint64_t> committed_bytes{0}, committed_records{0};
+};
+
+Session& session() {
+  // Never destroyed: other threads may still free buffers while the process ends.
+  static Session& instance = *std::make_unique<Session>().release();
+  return instance;
+}
+
+[[noreturn]] void raise_unusable() {
+  if (in_bad_fork())
+    TORCH_CHECK(
+        false,
+        "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
+        "the 'spawn' start method");
+  TORCH_CHECK(false, "the device session of this worker has ended");
+}
+
+uint64_t automatic_commit_bytes() {
+  static const uint64_t bytes = [] {
+    const char* text = std::getenv("UNDERSTUDY_AUTO_COMMIT_BYTES");
+    return text ? std::strtoull(text, nullptr, 10) : uint64_t{64} << 20;
+  }();
+  return bytes;
+}
+
+void send_settings(Session& s, LogWriter& log) {
+  std::lock_guard<std::mutex> lock(s.settings_mutex);
+  for (size_t i = 0; i < kSettings; i++)
+    if (s.settings[i]) append_word(log, Kind::kSetting, i, *s.settings[i]);
+}
+
+LogWriter& open_session(c10::DeviceIndex device) {
+  Session& s = session();
+  TORCH_CHECK(s.interpreter.open_session, "the virtual device was not activated by proxyrun");
+  std::unique_lock<std::mutex> lock(s.opening, std::defer_lock);
+  // Opening talks to proxyd through Python, so whoever waits for it here must not hold the GIL.
+  s.interpreter.without_gil([&] { lock.lock(); });
+  if (LogWriter* log = s.log.load(std::memory_order_acquire)) return *log;
+  if (s.forked.load()) raise_unusable();
+  std::string directory;
+  s.interpreter.without_gil([&] { directory = s.interpreter.open_session(physical_index(device)); });
+  s.writer = std::make_unique<LogWriter>(directory);
+  pthread_atfork(nullptr, nullptr, [] { session().forked.store(true); });
+  send_settings(s, *s.writer);
+  send_default_generator(*s.writer, device);
+  s.device.store(device);
+  s.log.store(s.writer.get(), std::memory_order_release);
+  return *s.writer;
+}
+
+void commit(LogWriter& log, replay::CommitKind kind) {
+  Session& s = session();
+  append(log, Kind::kCommit, static_cast<uint64_t>(kind));
+  s.in_optimizer.store(false, std::memory_order_relaxed);
+  s.committed_bytes.store(log.bytes(), std::memory_order_relaxed);
+  s.committed_records.store(log.records(), std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void set_interpreter(Interpreter interpreter) { session().interpreter = std::move(interpreter); }
+
+LogWriter& log_for(c10::DeviceIndex device) {
+  Session& s = session();
+  LogWriter* log = s.log.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(!log)) log = &open_session(device);
+  const c10::DeviceIndex bound = s.device.load(std::memory_order_relaxed);
+  TORCH_CHECK(device == bound, "this worker is bound to cuda:", static_cast<int>(bound),
+              " and cannot use cuda:", static_cast<int>(device),
+              "; a worker with several devices is not supported yet");
+  if (C10_UNLIKELY(!log->usable())) raise_unusable();
+  return *log;
+}
+
+LogWriter* log_if_open() noexcept {
+  LogWriter* log = session().log.load(std::memory_order_acquire);
+  return log && log->usable() ? log : nullptr;
+}
+
+c10::DeviceIndex bound_device() noexcept {
+  const c10::DeviceIndex bound = session().device.load(std::memory_order_relaxed);
+  return bound >= 0 ? bound : current_device();
+}
+
+bool in_bad_fork() noexcept { return session().forked.load(std::memory_order_relaxed); }
+
+void close_session() {
+  LogWriter* log = log_if_open();
+  if (!log) return;
+  try {
+    log->close();
+  } catch (const replay::RemoteError& error) {
+    raise_as_torch_error(error);
+  }
+}
+
+uint64_t new_handles(uint64_t count) noexcept {
+  return session().next_handle.fetch_add(count, std::memory_order_relaxed);
+}
+
+void raise_as_torch_error(const replay::RemoteError& error) {
+  const std::string message = error.what();
+  switch (error.kind) {
+    case ErrorKind::kIndex:
+      C10_THROW_ERROR(IndexError, message);
+    case ErrorKind::kValue:
+      C10_THROW_ERROR(ValueError, message);
+    case ErrorKind::kType:
+      C10_THROW_ERROR(TypeError, message);
+    case ErrorKind::kNotImplemented:
+      C10_THROW_ERROR(NotImplementedError, message);
+    case ErrorKind::kOutOfMemory:
+      C10_THROW_ERROR(OutOfMemoryError, message);
+    case ErrorKind::kDistributed:
+      C10_THROW_ERROR(DistBackendError, message);
+    default:
+      C10_THROW_ERROR(Error, message);
+  }
+}
+
+void synchronize() {
+  LogWriter* log = log_if_open();
+  if (!log) return;
+  call(*log, Kind::kSynchronize, 0, 0, [](uint64_t*) {}, [](const uint8_t*, size_t) {});
+  commit_if_due();
+}
+
+void apply_setting(Setting setting, uint64_t value) {
+  Session& s = session();
+  const auto index = static_cast<uint64_t>(setting);
+  TORCH_CHECK(index < kSettings, "there is no setting ", index);
+  {
+    std::lock_guard<std::mutex> lock(s.settings_mutex);
+    s.settings[index] = value;
+  }
+  if (LogWriter* log = log_if_open()) append_word(*log, Kind::kSetting, index, value);
+}
+
+void begin_optimizer_phase() {
+  LogWriter* log = log_if_open();
+  if (!log) return;
+  append(*log, Kind::kPhase, static_cast<uint64_t>(Phase::kOptimizer));
+  session().in_optimizer.store(true, std::memory_order_relaxed);
+}
+
+void commit_step() {
+  if (LogWriter* log = log_if_open()) commit(*log, replay::CommitKind::kStep);
+}
+
+void commit_if_due() {
+  Session& s = session();
+  LogWriter* log = log_if_open();
+  if (!log || s.in_optimizer.load(std::memory_order_relaxed)) return;
+  const uint64_t bytes = log->bytes() - s.committed_bytes.load(std::memory_order_relaxed);
+  const uint64_t records = log->records() - s.committed_records.load(std::memory_order_relaxed);
+  if (bytes > automatic_commit_bytes() || records > kAutomaticCommitRecords)
+    commit(*log, replay::CommitKind::kAutomatic);
+}
+
+}  // namespace understudy::client

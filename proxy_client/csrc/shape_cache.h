@@ -1,0 +1,70 @@
+// The shape cache: a call's key finds its template in the log's dictionary and the layout of its results.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "proxy_client/csrc/call_encoding.h"
+
+namespace understudy::client {
+
+// One tensor that a call returns.
+struct Output {
+  enum class Origin {
+    kFresh,  // a new storage, a new handle
+    kUndefined,
+    kView,      // shares the storage of a device argument
+    kArgument,  // is a device argument
+  };
+  Origin origin = Origin::kFresh;
+  size_t argument = 0;  // index among the call's device tensors, for kView and kArgument
+  c10::ScalarType dtype{};
+  int64_t offset = 0;
+  size_t bytes = 0;  // of the storage
+  c10::SmallVector<int64_t, 5> sizes, strides;
+};
+
+// One value that a call returns.
+struct Result {
+  enum class Kind : uint64_t { kWrittenArgument = 0, kTensor = 1, kTensorList = 2 };
+  Kind kind = Kind::kWrittenArgument;
+  std::vector<Output> outputs;
+};
+
+// A device argument that the call gives another shape (out= variants).
+struct Resize {
+  size_t argument;
+  std::vector<int64_t> sizes, strides;
+};
+
+struct CallTemplate {
+  std::vector<uint64_t> key;
+  uint64_t dictionary_offset = 0;
+  bool synchronous = false;  // results are only known by the server
+  std::vector<Result> results;
+  std::vector<Resize> resizes;
+  size_t fresh = 0;                     // outputs with Origin::kFresh
+  bool needs_arguments = false;         // results refer to device arguments
+  std::optional<c10::IValue> constant;  // the remembered result of an operator that depends on metadata only
+};
+
+// How `tensor` came about, given the device arguments of its call.
+Output describe_output(const at::Tensor& tensor, c10::ArrayRef<at::Tensor> device_arguments,
+                       size_t storage_bytes);
+
+// Recounts `fresh` and `needs_arguments` from the results.
+void summarise(CallTemplate& entry);
+
+// Writes the template into the dictionary and remembers its offset.
+void publish(LogWriter& log, const OperatorInfo& info, const Encoding& encoding, CallTemplate& entry);
+
+uint64_t hash_words(const std::vector<uint64_t>& words) noexcept;
+
+// Entries live as long as the process. Any thread.
+const CallTemplate* find_template(const std::vector<uint64_t>& key, uint64_t hash);
+const CallTemplate* keep_template(std::unique_ptr<CallTemplate> entry, uint64_t hash);
+
+}  // namespace understudy::client

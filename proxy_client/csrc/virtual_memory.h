@@ -1,0 +1,44 @@
+// Device memory as the worker sees it: addresses in a reserved range that nobody can touch.
+//
+// Host code that reads or writes device memory faults at once instead of seeing garbage. Each storage has a
+// virtual handle, never reused; addresses are reused.
+#pragma once
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Allocator.h>
+
+namespace understudy::client {
+
+struct Buffer {
+  uint64_t handle = 0;  // 0: given up, its deleter frees nothing on the device
+  void* address = nullptr;
+  size_t bytes = 0;
+  size_t block_bytes = 0;  // of its size class
+};
+
+c10::Allocator* device_allocator();
+
+// A data pointer of `bytes` for an existing handle, which is freed on the device when the pointer goes away.
+c10::DataPtr make_data_pointer(size_t bytes, c10::DeviceIndex device, uint64_t handle);
+// The buffer behind a storage that this library made; null for foreign ones (from_blob on a virtual address).
+Buffer* buffer_of(const c10::StorageImpl& storage) noexcept;
+
+// A tensor's handle, and how many bytes its storage begins behind the beginning of the buffer (not 0 only for
+// foreign storages).
+struct Location {
+  uint64_t handle;
+  size_t displacement;
+};
+Location locate(const c10::StorageImpl& storage);
+inline Location locate(const at::TensorBase& tensor) {
+  return locate(*tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+// Gives a storage another size; contents stay, the handle stays, the address may change. With `record`, the
+// device does the same; without, an operator on the device has done it.
+void resize_storage(c10::StorageImpl& storage, size_t bytes, bool record);
+
+int64_t allocated_bytes() noexcept;
+int64_t peak_allocated_bytes() noexcept;
+void reset_peak_allocated_bytes() noexcept;
+
+}  // namespace understudy::client

@@ -1,0 +1,235 @@
+"""The attributes of torch._C that a CUDA build has: with them, torch.cuda's Python code runs unchanged."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from proxy_client import capability, cuda_streams
+
+_COMPILED_VERSION = 13000
+_NCCL_VERSION = 2 << 32 | 27 << 16
+
+
+def install(torch_c: ModuleType) -> None:
+    """Fills `torch._C`, which was just loaded; torch/__init__ is still waiting for it."""
+    for attributes in (
+        _devices(),
+        _memory(),
+        _libraries(),
+        _absent_features(torch_c),
+        cuda_streams.attributes(torch_c),
+    ):
+        for name, value in attributes.items():
+            setattr(torch_c, name, value)
+    cudart = _cudart()
+    torch_c._cudart = cudart  # type: ignore[attr-defined]
+    sys.modules["torch._C._cudart"] = cudart
+
+
+def install_late(torch: ModuleType) -> None:
+    """Once torch is whole: NVML would count the host's own GPUs."""
+    torch.cuda._device_count_nvml = lambda: -1
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def _devices() -> dict[str, Any]:
+    from proxy_client import _client
+
+    def set_device(device: int) -> None:
+        _client.exchange_device(device)
+
+    def exchange_device(device: int) -> int:
+        return -1 if device < 0 else int(_client.exchange_device(device))
+
+    def initialise() -> None:
+        import torch
+
+        if _client.in_bad_fork():
+            raise RuntimeError(
+                "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+                "you must use the 'spawn' start method"
+            )
+        torch.cuda.default_generators = tuple(
+            _client.default_generator(index) for index in range(_client.device_count())
+        )
+        torch.cuda._get_device_properties = DeviceProperties
+
+    return {
+        "_has_cuda": True,
+        "_cuda_init": initialise,
+        "_cuda_isInBadFork": _client.in_bad_fork,
+        "_cuda_getDeviceCount": _client.device_count,
+        "_cuda_getDevice": _client.current_device,
+        "_cuda_setDevice": set_device,
+        "_cuda_exchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_hasPrimaryContext": lambda device: (
+            _client.session_is_open() and device == _client.bound_device()
+        ),
+        "_cuda_canDeviceAccessPeer": _always(True),
+        "_cuda_synchronize": _client.synchronize,
+        "_cuda_getArchFlags": lambda: f"sm_{capability.current().major}{capability.current().minor}",
+        "_cuda_getCompiledVersion": _always(_COMPILED_VERSION),
+        "_CudaDeviceProperties": DeviceProperties,
+    }
+
+
+class DeviceProperties:
+    """`torch.cuda.get_device_properties()`; what proxyd does not tell is what an H100 would say."""
+
+    def __init__(self, index: int) -> None:
+        device = capability.current()
+        self.name = device.device_name
+        self.major, self.minor = device.major, device.minor
+        self.total_memory = device.total_memory
+        self.multi_processor_count = device.multi_processor_count
+        self.is_integrated = self.is_multi_gpu_board = False
+        self.warp_size = 32
+        self.max_threads_per_block = 1024
+        self.max_threads_per_multi_processor = 2048
+        self.regs_per_multiprocessor = 65536
+        self.shared_memory_per_block = 48 << 10
+        self.shared_memory_per_block_optin = 227 << 10
+        self.shared_memory_per_multiprocessor = 228 << 10
+        self.L2_cache_size = 50 << 20
+        self.clock_rate, self.memory_clock_rate, self.memory_bus_width = 1_980_000, 2_619_000, 5120
+        self.gcnArchName = ""
+        self.uuid = f"understudy-{index}"
+        self.pci_bus_id, self.pci_device_id, self.pci_domain_id = index, 0, 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory >> 20}MB, multi_processor_count={self.multi_processor_count})"
+        )
+
+
+def _memory() -> dict[str, Any]:
+    from proxy_client import _client
+
+    def reset_peak(_: int) -> None:
+        _client.reset_peak_allocated_bytes()
+
+    return {
+        "_cuda_memoryStats": _memory_statistics,
+        "_cuda_resetPeakMemoryStats": reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": _nothing,
+        "_cuda_memorySnapshot": _always({"segments": [], "device_traces": []}),
+        "_cuda_hostMemoryStats": dict,
+        "_cuda_resetPeakHostMemoryStats": _nothing,
+        "_cuda_resetAccumulatedHostMemoryStats": _nothing,
+        "_cuda_emptyCache": _nothing,
+        "_cuda_setMemoryFraction": _nothing,
+        "_cuda_getMemoryFraction": _always(1.0),
+        "_cuda_getAllocatorBackend": _always("native"),
+        "_cuda_cudaCachingAllocator_is_enabled": _always(True),
+        "_cuda_cudaCachingAllocator_enable": _nothing,
+        "_cuda_isHistoryEnabled": _always(False),
+        "_cuda_record_memory_history": _nothing,
+        "_cuda_record_memory_history_legacy": _nothing,
+        "_cuda_attach_out_of_memory_observer": _nothing,
+        "_cuda_setMemoryMetadata": _nothing,
+        "_cuda_getMemoryMetadata": _always(""),
+        "_cuda_ipc_collect": _nothing,
+    }
+
+
+def _memory_statistics(_: int) -> dict[str, Any]:
+    from proxy_client import _client
+
+    current, peak = _client.allocated_bytes(), _client.peak_allocated_bytes()
+    in_bytes = {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
+    unknown = dict.fromkeys(in_bytes, 0)
+
+    def pools(numbers: dict[str, int]) -> dict[str, dict[str, int]]:
+        return {"all": dict(numbers), "small_pool": dict(unknown), "large_pool": dict(numbers)}
+
+    counted = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+    uncounted = ("allocation", "segment", "active", "inactive_split", "inactive_split_bytes")
+    return {
+        **{name: pools(in_bytes) for name in counted},
+        **{name: pools(unknown) for name in uncounted},
+        **{name: dict(unknown) for name in ("oversize_allocations", "oversize_segments")},
+        **dict.fromkeys(("num_alloc_retries", "num_ooms", "num_sync_all_streams"), 0),
+        **dict.fromkeys(("num_device_alloc", "num_device_free", "max_split_size"), 0),
+    }
+
+
+def _libraries() -> dict[str, Any]:
+    return {
+        "_cuda_getCurrentBlasHandle": _always(0),
+        "_cuda_getCurrentSolverHandle": _always(0),
+        "_cuda_clearCublasWorkspaces": _nothing,
+        "_nccl_version": _always(_NCCL_VERSION),
+        "_nccl_version_suffix": _always(b""),
+        "_cuda_set_sync_debug_mode": _nothing,
+        "_cuda_get_sync_debug_mode": _always(0),
+        "_cuda_sleep": _nothing,
+    }
+
+
+# CUDA graphs, memory pools and what torch._dynamo wants to be able to import.
+_CLASSES_NOT_SUPPORTED = ("_CUDAGraph", "_cuda_CUDAAllocator", "_MemPool", "_cuda_MemPool")
+_NAMES_NOT_USED = (
+    "_cuda_CUDAAllocator_AllocatorState",
+    "_set_cached_tensors_enabled",
+    "_add_cached_tensor",
+    "_remove_cached_tensor",
+    "_cuda_getCheckpointState",
+    "_cuda_setCheckpointPoolState",
+    "_cuda_checkPoolLiveAllocations",
+    "_cuda_beginAllocateCurrentThreadToPool",
+    "_cuda_beginAllocateCurrentStreamToPool",
+    "_cuda_beginAllocateToPool",
+    "_cuda_endAllocateToPool",
+    "_cuda_releasePool",
+)
+
+
+def _absent_features(torch_c: ModuleType) -> dict[str, Any]:
+    def refuse(feature: str) -> Callable[..., None]:
+        def init(self: Any, *_: Any, **__: Any) -> None:
+            raise NotImplementedError(f"{feature} is not supported on understudy's virtual device")
+
+        return init
+
+    classes = {name: type(name, (), {"__init__": refuse(name)}) for name in _CLASSES_NOT_SUPPORTED}
+    missing = {name: _nothing for name in _NAMES_NOT_USED if not hasattr(torch_c, name)}
+    return {
+        **classes,
+        **missing,
+        "_graph_pool_handle": _always((0, 0)),
+        "_cuda_isCurrentStreamCapturing": _always(False),
+    }
+
+
+def _cudart() -> ModuleType:
+    from proxy_client import _client
+
+    class CudaError(int):
+        success = 0
+
+    def memory_info(_: int) -> tuple[int, int]:
+        total = capability.current().total_memory
+        return max(total - _client.allocated_bytes(), 0), total
+
+    module = ModuleType("torch._C._cudart")
+    for name, value in {
+        "cudaError": CudaError,
+        "cudaGetErrorString": lambda code: f"CUDA error {int(code)}",
+        "cudaMemGetInfo": memory_info,
+        "cudaProfilerStart": _always(0),
+        "cudaProfilerStop": _always(0),
+    }.items():
+        setattr(module, name, value)
+    return module

@@ -1,0 +1,103 @@
+"""Opens the worker's session with proxyd, and ends it when the process does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from proxy_client import capability
+
+_CONVERSATION = Path(__file__).with_name("conversation.py")
+_TIMEOUT_SECONDS = 300.0
+
+
+def install() -> None:
+    """Tells the C++ half how to open a session. It asks when the device is used for the first time."""
+    from proxy_client import _client
+
+    _client.set_session_opener(_open)
+    _client.set_driver(capability.current().driver)
+
+
+def _open(device_index: int) -> str:
+    """Asks proxyd for a device; returns the directory of the log.
+
+    A short-lived process of Understudy's own interpreter holds the conversation, so that no gRPC thread or
+    socket is ever in the worker: data loaders fork, and CRIU dumps.
+    """
+    import torch
+
+    from proxy_client import _client
+
+    request = {
+        "socket": os.environ.get("UNDERSTUDY_SOCKET", ""),
+        "job": os.environ["UNDERSTUDY_JOB"],
+        "rank": int(os.environ.get("RANK", "0")),
+        "world": int(os.environ.get("WORLD_SIZE", "1")),
+        "device_index": device_index,
+        "worker_pid": os.getpid(),
+        "torch_version": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    reply = _converse(request)
+    if reply.get("error"):
+        raise RuntimeError(str(reply["error"]))
+    capability.update(reply["capability"])
+    _client.set_driver(capability.current().driver)
+    return str(reply["log_directory"])
+
+
+def _converse(request: dict[str, object]) -> dict[str, object]:
+    interpreter = os.environ.get("UNDERSTUDY_PYTHON") or sys.executable
+    done = subprocess.run(
+        [interpreter, "-P", str(_CONVERSATION)],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        env=_environment(),
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )
+    try:
+        reply = json.loads(done.stdout)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise RuntimeError(
+            f"understudy could not talk to proxyd: {interpreter} {_CONVERSATION} ended with "
+            f"{done.returncode}: {done.stderr.strip() or 'no message'}"
+        )
+    return reply
+
+
+def _environment() -> dict[str, str]:
+    """Ours, but such that the conversation is an ordinary Python."""
+    boot = str(Path(__file__).with_name("boot"))
+    environment = {name: value for name, value in os.environ.items() if name != "UNDERSTUDY_JOB"}
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and path != boot]
+    environment.pop("PYTHONPATH", None)
+    if paths:
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def end() -> None:
+    """Ends the session while the interpreter is still whole. Runs at exit, also after an exception."""
+    client = sys.modules.get("proxy_client._client")
+    if client is None or not client.session_is_open():
+        return
+    try:
+        try:
+            client.drain_autograd_threads()
+        finally:
+            client.close_session()
+    except Exception as error:  # noqa: BLE001 - whatever the device call was, it failed after the script's last look
+        sys.stderr.write(f"understudy: the script ended, but its device had failed: {error}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # An exit handler cannot change the exit status in any other way, and a training run whose last calls
+        # failed must not report success.
+        os._exit(1)
