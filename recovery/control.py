@@ -1,0 +1,50 @@
+"""The control plane's messages and channels (protos/control.proto)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that ends is no news to us
+
+import grpc
+import grpc.aio
+
+from protos import control_pb2 as pb
+from protos import control_pb2_grpc as rpc
+
+__all__ = ["OPTIONS", "address", "asynchronous_channel", "blocking_channel", "pb", "rpc", "trouble"]
+
+OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", 64 << 20),
+    # A server that just started is asked until it answers; the default first pause is a second.
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+def address(socket: str | Path) -> str:
+    """A socket's path as gRPC names it."""
+    return f"unix:{socket}"
+
+
+def asynchronous_channel(socket: str | Path) -> grpc.aio.Channel:
+    """For proxyd."""
+    return grpc.aio.insecure_channel(address(socket), options=OPTIONS)
+
+
+def blocking_channel(socket: str | Path) -> grpc.Channel:
+    """For command lines."""
+    return grpc.insecure_channel(address(socket), options=OPTIONS)
+
+
+def trouble(problem: grpc.RpcError) -> str:
+    """A failed call in a few words."""
+    details = getattr(problem, "details", lambda: None)()
+    code = getattr(problem, "code", lambda: None)()
+    return str(details or code or problem)

@@ -1,0 +1,112 @@
+"""Lets go of log and pre-images that no recovery can need, and of shadows that replicas make superfluous."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import structlog
+
+from recovery.control import pb, trouble
+from recovery.coordinator import Coordinator
+from recovery.evidence import LogManifests, commit_facts, rank_facts
+from recovery.facts import CommitFacts
+from recovery.jobs import Job, Session
+from recovery.planner import consistent_floor
+from recovery.replicas import ReplicaTracker
+
+log = structlog.get_logger()
+
+BUSY_S, IDLE_S = 0.02, 0.1
+"""Pause between two looks while commits come, and while none does."""
+REPLICA_CHECK_COMMITS = 16
+
+
+class FloorKeeper:
+    """Moves the floors of one job's ranks up to their newest consistent cut."""
+
+    def __init__(self, job: Job, coordinator: Coordinator, keeps_optimizer_preimages: bool) -> None:
+        self._job = job
+        self._coordinator = coordinator
+        self._keeps_optimizer_preimages = keeps_optimizer_preimages
+        self._tracker = ReplicaTracker()
+        self._checked: int = 0
+        self._next_check = 1
+        self._generation = 0
+        self._counts: dict[int, int] = {}
+        self._commits: dict[int, tuple[CommitFacts, ...]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            moved = False
+            if not self._coordinator.restoring and self._job.sessions:
+                try:
+                    moved = await self.look()
+                except grpc.RpcError as problem:
+                    log.warning("replicas not announced", job=self._job.name, problem=trouble(problem))
+            await asyncio.sleep(BUSY_S if moved else IDLE_S)
+
+    async def look(self) -> bool:
+        """One look; whether anything moved."""
+        sessions = [session for session in self._job.active_sessions() if session.world > 1]
+        if self._generation != self._job.generation:
+            self._generation = self._job.generation
+            self._tracker.forget()
+            self._commits.clear()
+        if not sessions or not self._read(sessions):
+            return False
+        if len(sessions) < sessions[0].world:
+            if self._job.departed:
+                self._release_all(sessions)
+            return True  # a rank that has not come yet may need its peers from the beginning
+        ranks = [
+            rank_facts(session, self._keeps_optimizer_preimages, self._commits[session.rank])
+            for session in sessions
+        ]
+        floors = consistent_floor(ranks)
+        for session in sessions:
+            floor = floors.get(session.rank, 0)
+            if floor > session.log.floor_commit:
+                session.log.floor_commit = floor
+        if floors and min(floors.values()) >= self._next_check:
+            await self._announce_replicas(sessions, floors)
+        return True
+
+    def _read(self, sessions: list[Session]) -> bool:
+        """Read commits that are new or were not complete; whether there were any."""
+        news = False
+        for session in sessions:
+            count = session.log.commit_count
+            known = self._commits.get(session.rank, ())
+            settled = self._counts.get(session.rank) == count and (not known or known[-1].complete)
+            if not settled or session.rank not in self._commits:
+                self._commits[session.rank] = commit_facts(session.log)
+                self._counts[session.rank] = count
+                news = True
+        return news
+
+    def _release_all(self, sessions: list[Session]) -> None:
+        """A rank has left for good: no recovery is possible any more, and the log must not fill up."""
+        for session in sessions:
+            session.log.floor_commit = max(session.log.floor_commit, session.log.commit_count)
+            session.note = "a peer has ended: a fault of this rank can no longer be repaired"
+
+    async def _announce_replicas(self, sessions: list[Session], floors: dict[int, int]) -> None:
+        manifests = {
+            session.rank: LogManifests(session.log).get(floors[session.rank], ()) for session in sessions
+        }
+        believed = self._tracker.check(manifests)
+        self._checked += 1
+        # Often at first, so that shadows are dropped early; then rarely.
+        self._next_check = min(floors.values()) + min(REPLICA_CHECK_COMMITS, 2 ** (self._checked - 1))
+        await asyncio.gather(
+            *(
+                session.server.stub.SetReplicated(
+                    pb.ReplicatedRequest(handles=sorted(believed[session.rank])), timeout=10
+                )
+                for session in sessions
+            )
+        )
+        total = sum(len(handles) for handles in believed.values())
+        log.debug("replicas", job=self._job.name, commits=floors, buffers=total)

@@ -1,0 +1,159 @@
+"""`proxyrun COMMAND…`: run a training command whose devices may fail."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from recovery.command_line import BAD_INPUT, Parser, say
+from recovery.control import blocking_channel, pb, rpc, trouble
+from recovery.drills import Drill, parse_drill
+from recovery.embedded import EmbeddedDaemon
+from recovery.launch import Command, environment, ranks_wanted
+from recovery.report import drill_of, summary, write
+from recovery.settings import BadInput, parse_devices
+from recovery.socket_path import default_socket, is_answering
+
+PROGRAM = "proxyrun"
+DRILL_NEVER_FIRED = 3
+"""Exit status of a run that succeeded although a scheduled fault never happened."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asks for."""
+
+    command: list[str]
+    drills: list[Drill]
+    report: Path | None
+    devices: str
+    socket: Path
+    spares: int
+
+
+def parse(arguments: list[str] | None = None) -> Order:
+    """The command line; raises BadInput."""
+    parser = Parser(prog=PROGRAM, description="Run a training command whose devices may fail.")
+    parser.add_argument(
+        "--drill", action="append", default=[], metavar="'kill-server rank=R step=S call=C'",
+        help="kill the device server of rank R just before record C of its minibatch S (from 1; repeatable)",
+    )  # fmt: skip
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a JSON summary of the run")
+    parser.add_argument("--devices", default="", metavar="KIND:COUNT", help="of the embedded proxyd")
+    parser.add_argument("--socket", type=Path, help="of a running proxyd")
+    parser.add_argument("--spares", type=int, default=1, metavar="N", help="of the embedded proxyd (1)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND …", help="python, torchrun, …")
+    given = parser.parse_args(arguments)
+    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not command:
+        raise BadInput("no command: write for example proxyrun torchrun --nproc-per-node 2 train.py")
+    if given.devices:
+        parse_devices(given.devices)
+    if not 0 <= given.spares <= 64:
+        raise BadInput(f"--spares {given.spares} is not possible: 0 to 64")
+    if given.report is not None and not os.access(given.report.absolute().parent, os.W_OK):
+        raise BadInput(
+            f"cannot write the report {given.report}: its directory does not exist or is not writable"
+        )
+    drills = [parse_drill(text) for text in given.drill]
+    socket = (given.socket or default_socket()).absolute()
+    return Order(command, drills, given.report, given.devices, socket, given.spares)
+
+
+def run(order: Order) -> int:
+    """Run the command under a proxyd; answers the exit status.  Raises BadInput."""
+    with contextlib.ExitStack() as cleanup:
+        socket = order.socket
+        if is_answering(socket):
+            if order.devices:
+                raise BadInput(
+                    f"a proxyd answers at {socket} and decides about devices: leave out --devices, or stop it"
+                )
+        else:
+            devices = order.devices or f"cpu:{ranks_wanted(order.command)}"
+            embedded = EmbeddedDaemon(devices, order.spares)
+            cleanup.callback(embedded.stop)
+            socket = embedded.socket
+        return _run_under(order, socket)
+
+
+def _run_under(order: Order, socket: Path) -> int:
+    job = uuid.uuid4().hex
+    # No channel stays open while the command runs: proxyd may be asked to do without us for weeks.
+    with blocking_channel(socket) as channel:
+        daemon = rpc.DaemonStub(channel)
+        node = daemon.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=30)
+        drills = [drill.message() for drill in order.drills]
+        request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid())
+        opened = daemon.OpenJob(request, timeout=30)
+    if opened.error:
+        raise BadInput(opened.error)
+    began = time.monotonic()
+    try:
+        command = Command(order.command, environment(job, socket, node))
+    except OSError as problem:
+        _close(socket, job)
+        raise BadInput(f"cannot start {order.command[0]}: {problem.strerror}") from problem
+    status = command.wait()
+    command.kill_rest()
+    wall_s = time.monotonic() - began
+    return _conclude(order, _close(socket, job), status, wall_s)
+
+
+def _close(socket: Path, job: str) -> Any:
+    try:
+        with blocking_channel(socket) as channel:
+            return rpc.DaemonStub(channel).CloseJob(pb.CloseJobRequest(job=job), timeout=120)
+    except grpc.RpcError as problem:
+        return pb.JobReport(error=f"proxyd did not report on the run: {trouble(problem)}")
+
+
+def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
+    for recovery in report.recoveries:
+        what = f"{recovery.fault} on rank {recovery.rank} in step {recovery.step}, call {recovery.call}"
+        if recovery.recovered:
+            say(PROGRAM, f"{what}: recovered in {recovery.total_s:.3f} s ({recovery.plan})")
+        else:
+            say(PROGRAM, f"{what}: given up: {recovery.reason}")
+    if report.replies_different:
+        say(
+            PROGRAM,
+            f"{report.replies_different} replayed values differ from what the program was given before",
+        )
+    if report.error:
+        say(PROGRAM, report.error)
+    if order.report is not None:
+        write(order.report, summary(report, order.command, status, wall_s))
+    idle = [str(drill_of(fault.drill)) for fault in report.faults if not fault.fired]
+    if report.error and not report.faults:
+        idle = [str(drill) for drill in order.drills]
+    for drill in idle:
+        say(PROGRAM, f"the drill '{drill}' never fired: the run has no such rank, step or call")
+    if status == 0 and report.error:
+        return BAD_INPUT
+    return DRILL_NEVER_FIRED if idle and status == 0 else status
+
+
+def main() -> int:
+    """Entry point."""
+    try:
+        return run(parse())
+    except BadInput as problem:
+        say(PROGRAM, str(problem))
+    except grpc.RpcError as problem:
+        say(PROGRAM, f"proxyd does not answer as it should: {trouble(problem)}")
+    except KeyboardInterrupt:
+        return 130
+    return BAD_INPUT
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,324 @@
+"""Opens and ends sessions: leases devices, makes logs, follows workers and their servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+import structlog
+
+import replay
+from recovery.control import pb, trouble
+from recovery.coordinator import Coordinator
+from recovery.drills import Drill
+from recovery.floors import FloorKeeper
+from recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
+from recovery.processes import Watched, start_ticks
+from recovery.recovery_round import policy
+from recovery.rendezvous import Store
+from recovery.runtime_directory import RuntimeDirectory
+from recovery.servers import Server, ServerPool
+from recovery.settings import Settings
+from recovery.spawner import Installation, SpawnerError
+
+log = structlog.get_logger()
+
+CLEANUP_WITHIN = 15.0
+"""Seconds a successor waits for the former worker's session to be cleaned up."""
+LEAVE_WITHIN = 5.0
+"""Seconds workers get to end by themselves when their launcher is gone."""
+ATTACH_S, DETACH_S = 30.0, 30.0
+
+
+class Refused(RuntimeError):
+    """A request that cannot be granted; its text is the sentence for the user."""
+
+
+class Desk:
+    """Everything that is open on this node."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: RuntimeDirectory,
+        pool: ServerPool,
+        installation: Installation,
+        store: Store,
+    ) -> None:
+        self.settings = settings
+        self.installation = installation
+        self.jobs: dict[str, Job] = {}
+        self.coordinators: dict[str, Coordinator] = {}
+        self._runtime = runtime
+        self._pool = pool
+        self._store = store
+        self._holders: dict[int, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._floor_tasks: dict[str, asyncio.Task[None]] = {}
+        self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
+
+    def holder(self, device_index: int) -> Session | None:
+        """The session that leases a device."""
+        return self._holders.get(device_index)
+
+    # ------------------------------------------------------------------ jobs
+    def open_job(self, name: str, drills: list[Drill], launcher_pid: int) -> None:
+        """Raises Refused."""
+        if not name or len(name) > 64 or not name.replace("-", "").replace("_", "").isalnum():
+            raise Refused(f"{name!r} is no name for a job: letters, digits, - and _ only, at most 64")
+        if name in self.jobs:
+            raise Refused(f"there is a job {name} already")
+        launcher: Watched | None = None
+        if launcher_pid:
+            try:
+                launcher = Watched(launcher_pid)
+            except ProcessLookupError:
+                raise Refused(f"the launcher of job {name} (pid {launcher_pid}) has ended already") from None
+        job = Job(name, launcher, [ScheduledDrill(drill) for drill in drills])
+        self.jobs[name] = job
+        keeps = self.settings.keeps_optimizer_preimages
+        coordinator = self.coordinators[name] = Coordinator(job, self._pool, keeps, self._follow)
+        self._floor_tasks[name] = asyncio.create_task(FloorKeeper(job, coordinator, keeps).run())
+        if launcher is not None:
+            self._in_background(self._follow_launcher(job, launcher))
+        log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
+
+    async def close_job(self, name: str, message: str = "its launcher has ended") -> pb.JobReport:
+        """End what is left of a job and answer its report; raises Refused."""
+        if name not in self._closings:
+            if name not in self.jobs:
+                raise Refused(f"there is no job {name}")
+            self._closings[name] = asyncio.create_task(self._close(self.jobs[name], message))
+            self._closings[name].add_done_callback(lambda _: self._closings.pop(name, None))
+        return await asyncio.shield(self._closings[name])
+
+    async def _close(self, job: Job, message: str) -> pb.JobReport:
+        job.closing = True
+        sessions = list(job.sessions.values())
+        if sessions:
+            await asyncio.wait(
+                [asyncio.ensure_future(s.worker.ended.wait()) for s in sessions], timeout=LEAVE_WITHIN
+            )
+        for session in sessions:
+            if session.worker.running:
+                session.lose(f"the session of rank {session.rank} was ended: {message}")
+                self._in_background(self._end(session))
+        await asyncio.gather(*(session.closed.wait() for session in sessions))
+        self._floor_tasks.pop(job.name).cancel()
+        await self.coordinators.pop(job.name).cancel()
+        if job.launcher is not None:
+            job.launcher.close()
+        self._store.forget(job.name)
+        self._runtime.remove_job(job.name)
+        del self.jobs[job.name]
+        async with job.changed:
+            job.changed.notify_all()
+        log.info("job closed", job=job.name, recoveries=len(job.recoveries))
+        return job.report()
+
+    async def _follow_launcher(self, job: Job, launcher: Watched) -> None:
+        await launcher.ended.wait()
+        if job.name in self.jobs and not job.closing:
+            await self.close_job(job.name, f"its launcher (pid {launcher.pid}) ended")
+
+    # ------------------------------------------------------------------ sessions
+    async def open_session(self, request: Any) -> Session:
+        """Give a worker a log and a device; raises Refused."""
+        job = self.jobs.get(request.job)
+        if job is None or job.closing:
+            raise Refused(f"there is no job {request.job!r}: start the script with proxyrun")
+        self._check_version(request.torch_version)
+        if request.world < 1 or not 0 <= request.rank < request.world:
+            raise Refused(f"rank {request.rank} of {request.world} is not possible")
+        if not 0 <= request.device_index < self.settings.devices.count:
+            raise Refused(self._more_ranks_than_devices(request.rank, request.device_index))
+        await self._former_gone(job, request)
+        async with job.opening:
+            return await self._open(job, request)
+
+    async def _open(self, job: Job, request: Any) -> Session:
+        holder = self._holders.get(request.device_index)
+        if holder is not None or request.rank in job.sessions:
+            raise Refused(self._held(holder or job.sessions[request.rank], request))
+        device = self.settings.devices.names[request.device_index]
+        try:
+            worker = Watched(request.worker_pid)
+        except (ProcessLookupError, OSError):
+            raise Refused(f"the worker (pid {request.worker_pid}) has ended already") from None
+        directory = self._runtime.rank_directory(job.name, request.rank, job.openings)
+        job.openings += 1
+        self._pool.lease(device)
+        try:
+            server = await self._pool.take(device)
+        except SpawnerError as problem:
+            self._pool.unlease(device)
+            worker.close()
+            shutil.rmtree(directory, ignore_errors=True)
+            raise Refused(str(problem)) from problem
+        session = Session(
+            job=job, rank=request.rank, world=request.world, device=device, device_index=request.device_index,
+            threads=request.threads, worker=worker, directory=directory,
+            log=self._make_log(directory, request), server=server, generation=job.generation,
+        )  # fmt: skip
+        self._holders[request.device_index] = session
+        job.sessions[request.rank] = session
+        job.departed.pop(request.rank, None)
+        job.arm(session)
+        problem_text = await self._attach(session)
+        self._in_background(self._follow_worker(session))
+        self._follow(session)
+        self._pool.fill()
+        if problem_text:
+            session.lose(problem_text)
+            self._in_background(self._end(session))
+            raise Refused(f"rank {session.rank} got no device: {problem_text}")
+        log.info(
+            "session opened",
+            job=job.name,
+            rank=session.rank,
+            device=device,
+            worker=worker.pid,
+            server=server.pid,
+        )
+        return session
+
+    def _make_log(self, directory: Any, request: Any) -> replay.Log:
+        settings = self.settings
+        replay.create_log(
+            str(directory), rank=request.rank, world=request.world, segment_bytes=settings.segment_bytes,
+            segment_count=settings.segment_count, dictionary_bytes=settings.dictionary_bytes,
+            reply_bytes=settings.reply_bytes, shadow_bytes=settings.shadow_bytes, proxyd_pid=os.getpid(),
+            proxyd_start_ticks=start_ticks(os.getpid()),
+        )  # fmt: skip
+        return replay.Log(str(directory))
+
+    async def _attach(self, session: Session) -> str:
+        """Empty, or what went wrong."""
+        request = pb.AttachRequest(
+            job=session.job.name, rank=session.rank, world=session.world, threads=session.threads,
+            log_directory=str(session.directory),
+            policy=policy(session.world, self.settings.keeps_optimizer_preimages),
+            generation=session.job.generation, from_commit=0, run=True,
+        )  # fmt: skip
+        try:
+            return str((await session.server.stub.Attach(request, timeout=ATTACH_S)).error)
+        except grpc.RpcError as problem:
+            return trouble(problem)
+
+    async def _former_gone(self, job: Job, request: Any) -> None:
+        """Wait for the cleanup of a session in the way whose worker has ended."""
+        for former in {self._holders.get(request.device_index), job.sessions.get(request.rank)} - {None}:
+            assert former is not None
+            if former.worker.running and former.state not in ("ended", "lost"):
+                raise Refused(self._held(former, request))
+            try:
+                await asyncio.wait_for(former.closed.wait(), CLEANUP_WITHIN)
+            except TimeoutError:
+                raise Refused(self._held(former, request)) from None
+
+    def _held(self, holder: Session, request: Any) -> str:
+        who = f"rank {holder.rank} of job {holder.job.name} (pid {holder.worker.pid})"
+        return f"rank {request.rank} asked for cuda:{request.device_index}, which {who} holds"
+
+    def _more_ranks_than_devices(self, rank: int, index: int) -> str:
+        names = self.settings.devices.names
+        few = ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
+        count = f"{len(names)} device{'s' if len(names) > 1 else ''}"
+        return (
+            f"more ranks than devices: rank {rank} asked for cuda:{index} but proxyd serves {count} ({few}); "
+            f"start it with --devices {self.settings.devices.kind}:{max(index, 0) + 1}"
+        )
+
+    def _check_version(self, theirs: str) -> None:
+        ours = self.installation.torch_version
+        if theirs.split("+")[0] != ours.split("+")[0]:
+            raise Refused(
+                f"the script runs PyTorch {theirs} and proxyd's device servers PyTorch {ours}: "
+                "install the same version for both"
+            )
+
+    # ------------------------------------------------------------------ ends
+    async def _follow_worker(self, session: Session) -> None:
+        await session.worker.ended.wait()
+        await self._end(session)
+
+    def _follow(self, session: Session) -> None:
+        """Watch the session's present server."""
+        self._in_background(self._notice_death(session, session.server))
+
+    async def _notice_death(self, session: Session, server: Server) -> None:
+        await server.process.ended.wait()
+        coordinator = self.coordinators.get(session.job.name)
+        if coordinator is not None and session.server is server and session.worker.running:
+            coordinator.server_died(session)
+
+    async def _end(self, session: Session) -> None:
+        """Nothing is left of the session when this returns."""
+        if session.state == "ended":
+            return await _wait(session.closed)
+        job = session.job
+        clean = session.log.session_state == SESSION_CLOSED
+        lost, session.state = session.state == "lost", "ended"
+        job.departed[session.rank] = clean
+        job.remember(session, clean)
+        if lost:
+            job.ended[-1].status.state = "lost"
+        if job.name in self.coordinators:
+            self.coordinators[job.name].worker_left(session)
+        await self._release(session, clean)
+        session.worker.close()
+        shutil.rmtree(session.directory, ignore_errors=True)
+        if self._holders.get(session.device_index) is session:
+            del self._holders[session.device_index]
+        if job.sessions.get(session.rank) is session:
+            del job.sessions[session.rank]
+        self._pool.unlease(session.device)
+        session.closed.set()
+        log.info("session ended", job=job.name, rank=session.rank, orderly=clean)
+        async with job.changed:
+            job.changed.notify_all()
+
+    async def _release(self, session: Session, clean: bool) -> None:
+        """The server goes back to the pool if it is known to be sound."""
+        server = session.server
+        if clean and server.process.running and not session.hollow:
+            try:
+                reply = await server.stub.Detach(pb.DetachRequest(), timeout=DETACH_S)
+            except grpc.RpcError as problem:
+                log.warning("a server did not detach", pid=server.pid, problem=trouble(problem))
+            else:
+                if not reply.error:
+                    return await self._pool.give_back(server)
+                log.warning("a server did not detach", pid=server.pid, problem=reply.error)
+        await self._pool.end(server)
+
+    async def close(self, message: str) -> None:
+        """proxyd stops: every session is lost."""
+        for job in list(self.jobs.values()):
+            job.closing = True
+            for session in job.sessions.values():
+                if session.log.session_state != SESSION_CLOSED:
+                    session.lose(message)
+            await self.coordinators[job.name].cancel()
+            self._floor_tasks[job.name].cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background task failed", exc_info=task.exception())
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,80 @@
+"""What proxyd was asked to do, parsed from its command line; every mistake becomes one sentence."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SEGMENT_BYTES = 8 << 20
+SMALLEST_LOG = 4
+LARGEST_LOG = 4096
+"""Segments per log (replay/csrc/log_format.h: kMaxSegments)."""
+
+DRIVERS = ("cpu", "cuda")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class BadInput(ValueError):
+    """Something the user wrote is wrong; its text is the sentence to print."""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """`KIND:COUNT`, such as cpu:2."""
+
+    kind: str
+    count: int
+
+    @property
+    def names(self) -> list[str]:
+        """The devices by name: cpu:0, cpu:1."""
+        return [f"{self.kind}:{index}" for index in range(self.count)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything proxyd needs to know before it starts."""
+
+    devices: DeviceSpec
+    socket: Path
+    spares: int = 1
+    log_bytes: int = 4 << 30
+    shadow_bytes: int = 8 << 30
+    optimizer_preimages: str = "auto"
+    segment_bytes: int = SEGMENT_BYTES
+    dictionary_bytes: int = 64 << 20
+    reply_bytes: int = 256 << 20
+
+    @property
+    def keeps_optimizer_preimages(self) -> bool:
+        """Pre-images inside the optimizer step: cheap on the cpu driver, off by default on a GPU."""
+        if self.optimizer_preimages == "auto":
+            return self.devices.kind == "cpu"
+        return self.optimizer_preimages == "on"
+
+    @property
+    def segment_count(self) -> int:
+        """Segments per log under the cap."""
+        return max(SMALLEST_LOG, min(LARGEST_LOG, self.log_bytes // self.segment_bytes))
+
+
+def parse_devices(text: str) -> DeviceSpec:
+    """`cpu:2` -> two CPU devices."""
+    found = re.fullmatch(r"([a-z]+):([0-9]+)", text.strip())
+    if not found or found[1] not in DRIVERS:
+        known = " or ".join(f"{driver}:COUNT" for driver in DRIVERS)
+        raise BadInput(f"unknown device spec {text!r}: write {known}, for example cpu:2")
+    if not 1 <= int(found[2]) <= 1024:
+        raise BadInput(
+            f"device spec {text!r} asks for {found[2]} devices: at least 1 and at most 1024 are possible"
+        )
+    return DeviceSpec(found[1], int(found[2]))
+
+
+def parse_bytes(text: str, flag: str) -> int:
+    """`4GiB`, `512M`, `1073741824` -> bytes."""
+    found = re.fullmatch(r"([0-9]+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not found or int(found[1]) == 0:
+        raise BadInput(f"{flag} {text!r} is not a size: write for example 4GiB or 512MiB")
+    return int(found[1]) * _UNITS[found[2].upper()]

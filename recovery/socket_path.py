@@ -1,0 +1,86 @@
+"""Where proxyd listens, and who may: a socket of mode 0600 in a directory of mode 0700 that is ours."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from recovery.settings import BadInput
+
+_LONGEST = 107
+"""Bytes of a Unix socket's path that the kernel takes."""
+
+
+def default_socket() -> Path:
+    """$UNDERSTUDY_SOCKET, else below $XDG_RUNTIME_DIR, else below /tmp."""
+    named = os.environ.get("UNDERSTUDY_SOCKET")
+    if named:
+        return Path(named)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "understudy" / "proxyd.sock"
+    return Path(f"/tmp/understudy-{os.getuid()}/proxyd.sock")
+
+
+@contextlib.contextmanager
+def claim(path: Path) -> Iterator[None]:
+    """Hold while binding `path`: its directory is private, nobody listens there, a dead one's socket is gone.
+
+    Raises BadInput with the sentence for the user.
+    """
+    if len(os.fsencode(path)) > _LONGEST:
+        raise BadInput(f"the socket path {path} is longer than {_LONGEST} bytes, which the kernel refuses")
+    directory = path.parent
+    _make_private(directory)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(
+            handle, fcntl.LOCK_EX
+        )  # two proxyd starting at once look at the socket one after the other
+        if is_answering(path):
+            raise BadInput(f"another proxyd already listens at {path}: stop it, or choose another --socket")
+        if path.is_symlink() or path.exists():
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise BadInput(f"{path} exists and is not a socket: choose another --socket")
+            path.unlink()
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_answering(path: Path) -> bool:
+    """Whether some process listens at `path`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as problem:
+            if problem.errno in (errno.EACCES, errno.EPERM):
+                raise BadInput(f"the socket {path} belongs to another user") from problem
+            # EAGAIN: its backlog is full, so somebody is there.
+            return problem.errno == errno.EAGAIN or isinstance(problem, TimeoutError)
+        return True
+
+
+def _make_private(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = os.lstat(directory)
+    except OSError as problem:
+        raise BadInput(f"cannot make the socket directory {directory}: {problem.strerror}") from problem
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
+        raise BadInput(
+            f"{directory} must be a directory of yours (uid {os.getuid()}); choose another --socket"
+        )
+    if stat.S_IMODE(state.st_mode) & 0o077:
+        mode = stat.S_IMODE(state.st_mode)
+        raise BadInput(
+            f"{directory} is open to other users (mode {mode:04o}), so they could control your jobs: "
+            f"chmod 700 {directory}, or choose another --socket"
+        )

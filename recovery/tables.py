@@ -1,0 +1,80 @@
+"""What `recoveryctl` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def size(number: int) -> str:
+    """Bytes as a person reads them."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def status_tables(status: Any) -> RenderableType:
+    """Devices above, ranks below."""
+    node = status.node
+    devices = Table(title=f"proxyd {node.pid}, PyTorch {node.torch_version}, {node.spares} warm spare(s)")
+    for heading in ("device", "cuda", "state", "server", "job", "rank"):
+        devices.add_column(heading)
+    for device in node.devices:
+        devices.add_row(
+            device.spec, str(device.index), device.state, str(device.server_pid or "–"),
+            device.job[:8] or "–", "–" if device.rank < 0 else str(device.rank),
+        )  # fmt: skip
+    parts: list[RenderableType] = [devices, _ranks(status.ranks) if status.ranks else Text("no sessions")]
+    parts += [Text(f"rank {rank.rank}: {rank.note}") for rank in status.ranks if rank.note]
+    return Group(*parts)
+
+
+def _ranks(ranks: Sequence[Any]) -> Table:
+    table = Table()
+    headings = (
+        "job", "rank", "state", "worker", "server", "step", "phase", "log", "lag", "commit", "floor", "gen.",
+        "live", "undo", "shadow", "recoveries",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading)
+    for rank in ranks:
+        table.add_row(
+            rank.job[:8], str(rank.rank), rank.state, str(rank.worker_pid), str(rank.server_pid),
+            str(rank.step), rank.phase, size(rank.log_bytes) + (" full" if rank.backpressure else ""),
+            str(rank.cursor_lag), str(rank.commit), str(rank.floor_commit), str(rank.generation),
+            f"{size(rank.live_bytes)} in {rank.live_buffers}", size(rank.undo_bytes), size(rank.shadow_bytes),
+            str(rank.recoveries),
+        )  # fmt: skip
+    return table
+
+
+def status_json(status: Any) -> dict[str, Any]:
+    """The same for programs, with the names of control.proto."""
+
+    def plain(message: Any) -> dict[str, Any]:
+        return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+
+    node = plain(status.node)
+    node["devices"] = [plain(device) for device in status.node.devices]
+    node["capability"] = plain(status.node.capability)
+    return {"node": node, "ranks": [plain(rank) for rank in status.ranks]}
+
+
+def log_table(rows: Sequence[dict[str, Any]], rank: int, tail_index: int, cursor_index: int) -> Table:
+    """Records of a log; those the device server has run carry a mark."""
+    table = Table(title=f"rank {rank}: {tail_index} records appended, {cursor_index} run")
+    for heading in ("record", "run", "kind", "call", "bytes", "names", "frees"):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(
+            str(row["index"]), "✓" if row["done"] else "", row["kind"], str(row.get("operator", "")),
+            str(row["bytes"]), str(row["aux"]), " ".join(map(str, row["frees"])),
+        )  # fmt: skip
+    return table
