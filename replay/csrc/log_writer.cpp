@@ -201,7 +201,7 @@ void LogWriter::check_proxyd() const {
 
 void LogWriter::raise() const {
   const ControlPage& p = page();
-  if (p.session_state.load(std::memory_order_acquire) != 0) {
+  if (p.error_kind.load(std::memory_order_acquire) == 0) {
     const std::string message(p.lost_message, strnlen(p.lost_message, sizeof p.lost_message));
     throw RemoteError(ErrorKind::kLost, message.empty() ? "the device session was ended by proxyd" : message);
   }
@@ -241,7 +241,8 @@ void LogWriter::close() {
     throw;
   }
   usable_.store(false);
-  raise_if_failed();
+  const bool lost = page().session_state.load() == static_cast<uint32_t>(SessionState::kLost);
+  if (lost || page().error_kind.load() != 0) raise();
 }
 
 }  // namespace understudy::replay

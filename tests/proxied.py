@@ -1,0 +1,69 @@
+"""Running commands under proxyrun in tests, and what must be left behind by them: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from training_run import BIN
+
+WORKLOADS = Path(__file__).parent / "workloads"
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+    report: dict[str, Any]
+
+
+def run(command: list[str], *, folder: Path, options: tuple[str, ...] = (), timeout_s: float = 240) -> Ended:
+    """`proxyrun OPTIONS COMMAND` with one thread per process."""
+    report = folder / f"report-{random.randrange(10**9)}.json"
+    done = subprocess.run(
+        [str(BIN / "proxyrun"), "--report", str(report), *options, *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, json.loads(report.read_text()) if report.exists() else {})
+
+
+def python(script: Path | str, *arguments: str) -> list[str]:
+    return [str(BIN / "python"), str(script), *arguments]
+
+
+def torchrun(ranks: int, script: Path | str, *arguments: str) -> list[str]:
+    return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
+
+
+def our_processes() -> list[str]:
+    """Processes of this installation, but for this test run itself and what started it."""
+    mine = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if process.pid not in mine and sys.prefix in line and "pytest" not in line:
+            found.append(f"{process.pid}: {line}")
+    return found
+
+
+def left_behind(patience_s: float = 10) -> list[str]:
+    """What is still there once `patience_s` have passed; processes that end by themselves get that long."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = our_processes() + [str(p) for p in Path("/dev/shm").glob("understudy-*") if "test" not in p.name]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)  # polling other processes' ends: there is nothing to wait on

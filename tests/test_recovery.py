@@ -1,0 +1,83 @@
+"""Device servers that die at exact records: the losses are those of an undisturbed run, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import proxied
+import pytest
+from test_training import EXAMPLES
+
+KILLS = 44
+FIRST = 4  # the first minibatch to be struck: shapes are learnt, replicas known
+
+
+def spread(calls_per_step: int, seed: int) -> list[int]:
+    """At least 40 call indices over one minibatch, the same for a seed: evenly spaced, then shuffled."""
+    calls = sorted({1 + round(i * (calls_per_step - 1) / (KILLS - 1)) for i in range(KILLS)})
+    random.Random(seed).shuffle(calls)
+    return calls
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_server_killed_at_each_of_forty_calls_of_a_minibatch_changes_no_loss(
+    example: str, tmp_path: Path
+) -> None:
+    """Each kill strikes another minibatch of one run, at another call: a wrong bit anywhere would stay to the end."""
+    seed = 20261121
+    print(f"seed {seed}")
+    steps = FIRST + KILLS + 2
+    training = EXAMPLES[example](2, steps, 0.1)
+    unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
+    calls = spread(unfaulted.report["calls_per_step"], seed)
+    assert len(calls) >= 40
+    drills = tuple(f"kill-server rank={i % 2} step={FIRST + i} call={call}" for i, call in enumerate(calls))
+    faulted = training.run(tmp_path / "faulted", proxied=True, drills=drills)
+    assert faulted.losses == unfaulted.losses
+    recoveries = faulted.report["recoveries"]
+    assert len(recoveries) == len(calls)
+    assert all(r["recovered"] and r["plan"] == "restart-copy-replay" for r in recoveries)
+    assert {r["phase"] for r in recoveries} >= {"FORWARD_BACKWARD"}
+    assert faulted.report["replies_different"] == 0
+
+
+def test_a_server_killed_before_the_first_commit_is_replayed_from_the_beginning(tmp_path: Path) -> None:
+    training = EXAMPLES["digits_convnet"](2, 6, 0.1)
+    unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
+    faulted = training.run(
+        tmp_path / "faulted", proxied=True, drills=("kill-server rank=1 step=1 call=30", "kill-server rank=0 step=1 call=200")
+    )
+    assert faulted.losses == unfaulted.losses
+    assert len(faulted.report["recoveries"]) == 2
+
+
+def test_a_server_killed_among_collectives_of_every_kind_gives_the_same_bytes(tmp_path: Path) -> None:
+    script = proxied.WORKLOADS / "collectives.py"
+    outcomes = []
+    for name, drills in {
+        "unfaulted": (),
+        "faulted": tuple(
+            f"kill-server rank={i % 2} step={3 + i} call={5 + 9 * i}" for i in range(8)
+        ),
+    }.items():
+        options = tuple(word for drill in drills for word in ("--drill", drill))
+        ended = proxied.run(
+            proxied.torchrun(2, script, "--out", str(tmp_path / f"{name}.x"), "--steps", "12"),
+            folder=tmp_path,
+            options=options,
+        )
+        assert ended.status == 0, ended.output[-3000:]
+        assert len(ended.report["recoveries"]) == len(drills)
+        outcomes.append([(tmp_path / f"{name}.{rank}").read_bytes() for rank in range(2)])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_drill_that_never_fires_is_named_and_is_an_error(tmp_path: Path) -> None:
+    script = proxied.WORKLOADS / "tiny.py"
+    ended = proxied.run(
+        proxied.python(script), folder=tmp_path, options=("--drill", "kill-server rank=0 step=9999 call=1")
+    )
+    assert ended.status == 3
+    assert "kill-server rank=0 step=9999 call=1" in ended.output and "never fired" in ended.output
+    assert [f["fired"] for f in ended.report["faults"]] == [False]
