@@ -125,7 +125,7 @@ def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None]
         timer.cancel()
     if status != 0:
         why = f"did not end within {timeout_s:.0f} s" if expired.is_set() else f"ended with status {status}"
-        raise RunFailed(f"{' '.join(command)}\n{why}; its last lines:\n{''.join(lines[-30:])}")
+        raise RunFailed(f"{' '.join(command)}\n{why}; its last lines:\n{''.join(lines[-80:])}")
     return "".join(lines)
 
 

@@ -51,6 +51,10 @@ def _devices() -> dict[str, Any]:
     def exchange_device(device: int) -> int:
         return -1 if device < 0 else int(_client.exchange_device(device))
 
+    # A function of its own: torch._dynamo keeps a table of these by identity.
+    def maybe_exchange_device(device: int) -> int:
+        return exchange_device(device)
+
     def initialise() -> None:
         import torch
 
@@ -72,7 +76,7 @@ def _devices() -> dict[str, Any]:
         "_cuda_getDevice": _client.current_device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
         "_cuda_hasPrimaryContext": lambda device: (
             _client.session_is_open() and device == _client.bound_device()
         ),
@@ -198,12 +202,12 @@ _NAMES_NOT_USED = (
 
 def _absent_features(torch_c: ModuleType) -> dict[str, Any]:
     def refuse(feature: str) -> Callable[..., None]:
-        def init(self: Any, *_: Any, **__: Any) -> None:
+        def new(cls: type, *_: Any, **__: Any) -> None:
             raise NotImplementedError(f"{feature} is not supported on understudy's virtual device")
 
-        return init
+        return new
 
-    classes = {name: type(name, (), {"__init__": refuse(name)}) for name in _CLASSES_NOT_SUPPORTED}
+    classes = {name: type(name, (), {"__new__": refuse(name)}) for name in _CLASSES_NOT_SUPPORTED}
     missing = {name: _nothing for name in _NAMES_NOT_USED if not hasattr(torch_c, name)}
     return {
         **classes,

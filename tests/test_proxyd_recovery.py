@@ -60,18 +60,24 @@ def work(rank: int, world: int, steps: int) -> None:
     log = replay.LogWriter(session.log_directory)
     seen = replay.Log(session.log_directory)
 
-    def report_fault(generation: int, index: int) -> None:
-        """Claim what a device server would if a collective failed on it, once the rank is in `generation`."""
-        job = os.environ["UNDERSTUDY_JOB"]
-        fault = pb.FaultReport(job=job, rank=rank, generation=generation, message="link down", record_index=index)
+    def report_fault(index: int) -> None:
+        """Claim what a device server would if a collective failed on it; until the recovery has come."""
         with blocking_channel(os.environ["UNDERSTUDY_SOCKET"]) as channel:
             daemon = rpc.DaemonStub(channel)
-            while generation not in [r.generation for r in daemon.GetStatus(pb.StatusRequest()).ranks if r.rank == rank]:
-                time.sleep(0.002)
-            daemon.ReportFault(fault)
-            while seen.session_state == 0 and generation + 1 not in [
-                r.generation for r in daemon.GetStatus(pb.StatusRequest()).ranks if r.rank == rank
-            ]:
+
+            def generation() -> int:
+                (here,) = (r for r in daemon.GetStatus(pb.StatusRequest()).ranks if r.rank == rank)
+                return int(here.generation) if here.state == "running" else -1
+
+            while (now := generation()) < 0:
+                time.sleep(0.002)  # waits for a remote state, which has no event here
+            daemon.ReportFault(
+                pb.FaultReport(
+                    job=os.environ["UNDERSTUDY_JOB"], rank=rank, generation=now, message="link down",
+                    record_index=index,
+                )
+            )  # fmt: skip
+            while seen.session_state == 0 and generation() <= now:
                 time.sleep(0.002)
 
     fill = log.put_template("aten::fill_.Scalar", [*tensor_words(), DOUBLE], [0])
@@ -103,8 +109,9 @@ def work(rank: int, world: int, steps: int) -> None:
                 time.sleep(0.002)  # waits for shared memory, which has no event here
         if rank == 0 and os.environ.get("REPORT_FAULT_AT") == str(step):
             read(PARAMETER)
-            for generation in range(int(os.environ["REPORT_TIMES"])):
-                report_fault(generation, seen.cursor_index)
+            index = seen.cursor_index
+            for _ in range(int(os.environ["REPORT_TIMES"])):
+                report_fault(index)
         if os.environ.get("PAUSE_AT") == str(step):
             Path(os.environ["PAUSE_FILE"] + f".{rank}").touch()
             while Path(os.environ["PAUSE_FILE"]).exists():
@@ -190,7 +197,7 @@ def proxyrun(
         sys.executable, "-m", "recovery.proxyrun", *flags, "--report", str(report),
         sys.executable, "-c", LAUNCH, __file__, str(world), str(steps),
     ]  # fmt: skip
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
     print(done.stderr)
     return done, json.loads(report.read_text()) if report.exists() else {}
 

@@ -42,6 +42,11 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, OptionalDtype dtype, 
                                            c10::dtype_or_default(dtype));
 }
 
+Tensor efficient_zero_tensor(IntArrayRef size, OptionalDtype dtype, OptionalLayout layout,
+                             OptionalDevice device, std::optional<bool> pinned) {
+  return empty_memory_format(size, dtype, layout, device, pinned, std::nullopt).zero_();
+}
+
 const Tensor& resize_(const Tensor& self, IntArrayRef size, OptionalFormat format) {
   if (self.sizes() == size && !format) return self;
   c10::DimVector strides = c10::contiguous_strides(size);

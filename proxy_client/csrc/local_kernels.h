@@ -16,6 +16,9 @@ at::Tensor empty_memory_format(at::IntArrayRef size, OptionalDtype dtype, Option
                                OptionalDevice device, std::optional<bool> pinned, OptionalFormat format);
 at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, OptionalDtype dtype,
                          OptionalLayout layout, OptionalDevice device, std::optional<bool> pinned);
+// Autograd's tensors of zeros without memory would mean nothing to another process: real zeros instead.
+at::Tensor efficient_zero_tensor(at::IntArrayRef size, OptionalDtype dtype, OptionalLayout layout,
+                                 OptionalDevice device, std::optional<bool> pinned);
 
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, OptionalFormat format);
 // UntypedStorage.resize_

@@ -69,6 +69,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
       // memory
       {"empty.memory_format", TORCH_FN(empty_memory_format)},
       {"empty_strided", TORCH_FN(empty_strided)},
+      {"_efficientzerotensor", TORCH_FN(efficient_zero_tensor)},
       {"resize_", TORCH_FN(resize_)},
       {"set_.source_Storage_storage_offset", TORCH_FN(set_storage_with_offset)},
       {"set_.source_Storage", TORCH_FN(set_storage)},
@@ -109,6 +110,7 @@ TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(forward_boxed()); }
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", TORCH_FN(empty_memory_format));
   library.impl("empty_strided", TORCH_FN(empty_strided));
+  library.impl("_efficientzerotensor", TORCH_FN(efficient_zero_tensor));
   library.impl("set_.source_Storage", TORCH_FN(set_storage));
   library.impl("copy_", TORCH_FN(copy_));
   for (const char* name : {"tril_indices", "triu_indices"}) library.impl(name, forward_boxed());

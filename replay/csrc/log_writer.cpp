@@ -181,7 +181,7 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
     p.worker_sleeping.store(1);
     if (!arrived()) {
       // An asynchronous error needs no look here: the server answers every sync record, with that error if need be.
-      if (p.session_state.load() != 0) {
+      if (p.session_state.load() == kLost) {
         p.worker_sleeping.store(0);
         raise();
       }
@@ -241,8 +241,7 @@ void LogWriter::close() {
     throw;
   }
   usable_.store(false);
-  const bool lost = page().session_state.load() == static_cast<uint32_t>(SessionState::kLost);
-  if (lost || page().error_kind.load() != 0) raise();
+  raise_if_failed();
 }
 
 }  // namespace understudy::replay

@@ -20,6 +20,7 @@ struct RemoteError : std::runtime_error {
 
 class LogWriter {
  public:
+  static constexpr uint32_t kLost = static_cast<uint32_t>(SessionState::kLost);
   static constexpr size_t kMaxBodyBytes = 1 << 20;  // of the caller's part of one record
   static constexpr size_t kMaxFrees = 16384;        // piggybacked on one record
 
@@ -67,7 +68,7 @@ class LogWriter {
   void raise_if_failed() const {
     const ControlPage& p = page();
     if (__builtin_expect(p.error_kind.load(std::memory_order_relaxed) != 0 ||
-                             p.session_state.load(std::memory_order_relaxed) != 0,
+                             p.session_state.load(std::memory_order_relaxed) == kLost,
                          0))
       raise();
   }

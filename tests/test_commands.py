@@ -1,0 +1,149 @@
+"""What the command lines accept, and the one sentence they answer a mistake with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recovery.drills import Drill, parse_drill
+from recovery.launch import ranks_wanted
+from recovery.proxyd import settings_of
+from recovery.proxyrun import parse
+from recovery.settings import BadInput, parse_bytes, parse_devices
+
+
+def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"recovery.{module}", *arguments],
+        env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+# ------------------------------------------------------------------ drills
+def test_drill_is_read_in_any_order() -> None:
+    expected = Drill("kill-server", rank=1, step=30, call=120)
+    assert parse_drill("kill-server rank=1 step=30 call=120") == expected
+    assert parse_drill("  kill-server call=120  step=30 rank=1 ") == expected
+    assert parse_drill(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "unknown drill an empty drill"),
+        ("melt rank=1 step=1 call=1", "unknown drill 'melt'"),
+        ("kill-server step=1 call=1", "does not say which rank"),
+        ("kill-server rank=1 call=1", "does not say which step"),
+        ("kill-server rank=1 step=1", "does not say which call"),
+        ("kill-server rank=1 step=0 call=1", "step counts from 1"),
+        ("kill-server rank=1 step=1 call=0", "call counts from 1"),
+        ("kill-server rank=-1 step=1 call=1", "rank must be a whole number"),
+        ("kill-server rank=one step=1 call=1", "rank must be a whole number"),
+        ("kill-server rank=1 rank=2 step=1 call=1", "names rank twice"),
+        ("kill-server rank=1 step=1 call=1 now", "'now' is not rank=, step= or call="),
+        ("kill-server rank=1 step=1 call=99999999999", "too large"),
+    ],
+)
+def test_bad_drill_is_refused_with_the_reason(text: str, complaint: str) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        parse_drill(text)
+
+
+# ------------------------------------------------------------------ proxyd
+def test_device_specs_are_kind_and_count() -> None:
+    assert parse_devices("cpu:2").names == ["cpu:0", "cpu:1"]
+    assert parse_devices("cuda:1").names == ["cuda:0"]
+
+
+@pytest.mark.parametrize("text", ["", "cpu", "cpu:", "cpu:x", "tpu:2", "cpu:0", "cpu:-1", "cpu:0,cpu:1", "cpu:99999"])
+def test_bad_device_spec_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="device spec"):
+        parse_devices(text)
+
+
+def test_sizes_have_units() -> None:
+    assert parse_bytes("4GiB", "--log-cap") == 4 << 30
+    assert parse_bytes("512M", "--log-cap") == 512 << 20
+    assert parse_bytes("1024", "--log-cap") == 1024
+    with pytest.raises(BadInput, match="--log-cap 'much' is not a size"):
+        parse_bytes("much", "--log-cap")
+
+
+def test_optimizer_preimages_are_kept_on_cpu_only_unless_asked_for() -> None:
+    assert settings_of(["--devices", "cpu:1"])[0].keeps_optimizer_preimages
+    assert not settings_of(["--devices", "cuda:1"])[0].keeps_optimizer_preimages
+    assert settings_of(["--devices", "cuda:1", "--optimizer-preimages", "on"])[0].keeps_optimizer_preimages
+
+
+def test_unknown_device_spec_ends_proxyd_with_one_sentence(tmp_path: Path) -> None:
+    done = run("proxyd", "--devices", "quantum:2", "--socket", str(tmp_path / "s"))
+    assert_one_sentence(done, "unknown device spec 'quantum:2'", "cpu:2")
+
+
+def test_proxyd_without_devices_says_so_in_one_sentence() -> None:
+    assert_one_sentence(run("proxyd"), "--devices")
+
+
+# ------------------------------------------------------------------ proxyrun
+def test_flags_behind_the_command_belong_to_the_command() -> None:
+    order = parse(["--drill", "kill-server rank=0 step=1 call=1", "torchrun", "--nproc-per-node", "2", "--report", "x"])
+    assert order.command == ["torchrun", "--nproc-per-node", "2", "--report", "x"]
+    assert order.report is None
+    assert len(order.drills) == 1
+
+
+def test_command_may_follow_two_dashes() -> None:
+    assert parse(["--", "python", "--version"]).command == ["python", "--version"]
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("torchrun --nproc-per-node 4 train.py", 4),
+        ("torchrun --nproc_per_node=3 train.py", 3),
+        ("accelerate launch --num_processes 2 train.py", 2),
+        ("torchrun --nproc-per-node gpu train.py", 1),
+        ("torchrun --nproc-per-node", 1),
+        ("python train.py", 1),
+    ],
+)
+def test_number_of_ranks_is_read_from_the_command(command: str, ranks: int) -> None:
+    assert ranks_wanted(command.split()) == ranks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["no command"]),
+        (["--drill", "kill-server rank=1", "python"], ["does not say which step"]),
+        (["--devices", "abacus:1", "python"], ["unknown device spec 'abacus:1'"]),
+        (["--report", "/nowhere/at/all/r.json", "python"], ["cannot write the report"]),
+        (["--no-such-flag", "python"], ["--no-such-flag"]),
+    ],
+)
+def test_bad_input_ends_proxyrun_with_one_sentence(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+    assert_one_sentence(run("proxyrun", *arguments, UNDERSTUDY_SOCKET=str(tmp_path / "none.sock")), *words)
+
+
+# ------------------------------------------------------------------ recoveryctl
+@pytest.mark.parametrize("arguments", [["status"], ["log", "dump", "0"], ["drill", "kill-server", "--rank", "0"]])
+def test_recoveryctl_without_a_proxyd_says_so_in_one_sentence(arguments: list[str], tmp_path: Path) -> None:
+    socket = str(tmp_path / "none.sock")
+    assert_one_sentence(run("recoveryctl", *arguments, UNDERSTUDY_SOCKET=socket), "no proxyd answers at", socket)
+
+
+def test_nothing_of_recovery_imports_torch() -> None:
+    code = "import sys, recovery.proxyd, recovery.proxyrun, recovery.recoveryctl; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.lower()) is False
