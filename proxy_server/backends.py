@@ -20,7 +20,9 @@ class BackendFactory:
         self._channel = channel
         self._driver = driver
         self._gate = gate
-        self._stores: list[RendezvousStore] = []  # C++ holds them too, but their Python half must live as long
+        self._stores: list[
+            RendezvousStore
+        ] = []  # C++ holds them too, but their Python half must live as long
         self.job = ""
 
     def forget(self) -> None:

@@ -36,6 +36,8 @@ def find_capability(driver: str) -> Capability:
         # NVML answers without a driver context, which must not exist before the spawner forks.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         if not torch.cuda.is_available():
-            raise DriverUnavailable("the cuda driver needs a GPU and a CUDA build of PyTorch, and none was found here")
+            raise DriverUnavailable(
+                "the cuda driver needs a GPU and a CUDA build of PyTorch, and none was found here"
+            )
         return Capability("cuda", "Understudy virtual device (cuda driver)", 80 << 30, 9, 0, 132)
     raise DriverUnavailable(f"unknown driver '{driver}': use cpu or cuda")

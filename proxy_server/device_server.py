@@ -132,7 +132,9 @@ class DeviceService(rpc.DeviceServerServicer):
                 )
             except Exception as error:  # noqa: BLE001
                 return pb.RestoreReply(error=f"{type(error).__name__}: {error}")
-        return pb.RestoreReply(copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin)
+        return pb.RestoreReply(
+            copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin
+        )
 
     def _copy_from(self, source: pb.ReplicaSource) -> int:
         wanted: dict[int, list[int]] = defaultdict(list)
@@ -150,7 +152,9 @@ class DeviceService(rpc.DeviceServerServicer):
                         copied += len(chunk.data)
         return copied
 
-    def ReadState(self, request: pb.ReadStateRequest, context: grpc.ServicerContext) -> Iterator[pb.StateChunk]:
+    def ReadState(
+        self, request: pb.ReadStateRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.StateChunk]:
         for handle in request.handles:
             if not self.executor.has_content(handle):
                 yield pb.StateChunk(handle=handle, offset=NO_CONTENT)
@@ -160,7 +164,9 @@ class DeviceService(rpc.DeviceServerServicer):
                 data = self.executor.read_state(handle, offset, min(CHUNK_BYTES, total - offset))
                 yield pb.StateChunk(handle=handle, offset=offset, data=data)
 
-    def RebuildCommunicators(self, request: pb.RebuildRequest, context: grpc.ServicerContext) -> pb.RebuildReply:
+    def RebuildCommunicators(
+        self, request: pb.RebuildRequest, context: grpc.ServicerContext
+    ) -> pb.RebuildReply:
         begin = time.monotonic()
         with self._steering:
             try:
@@ -180,7 +186,9 @@ class DeviceService(rpc.DeviceServerServicer):
                 return pb.ResumeReply(error=f"{type(error).__name__}: {error}")
             return pb.ResumeReply()
 
-    def SetReplicated(self, request: pb.ReplicatedRequest, context: grpc.ServicerContext) -> pb.ReplicatedReply:
+    def SetReplicated(
+        self, request: pb.ReplicatedRequest, context: grpc.ServicerContext
+    ) -> pb.ReplicatedReply:
         self.executor.set_replicated(list(request.handles))
         return pb.ReplicatedReply()
 

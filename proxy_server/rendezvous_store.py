@@ -80,7 +80,11 @@ class RendezvousStore(dist.Store):
         return bytes(reply.value)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._gate.result(self._stub.Add.future(pb.StoreAddRequest(key=self._key(key), amount=amount))).count)
+        return int(
+            self._gate.result(
+                self._stub.Add.future(pb.StoreAddRequest(key=self._key(key), amount=amount))
+            ).count
+        )
 
     def check(self, keys: Sequence[str]) -> bool:
         request = pb.StoreCheckRequest(keys=[self._key(key) for key in keys])
@@ -94,4 +98,6 @@ class RendezvousStore(dist.Store):
                 raise RuntimeError(f"no peer published {key} within {limit} ms")
 
     def delete_key(self, key: str) -> bool:
-        return bool(self._gate.result(self._stub.Delete.future(pb.StoreDeleteRequest(key=self._key(key)))).found)
+        return bool(
+            self._gate.result(self._stub.Delete.future(pb.StoreDeleteRequest(key=self._key(key)))).found
+        )

@@ -67,7 +67,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         import torch
-        import torch.distributed  # noqa: F401 - device servers are forks of this process
+        import torch.distributed
 
         from proxy_server import _server
 

@@ -60,6 +60,7 @@ class ServerPool:
         self._free = Counter(_affinity(device) for device in devices)
         self._ready: dict[str, list[Server]] = {_affinity(device): [] for device in devices}
         self._starting: Counter[str] = Counter()
+        self._awaited: Counter[str] = Counter()
         self._failed_starts = 0
         self._changed = asyncio.Condition()
         self._servers: set[Server] = set()
@@ -90,9 +91,18 @@ class ServerPool:
         Call `fill` some time later: starting its replacement competes with what the taken one is needed for.
         """
         affinity = _affinity(device)
-        if not self._ready[affinity]:
-            self.fill()
-        async with self._changed:
+        self._awaited[affinity] += 1
+        try:
+            if len(self._ready[affinity]) < self._awaited[affinity]:
+                self.fill()  # two ranks that wait for one spare need two servers
+            async with self._changed:
+                return await self._take(affinity, timeout)
+        finally:
+            self._awaited[affinity] -= 1
+
+    async def _take(self, affinity: str, timeout: float) -> Server:
+        """With `_changed` held."""
+        while True:
             try:
                 await asyncio.wait_for(
                     self._changed.wait_for(lambda: bool(self._ready[affinity]) or bool(self.broken)), timeout
@@ -104,9 +114,9 @@ class ServerPool:
                 if server.process.running:
                     return server
                 self._in_background(self.end(server))
-        if self.broken:
-            raise SpawnerError(self.broken)
-        return await self.take(device, timeout)
+            if self.broken:
+                raise SpawnerError(self.broken)
+            self.fill()
 
     def lease(self, device: str) -> None:
         """A session holds `device`: the pool need not keep a server for it any more."""
@@ -152,7 +162,7 @@ class ServerPool:
         self._servers.clear()
 
     def _wanted(self, affinity: str) -> int:
-        return max(0, self._free[affinity]) + self._spares
+        return max(0, self._free[affinity]) + self._spares + self._awaited[affinity]
 
     def fill(self) -> None:
         """Start what is missing."""

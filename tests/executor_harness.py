@@ -9,6 +9,7 @@ import tempfile
 from types import TracebackType
 
 import torch.distributed  # noqa: F401 - the executor's communicators are its types
+
 from proxy_server import _server
 from replay import Log, LogWriter, create_log
 
@@ -32,7 +33,9 @@ def no_backend(*_: object) -> None:
 
 
 class Harness:
-    def __init__(self, *, protect: bool = True, optimizer_preimages: bool = True, segment_count: int = 8) -> None:
+    def __init__(
+        self, *, protect: bool = True, optimizer_preimages: bool = True, segment_count: int = 8
+    ) -> None:
         self.directory = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
         create_log(
             self.directory,

@@ -63,7 +63,9 @@ def left_behind(patience_s: float = 10) -> list[str]:
     """What is still there once `patience_s` have passed; processes that end by themselves get that long."""
     deadline = time.monotonic() + patience_s
     while True:
-        found = our_processes() + [str(p) for p in Path("/dev/shm").glob("understudy-*") if "test" not in p.name]
+        found = our_processes() + [
+            str(p) for p in Path("/dev/shm").glob("understudy-*") if "test" not in p.name
+        ]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)  # polling other processes' ends: there is nothing to wait on

@@ -66,7 +66,9 @@ def test_device_specs_are_kind_and_count() -> None:
     assert parse_devices("cuda:1").names == ["cuda:0"]
 
 
-@pytest.mark.parametrize("text", ["", "cpu", "cpu:", "cpu:x", "tpu:2", "cpu:0", "cpu:-1", "cpu:0,cpu:1", "cpu:99999"])
+@pytest.mark.parametrize(
+    "text", ["", "cpu", "cpu:", "cpu:x", "tpu:2", "cpu:0", "cpu:-1", "cpu:0,cpu:1", "cpu:99999"]
+)
 def test_bad_device_spec_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="device spec"):
         parse_devices(text)
@@ -97,7 +99,9 @@ def test_proxyd_without_devices_says_so_in_one_sentence() -> None:
 
 # ------------------------------------------------------------------ proxyrun
 def test_flags_behind_the_command_belong_to_the_command() -> None:
-    order = parse(["--drill", "kill-server rank=0 step=1 call=1", "torchrun", "--nproc-per-node", "2", "--report", "x"])
+    order = parse(
+        ["--drill", "kill-server rank=0 step=1 call=1", "torchrun", "--nproc-per-node", "2", "--report", "x"]
+    )
     assert order.command == ["torchrun", "--nproc-per-node", "2", "--report", "x"]
     assert order.report is None
     assert len(order.drills) == 1
@@ -132,18 +136,26 @@ def test_number_of_ranks_is_read_from_the_command(command: str, ranks: int) -> N
         (["--no-such-flag", "python"], ["--no-such-flag"]),
     ],
 )
-def test_bad_input_ends_proxyrun_with_one_sentence(arguments: list[str], words: list[str], tmp_path: Path) -> None:
+def test_bad_input_ends_proxyrun_with_one_sentence(
+    arguments: list[str], words: list[str], tmp_path: Path
+) -> None:
     assert_one_sentence(run("proxyrun", *arguments, UNDERSTUDY_SOCKET=str(tmp_path / "none.sock")), *words)
 
 
 # ------------------------------------------------------------------ recoveryctl
-@pytest.mark.parametrize("arguments", [["status"], ["log", "dump", "0"], ["drill", "kill-server", "--rank", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["log", "dump", "0"], ["drill", "kill-server", "--rank", "0"]]
+)
 def test_recoveryctl_without_a_proxyd_says_so_in_one_sentence(arguments: list[str], tmp_path: Path) -> None:
     socket = str(tmp_path / "none.sock")
-    assert_one_sentence(run("recoveryctl", *arguments, UNDERSTUDY_SOCKET=socket), "no proxyd answers at", socket)
+    assert_one_sentence(
+        run("recoveryctl", *arguments, UNDERSTUDY_SOCKET=socket), "no proxyd answers at", socket
+    )
 
 
 def test_nothing_of_recovery_imports_torch() -> None:
-    code = "import sys, recovery.proxyd, recovery.proxyrun, recovery.recoveryctl; print('torch' in sys.modules)"
+    code = (
+        "import sys, recovery.proxyd, recovery.proxyrun, recovery.recoveryctl; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.lower()) is False

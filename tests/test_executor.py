@@ -21,6 +21,7 @@ from executor_harness import (
     double,
     vector,
 )
+
 from replay import RemoteError
 
 
@@ -168,25 +169,37 @@ HOSTILE = {
     "a payload longer than its record": lambda h: h.writer.append(HOST_TO_DEVICE, 1, [0, 1 << 40]),
     "a template outside the dictionary": lambda h: h.writer.append(OPERATOR, 1 << 60, [1]),
     "a template that is not aligned": lambda h: h.writer.append(OPERATOR, 3, [1]),
-    "too few values": lambda h: h.writer.append(OPERATOR, h.template("aten::add_.Tensor", [*vector(), *vector(), 7]), [1]),
+    "too few values": lambda h: h.writer.append(
+        OPERATOR, h.template("aten::add_.Tensor", [*vector(), *vector(), 7]), [1]
+    ),
     "too few arguments": lambda h: h.writer.append(OPERATOR, h.template("aten::add_.Tensor", vector()), [1]),
     "a tensor larger than its buffer": lambda h: h.writer.append(
         OPERATOR, h.template("aten::zero_", vector(1 << 20)), [1]
     ),
     "a tensor whose extent overflows": lambda h: h.writer.append(
-        OPERATOR, h.template("aten::zero_", [1 | FLOAT << 8 | 2 << 16, 0, 1 << 62, 1 << 62, 1 << 62, 1 << 62]), [1]
+        OPERATOR,
+        h.template("aten::zero_", [1 | FLOAT << 8 | 2 << 16, 0, 1 << 62, 1 << 62, 1 << 62, 1 << 62]),
+        [1],
     ),
     "a negative stride": lambda h: h.writer.append(
         OPERATOR, h.template("aten::zero_", [1 | FLOAT << 8 | 1 << 16, 0, 4, 2**64 - 1]), [1]
     ),
-    "an unknown element type": lambda h: h.writer.append(OPERATOR, h.template("aten::zero_", vector(dtype=200)), [1]),
+    "an unknown element type": lambda h: h.writer.append(
+        OPERATOR, h.template("aten::zero_", vector(dtype=200)), [1]
+    ),
     "a list longer than its template": lambda h: h.writer.append(
         OPERATOR, h.template("aten::_foreach_zero_", [4 | (1 << 40)]), [1]
     ),
-    "an argument of the wrong type": lambda h: h.writer.append(OPERATOR, h.template("aten::zero_", [6, 5]), []),
+    "an argument of the wrong type": lambda h: h.writer.append(
+        OPERATOR, h.template("aten::zero_", [6, 5]), []
+    ),
     "a buffer of impossible size": lambda h: h.writer.append(ALLOCATE, 5, [1 << 62]),
     "a handle allocated twice": lambda h: h.writer.append(ALLOCATE, 1, [16]),
-    "a handle freed twice": lambda h: (h.writer.free_later(1), h.writer.free_later(1), h.writer.append(COMMIT, 0, [])),
+    "a handle freed twice": lambda h: (
+        h.writer.free_later(1),
+        h.writer.free_later(1),
+        h.writer.append(COMMIT, 0, []),
+    ),
     "an unknown phase": lambda h: h.writer.append(PHASE, 9, []),
     "an unknown setting": lambda h: h.writer.append(14, 99, [1]),
     "an unknown communicator": lambda h: h.writer.append(17, 4, [0] * 8),
@@ -212,19 +225,49 @@ def test_random_bytes_in_records_and_templates_never_bring_the_server_down(seed:
     with Harness() as h:
         h.new(1, [1, 1, 1, 1])
         h.new(2, [1, 1, 1, 1])
-        names = ["aten::add_.Tensor", "aten::cat", "aten::mm", "aten::_foreach_add_.List", "aten::index.Tensor", "aten::sum"]
+        names = [
+            "aten::add_.Tensor",
+            "aten::cat",
+            "aten::mm",
+            "aten::_foreach_add_.List",
+            "aten::index.Tensor",
+            "aten::sum",
+        ]
 
         def word() -> int:
-            return rng.choice([0, 1, 2, 3, 4, 5, 6, 7, 8, 2**63, 2**64 - 1, rng.getrandbits(64), *vector(), rng.getrandbits(10)])
+            return rng.choice(
+                [
+                    0,
+                    1,
+                    2,
+                    3,
+                    4,
+                    5,
+                    6,
+                    7,
+                    8,
+                    2**63,
+                    2**64 - 1,
+                    rng.getrandbits(64),
+                    *vector(),
+                    rng.getrandbits(10),
+                ]
+            )
 
         try:
             for _ in range(30):
                 name = rng.choice(names)
-                key = [rng.choice([*vector(), word(), 4 | 2 << 8, 12 | 1 << 8]) for _ in range(rng.randrange(12))]
+                key = [
+                    rng.choice([*vector(), word(), 4 | 2 << 8, 12 | 1 << 8]) for _ in range(rng.randrange(12))
+                ]
                 out = [word() for _ in range(rng.randrange(4))]
                 body = [rng.choice([1, 2, word()]) for _ in range(rng.randrange(6))]
                 kind = rng.choice([OPERATOR, OPERATOR, OPERATOR_SYNC, *range(1, 18)])
-                aux = h.template(name, key, out) if kind in (OPERATOR, OPERATOR_SYNC) else rng.choice([0, 1, 2, word()])
+                aux = (
+                    h.template(name, key, out)
+                    if kind in (OPERATOR, OPERATOR_SYNC)
+                    else rng.choice([0, 1, 2, word()])
+                )
                 if kind in (OPERATOR_SYNC, DEVICE_TO_HOST, 9):
                     h.writer.call(kind, aux, body)
                 else:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from replay import Log, LogError, LogWriter, RemoteError, create_log
 
 KIND_SEED, KIND_FREE, KIND_SYNCHRONIZE = 8, 3, 18

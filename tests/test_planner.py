@@ -52,7 +52,9 @@ def rank(number: int, newest: int = 3, **other: object) -> RankFacts:
     commits = tuple(commit(n) for n in range(1, newest + 1))
     manifests = {n: parameters(1000 + n) for n in range(1, newest + 1)}
     return replace(
-        RankFacts(number, commits=commits, manifests=manifests, log_complete_from_start=False, floor_commit=1),
+        RankFacts(
+            number, commits=commits, manifests=manifests, log_complete_from_start=False, floor_commit=1
+        ),
         **other,  # type: ignore[arg-type]
     )
 
@@ -259,7 +261,9 @@ def test_floor_stays_at_the_beginning_while_a_rank_may_still_join() -> None:
 def some_world(chance: random.Random) -> list[RankFacts]:
     """Ranks that ran for a while, with communicators over random subsets, each rank at a random place."""
     count = chance.randint(1, 4)
-    groups = [sorted(chance.sample(range(count), chance.randint(1, count))) for _ in range(chance.randint(0, 3))]
+    groups = [
+        sorted(chance.sample(range(count), chance.randint(1, count))) for _ in range(chance.randint(0, 3))
+    ]
     ranks = []
     for number in range(count):
         sequences = {n: 0 for n, group in enumerate(groups) if number in group}
@@ -305,16 +309,21 @@ def is_consistent(ranks: list[RankFacts], cut: Mapping[int, CommitFacts]) -> boo
     return True
 
 
-def consistent_cuts(ranks: list[RankFacts], choices: dict[int, list[CommitFacts]]) -> list[dict[int, CommitFacts]]:
+def consistent_cuts(
+    ranks: list[RankFacts], choices: dict[int, list[CommitFacts]]
+) -> list[dict[int, CommitFacts]]:
     numbers = [r.rank for r in ranks]
     every = (
-        dict(zip(numbers, picked, strict=True)) for picked in itertools.product(*(choices[n] for n in numbers))
+        dict(zip(numbers, picked, strict=True))
+        for picked in itertools.product(*(choices[n] for n in numbers))
     )
     return [cut for cut in every if is_consistent(ranks, cut)]
 
 
 def is_newer(one: Mapping[int, CommitFacts], other: Mapping[int, CommitFacts]) -> bool:
-    return all(one[r].number >= other[r].number for r in one) and any(one[r].number > other[r].number for r in one)
+    return all(one[r].number >= other[r].number for r in one) and any(
+        one[r].number > other[r].number for r in one
+    )
 
 
 @pytest.mark.parametrize("repetition", range(20))
@@ -351,7 +360,9 @@ def test_plan_is_viable_and_no_newer_viable_cut_exists(seed: int, repetition: in
         dead = tuple(r.rank for r in ranks if not r.alive) or (0,)
         chosen = plan(Facts(tuple(ranks), died(*dead)))
         choices = {
-            r.rank: [c for c in kept_commits(r) if r.alive or c is BEGINNING or (c.complete and c.has_manifest)]
+            r.rank: [
+                c for c in kept_commits(r) if r.alive or c is BEGINNING or (c.complete and c.has_manifest)
+            ]
             for r in ranks
         }
         viable = [cut for cut in consistent_cuts(ranks, choices) if is_viable(ranks, cut)]
@@ -367,7 +378,9 @@ def by_number(of: RankFacts, number: int) -> CommitFacts:
     return next((c for c in of.commits if c.number == number), BEGINNING)
 
 
-def offers(ranks: list[RankFacts], cut: Mapping[int, CommitFacts], step: int) -> set[tuple[int, int, int, int | None]]:
+def offers(
+    ranks: list[RankFacts], cut: Mapping[int, CommitFacts], step: int
+) -> set[tuple[int, int, int, int | None]]:
     """(rank, handle, bytes, digest) that survivors hold at this cut and step."""
     return {
         (r.rank, b.handle, b.bytes, b.digest)
@@ -398,6 +411,7 @@ def check_copies(ranks: list[RankFacts], cut: Mapping[int, CommitFacts], chosen:
 
 def test_cut_of_sixty_four_commits_on_sixteen_ranks_is_found_at_once() -> None:
     ranks = [
-        rank(n, 64, commits=tuple(commit(c, c * 20) for c in range(1, 64 + n % 2)), manifests={}) for n in range(16)
+        rank(n, 64, commits=tuple(commit(c, c * 20) for c in range(1, 64 + n % 2)), manifests={})
+        for n in range(16)
     ]
     assert consistent_floor(ranks) == dict.fromkeys(range(16), 63)

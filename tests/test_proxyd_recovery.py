@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("proxy_server") is None or importlib.util.find_spec("proxy_server._server") is None,
+    importlib.util.find_spec("proxy_server") is None
+    or importlib.util.find_spec("proxy_server._server") is None,
     reason="the device server is not installed",
 )
 
@@ -42,9 +43,9 @@ def tensor_words() -> list[int]:
 
 def work(rank: int, world: int, steps: int) -> None:
     """Parameter += sum over ranks of (rank + 1) * step; Private += Parameter; prints both after each step."""
-    import replay
     import torch_version  # type: ignore[import-not-found]
 
+    import replay
     from recovery.control import blocking_channel, pb, rpc
 
     with blocking_channel(os.environ["UNDERSTUDY_SOCKET"]) as channel:
@@ -229,7 +230,11 @@ def test_server_killed_before_any_record_of_a_minibatch_changes_no_value(
 def test_server_killed_in_three_minibatches_on_both_ranks_changes_no_value(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
-    drills = ["kill-server rank=1 step=3 call=2", "kill-server rank=0 step=5 call=3", "kill-server rank=1 step=9 call=1"]
+    drills = [
+        "kill-server rank=1 step=3 call=2",
+        "kill-server rank=0 step=5 call=3",
+        "kill-server rank=1 step=9 call=1",
+    ]
     flags = [word for drill in drills for word in ("--drill", drill)]
     done, report = proxyrun(variables, tmp_path, "--devices", "cpu:2", *flags)
     assert done.returncode == 0
@@ -237,7 +242,9 @@ def test_server_killed_in_three_minibatches_on_both_ranks_changes_no_value(
     assert sorted(r["rank"] for r in report["recoveries"] if r["recovered"]) == [0, 1, 1]
 
 
-def test_server_killed_twice_at_the_same_record_changes_no_value(variables: dict[str, str], tmp_path: Path) -> None:
+def test_server_killed_twice_at_the_same_record_changes_no_value(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
     flags = ["--drill", "kill-server rank=1 step=5 call=3"] * 4
     done, report = proxyrun(variables, tmp_path, "--devices", "cpu:2", *flags)
     assert done.returncode == 0
@@ -256,9 +263,13 @@ def test_replicated_state_comes_from_the_replica_and_is_not_shadowed(
     assert report["recoveries"][0]["copied_bytes"] >= FLOATS * 4
 
 
-def test_every_replica_killed_at_once_ends_the_job_with_a_sentence(variables: dict[str, str], tmp_path: Path) -> None:
+def test_every_replica_killed_at_once_ends_the_job_with_a_sentence(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
     drills = [word for rank in (0, 1) for word in ("--drill", f"kill-server rank={rank} step=9 call=2")]
-    done, report = proxyrun(variables | {"AWAIT_FLOOR": "1"}, tmp_path, "--devices", "cpu:2", "--spares", "2", *drills)
+    done, report = proxyrun(
+        variables | {"AWAIT_FLOOR": "1"}, tmp_path, "--devices", "cpu:2", "--spares", "2", *drills
+    )
     assert done.returncode != 0
     assert report["recoveries"][-1]["plan"] == "give-up"
     assert "every replica died: the device servers of ranks 0, 1 are gone" in done.stderr
@@ -269,7 +280,9 @@ def test_collective_that_fails_once_is_rewound_in_place(variables: dict[str, str
     done, report = proxyrun(faulty, tmp_path, "--devices", "cpu:2")
     assert done.returncode == 0
     assert [part.split("\n")[:-1] for part in done.stdout.split("\0")] == [expected(r, 2, 12) for r in (0, 1)]
-    assert [(r["fault"], r["plan"]) for r in report["recoveries"]] == [("collective-failed", "rewind-in-place")]
+    assert [(r["fault"], r["plan"]) for r in report["recoveries"]] == [
+        ("collective-failed", "rewind-in-place")
+    ]
     assert report["replies_different"] == 0
 
 
@@ -285,16 +298,22 @@ def test_record_that_fails_three_times_raises_its_own_error_in_the_worker(
 
 
 def test_drill_that_never_fires_is_named_and_an_error(variables: dict[str, str], tmp_path: Path) -> None:
-    done, report = proxyrun(variables, tmp_path, "--drill", "kill-server rank=1 step=99 call=1", "--devices", "cpu:2")
+    done, report = proxyrun(
+        variables, tmp_path, "--drill", "kill-server rank=1 step=99 call=1", "--devices", "cpu:2"
+    )
     assert done.returncode == 3
     assert "'kill-server rank=1 step=99 call=1' never fired" in done.stderr
     assert report["faults"] == [{"kind": "kill-server", "rank": 1, "step": 99, "call": 1, "fired": False}]
 
 
 def test_more_ranks_than_devices_is_one_sentence(variables: dict[str, str], tmp_path: Path) -> None:
-    done, _ = proxyrun(variables, tmp_path, "--devices", "cpu:1", "--drill", "kill-server rank=0 step=1 call=1")
+    done, _ = proxyrun(
+        variables, tmp_path, "--devices", "cpu:1", "--drill", "kill-server rank=0 step=1 call=1"
+    )
     assert done.returncode != 0
-    assert "more ranks than devices: rank 1 asked for cuda:1 but proxyd serves 1 device (cpu:0)" in done.stderr
+    assert (
+        "more ranks than devices: rank 1 asked for cuda:1 but proxyd serves 1 device (cpu:0)" in done.stderr
+    )
 
 
 def test_worker_killed_in_mid_run_leaves_nothing_behind(variables: dict[str, str], tmp_path: Path) -> None:

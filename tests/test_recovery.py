@@ -27,18 +27,21 @@ def test_a_server_killed_at_each_of_forty_calls_of_a_minibatch_changes_no_loss(
     """Each kill strikes another minibatch of one run, at another call: a wrong bit anywhere would stay to the end."""
     seed = 20261121
     print(f"seed {seed}")
-    steps = FIRST + KILLS + 2
+    steps = FIRST + 2 * KILLS + 2
     training = EXAMPLES[example](2, steps, 0.1)
     unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
     calls = spread(unfaulted.report["calls_per_step"], seed)
     assert len(calls) >= 40
-    drills = tuple(f"kill-server rank={i % 2} step={FIRST + i} call={call}" for i, call in enumerate(calls))
+    # Every second minibatch: a rank runs into the next one before its peer died, and two deaths at once are too many.
+    drills = tuple(
+        f"kill-server rank={i % 2} step={FIRST + 2 * i} call={call}" for i, call in enumerate(calls)
+    )
     faulted = training.run(tmp_path / "faulted", proxied=True, drills=drills)
     assert faulted.losses == unfaulted.losses
     recoveries = faulted.report["recoveries"]
     assert len(recoveries) == len(calls)
     assert all(r["recovered"] and r["plan"] == "restart-copy-replay" for r in recoveries)
-    assert {r["phase"] for r in recoveries} >= {"FORWARD_BACKWARD"}
+    assert {r["phase"] for r in recoveries} == {"FORWARD_BACKWARD", "OPTIMIZER"}
     assert faulted.report["replies_different"] == 0
 
 
@@ -46,7 +49,9 @@ def test_a_server_killed_before_the_first_commit_is_replayed_from_the_beginning(
     training = EXAMPLES["digits_convnet"](2, 6, 0.1)
     unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
     faulted = training.run(
-        tmp_path / "faulted", proxied=True, drills=("kill-server rank=1 step=1 call=30", "kill-server rank=0 step=1 call=200")
+        tmp_path / "faulted",
+        proxied=True,
+        drills=("kill-server rank=1 step=1 call=30", "kill-server rank=0 step=1 call=200"),
     )
     assert faulted.losses == unfaulted.losses
     assert len(faulted.report["recoveries"]) == 2
@@ -57,13 +62,11 @@ def test_a_server_killed_among_collectives_of_every_kind_gives_the_same_bytes(tm
     outcomes = []
     for name, drills in {
         "unfaulted": (),
-        "faulted": tuple(
-            f"kill-server rank={i % 2} step={3 + i} call={5 + 9 * i}" for i in range(8)
-        ),
+        "faulted": tuple(f"kill-server rank={i % 2} step={3 + 2 * i} call={5 + 9 * i}" for i in range(8)),
     }.items():
         options = tuple(word for drill in drills for word in ("--drill", drill))
         ended = proxied.run(
-            proxied.torchrun(2, script, "--out", str(tmp_path / f"{name}.x"), "--steps", "12"),
+            proxied.torchrun(2, script, "--out", str(tmp_path / f"{name}.x"), "--steps", "20"),
             folder=tmp_path,
             options=options,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
+
 from replay import ByteTable, RewindError
 
 
@@ -123,6 +125,10 @@ def test_unknown_and_doubly_created_handles_are_refused() -> None:
             broken()
 
 
+def mix(a: bytes, b: bytes) -> bytes:
+    return bytes((x * 31 + y + 7) % 256 for x, y in zip(a, b, strict=True))
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_any_history_rewinds_to_any_commit_in_reach_and_replays_to_the_same_state(seed: int) -> None:
     """Random programs: after a rewind the same operations give the same contents, at every step."""
@@ -130,17 +136,16 @@ def test_any_history_rewinds_to_any_commit_in_reach_and_replays_to_the_same_stat
     table = ByteTable()
     alive: set[int] = set()
     next_handle = 1
-    program: list[tuple] = []
+    program: list[tuple[Any, ...]] = []
     commits = {0: 0}  # commit -> length of the program there
     floor = 0
 
-    def run(operation: tuple) -> None:
+    def run(operation: tuple[Any, ...]) -> None:
         match operation:
             case ("create", handle, content):
                 table.create(handle, content)
             case ("mix", target, source):  # reads both, writes one: content depends on history
-                mixed = bytes((a * 31 + b + 7) % 256 for a, b in zip(table.read(target), table.read(source), strict=True))
-                table.write(target, mixed)
+                table.write(target, mix(table.read(target), table.read(source)))
             case ("free", handle):
                 table.free(handle)
             case ("commit",):
@@ -181,8 +186,7 @@ def test_any_history_rewinds_to_any_commit_in_reach_and_replays_to_the_same_stat
             case ("create", handle, content):
                 reference.create(handle, content)
             case ("mix", target, source):
-                a, b = reference.read(target), reference.read(source)
-                reference.write(target, bytes((x * 31 + y + 7) % 256 for x, y in zip(a, b, strict=True)))
+                reference.write(target, mix(reference.read(target), reference.read(source)))
             case ("free", handle):
                 reference.free(handle)
             case ("commit",):

@@ -22,7 +22,9 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_losses_under_the_proxy_equal_native_ones_bit_for_bit(example: str, ranks: int, tmp_path: Path) -> None:
+def test_losses_under_the_proxy_equal_native_ones_bit_for_bit(
+    example: str, ranks: int, tmp_path: Path
+) -> None:
     training = EXAMPLES[example](ranks, 12, 0.0)
     native = training.run(tmp_path / "native", proxied=False)
     under_proxy = training.run(tmp_path / "proxied", proxied=True)
@@ -33,7 +35,9 @@ def test_losses_under_the_proxy_equal_native_ones_bit_for_bit(example: str, rank
 
 def test_every_collective_gives_the_bytes_that_gloo_gives_natively(tmp_path: Path) -> None:
     script = proxied.WORKLOADS / "collectives.py"
-    native = proxied.torchrun(2, script, "--device", "cpu", "--out", str(tmp_path / "native.x"), "--steps", "2")
+    native = proxied.torchrun(
+        2, script, "--device", "cpu", "--out", str(tmp_path / "native.x"), "--steps", "2"
+    )
     done = subprocess.run(native, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     ended = proxied.run(

@@ -23,26 +23,31 @@ struct UndeclaredWrite {
   std::array<int, 2> arguments;
 };
 constexpr UndeclaredWrite kUndeclaredWrites[] = {
-    {"aten::native_batch_norm", {3, 4}},
-    {"aten::batch_norm_update_stats", {1, 2}},
-    {"aten::cudnn_batch_norm", {3, 4}},
-    {"aten::miopen_batch_norm", {3, 4}},
-    {"aten::batch_norm_gather_stats", {3, 4}},
-    {"aten::batch_norm_gather_stats_with_counts", {3, 4}},
+    {"aten::native_batch_norm", {3, 4}},       {"aten::batch_norm_update_stats", {1, 2}},
+    {"aten::cudnn_batch_norm", {3, 4}},        {"aten::miopen_batch_norm", {3, 4}},
+    {"aten::batch_norm_gather_stats", {3, 4}}, {"aten::batch_norm_gather_stats_with_counts", {3, 4}},
 };
 
 // Operators that reach outside device memory: files, host pointers, shared memory.
 const std::set<std::string>& refused() {
-  static const std::set<std::string> names{"aten::from_file",  "aten::_pin_memory", "aten::pin_memory", "aten::set_",
-                                           "aten::_print",     "aten::save",        "aten::load",       "aten::set_data",
-                                           "aten::_local_scalar_dense_host", "aten::_cudnn_init_dropout_state"};
+  static const std::set<std::string> names{"aten::from_file",
+                                           "aten::_pin_memory",
+                                           "aten::pin_memory",
+                                           "aten::set_",
+                                           "aten::_print",
+                                           "aten::save",
+                                           "aten::load",
+                                           "aten::set_data",
+                                           "aten::_local_scalar_dense_host",
+                                           "aten::_cudnn_init_dropout_state"};
   return names;
 }
 
 bool is_tensor_word(Tag tag) { return tag == Tag::kTensor || tag == Tag::kCpuTensor; }
 
 c10::ScalarType scalar_type(uint64_t code) {
-  if (code >= static_cast<uint64_t>(c10::ScalarType::NumOptions) || code == static_cast<uint64_t>(c10::ScalarType::Undefined))
+  if (code >= static_cast<uint64_t>(c10::ScalarType::NumOptions) ||
+      code == static_cast<uint64_t>(c10::ScalarType::Undefined))
     throw LogError("unknown element type " + std::to_string(code));
   return static_cast<c10::ScalarType>(code);
 }
@@ -58,7 +63,8 @@ uint64_t extent(const TensorSpec& s) {
       continue;
     }
     uint64_t reach;
-    if (__builtin_mul_overflow(static_cast<uint64_t>(s.sizes[i] - 1), static_cast<uint64_t>(s.strides[i]), &reach) ||
+    if (__builtin_mul_overflow(static_cast<uint64_t>(s.sizes[i] - 1), static_cast<uint64_t>(s.strides[i]),
+                               &reach) ||
         __builtin_add_overflow(last, reach, &last))
       throw LogError("the extent of a tensor overflows");
   }
@@ -66,7 +72,8 @@ uint64_t extent(const TensorSpec& s) {
   if (s.offset < 0) throw LogError("a tensor has a negative offset");
   if (__builtin_add_overflow(last, static_cast<uint64_t>(s.offset), &elements) ||
       __builtin_add_overflow(elements, uint64_t{empty ? 0u : 1u}, &elements) ||
-      __builtin_mul_overflow(elements, static_cast<uint64_t>(s.type.itemsize()), &elements) || elements > (1ull << 60))
+      __builtin_mul_overflow(elements, static_cast<uint64_t>(s.type.itemsize()), &elements) ||
+      elements > (1ull << 60))
     throw LogError("the extent of a tensor overflows");
   return empty ? 0 : elements;
 }
@@ -120,9 +127,10 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
       for (uint64_t i = 0; i < n; i++) {
         a.items.push_back(parse_argument(words, driver, depth + 1));
         const Tag item = a.items.back().tag;
-        const bool fits = a.tag == Tag::kList ? (item == Tag::kInt || item == Tag::kDouble || item == Tag::kBool ||
-                                                 item == Tag::kComplex || item == Tag::kConstantDouble)
-                                              : (is_tensor_word(item) || item == Tag::kUndefined);
+        const bool fits = a.tag == Tag::kList
+                              ? (item == Tag::kInt || item == Tag::kDouble || item == Tag::kBool ||
+                                 item == Tag::kComplex || item == Tag::kConstantDouble)
+                              : (is_tensor_word(item) || item == Tag::kUndefined);
         if (!fits) throw LogError("a list holds an item of the wrong kind");
       }
       break;
@@ -207,7 +215,8 @@ void mark_writes(Template& t) {
     const auto* alias = arguments[i].alias_info();
     bool written = alias != nullptr && alias->isWrite();
     for (const UndeclaredWrite& u : kUndeclaredWrites)
-      if (t.op.schema().name() == u.name && (u.arguments[0] == static_cast<int>(i) || u.arguments[1] == static_cast<int>(i)))
+      if (t.op.schema().name() == u.name &&
+          (u.arguments[0] == static_cast<int>(i) || u.arguments[1] == static_cast<int>(i)))
         written = true;
     t.arguments[i].written = written;
     for (ArgumentSpec& item : t.arguments[i].items) item.written = written;
@@ -234,7 +243,8 @@ at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Dr
   if (spec.extent_bytes > storage.nbytes())
     throw LogError("a tensor reaches " + std::to_string(spec.extent_bytes) + " bytes into a buffer of " +
                    std::to_string(storage.nbytes()));
-  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(driver.key()), spec.type);
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(driver.key()),
+                                                    spec.type);
   auto* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(spec.sizes, spec.strides, spec.offset);
   if (spec.flags & replay::kWrappedNumber) impl->set_wrapped_number(true);
@@ -244,9 +254,11 @@ at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Dr
 }
 
 std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver) {
-  const uint64_t tail = std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
+  const uint64_t tail =
+      std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
   replay::TemplateHeader header;
-  if (offset % 8 != 0 || offset > tail || tail - offset < sizeof header) throw LogError("a template lies outside the dictionary");
+  if (offset % 8 != 0 || offset > tail || tail - offset < sizeof header)
+    throw LogError("a template lies outside the dictionary");
   std::memcpy(&header, log.dictionary() + offset, sizeof header);
   const uint64_t padded = (uint64_t{header.name_bytes} + 7) / 8 * 8;
   const uint64_t needed = sizeof header + padded + 8ull * header.key_words + 8ull * header.output_words;
@@ -265,8 +277,8 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t off
   Words key(words, header.key_words);
   while (key.left() != 0) t->arguments.push_back(parse_argument(key, driver, 0));
   if (t->arguments.size() != op->schema().arguments().size())
-    throw LogError("a call of " + name + " has " + std::to_string(t->arguments.size()) + " arguments instead of " +
-                   std::to_string(op->schema().arguments().size()));
+    throw LogError("a call of " + name + " has " + std::to_string(t->arguments.size()) +
+                   " arguments instead of " + std::to_string(op->schema().arguments().size()));
   Words outputs(words + header.key_words, header.output_words);
   while (outputs.left() != 0) t->returns.push_back(parse_return(outputs));
   if (!t->returns.empty() && t->returns.size() != op->schema().returns().size())

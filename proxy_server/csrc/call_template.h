@@ -17,14 +17,14 @@ struct TensorSpec {
   caffe2::TypeMeta type;
   c10::ScalarType dtype{};
   uint8_t flags = 0;
-  int64_t offset = 0;                // elements
-  uint64_t extent_bytes = 0;         // a storage must have at least this many
+  int64_t offset = 0;         // elements
+  uint64_t extent_bytes = 0;  // a storage must have at least this many
   std::vector<int64_t> sizes, strides;
 };
 
 struct ArgumentSpec {
   replay::Tag tag{};
-  bool written = false;              // the operator changes this tensor
+  bool written = false;  // the operator changes this tensor
   uint64_t count = 0;
   TensorSpec tensor;
   std::vector<ArgumentSpec> items;
@@ -38,7 +38,7 @@ struct OutputSpec {
 };
 
 struct ReturnSpec {
-  uint64_t kind = 0;                 // 0 = a written argument, 1 = tensor, 2 = list
+  uint64_t kind = 0;  // 0 = a written argument, 1 = tensor, 2 = list
   std::vector<OutputSpec> items;
 };
 
@@ -49,8 +49,8 @@ struct Template {
   std::vector<ReturnSpec> returns;
 };
 
-// Parses and checks the template at `offset` of the dictionary. Throws replay::LogError for a malformed one and
-// c10::Error (NotImplementedError) for an operator that does not exist here or must not be run.
+// Parses and checks the template at `offset` of the dictionary. Throws replay::LogError for a malformed one
+// and c10::Error (NotImplementedError) for an operator that does not exist here or must not be run.
 std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver);
 
 // The rest of a collective's tensor, behind its tensor word and handle: [offset, sizes, strides].

@@ -26,7 +26,8 @@ std::string hexadecimal(uint64_t high, uint64_t low) {
 }
 
 bool is_point_to_point(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive || kind == CollectiveKind::kReceiveAny;
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive ||
+         kind == CollectiveKind::kReceiveAny;
 }
 
 // One collective, ready to start: its tensors and what remains to be done when it has ended.
@@ -62,7 +63,8 @@ c10d::ReduceOp::RedOpType average_as_sum(Call& call, const c10d::Backend& backen
 }
 
 WorkPointer all_to_all_by_base(Call& call, c10d::Backend& backend) {
-  need(static_cast<int>(call.inputs.size()) == backend.getSize() && call.outputs.size() == call.inputs.size());
+  need(static_cast<int>(call.inputs.size()) == backend.getSize() &&
+       call.outputs.size() == call.inputs.size());
   std::vector<int64_t> in_splits, out_splits;
   std::vector<at::Tensor> flat;
   for (const at::Tensor& t : call.inputs) flat.push_back(t.reshape({-1})), in_splits.push_back(t.numel());
@@ -104,8 +106,9 @@ WorkPointer start_on(Call& call, c10d::Backend& backend) {
       c10d::ReduceOptions o;
       o.rootRank = call.peer;
       o.reduceOp = call.peer == backend.getRank() ? average_as_sum(call, backend, out)
-                   : call.reduce == c10d::ReduceOp::AVG && backend.getBackendName() != "nccl" ? c10d::ReduceOp::SUM
-                                                                                               : call.reduce;
+                   : call.reduce == c10d::ReduceOp::AVG && backend.getBackendName() != "nccl"
+                       ? c10d::ReduceOp::SUM
+                       : call.reduce;
       return backend.reduce(out, o);
     }
     case CollectiveKind::kAllGather: {
@@ -173,7 +176,8 @@ void Communicators::create(uint64_t handle, Words body) {
   c.rank = body.next();
   c.size = body.next();
   c.timeout_ms = body.next();
-  if (c.size == 0 || c.size > 65536 || c.rank >= c.size) throw LogError("a communicator has an impossible rank or size");
+  if (c.size == 0 || c.size > 65536 || c.rank >= c.size)
+    throw LogError("a communicator has an impossible rank or size");
   std::lock_guard<std::mutex> lock(backends_mutex_);
   if (!communicators_.emplace(handle, std::move(c)).second) throw LogError("a communicator is created twice");
 }
@@ -209,7 +213,8 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   Communicator& c = it->second;
   CollectiveHeader header;
   std::memcpy(&header, body.take(sizeof header / 8), sizeof header);
-  if (header.kind >= replay::kCollectiveKinds) throw LogError("unknown collective " + std::to_string(header.kind));
+  if (header.kind >= replay::kCollectiveKinds)
+    throw LogError("unknown collective " + std::to_string(header.kind));
   if (header.reduce_op > static_cast<uint64_t>(c10d::ReduceOp::BXOR)) throw LogError("unknown reduction");
   Call call;
   call.kind = static_cast<CollectiveKind>(header.kind);
@@ -236,7 +241,8 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   tensors(header.outputs, true, call.outputs);
   body.count(header.splits);
   for (uint64_t i = 0; i < header.splits; i++)
-    (i < header.splits / 2 ? call.output_splits : call.input_splits).push_back(static_cast<int64_t>(body.next()));
+    (i < header.splits / 2 ? call.output_splits : call.input_splits)
+        .push_back(static_cast<int64_t>(body.next()));
 
   WorkPointer work;
   try {
@@ -255,11 +261,24 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   }
   for (const uint64_t buffer : buffers)
     if (BufferTable::Buffer* b = state.table().find(buffer)) b->in_flight = true;
-  static const char* const names[replay::kCollectiveKinds] = {
-      "broadcast", "all-reduce", "reduce", "all-gather", "all-gather-base", "gather", "scatter", "reduce-scatter",
-      "reduce-scatter-base", "all-to-all-base", "all-to-all", "barrier", "send", "receive", "receive-any"};
+  static const char* const names[replay::kCollectiveKinds] = {"broadcast",
+                                                              "all-reduce",
+                                                              "reduce",
+                                                              "all-gather",
+                                                              "all-gather-base",
+                                                              "gather",
+                                                              "scatter",
+                                                              "reduce-scatter",
+                                                              "reduce-scatter-base",
+                                                              "all-to-all-base",
+                                                              "all-to-all",
+                                                              "barrier",
+                                                              "send",
+                                                              "receive",
+                                                              "receive-any"};
   // The work keeps the tensors alive until it is done, also on backends that do not.
-  auto keep = [any, work, finish = std::move(call.finish), in = std::move(call.inputs), out = std::move(call.outputs)] {
+  auto keep = [any, work, finish = std::move(call.finish), in = std::move(call.inputs),
+               out = std::move(call.outputs)] {
     if (finish) finish();
     if (any) at::Tensor(out[1]).fill_(work->sourceRank());  // the second result tells who sent
   };

@@ -1,7 +1,8 @@
 // Communicators and the collectives in flight on them.
 //
-// A collective is started when its record is reached and runs beside later records; whoever touches one of its
-// buffers waits for it first. So the worker's Work::wait() needs no record, and communication overlaps computation.
+// A collective is started when its record is reached and runs beside later records; whoever touches one of
+// its buffers waits for it first. So the worker's Work::wait() needs no record, and communication overlaps
+// computation.
 #pragma once
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -64,14 +65,14 @@ class Communicators {
  private:
   struct Communicator {
     uint64_t uid_low = 0, uid_high = 0, rank = 0, size = 0, timeout_ms = 0;
-    uint64_t sequence = 0;                         // collectives of all members
-    std::map<uint64_t, uint64_t> peer_sequence;    // sends and receives with one peer
+    uint64_t sequence = 0;                       // collectives of all members
+    std::map<uint64_t, uint64_t> peer_sequence;  // sends and receives with one peer
     c10::intrusive_ptr<c10d::Backend> backend;
   };
   struct InFlight {
     c10::intrusive_ptr<c10d::Work> work;
     std::vector<uint64_t> buffers;
-    std::function<void()> finish;   // on the executor's thread, when the work is done
+    std::function<void()> finish;  // on the executor's thread, when the work is done
     std::string name;
   };
 

@@ -15,7 +15,8 @@ using replay::LogError;
 using replay::Manifest;
 using replay::Setting;
 
-DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy policy, Communicators& communicators)
+DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy policy,
+                         Communicators& communicators)
     : driver_(driver),
       log_(log),
       policy_(policy),
@@ -81,7 +82,8 @@ void DeviceState::phase(replay::Phase phase) {
 
 const CommitEntry& DeviceState::entry(uint64_t number) const {
   const CommitEntry& e = log_.page().commits[number % replay::kCommitRing];
-  if (number == 0 || e.number != number) throw LogError("commit " + std::to_string(number) + " is no longer known");
+  if (number == 0 || e.number != number)
+    throw LogError("commit " + std::to_string(number) + " is no longer known");
   return e;
 }
 
@@ -154,7 +156,8 @@ uint64_t DeviceState::commit(const Position& position) {
     }
     if (complete) e.flags |= replay::kCommitComplete;
     if (!complete && !shadow_full_warned_) {
-      std::fprintf(stderr, "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
+      std::fprintf(stderr,
+                   "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
                    log_.page().rank);
       shadow_full_warned_ = true;
     }
@@ -262,8 +265,9 @@ std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
   uint64_t bytes = 0;
   for (const auto& row : manifest.buffers) {
     if (row.has_digest == 2) {
-      table_.adopt(row.handle, store_.hollow(c10::Storage(c10::Storage::use_byte_size_t(), row.bytes,
-                                                          c10::DataPtr(nullptr, driver_.device()), nullptr, false)),
+      table_.adopt(row.handle,
+                   store_.hollow(c10::Storage(c10::Storage::use_byte_size_t(), row.bytes,
+                                              c10::DataPtr(nullptr, driver_.device()), nullptr, false)),
                    false);
       continue;
     }
@@ -304,7 +308,8 @@ void DeviceState::complete_restore(const std::vector<std::pair<uint64_t, uint64_
     b->digest_version = b->version;
     b->replicated = true;
     if (b->digest != expected)
-      throw LogError("buffer " + std::to_string(handle) + " copied from a replica differs from this rank's own at the commit");
+      throw LogError("buffer " + std::to_string(handle) +
+                     " copied from a replica differs from this rank's own at the commit");
   }
 }
 

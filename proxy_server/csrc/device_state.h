@@ -18,16 +18,16 @@ namespace understudy::server {
 using BufferTable = replay::BufferTable<c10::Storage, StorageStore>;
 
 struct Policy {
-  bool protect = false;               // keep pre-images, digests and shadows
-  bool optimizer_preimages = false;   // in the OPTIMIZER phase too
+  bool protect = false;              // keep pre-images, digests and shadows
+  bool optimizer_preimages = false;  // in the OPTIMIZER phase too
 };
 
 // Where execution stands between two records.
 struct Position {
   uint64_t offset = 0, index = 0;
-  bool frees_done = false;   // of the record at `offset`
-  uint64_t steps = 0;        // optimizer steps completed
-  uint64_t call = 0;         // records of this minibatch begun
+  bool frees_done = false;  // of the record at `offset`
+  uint64_t steps = 0;       // optimizer steps completed
+  uint64_t call = 0;        // records of this minibatch begun
 };
 
 class DeviceState {

@@ -15,12 +15,14 @@ constexpr uint64_t kPoolBytes = 2ull << 30;  // of pre-image storages kept for r
 }  // namespace
 
 Driver::Driver(const std::string& spec) : device_(spec) {
-  TORCH_CHECK_VALUE(device_.is_cpu() || device_.is_cuda(), "unknown device '", spec, "': use cpu:N or cuda:N");
+  TORCH_CHECK_VALUE(device_.is_cpu() || device_.is_cuda(), "unknown device '", spec,
+                    "': use cpu:N or cuda:N");
 }
 
 c10::Storage Driver::allocate(uint64_t bytes) const {
   if (!device_.is_cpu())
-    return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device_)).storage();
+    return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device_))
+        .storage();
   auto* allocator = at::getCPUAllocator();
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true);
 }
@@ -59,7 +61,8 @@ void Driver::from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, 
     std::memcpy(static_cast<uint8_t*>(to.mutable_data()) + offset, from, bytes);
   else
     bytes_of(to, offset, bytes)
-        .copy_(at::from_blob(const_cast<void*>(from), {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte)));
+        .copy_(at::from_blob(const_cast<void*>(from), {static_cast<int64_t>(bytes)},
+                             at::TensorOptions().dtype(at::kByte)));
 }
 
 uint64_t Driver::digest(const c10::Storage& storage) const {
@@ -76,7 +79,8 @@ at::Generator Driver::default_generator() const {
 }
 
 at::Generator Driver::new_generator() const {
-  return device_.is_cpu() ? at::detail::createCPUGenerator() : at::detail::getCUDAHooks().getNewGenerator(device_.index());
+  return device_.is_cpu() ? at::detail::createCPUGenerator()
+                          : at::detail::getCUDAHooks().getNewGenerator(device_.index());
 }
 
 void Driver::synchronize() const {
@@ -97,8 +101,8 @@ c10::Storage StorageStore::copy(const c10::Storage& from) {
 }
 
 c10::Storage StorageStore::hollow(const c10::Storage& from) const {
-  return c10::Storage(c10::Storage::use_byte_size_t(), from.nbytes(), c10::DataPtr(nullptr, driver_.device()), nullptr,
-                      false);
+  return c10::Storage(c10::Storage::use_byte_size_t(), from.nbytes(), c10::DataPtr(nullptr, driver_.device()),
+                      nullptr, false);
 }
 
 void StorageStore::recycle(c10::Storage&& storage) {

@@ -30,7 +30,8 @@ class Driver {
   c10::Device device_;
 };
 
-// Keeps contents for the rewind rules; storages of pre-images are used again (a fresh page costs more than a copy).
+// Keeps contents for the rewind rules; storages of pre-images are used again (a fresh page costs more than a
+// copy).
 class StorageStore {
  public:
   explicit StorageStore(const Driver& driver) : driver_(driver) {}

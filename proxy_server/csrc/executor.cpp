@@ -18,8 +18,8 @@ using replay::Record;
 
 namespace {
 
-constexpr uint64_t kAutomaticCommitBytes = 64ull << 20;   // of log without an optimizer step
-constexpr uint64_t kPressurePatienceNs = 5000000000ull;   // before a full log is cut without its peers
+constexpr uint64_t kAutomaticCommitBytes = 64ull << 20;  // of log without an optimizer step
+constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
 
 int available_cores() {
@@ -42,7 +42,8 @@ Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory
   communicators.set_generation(o.generation);
 }
 
-Executor::Executor(BackendFactory factory) : factory_(std::move(factory)), thread_([this] { thread_main(); }) {}
+Executor::Executor(BackendFactory factory)
+    : factory_(std::move(factory)), thread_([this] { thread_main(); }) {}
 
 Executor::~Executor() {
   {
@@ -64,7 +65,8 @@ Executor::Session& Executor::need_parked() const {
   Session& s = need_session();
   std::lock_guard<std::mutex> lock(mutex_);
   // A rank that has ended stands still too: a peer that did not may still need its state.
-  if (state_ != State::kParked && state_ != State::kEnded) throw LogError("the device server must be parked for this");
+  if (state_ != State::kParked && state_ != State::kEnded)
+    throw LogError("the device server must be parked for this");
   return s;
 }
 
@@ -146,7 +148,8 @@ void Executor::detach() {
 
 std::optional<Fault> Executor::wait_for_fault(long milliseconds) {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return fault_.has_value() || stop_; });
+  changed_.wait_for(lock, std::chrono::milliseconds(milliseconds),
+                    [this] { return fault_.has_value() || stop_; });
   std::optional<Fault> taken;
   taken.swap(fault_);
   return taken;
@@ -216,15 +219,17 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
   }
 }
 
-// The worker waits for room and everything it wrote is done: commit here, and if the peers' floor does not follow,
-// cut the log all the same. Training goes on; until the next complete commit a fault cannot be survived.
+// The worker waits for room and everything it wrote is done: commit here, and if the peers' floor does not
+// follow, cut the log all the same. Training goes on; until the next complete commit a fault cannot be
+// survived.
 void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
   const uint64_t newest = s.log.page().commit_count.load();
   const bool behind = newest == 0 || s.last_commit_offset != s.at.offset;
   if (behind || s.commit_pending) make_commit(s, s.at);
   if (replay::now_ns() - idle_since_ns < kPressurePatienceNs && s.options.policy.protect) return;
   std::fprintf(stderr,
-               "understudy: the log of rank %u is full (%llu MiB) and its peers hold no matching commit; it is cut here. "
+               "understudy: the log of rank %u is full (%llu MiB) and its peers hold no matching commit; it "
+               "is cut here. "
                "Training goes on, but a fault before the next commit cannot be survived\n",
                s.log.page().rank,
                static_cast<unsigned long long>(s.log.segment_bytes() * s.log.segment_count() >> 20));
@@ -233,7 +238,8 @@ void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
 
 State Executor::run_records(Session& s) {
   auto& page = s.log.page();
-  if (s.options.threads > 0) s.state->set(replay::Setting::kThreads, static_cast<uint64_t>(s.options.threads));
+  if (s.options.threads > 0)
+    s.state->set(replay::Setting::kThreads, static_cast<uint64_t>(s.options.threads));
   load_drills(s);
   page.step.store(s.at.steps + 1);
   page.call.store(s.at.call);
@@ -243,7 +249,8 @@ State Executor::run_records(Session& s) {
     if (s.at.offset == tail && !wait_for_records(s, tail)) return State::kParked;
     if (__builtin_expect(park_requested_.load(std::memory_order_relaxed), 0)) return State::kParked;
     const Record& r = s.log.record(s.at.offset, tail);
-    if (r.index != s.at.index) throw LogError("record " + std::to_string(s.at.index) + " carries number " + std::to_string(r.index));
+    if (r.index != s.at.index)
+      throw LogError("record " + std::to_string(s.at.index) + " carries number " + std::to_string(r.index));
     const uint64_t bytes = r.bytes;
     const auto kind = static_cast<Kind>(r.kind);
     if (kind != Kind::kPad) {
@@ -258,7 +265,8 @@ State Executor::run_records(Session& s) {
     if ((s.at.index & 63) == 0) page.progress_ns.store(replay::now_ns(), std::memory_order_relaxed);
     if (kind == Kind::kEnd) return State::kEnded;
     // Long stretches without an optimizer step (evaluation, generation): the log must not grow for ever.
-    if (replay::is_sync(kind) && s.at.offset - s.last_commit_offset > kAutomaticCommitBytes && !s.commit_pending &&
+    if (replay::is_sync(kind) && s.at.offset - s.last_commit_offset > kAutomaticCommitBytes &&
+        !s.commit_pending &&
         page.phase.load(std::memory_order_relaxed) == static_cast<uint32_t>(replay::Phase::kForwardBackward))
       make_commit(s, s.at);
   }
@@ -270,7 +278,8 @@ void Executor::begin_record(Session& s, const Record& r) {
   if (!s.at.frees_done) {
     s.at.call++;
     page.call.store(s.at.call, std::memory_order_relaxed);
-    if (__builtin_expect(!s.drills.empty() || page.drill_count.load(std::memory_order_relaxed) != s.drills_seen, 0))
+    if (__builtin_expect(
+            !s.drills.empty() || page.drill_count.load(std::memory_order_relaxed) != s.drills_seen, 0))
       fire_drill(s);
     const bool failed = page.error_kind.load(std::memory_order_relaxed) != 0;
     for (uint16_t i = 0; i < r.frees; i++) {

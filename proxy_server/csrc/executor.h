@@ -44,13 +44,13 @@ class Executor {
   ~Executor();
 
   // Control. All throw std::exception; none may run beside another (the caller serialises them).
-  void attach(const AttachOptions& options);        // idle -> parked; commit 0 or what restore() follows
+  void attach(const AttachOptions& options);  // idle -> parked; commit 0 or what restore() follows
   void resume();
-  void park();                                      // -> parked (or ended); aborts what it waits for
-  uint64_t rewind(uint64_t commit);                 // parked; returns bytes brought back
-  uint64_t restore(uint64_t commit);                // parked, fresh; returns bytes taken from shadows
-  uint32_t rebuild(uint32_t generation);            // parked
-  void detach();                                    // -> idle, as new
+  void park();                            // -> parked (or ended); aborts what it waits for
+  uint64_t rewind(uint64_t commit);       // parked; returns bytes brought back
+  uint64_t restore(uint64_t commit);      // parked, fresh; returns bytes taken from shadows
+  uint32_t rebuild(uint32_t generation);  // parked
+  void detach();                          // -> idle, as new
   DeviceState& parked_state() { return *need_parked().state; }
   void set_replicated(std::vector<uint64_t> handles);  // takes effect at the next commit
 

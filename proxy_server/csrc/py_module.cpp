@@ -39,8 +39,8 @@ std::unique_ptr<Executor> make_executor(PythonFactory factory) {
   });
 }
 
-void attach(Executor& e, const std::string& log_directory, const std::string& device, int threads, bool protect,
-            bool optimizer_preimages, uint32_t generation) {
+void attach(Executor& e, const std::string& log_directory, const std::string& device, int threads,
+            bool protect, bool optimizer_preimages, uint32_t generation) {
   AttachOptions o;
   o.log_directory = log_directory;
   o.device = device;
@@ -82,28 +82,34 @@ PYBIND11_MODULE(_server, m) {
       .def("rebuild", &Executor::rebuild, Release())
       .def("detach", &Executor::detach, Release())
       .def("set_replicated", &Executor::set_replicated, Release())
-      .def("has_content", [](Executor& e, uint64_t handle) { return e.parked_state().has_content(handle); }, Release())
-      .def("buffer_bytes",
-           [](Executor& e, uint64_t handle) {
-             auto* b = e.parked_state().table().find(handle);
-             return b == nullptr ? uint64_t{0} : static_cast<uint64_t>(b->content.nbytes());
-           },
-           Release())
+      .def(
+          "has_content", [](Executor& e, uint64_t handle) { return e.parked_state().has_content(handle); },
+          Release())
+      .def(
+          "buffer_bytes",
+          [](Executor& e, uint64_t handle) {
+            auto* b = e.parked_state().table().find(handle);
+            return b == nullptr ? uint64_t{0} : static_cast<uint64_t>(b->content.nbytes());
+          },
+          Release())
       .def("read_state", &read_state)
       .def("adopt_replica", &adopt_replica)
-      .def("mark_lost", [](Executor& e, uint64_t handle) { e.parked_state().mark_lost(handle); }, Release())
-      .def("complete_restore",
-           [](Executor& e, const std::vector<std::pair<uint64_t, uint64_t>>& digests) {
-             e.parked_state().complete_restore(digests);
-           },
-           Release())
-      .def("wait_for_fault",
-           [](Executor& e, long milliseconds) -> std::optional<std::pair<std::string, uint64_t>> {
-             const auto fault = e.wait_for_fault(milliseconds);
-             if (!fault) return std::nullopt;
-             return std::pair(fault->message, fault->record_index);
-           },
-           Release())
+      .def(
+          "mark_lost", [](Executor& e, uint64_t handle) { e.parked_state().mark_lost(handle); }, Release())
+      .def(
+          "complete_restore",
+          [](Executor& e, const std::vector<std::pair<uint64_t, uint64_t>>& digests) {
+            e.parked_state().complete_restore(digests);
+          },
+          Release())
+      .def(
+          "wait_for_fault",
+          [](Executor& e, long milliseconds) -> std::optional<std::pair<std::string, uint64_t>> {
+            const auto fault = e.wait_for_fault(milliseconds);
+            if (!fault) return std::nullopt;
+            return std::pair(fault->message, fault->record_index);
+          },
+          Release())
       .def_property_readonly("state", [](const Executor& e) { return name_of(e.current()); })
       .def_property_readonly("cursor_index", &Executor::cursor_index)
       .def_property_readonly("commit", &Executor::commit);

@@ -27,10 +27,26 @@ ErrorKind kind_of(const c10::Error& e) {
 }
 
 std::string name_of(const Record& r, const std::string& operator_name) {
-  static const char* const names[replay::kKinds] = {
-      "pad",      "operator",      "operator",       "free",  "allocate", "resize",  "host-to-device",
-      "device-to-host", "seed",    "get generator",  "set generator", "free generator", "phase", "commit",
-      "setting",  "create communicator", "destroy communicator", "collective", "synchronize", "end"};
+  static const char* const names[replay::kKinds] = {"pad",
+                                                    "operator",
+                                                    "operator",
+                                                    "free",
+                                                    "allocate",
+                                                    "resize",
+                                                    "host-to-device",
+                                                    "device-to-host",
+                                                    "seed",
+                                                    "get generator",
+                                                    "set generator",
+                                                    "free generator",
+                                                    "phase",
+                                                    "commit",
+                                                    "setting",
+                                                    "create communicator",
+                                                    "destroy communicator",
+                                                    "collective",
+                                                    "synchronize",
+                                                    "end"};
   return operator_name.empty() ? names[r.kind] : operator_name;
 }
 
@@ -42,7 +58,8 @@ uint64_t checked_bytes(uint64_t bytes) {
 // Values of one call, read in the order of its template.
 class Values {
  public:
-  Values(DeviceState& state, const Driver& driver, Words& words) : state_(state), driver_(driver), words_(words) {}
+  Values(DeviceState& state, const Driver& driver, Words& words)
+      : state_(state), driver_(driver), words_(words) {}
 
   c10::IValue get(const ArgumentSpec& a) {
     switch (a.tag) {
@@ -125,12 +142,13 @@ Template& Executor::find_template(Session& s, uint64_t offset) {
 }
 
 // The result becomes the buffer `handle`, in the layout the worker expects.
-void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t) {
+void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec,
+                    const Template& t) {
   const TensorSpec& want = spec.tensor;
   TORCH_CHECK(result.defined(), t.name, " gave no tensor where the worker expects one");
   TORCH_CHECK(result.scalar_type() == want.dtype && result.sizes() == c10::IntArrayRef(want.sizes), t.name,
-              " gave a ", result.scalar_type(), " tensor of shape ", result.sizes(), " where the worker expects ", want.dtype,
-              " ", c10::IntArrayRef(want.sizes));
+              " gave a ", result.scalar_type(), " tensor of shape ", result.sizes(),
+              " where the worker expects ", want.dtype, " ", c10::IntArrayRef(want.sizes));
   bool same = result.storage().use_count() == 1 && result.storage_offset() == want.offset &&
               result.storage().nbytes() >= spec.storage_bytes && !result.is_conj() && !result.is_neg();
   for (size_t i = 0; same && result.numel() > 1 && i < want.sizes.size(); i++)
@@ -162,8 +180,8 @@ void Executor::run_operator(Session& s, const Record& r, Words words) {
     } else if (want.kind == 2) {
       std::vector<at::Tensor> results = std::move(stack[i]).toTensorVector();
       stack[i] = {};
-      TORCH_CHECK(results.size() == want.items.size(), t.name, " gave ", results.size(), " tensors, the worker expects ",
-                  want.items.size());
+      TORCH_CHECK(results.size() == want.items.size(), t.name, " gave ", results.size(),
+                  " tensors, the worker expects ", want.items.size());
       for (size_t k = 0; k < results.size(); k++)
         if (want.items[k].fresh) bind(s, words.next(), std::move(results[k]), want.items[k], t);
     }
@@ -241,7 +259,8 @@ void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64
     page.replies_compared.fetch_add(1);
     if (reply_words[1] != seen) {
       page.replies_different.fetch_add(1);
-      std::fprintf(stderr, "understudy: rank %u, record %llu: the replayed value differs from the delivered one\n",
+      std::fprintf(stderr,
+                   "understudy: rank %u, record %llu: the replayed value differs from the delivered one\n",
                    page.rank, static_cast<unsigned long long>(s.at.index));
     }
     return;
@@ -262,7 +281,8 @@ void Executor::program_error(Session& s, const Record& r, ErrorKind kind, const 
   if (page.error_kind.load() != 0) return;
   std::string name;
   const auto it = s.templates.find(r.aux);
-  if (static_cast<Kind>(r.kind) == Kind::kOperator && it != s.templates.end() && it->second) name = it->second->name;
+  if (static_cast<Kind>(r.kind) == Kind::kOperator && it != s.templates.end() && it->second)
+    name = it->second->name;
   std::snprintf(page.error_operator, sizeof page.error_operator, "%s", name_of(r, name).c_str());
   std::snprintf(page.error_message, sizeof page.error_message, "%s", message.c_str());
   page.error_index = r.index;
@@ -285,8 +305,8 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   }
   if (page.error_kind.load(std::memory_order_relaxed) != 0) {  // the program failed: nothing runs any more
     if (sync) {
-      const std::string message = std::string(page.error_message) + " [device call " + page.error_operator + ", record " +
-                                  std::to_string(page.error_index) + "]";
+      const std::string message = std::string(page.error_message) + " [device call " + page.error_operator +
+                                  ", record " + std::to_string(page.error_index) + "]";
       reply(s, body, message.data(), message.size(), static_cast<ErrorKind>(page.error_kind.load()));
     }
     return;
@@ -318,13 +338,15 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         const uint64_t offset = words.next(), bytes = words.next();
         const uint8_t* payload = words.take_bytes(bytes);
         const c10::Storage& to = s.state->write(r.aux);
-        if (offset > to.nbytes() || bytes > to.nbytes() - offset) throw LogError("a payload does not fit its buffer");
+        if (offset > to.nbytes() || bytes > to.nbytes() - offset)
+          throw LogError("a payload does not fit its buffer");
         return s.driver.from_host(to, offset, bytes, payload);
       }
       case Kind::kDeviceToHost: {
         const uint64_t offset = words.next(), bytes = words.next();
         const c10::Storage& from = s.state->read(r.aux);
-        if (offset > from.nbytes() || bytes > from.nbytes() - offset) throw LogError("a read reaches behind its buffer");
+        if (offset > from.nbytes() || bytes > from.nbytes() - offset)
+          throw LogError("a read reaches behind its buffer");
         if (s.driver.device().is_cpu())
           return reply(s, body, static_cast<const uint8_t*>(from.data()) + offset, bytes, ErrorKind::kNone);
         std::vector<uint8_t> content(bytes);
@@ -382,7 +404,8 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
     else
       program_error(s, r, kind_of(e), message);
   } catch (const std::bad_alloc&) {
-    const std::string message = "CUDA out of memory: the device server could not allocate what this call needs";
+    const std::string message =
+        "CUDA out of memory: the device server could not allocate what this call needs";
     if (sync)
       reply(s, body, message.data(), message.size(), ErrorKind::kOutOfMemory);
     else

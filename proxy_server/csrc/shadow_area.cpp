@@ -5,7 +5,9 @@
 namespace understudy::server {
 namespace {
 constexpr uint64_t kBlockAlign = 64;
-uint64_t round_up(uint64_t bytes) { return (std::max<uint64_t>(bytes, 1) + kBlockAlign - 1) / kBlockAlign * kBlockAlign; }
+uint64_t round_up(uint64_t bytes) {
+  return (std::max<uint64_t>(bytes, 1) + kBlockAlign - 1) / kBlockAlign * kBlockAlign;
+}
 }  // namespace
 
 void ShadowArea::insert(uint64_t offset, uint64_t bytes, uint64_t first, uint64_t last) {
@@ -22,8 +24,10 @@ std::map<uint64_t, ShadowArea::Block>::iterator ShadowArea::erase(std::map<uint6
 
 std::optional<uint64_t> ShadowArea::allocate(uint64_t bytes, uint64_t commit) {
   bytes = round_up(bytes);
-  // Training repeats itself: a freed block of the same size almost always exists. Up to 1/4 waste is accepted.
-  if (auto it = free_by_size_.lower_bound(bytes); it != free_by_size_.end() && it->first <= bytes + bytes / 4) {
+  // Training repeats itself: a freed block of the same size almost always exists. Up to 1/4 waste is
+  // accepted.
+  if (auto it = free_by_size_.lower_bound(bytes);
+      it != free_by_size_.end() && it->first <= bytes + bytes / 4) {
     const uint64_t offset = it->second, size = it->first;
     free_by_size_.erase(it);
     insert(offset, size, commit, commit);
@@ -62,7 +66,8 @@ void ShadowArea::keep(uint64_t offset, uint64_t commit) {
 }
 
 void ShadowArea::release(uint64_t floor) {
-  for (auto it = blocks_.begin(); it != blocks_.end();) it = it->second.last < floor ? erase(it) : std::next(it);
+  for (auto it = blocks_.begin(); it != blocks_.end();)
+    it = it->second.last < floor ? erase(it) : std::next(it);
 }
 
 void ShadowArea::rewind(uint64_t target) {

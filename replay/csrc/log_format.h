@@ -27,26 +27,26 @@ inline constexpr uint64_t kMaxDrills = 256;
 inline constexpr uint64_t kAlign = 8;
 
 enum class Kind : uint16_t {
-  kPad = 0,           // rest of a segment
-  kOperator = 1,      // aux = template offset; values, then one handle per fresh output
-  kOperatorSync = 2,  // aux = template offset; sync; values, then the first handle for outputs
-  kFree = 3,          // only carries piggybacked frees
-  kAllocate = 4,      // aux = handle; [bytes]
-  kResize = 5,        // aux = handle; [bytes]
-  kHostToDevice = 6,  // aux = handle; [byte offset, bytes], payload
-  kDeviceToHost = 7,  // aux = handle; sync; [byte offset, bytes]
-  kSeed = 8,          // aux = generator; [seed]
-  kGeneratorGet = 9,  // aux = generator; sync
-  kGeneratorSet = 10, // aux = generator; [bytes], state
-  kGeneratorFree = 11,// aux = generator
-  kPhase = 12,        // aux = Phase
-  kCommit = 13,       // aux = CommitKind
-  kSetting = 14,      // aux = Setting; [value]
+  kPad = 0,                   // rest of a segment
+  kOperator = 1,              // aux = template offset; values, then one handle per fresh output
+  kOperatorSync = 2,          // aux = template offset; sync; values, then the first handle for outputs
+  kFree = 3,                  // only carries piggybacked frees
+  kAllocate = 4,              // aux = handle; [bytes]
+  kResize = 5,                // aux = handle; [bytes]
+  kHostToDevice = 6,          // aux = handle; [byte offset, bytes], payload
+  kDeviceToHost = 7,          // aux = handle; sync; [byte offset, bytes]
+  kSeed = 8,                  // aux = generator; [seed]
+  kGeneratorGet = 9,          // aux = generator; sync
+  kGeneratorSet = 10,         // aux = generator; [bytes], state
+  kGeneratorFree = 11,        // aux = generator
+  kPhase = 12,                // aux = Phase
+  kCommit = 13,               // aux = CommitKind
+  kSetting = 14,              // aux = Setting; [value]
   kCommunicatorCreate = 15,   // aux = communicator; [uid low, uid high, rank, size, timeout ms]
   kCommunicatorDestroy = 16,  // aux = communicator
-  kCollective = 17,   // aux = communicator; CollectiveHeader, then raw tensors
-  kSynchronize = 18,  // sync; waits for everything before it
-  kEnd = 19,          // sync; orderly end of the session
+  kCollective = 17,           // aux = communicator; CollectiveHeader, then raw tensors
+  kSynchronize = 18,          // sync; waits for everything before it
+  kEnd = 19,                  // sync; orderly end of the session
 };
 inline constexpr uint16_t kKinds = 20;
 
@@ -68,12 +68,12 @@ struct Record {
 static_assert(sizeof(Record) == 24);
 
 inline bool is_sync(Kind k) {
-  return k == Kind::kOperatorSync || k == Kind::kDeviceToHost || k == Kind::kGeneratorGet || k == Kind::kSynchronize ||
-         k == Kind::kEnd;
+  return k == Kind::kOperatorSync || k == Kind::kDeviceToHost || k == Kind::kGeneratorGet ||
+         k == Kind::kSynchronize || k == Kind::kEnd;
 }
 
-// ---- templates (dictionary): everything of a call that does not change from step to step ----------------------
-// Header, operator name (padded to 8 bytes), key words (arguments), output words.
+// ---- templates (dictionary): everything of a call that does not change from step to step
+// ---------------------- Header, operator name (padded to 8 bytes), key words (arguments), output words.
 struct TemplateHeader {
   uint32_t bytes, name_bytes, key_words, output_words;
 };
@@ -81,22 +81,22 @@ struct TemplateHeader {
 // First byte of a key word.  Values (handles, doubles, generators, CPU tensor bytes) travel in the record.
 enum class Tag : uint8_t {
   kNone = 0,
-  kTensor = 1,        // |dtype<<8|dim<<16|flags<<24, offset, sizes, strides        value: handle
+  kTensor = 1,  // |dtype<<8|dim<<16|flags<<24, offset, sizes, strides        value: handle
   kUndefined = 2,
-  kCpuTensor = 3,     // |dtype<<8|dim<<16|flags<<24, sizes                         value: bytes, padded
-  kTensorList = 4,    // |count<<8, then items
+  kCpuTensor = 3,   // |dtype<<8|dim<<16|flags<<24, sizes                         value: bytes, padded
+  kTensorList = 4,  // |count<<8, then items
   kOptionalTensorList = 5,
-  kInt = 6,           // word
-  kDouble = 7,        //                                                            value: double
-  kBool = 8,          // |value<<8
-  kString = 9,        // |bytes<<8, padded
-  kDevice = 10,       // the server's own device
-  kGenerator = 11,    //                                                            value: generator
-  kIntList = 12,      // |count<<8, words
-  kDoubleList = 13,   // |count<<8                                                  value: doubles
-  kBoolList = 14,     // |count<<8, words
-  kList = 15,         // |count<<8, then items (scalars)
-  kComplex = 16,      //                                                            value: 2 doubles
+  kInt = 6,              // word
+  kDouble = 7,           //                                                            value: double
+  kBool = 8,             // |value<<8
+  kString = 9,           // |bytes<<8, padded
+  kDevice = 10,          // the server's own device
+  kGenerator = 11,       //                                                            value: generator
+  kIntList = 12,         // |count<<8, words
+  kDoubleList = 13,      // |count<<8                                                  value: doubles
+  kBoolList = 14,        // |count<<8, words
+  kList = 15,            // |count<<8, then items (scalars)
+  kComplex = 16,         //                                                            value: 2 doubles
   kConstantDouble = 17,  // word: a double that belongs to the key (factories)
   kCpuDevice = 18,
 };
@@ -104,27 +104,51 @@ enum class Tag : uint8_t {
 inline constexpr uint64_t kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kFresh = 8;
 
 // Output words: per return  [kind | items<<8]  (kind 0 = written argument, 1 = tensor, 2 = list), per item
-// [mode | dtype<<8 | dim<<16]; mode 0 (fresh) is followed by offset, storage bytes, sizes, strides; mode 1 = none.
+// [mode | dtype<<8 | dim<<16]; mode 0 (fresh) is followed by offset, storage bytes, sizes, strides; mode 1 =
+// none.
 
-// ---- collectives ---------------------------------------------------------------------------------------------
+// ---- collectives
+// ---------------------------------------------------------------------------------------------
 enum class CollectiveKind : uint64_t {
-  kBroadcast = 0, kAllReduce, kReduce, kAllGather, kAllGatherBase, kGather, kScatter, kReduceScatter,
-  kReduceScatterBase, kAllToAllBase, kAllToAll, kBarrier, kSend, kReceive, kReceiveAny,
+  kBroadcast = 0,
+  kAllReduce,
+  kReduce,
+  kAllGather,
+  kAllGatherBase,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kReduceScatterBase,
+  kAllToAllBase,
+  kAllToAll,
+  kBarrier,
+  kSend,
+  kReceive,
+  kReceiveAny,
 };
 inline constexpr uint64_t kCollectiveKinds = 15;
 struct CollectiveHeader {
   // peer: root, source or destination rank; reduce_op: c10d::ReduceOp::RedOpType. Receive-any has a second
   // output, one int64, that gets the sender's rank.
   uint64_t kind, reduce_op, peer, tag;
-  uint64_t sequence;                     // per communicator, counts from 1
-  uint64_t inputs, outputs, splits;      // tensors (raw: tensor word, handle, offset, sizes, strides), split words
+  uint64_t sequence;  // per communicator, counts from 1
+  uint64_t inputs, outputs,
+      splits;  // tensors (raw: tensor word, handle, offset, sizes, strides), split words
 };
 
-// ---- control page --------------------------------------------------------------------------------------------
+// ---- control page
+// --------------------------------------------------------------------------------------------
 enum class SessionState : uint32_t { kOpen = 0, kLost = 1, kClosed = 2 };
 enum class ErrorKind : uint32_t {
-  kNone = 0, kRuntime = 1, kIndex = 2, kValue = 3, kType = 4, kNotImplemented = 5, kOutOfMemory = 6,
-  kDistributed = 7, kLost = 8,
+  kNone = 0,
+  kRuntime = 1,
+  kIndex = 2,
+  kValue = 3,
+  kType = 4,
+  kNotImplemented = 5,
+  kOutOfMemory = 6,
+  kDistributed = 7,
+  kLost = 8,
 };
 enum class DrillKind : uint32_t { kNone = 0, kKillServer = 1 };
 enum class DrillState : uint32_t { kArmed = 0, kFired = 1 };
@@ -132,20 +156,22 @@ enum class DrillState : uint32_t { kArmed = 0, kFired = 1 };
 struct Drill {
   uint32_t kind;
   std::atomic<uint32_t> state;
-  uint64_t step, call;       // minibatch and record in it, both from 1
-  uint64_t fired_at_ns;      // CLOCK_MONOTONIC, written just before the fault
+  uint64_t step, call;   // minibatch and record in it, both from 1
+  uint64_t fired_at_ns;  // CLOCK_MONOTONIC, written just before the fault
 };
 
-struct CommunicatorMark { uint64_t uid_low, uid_high, sequence; };
+struct CommunicatorMark {
+  uint64_t uid_low, uid_high, sequence;
+};
 
-inline constexpr uint32_t kCommitComplete = 1;      // its manifest and shadows can rebuild what no replica holds
+inline constexpr uint32_t kCommitComplete = 1;  // its manifest and shadows can rebuild what no replica holds
 inline constexpr uint32_t kCommitFreesApplied = 2;  // the frees of the record at log_offset are already done
 struct CommitEntry {
-  uint64_t number;           // from 1; commit 0 is the empty state before the first record
-  uint64_t log_offset, record_index;   // where execution goes on after this commit
-  uint64_t step;             // optimizer steps so far
-  uint64_t call;             // records of the current minibatch before the commit (0 unless automatic)
-  uint64_t manifest_offset, manifest_bytes;   // in `shadow`; 0 bytes = none (no protection)
+  uint64_t number;                    // from 1; commit 0 is the empty state before the first record
+  uint64_t log_offset, record_index;  // where execution goes on after this commit
+  uint64_t step;                      // optimizer steps so far
+  uint64_t call;  // records of the current minibatch before the commit (0 unless automatic)
+  uint64_t manifest_offset, manifest_bytes;  // in `shadow`; 0 bytes = none (no protection)
   uint32_t flags, communicators;
   CommunicatorMark communicator[kMaxCommunicators];
 };
@@ -158,31 +184,31 @@ struct alignas(64) ControlPage {
   uint32_t rank, world;
   int32_t proxyd_pid;
   uint32_t reserved;
-  uint64_t proxyd_start_ticks;   // field 22 of /proc/PID/stat: tells a reused pid apart
+  uint64_t proxyd_start_ticks;  // field 22 of /proc/PID/stat: tells a reused pid apart
 
   // Written by the worker.
-  alignas(64) std::atomic<uint64_t> tail;     // log offset behind the last published record
-  std::atomic<uint64_t> tail_index;           // records published
+  alignas(64) std::atomic<uint64_t> tail;  // log offset behind the last published record
+  std::atomic<uint64_t> tail_index;        // records published
   std::atomic<uint64_t> dictionary_tail;
   std::atomic<uint32_t> tail_futex;
-  std::atomic<uint32_t> backpressure;         // 1 while the worker waits for a free segment
+  std::atomic<uint32_t> backpressure;  // 1 while the worker waits for a free segment
 
   // Written by the device server.
-  alignas(64) std::atomic<uint64_t> cursor;   // log offset of the next record to run
+  alignas(64) std::atomic<uint64_t> cursor;  // log offset of the next record to run
   std::atomic<uint64_t> cursor_index;
   std::atomic<uint32_t> server_sleeping;
   std::atomic<uint32_t> phase;
-  std::atomic<uint64_t> step;                 // current minibatch, from 1
-  std::atomic<uint64_t> call;                 // records of it begun
-  std::atomic<uint64_t> progress_ns;          // CLOCK_MONOTONIC of the last update
+  std::atomic<uint64_t> step;         // current minibatch, from 1
+  std::atomic<uint64_t> call;         // records of it begun
+  std::atomic<uint64_t> progress_ns;  // CLOCK_MONOTONIC of the last update
   std::atomic<uint64_t> replies_compared, replies_different;
   std::atomic<uint64_t> median_calls_per_step, median_bytes_per_step;
-  std::atomic<uint32_t> in_collective;        // 1 while it waits for peers
-  std::atomic<uint32_t> degraded;             // 1 = the log was cut under pressure: no recovery until the next commit
+  std::atomic<uint32_t> in_collective;  // 1 while it waits for peers
+  std::atomic<uint32_t> degraded;  // 1 = the log was cut under pressure: no recovery until the next commit
   std::atomic<uint64_t> live_buffers, live_bytes, undo_bytes, shadow_used_bytes;
 
   // Written by the device server; read by the worker to recycle segments.
-  alignas(64) std::atomic<uint64_t> freed_segments;   // logical segments below this may be reused
+  alignas(64) std::atomic<uint64_t> freed_segments;  // logical segments below this may be reused
   std::atomic<uint32_t> freed_futex;
 
   alignas(64) std::atomic<uint64_t> reply_sequence;
@@ -197,35 +223,46 @@ struct alignas(64) ControlPage {
 
   // Written by proxyd.
   alignas(64) std::atomic<uint32_t> session_state;
-  std::atomic<uint64_t> floor_commit;    // no commit below this one will be asked for again
+  std::atomic<uint64_t> floor_commit;  // no commit below this one will be asked for again
   char lost_message[1024];
   std::atomic<uint32_t> drill_count;
   Drill drills[kMaxDrills];
 
-  alignas(64) std::atomic<uint64_t> commit_count;  // newest commit's number; commit n lies in commits[n % kCommitRing]
+  alignas(64) std::atomic<uint64_t> commit_count;  // newest commit's number; commit n lies in commits[n %
+                                                   // kCommitRing]
   CommitEntry commits[kCommitRing];
   uint32_t segment_of[kMaxSegments];
 };
 
 // Reply area: ReplyHeader, then the payload.
-struct ReplyHeader { uint64_t bytes; uint32_t error_kind, reserved; };
+struct ReplyHeader {
+  uint64_t bytes;
+  uint32_t error_kind, reserved;
+};
 
-// ---- manifest of a commit (in `shadow`) ------------------------------------------------------------------------
+// ---- manifest of a commit (in `shadow`)
+// ------------------------------------------------------------------------
 inline constexpr uint64_t kManifestMagic = 0x31534546494e414dull;  // "MANIFES1"
 inline constexpr uint64_t kNotShadowed = ~0ull;
 struct ManifestHeader {
   uint64_t magic, commit, buffers, generators, communicators, settings;
-  uint64_t bytes;    // of the whole manifest
-  uint64_t digest;   // XXH3-64 of everything behind this header
+  uint64_t bytes;   // of the whole manifest
+  uint64_t digest;  // XXH3-64 of everything behind this header
 };
 struct ManifestBuffer {
   uint64_t handle, bytes;
-  uint64_t digest;        // XXH3-64 of the content; valid if has_digest
-  uint64_t shadow_offset; // where its content lies in `shadow`, or kNotShadowed
-  uint64_t has_digest;    // 0 no, 1 yes, 2 = the content was not kept because no replay reads it
+  uint64_t digest;         // XXH3-64 of the content; valid if has_digest
+  uint64_t shadow_offset;  // where its content lies in `shadow`, or kNotShadowed
+  uint64_t has_digest;     // 0 no, 1 yes, 2 = the content was not kept because no replay reads it
 };
-struct ManifestGenerator { uint64_t generator, bytes, shadow_offset; };
-struct ManifestCommunicator { uint64_t communicator, uid_low, uid_high, rank, size, sequence, timeout_ms; };
-struct ManifestSetting { uint64_t setting, value; };
+struct ManifestGenerator {
+  uint64_t generator, bytes, shadow_offset;
+};
+struct ManifestCommunicator {
+  uint64_t communicator, uid_low, uid_high, rank, size, sequence, timeout_ms;
+};
+struct ManifestSetting {
+  uint64_t setting, value;
+};
 
 }  // namespace understudy::replay

@@ -35,8 +35,8 @@ uint64_t page_bytes() { return (sizeof(ControlPage) + 4095) / 4096 * 4096; }
 
 }  // namespace
 
-void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes, int32_t proxyd_pid,
-                uint64_t proxyd_start_ticks) {
+void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes,
+                int32_t proxyd_pid, uint64_t proxyd_start_ticks) {
   if (sizes.segment_count == 0 || sizes.segment_count > kMaxSegments)
     throw LogError("a log has 1 to " + std::to_string(kMaxSegments) + " segments");
   if (sizes.segment_bytes < (4ull << 20) || sizes.segment_bytes % 4096 != 0)
@@ -66,7 +66,7 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
 Mapping::Mapping(const std::string& path, uint64_t minimum_bytes) {
   File file{open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
   if (file.fd < 0) fail("cannot open", path);
-  struct stat status {};
+  struct stat status{};
   if (fstat(file.fd, &status) != 0) fail("cannot inspect", path);
   if (static_cast<uint64_t>(status.st_size) < minimum_bytes) throw LogError(path + " is too short");
   bytes_ = static_cast<uint64_t>(status.st_size);
@@ -96,16 +96,16 @@ LogMap::LogMap(const std::string& directory)
   const ControlPage& p = page();
   if (p.magic != kMagic) throw LogError(directory + " holds no log of ours");
   if (p.version != kVersion)
-    throw LogError(directory + " has log version " + std::to_string(p.version) + ", this build reads version " +
-                   std::to_string(kVersion));
+    throw LogError(directory + " has log version " + std::to_string(p.version) +
+                   ", this build reads version " + std::to_string(kVersion));
   page_bytes_ = p.page_bytes;
   reply_bytes_ = p.reply_bytes;
   segment_bytes_ = p.segment_bytes;
   segment_count_ = p.segment_count;
   const bool fits = page_bytes_ >= sizeof(ControlPage) && page_bytes_ <= control_.bytes() &&
-                    reply_bytes_ <= control_.bytes() - page_bytes_ && reply_bytes_ >= 4096 && segment_bytes_ >= 4096 &&
-                    segment_bytes_ <= segments_.bytes() && segment_count_ >= 1 && segment_count_ <= kMaxSegments &&
-                    segment_count_ <= segments_.bytes() / segment_bytes_;
+                    reply_bytes_ <= control_.bytes() - page_bytes_ && reply_bytes_ >= 4096 &&
+                    segment_bytes_ >= 4096 && segment_bytes_ <= segments_.bytes() && segment_count_ >= 1 &&
+                    segment_count_ <= kMaxSegments && segment_count_ <= segments_.bytes() / segment_bytes_;
   if (!fits) throw LogError(directory + ": sizes in the control page do not fit the files");
 }
 
@@ -115,16 +115,18 @@ const Record& LogMap::record(uint64_t offset, uint64_t tail) const {
   if (room < sizeof(Record)) throw LogError("a record header straddles two segments");
   const auto& r = *reinterpret_cast<const Record*>(at(offset));
   if (r.bytes < sizeof(Record) || r.bytes % kAlign != 0 || r.bytes > room || r.bytes > tail - offset)
-    throw LogError("record " + std::to_string(r.index) + " has an impossible length of " + std::to_string(r.bytes) +
-                   " bytes");
-  if (r.kind >= kKinds) throw LogError("record " + std::to_string(r.index) + " is of unknown kind " + std::to_string(r.kind));
+    throw LogError("record " + std::to_string(r.index) + " has an impossible length of " +
+                   std::to_string(r.bytes) + " bytes");
+  if (r.kind >= kKinds)
+    throw LogError("record " + std::to_string(r.index) + " is of unknown kind " + std::to_string(r.kind));
   if (sizeof(Record) + 8ull * r.frees > r.bytes)
     throw LogError("record " + std::to_string(r.index) + " frees more handles than it has room for");
   return r;
 }
 
 void LogMap::keep_out_of_forks() const {
-  for (const Mapping* m : {&control_, &dictionary_, &segments_, &shadow_}) madvise(m->data(), m->bytes(), MADV_DONTFORK);
+  for (const Mapping* m : {&control_, &dictionary_, &segments_, &shadow_})
+    madvise(m->data(), m->bytes(), MADV_DONTFORK);
 }
 
 uint64_t process_start_ticks(int32_t pid) {
@@ -138,7 +140,8 @@ uint64_t process_start_ticks(int32_t pid) {
   const char* p = std::strrchr(text, ')');  // the command may contain blanks and parentheses
   if (p == nullptr) return 0;
   unsigned long long ticks = 0;
-  if (std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &ticks) != 1)
+  if (std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                  &ticks) != 1)
     return 0;
   return ticks;
 }

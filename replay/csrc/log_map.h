@@ -21,8 +21,8 @@ struct LogSizes {
 };
 
 // Makes the files (mode 0600) in an existing directory. Sparse: only touched pages cost memory.
-void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes, int32_t proxyd_pid,
-                uint64_t proxyd_start_ticks);
+void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes,
+                int32_t proxyd_pid, uint64_t proxyd_start_ticks);
 
 class Mapping {
  public:

@@ -10,8 +10,8 @@
 namespace understudy::replay {
 namespace {
 
-constexpr uint64_t kWakeBytes = 4096;        // a sleeping server is not woken for less, except by a sync record
-constexpr size_t kWarmSegments = 8;          // free segments whose pages are kept
+constexpr uint64_t kWakeBytes = 4096;  // a sleeping server is not woken for less, except by a sync record
+constexpr size_t kWarmSegments = 8;    // free segments whose pages are kept
 constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks whether proxyd still lives
 
 // A forked child shares no log with its parent: its copies of these writers refuse to work.
@@ -43,7 +43,8 @@ LogWriter::LogWriter(const std::string& directory) : map_(directory) {
   registry().push_back(&usable_);
   // Spinning for a reply pays only where server and worker have a core each.
   spin_ns_ = available_cores() >= 2 * static_cast<int>(page().world) ? 30000 : 0;
-  if (const char* text = std::getenv("UNDERSTUDY_SPIN_US")) spin_ns_ = std::strtoull(text, nullptr, 10) * 1000;
+  if (const char* text = std::getenv("UNDERSTUDY_SPIN_US"))
+    spin_ns_ = std::strtoull(text, nullptr, 10) * 1000;
 }
 
 LogWriter::~LogWriter() {
@@ -81,7 +82,8 @@ std::vector<uint64_t>& LogWriter::take_frees() {
 
 uint64_t LogWriter::make_room(uint64_t bytes) {
   const uint64_t segment = map_.segment_bytes();
-  if (bytes > segment / 2) throw LogError("a record of " + std::to_string(bytes) + " bytes is too large for the log");
+  if (bytes > segment / 2)
+    throw LogError("a record of " + std::to_string(bytes) + " bytes is too large for the log");
   const uint64_t offset = offset_.load(std::memory_order_relaxed);
   const uint64_t used = offset % segment;
   if (offset == next_segment_ * segment) {
@@ -180,7 +182,8 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
     const uint32_t seen = p.reply_futex.load();
     p.worker_sleeping.store(1);
     if (!arrived()) {
-      // An asynchronous error needs no look here: the server answers every sync record, with that error if need be.
+      // An asynchronous error needs no look here: the server answers every sync record, with that error if
+      // need be.
       if (p.session_state.load() == kLost) {
         p.worker_sleeping.store(0);
         raise();
@@ -195,8 +198,8 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
 void LogWriter::check_proxyd() const {
   if (process_is_alive(page().proxyd_pid, page().proxyd_start_ticks)) return;
   throw RemoteError(ErrorKind::kLost, "proxyd (pid " + std::to_string(page().proxyd_pid) +
-                                          ") is gone; the device session of rank " + std::to_string(page().rank) +
-                                          " cannot go on");
+                                          ") is gone; the device session of rank " +
+                                          std::to_string(page().rank) + " cannot go on");
 }
 
 void LogWriter::raise() const {
@@ -208,11 +211,12 @@ void LogWriter::raise() const {
   const auto kind = static_cast<ErrorKind>(p.error_kind.load(std::memory_order_acquire));
   const std::string where(p.error_operator, strnlen(p.error_operator, sizeof p.error_operator));
   const std::string what(p.error_message, strnlen(p.error_message, sizeof p.error_message));
-  throw RemoteError(kind, what + " [device call " + where + ", record " + std::to_string(p.error_index) + "]");
+  throw RemoteError(kind,
+                    what + " [device call " + where + ", record " + std::to_string(p.error_index) + "]");
 }
 
-uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, size_t key_words, const uint64_t* outputs,
-                                 size_t output_words) {
+uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, size_t key_words,
+                                 const uint64_t* outputs, size_t output_words) {
   std::lock_guard<std::mutex> lock(dictionary_mutex_);
   const size_t padded = (name.size() + 7) / 8 * 8;
   const uint64_t offset = page().dictionary_tail.load(std::memory_order_relaxed);
@@ -220,8 +224,8 @@ uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, siz
   if (bytes > map_.dictionary_bytes() - offset)
     throw LogError("the dictionary of call templates is full: tensor shapes keep changing");
   auto* header = reinterpret_cast<TemplateHeader*>(map_.dictionary() + offset);
-  *header = {static_cast<uint32_t>(bytes), static_cast<uint32_t>(name.size()), static_cast<uint32_t>(key_words),
-             static_cast<uint32_t>(output_words)};
+  *header = {static_cast<uint32_t>(bytes), static_cast<uint32_t>(name.size()),
+             static_cast<uint32_t>(key_words), static_cast<uint32_t>(output_words)};
   uint8_t* p = reinterpret_cast<uint8_t*>(header + 1);
   std::memset(p, 0, padded);
   std::memcpy(p, name.data(), name.size());

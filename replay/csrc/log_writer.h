@@ -37,7 +37,8 @@ class LogWriter {
   uint64_t wakes() const { return wakes_.load(std::memory_order_relaxed); }
   uint64_t waits() const { return waits_.load(std::memory_order_relaxed); }
 
-  // Appends one record; `fill(uint64_t* body)` writes `words` words in place. Any thread. Returns the record's index.
+  // Appends one record; `fill(uint64_t* body)` writes `words` words in place. Any thread. Returns the
+  // record's index.
   template <class Fill>
   uint64_t append(Kind kind, uint64_t aux, size_t words, Fill&& fill) {
     uint64_t index;
@@ -49,8 +50,8 @@ class LogWriter {
     return index;
   }
 
-  // Appends a sync record and waits for its reply: `read(const uint8_t* payload, size_t bytes)` sees it in place.
-  // Throws RemoteError if the call failed, the program failed earlier, or the session is lost.
+  // Appends a sync record and waits for its reply: `read(const uint8_t* payload, size_t bytes)` sees it in
+  // place. Throws RemoteError if the call failed, the program failed earlier, or the session is lost.
   template <class Fill, class Read>
   void call(Kind kind, uint64_t aux, size_t words, Fill&& fill, Read&& read) {
     std::lock_guard<std::mutex> one_at_a_time(call_mutex_);
@@ -124,9 +125,9 @@ class LogWriter {
 
   LogMap map_;
   std::atomic<bool> usable_{true};
-  std::mutex mutex_;       // of everything below, and of the order of records
+  std::mutex mutex_;  // of everything below, and of the order of records
   std::atomic<uint64_t> offset_{0}, next_index_{0};
-  uint64_t next_segment_ = 0;      // logical number of the segment after the current one
+  uint64_t next_segment_ = 0;  // logical number of the segment after the current one
   uint64_t reclaimed_segments_ = 0;
   uint32_t untouched_segment_ = 0;  // physical segments from here on were never used
   std::vector<uint32_t> free_segments_;

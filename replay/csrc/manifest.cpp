@@ -23,12 +23,13 @@ const uint8_t* take(const uint8_t* from, uint64_t count, std::vector<T>& items) 
 }  // namespace
 
 uint64_t Manifest::encoded_bytes() const {
-  return sizeof(ManifestHeader) + buffers.size() * sizeof(ManifestBuffer) + generators.size() * sizeof(ManifestGenerator) +
-         communicators.size() * sizeof(ManifestCommunicator) + settings.size() * sizeof(ManifestSetting);
+  return sizeof(ManifestHeader) + buffers.size() * sizeof(ManifestBuffer) +
+         generators.size() * sizeof(ManifestGenerator) + communicators.size() * sizeof(ManifestCommunicator) +
+         settings.size() * sizeof(ManifestSetting);
 }
 
 void Manifest::encode(uint8_t* to) const {
-  ManifestHeader header{kManifestMagic, commit,          buffers.size(),  generators.size(),
+  ManifestHeader header{kManifestMagic,       commit,          buffers.size(),  generators.size(),
                         communicators.size(), settings.size(), encoded_bytes(), 0};
   uint8_t* p = put(to + sizeof header, buffers);
   p = put(p, generators);
@@ -41,7 +42,8 @@ void Manifest::encode(uint8_t* to) const {
 Manifest Manifest::read(const LogMap& log, const CommitEntry& entry) {
   const std::string name = "the manifest of commit " + std::to_string(entry.number);
   const uint64_t limit = log.shadow_bytes();
-  if (entry.manifest_bytes == 0) throw LogError("commit " + std::to_string(entry.number) + " has no manifest");
+  if (entry.manifest_bytes == 0)
+    throw LogError("commit " + std::to_string(entry.number) + " has no manifest");
   if (entry.manifest_bytes < sizeof(ManifestHeader) || entry.manifest_offset > limit ||
       entry.manifest_bytes > limit - entry.manifest_offset || entry.manifest_offset % 8 != 0)
     throw LogError(name + " lies outside the shadow area");
@@ -49,8 +51,8 @@ Manifest Manifest::read(const LogMap& log, const CommitEntry& entry) {
   ManifestHeader h;
   std::memcpy(&h, p, sizeof h);
   constexpr uint64_t kMost = 1ull << 32;
-  if (h.magic != kManifestMagic || h.bytes != entry.manifest_bytes || h.commit != entry.number || h.buffers > kMost ||
-      h.generators > kMost || h.communicators > kMost || h.settings > kMost ||
+  if (h.magic != kManifestMagic || h.bytes != entry.manifest_bytes || h.commit != entry.number ||
+      h.buffers > kMost || h.generators > kMost || h.communicators > kMost || h.settings > kMost ||
       h.bytes != sizeof h + h.buffers * sizeof(ManifestBuffer) + h.generators * sizeof(ManifestGenerator) +
                      h.communicators * sizeof(ManifestCommunicator) + h.settings * sizeof(ManifestSetting))
     throw LogError(name + " is damaged (header)");
@@ -62,12 +64,15 @@ Manifest Manifest::read(const LogMap& log, const CommitEntry& entry) {
   p = take(p, h.generators, m.generators);
   p = take(p, h.communicators, m.communicators);
   take(p, h.settings, m.settings);
-  const auto inside = [&](uint64_t offset, uint64_t bytes) { return offset <= limit && bytes <= limit - offset; };
+  const auto inside = [&](uint64_t offset, uint64_t bytes) {
+    return offset <= limit && bytes <= limit - offset;
+  };
   for (const ManifestBuffer& b : m.buffers)
     if (b.shadow_offset != kNotShadowed && !inside(b.shadow_offset, b.bytes))
       throw LogError(name + " names a shadow outside the shadow area");
   for (const ManifestGenerator& g : m.generators)
-    if (!inside(g.shadow_offset, g.bytes)) throw LogError(name + " names a generator outside the shadow area");
+    if (!inside(g.shadow_offset, g.bytes))
+      throw LogError(name + " names a generator outside the shadow area");
   return m;
 }
 

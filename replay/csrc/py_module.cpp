@@ -1,4 +1,5 @@
-// The module replay._replay: the log for the tools (proxyd, recoveryctl), the rewind rules for tests. No PyTorch.
+// The module replay._replay: the log for the tools (proxyd, recoveryctl), the rewind rules for tests. No
+// PyTorch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -33,10 +34,17 @@ std::vector<Commit> commits(const LogMap& log) {
   for (uint64_t n = oldest; n <= newest; n++) {
     const CommitEntry& e = page.commits[n % kCommitRing];
     if (e.number != n) continue;
-    Commit c{e.number, e.log_offset, e.record_index, e.step, e.call, (e.flags & kCommitComplete) != 0,
-             e.manifest_bytes != 0, {}};
+    Commit c{e.number,
+             e.log_offset,
+             e.record_index,
+             e.step,
+             e.call,
+             (e.flags & kCommitComplete) != 0,
+             e.manifest_bytes != 0,
+             {}};
     for (uint32_t i = 0; i < std::min<uint64_t>(e.communicators, kMaxCommunicators); i++)
-      c.communicators.emplace_back(e.communicator[i].uid_low, e.communicator[i].uid_high, e.communicator[i].sequence);
+      c.communicators.emplace_back(e.communicator[i].uid_low, e.communicator[i].uid_high,
+                                   e.communicator[i].sequence);
     std::atomic_thread_fence(std::memory_order_acquire);
     // The server may have reused the entry while we read it.
     if (page.commit_count.load() < n + kCommitRing - 1) found.push_back(std::move(c));
@@ -46,7 +54,8 @@ std::vector<Commit> commits(const LogMap& log) {
 
 const CommitEntry& commit_entry(const LogMap& log, uint64_t number) {
   const CommitEntry& e = log.page().commits[number % kCommitRing];
-  if (number == 0 || e.number != number) throw LogError("commit " + std::to_string(number) + " is not in the ring");
+  if (number == 0 || e.number != number)
+    throw LogError("commit " + std::to_string(number) + " is not in the ring");
   return e;
 }
 
@@ -61,16 +70,32 @@ std::vector<Buffer> manifest_buffers(const LogMap& log, uint64_t number) {
 }
 
 const char* kind_name(uint16_t kind) {
-  static const char* const names[kKinds] = {"pad",          "operator",        "operator-sync",  "free",
-                                            "allocate",     "resize",          "host-to-device", "device-to-host",
-                                            "seed",         "generator-get",   "generator-set",  "generator-free",
-                                            "phase",        "commit",          "setting",        "communicator-create",
-                                            "communicator-destroy", "collective", "synchronize", "end"};
+  static const char* const names[kKinds] = {"pad",
+                                            "operator",
+                                            "operator-sync",
+                                            "free",
+                                            "allocate",
+                                            "resize",
+                                            "host-to-device",
+                                            "device-to-host",
+                                            "seed",
+                                            "generator-get",
+                                            "generator-set",
+                                            "generator-free",
+                                            "phase",
+                                            "commit",
+                                            "setting",
+                                            "communicator-create",
+                                            "communicator-destroy",
+                                            "collective",
+                                            "synchronize",
+                                            "end"};
   return kind < kKinds ? names[kind] : "unknown";
 }
 
 std::string template_name(const LogMap& log, uint64_t offset) {
-  const uint64_t tail = std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
+  const uint64_t tail =
+      std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
   if (offset % 8 != 0 || offset + sizeof(TemplateHeader) > tail) return "?";
   const auto* header = reinterpret_cast<const TemplateHeader*>(log.dictionary() + offset);
   if (header->name_bytes > tail - offset - sizeof(TemplateHeader)) return "?";
@@ -102,10 +127,21 @@ py::list dump(const LogMap& log, std::optional<uint64_t> first, std::optional<ui
     const uint64_t* body = r.body() + r.frees;
     if (kind == Kind::kOperator || kind == Kind::kOperatorSync) row["operator"] = template_name(log, r.aux);
     if (kind == Kind::kCollective && words >= sizeof(CollectiveHeader) / 8) {
-      static const char* const names[kCollectiveKinds] = {
-          "broadcast", "all-reduce", "reduce",          "all-gather",         "all-gather-base",
-          "gather",    "scatter",    "reduce-scatter",  "reduce-scatter-base", "all-to-all-base",
-          "all-to-all", "barrier",   "send",            "receive",            "receive-any"};
+      static const char* const names[kCollectiveKinds] = {"broadcast",
+                                                          "all-reduce",
+                                                          "reduce",
+                                                          "all-gather",
+                                                          "all-gather-base",
+                                                          "gather",
+                                                          "scatter",
+                                                          "reduce-scatter",
+                                                          "reduce-scatter-base",
+                                                          "all-to-all-base",
+                                                          "all-to-all",
+                                                          "barrier",
+                                                          "send",
+                                                          "receive",
+                                                          "receive-any"};
       const auto* header = reinterpret_cast<const CollectiveHeader*>(body);
       row["operator"] = header->kind < kCollectiveKinds ? names[header->kind] : "?";
       row["sequence"] = header->sequence;
@@ -137,8 +173,10 @@ void bind_rewind(py::module_& m) {
       .def("protect", [](ByteTable& t, bool on) { t.table.protect(on); })
       .def("preimages", [](ByteTable& t, bool on) { t.table.preimages(on); })
       .def("create", [](ByteTable& t, uint64_t h, const py::bytes& c) { t.table.create(h, std::string(c)); })
-      .def("write", [](ByteTable& t, uint64_t h, const py::bytes& c) { t.table.write(h).content = std::string(c); })
-      .def("replace", [](ByteTable& t, uint64_t h, const py::bytes& c) { t.table.replace(h, std::string(c)); })
+      .def("write",
+           [](ByteTable& t, uint64_t h, const py::bytes& c) { t.table.write(h).content = std::string(c); })
+      .def("replace",
+           [](ByteTable& t, uint64_t h, const py::bytes& c) { t.table.replace(h, std::string(c)); })
       .def("read", [](ByteTable& t, uint64_t h) { return py::bytes(t.table.read(h).content); })
       .def("free", [](ByteTable& t, uint64_t h) { t.table.free(h); })
       .def("commit", [](ByteTable& t) { return t.table.commit(); })
@@ -158,14 +196,16 @@ void bind_rewind(py::module_& m) {
 
 // A writer for tests and tools; a worker's own is in proxy_client.
 void bind_writer(py::module_& m) {
-  py::class_<LogWriter>(m, "LogWriter", "Appends records to a log (tests; a worker's own writer is in proxy_client).")
+  py::class_<LogWriter>(m, "LogWriter",
+                        "Appends records to a log (tests; a worker's own writer is in proxy_client).")
       .def(py::init<const std::string&>())
       .def_property_readonly("usable", &LogWriter::usable)
       .def_property_readonly("records", &LogWriter::records)
       .def_property_readonly("bytes", &LogWriter::bytes)
       .def("free_later", &LogWriter::free_later)
       .def("put_template",
-           [](LogWriter& w, const std::string& name, const std::vector<uint64_t>& key, const std::vector<uint64_t>& out) {
+           [](LogWriter& w, const std::string& name, const std::vector<uint64_t>& key,
+              const std::vector<uint64_t>& out) {
              return w.put_template(name, key.data(), key.size(), out.data(), out.size());
            })
       .def(
@@ -186,7 +226,9 @@ void bind_writer(py::module_& m) {
                    [&](uint64_t* to) {
                      if (!body.empty()) std::memcpy(to, body.data(), 8 * body.size());
                    },
-                   [&](const uint8_t* data, size_t bytes) { payload.assign(reinterpret_cast<const char*>(data), bytes); });
+                   [&](const uint8_t* data, size_t bytes) {
+                     payload.assign(reinterpret_cast<const char*>(data), bytes);
+                   });
              }
              return py::bytes(payload);
            })
@@ -202,43 +244,48 @@ void bind_log(py::module_& m) {
 #define READ(name) .def_property_readonly(#name, [](const LogMap& l) { return load(l.page().name); })
 #define FIXED(name) .def_property_readonly(#name, [](const LogMap& l) { return l.page().name; })
   py::class_<LogMap>(m, "Log", "A rank's log, mapped.")
-      .def(py::init<const std::string&>())
-      FIXED(rank) FIXED(world) FIXED(segment_bytes) FIXED(segment_count) FIXED(error_index)
-      READ(tail) READ(tail_index) READ(dictionary_tail) READ(cursor) READ(cursor_index) READ(phase) READ(step) READ(call)
-      READ(progress_ns) READ(freed_segments) READ(backpressure) READ(in_collective) READ(degraded) READ(live_buffers) READ(live_bytes)
-      READ(undo_bytes) READ(shadow_used_bytes) READ(replies_compared) READ(replies_different)
-      READ(median_calls_per_step) READ(median_bytes_per_step) READ(commit_count) READ(session_state) READ(error_kind)
+      .def(py::init<const std::string&>()) FIXED(rank) FIXED(world) FIXED(segment_bytes) FIXED(segment_count)
+          FIXED(error_index) READ(tail) READ(tail_index) READ(dictionary_tail) READ(cursor) READ(cursor_index)
+              READ(phase) READ(step) READ(call) READ(progress_ns) READ(freed_segments) READ(backpressure)
+                  READ(in_collective) READ(degraded) READ(live_buffers) READ(live_bytes) READ(undo_bytes)
+                      READ(shadow_used_bytes) READ(replies_compared) READ(replies_different)
+                          READ(median_calls_per_step) READ(median_bytes_per_step) READ(commit_count)
+                              READ(session_state) READ(error_kind)
       .def_property_readonly("error_operator",
                              [](const LogMap& l) {
                                const auto& p = l.page();
-                               return std::string(p.error_operator, strnlen(p.error_operator, sizeof p.error_operator));
+                               return std::string(p.error_operator,
+                                                  strnlen(p.error_operator, sizeof p.error_operator));
                              })
       .def_property_readonly("error_message",
                              [](const LogMap& l) {
                                const auto& p = l.page();
-                               return std::string(p.error_message, strnlen(p.error_message, sizeof p.error_message));
+                               return std::string(p.error_message,
+                                                  strnlen(p.error_message, sizeof p.error_message));
                              })
       .def_property(
           "floor_commit", [](const LogMap& l) { return load(l.page().floor_commit); },
           [](LogMap& l, uint64_t floor) { l.page().floor_commit.store(floor, std::memory_order_release); })
-      .def("lose",
-           [](LogMap& l, const std::string& message) {
-             ControlPage& p = l.page();
-             std::strncpy(p.lost_message, message.c_str(), sizeof p.lost_message - 1);
-             p.session_state.store(static_cast<uint32_t>(SessionState::kLost), std::memory_order_release);
-             for (auto* futex : {&p.reply_futex, &p.freed_futex, &p.tail_futex}) {
-               futex->fetch_add(1);
-               futex_wake(*futex);
-             }
-           },
-           "Ends the session; the worker raises `message` at its next call.")
+      .def(
+          "lose",
+          [](LogMap& l, const std::string& message) {
+            ControlPage& p = l.page();
+            std::strncpy(p.lost_message, message.c_str(), sizeof p.lost_message - 1);
+            p.session_state.store(static_cast<uint32_t>(SessionState::kLost), std::memory_order_release);
+            for (auto* futex : {&p.reply_futex, &p.freed_futex, &p.tail_futex}) {
+              futex->fetch_add(1);
+              futex_wake(*futex);
+            }
+          },
+          "Ends the session; the worker raises `message` at its next call.")
       .def("commits", &commits, "Commits still in the ring, oldest first.")
       .def("manifest", &manifest_buffers, py::arg("commit"), "Buffers alive at a commit; none for commit 0.")
       .def("add_drill",
            [](LogMap& l, uint32_t kind, uint64_t step, uint64_t call) {
              ControlPage& p = l.page();
              const uint32_t n = p.drill_count.load();
-             if (n >= kMaxDrills) throw LogError("more than " + std::to_string(kMaxDrills) + " drills for one rank");
+             if (n >= kMaxDrills)
+               throw LogError("more than " + std::to_string(kMaxDrills) + " drills for one rank");
              p.drills[n].kind = kind;
              p.drills[n].step = step;
              p.drills[n].call = call;
@@ -251,8 +298,8 @@ void bind_log(py::module_& m) {
              std::vector<std::tuple<uint32_t, uint64_t, uint64_t, bool, uint64_t>> found;
              const ControlPage& p = l.page();
              for (uint32_t i = 0; i < std::min<uint64_t>(p.drill_count.load(), kMaxDrills); i++)
-               found.emplace_back(p.drills[i].kind, p.drills[i].step, p.drills[i].call, p.drills[i].state.load() != 0,
-                                  p.drills[i].fired_at_ns);
+               found.emplace_back(p.drills[i].kind, p.drills[i].step, p.drills[i].call,
+                                  p.drills[i].state.load() != 0, p.drills[i].fired_at_ns);
              return found;
            })
       .def("dump", &dump, py::arg("first") = py::none(), py::arg("count") = py::none())
@@ -284,16 +331,19 @@ PYBIND11_MODULE(_replay, m) {
       .def_readonly("shadowed", &Buffer::shadowed);
   m.def(
       "create_log",
-      [](const std::string& directory, uint32_t rank, uint32_t world, uint64_t segment_bytes, uint64_t segment_count,
-         uint64_t dictionary_bytes, uint64_t reply_bytes, uint64_t shadow_bytes, int32_t proxyd_pid,
-         uint64_t proxyd_start_ticks) {
-        create_log(directory, rank, world, {segment_bytes, segment_count, dictionary_bytes, reply_bytes, shadow_bytes},
-                   proxyd_pid, proxyd_start_ticks);
+      [](const std::string& directory, uint32_t rank, uint32_t world, uint64_t segment_bytes,
+         uint64_t segment_count, uint64_t dictionary_bytes, uint64_t reply_bytes, uint64_t shadow_bytes,
+         int32_t proxyd_pid, uint64_t proxyd_start_ticks) {
+        create_log(directory, rank, world,
+                   {segment_bytes, segment_count, dictionary_bytes, reply_bytes, shadow_bytes}, proxyd_pid,
+                   proxyd_start_ticks);
       },
       py::arg("directory"), py::kw_only(), py::arg("rank") = 0, py::arg("world") = 1,
-      py::arg("segment_bytes") = LogSizes{}.segment_bytes, py::arg("segment_count") = LogSizes{}.segment_count,
-      py::arg("dictionary_bytes") = LogSizes{}.dictionary_bytes, py::arg("reply_bytes") = LogSizes{}.reply_bytes,
-      py::arg("shadow_bytes") = LogSizes{}.shadow_bytes, py::arg("proxyd_pid") = 0, py::arg("proxyd_start_ticks") = 0,
+      py::arg("segment_bytes") = LogSizes{}.segment_bytes,
+      py::arg("segment_count") = LogSizes{}.segment_count,
+      py::arg("dictionary_bytes") = LogSizes{}.dictionary_bytes,
+      py::arg("reply_bytes") = LogSizes{}.reply_bytes, py::arg("shadow_bytes") = LogSizes{}.shadow_bytes,
+      py::arg("proxyd_pid") = 0, py::arg("proxyd_start_ticks") = 0,
       "Makes the four files of a log (mode 0600) in an existing directory.");
   m.def("digest", [](const py::bytes& b) {
     const std::string_view text(b);

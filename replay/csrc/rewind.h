@@ -1,13 +1,15 @@
-// Rewind rules (design.md section 6): which content must be kept so that every buffer can go back to a commit.
+// Rewind rules (design.md section 6): which content must be kept so that every buffer can go back to a
+// commit.
 //
 // An epoch is the stretch between two commits; epoch e begins at commit e, epoch 0 at the empty beginning.
 // A buffer born in epoch b is alive at commit t only if b < t. To go back to commit t:
 //   1. buffers born in epochs >= t are forgotten;
 //   2. buffers written in epochs >= t get their pre-image of the oldest such epoch back;
-//   3. buffers freed in epochs >= t come back. If replay from any commit that can still be asked for would not
+//   3. buffers freed in epochs >= t come back. If replay from any commit that can still be asked for would
+//   not
 //      touch them, only their name and size were kept (a later read is an error, never garbage).
-// Every first write of an epoch takes a pre-image, a whole overwrite too: a rank's own replay would not need that
-// one, but a dead peer that copies this commit from here does.
+// Every first write of an epoch takes a pre-image, a whole overwrite too: a rank's own replay would not need
+// that one, but a dead peer that copies this commit from here does.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -23,17 +25,18 @@ struct RewindError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// `Store` knows how to keep contents: copy(content), hollow(content) (same size, no content), recycle(content), bytes(content).
+// `Store` knows how to keep contents: copy(content), hollow(content) (same size, no content),
+// recycle(content), bytes(content).
 template <class Content, class Store>
 class BufferTable {
  public:
   struct Buffer {
     Content content;
-    uint64_t born = 0;      // epoch
-    uint64_t saved = 0;     // newest epoch whose pre-image exists or is not needed
-    uint64_t touched = 0;   // newest epoch that used it
-    uint64_t version = 0;   // grows with every change of the content
-    bool available = true;  // false: only name and size survived a rewind
+    uint64_t born = 0;        // epoch
+    uint64_t saved = 0;       // newest epoch whose pre-image exists or is not needed
+    uint64_t touched = 0;     // newest epoch that used it
+    uint64_t version = 0;     // grows with every change of the content
+    bool available = true;    // false: only name and size survived a rewind
     bool replicated = false;  // a replica holds equal content: needs no shadow
     bool in_flight = false;   // a collective still works on it
     uint64_t digest_version = ~0ull, digest = 0;
@@ -74,7 +77,8 @@ class BufferTable {
     Buffer* b = find(handle);
     if (b == nullptr) throw RewindError("unknown handle " + std::to_string(handle));
     if (!b->available)
-      throw RewindError("the content of buffer " + std::to_string(handle) + " was not kept, but replay reads it");
+      throw RewindError("the content of buffer " + std::to_string(handle) +
+                        " was not kept, but replay reads it");
     b->touched = epoch_;
     return *b;
   }
@@ -96,11 +100,13 @@ class BufferTable {
 
   void free(uint64_t handle) {
     auto it = buffers_.find(handle);
-    if (it == buffers_.end()) throw RewindError("handle " + std::to_string(handle) + " is freed but not alive");
+    if (it == buffers_.end())
+      throw RewindError("handle " + std::to_string(handle) + " is freed but not alive");
     Buffer& b = it->second;
     live_bytes_ -= store_.bytes(b.content);
     if (protect_ && b.born < epoch_) {
-      const uint64_t first = b.born + 1 > oldest_ ? b.born + 1 : oldest_;  // oldest commit that could want it back
+      const uint64_t first =
+          b.born + 1 > oldest_ ? b.born + 1 : oldest_;  // oldest commit that could want it back
       if (b.touched < first) b.available = false;
       Epoch& e = epochs_.back();
       if (b.available) undo_bytes_ += store_.bytes(b.content);
@@ -131,8 +137,8 @@ class BufferTable {
   uint64_t rewind(uint64_t target) {
     if (!protect_ && target != 0) throw RewindError("this rank keeps no pre-images");
     if (target > epoch_ || target < oldest())
-      throw RewindError("commit " + std::to_string(target) + " is out of reach (" + std::to_string(oldest()) + " to " +
-                        std::to_string(epoch_) + " can be had)");
+      throw RewindError("commit " + std::to_string(target) + " is out of reach (" + std::to_string(oldest()) +
+                        " to " + std::to_string(epoch_) + " can be had)");
     uint64_t restored = 0;
     for (;; epoch_--) {
       Epoch& e = epochs_.back();

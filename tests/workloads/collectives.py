@@ -24,7 +24,8 @@ optimizer = torch.optim.SGD([weight], lr=0.1)  # its steps are commits
 
 
 def fresh(*shape: int, scale: float = 1.0) -> torch.Tensor:
-    return (torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) * scale * (rank + 1)).to(device)
+    numbers = torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.float32)
+    return (numbers.reshape(shape) * scale * (rank + 1)).to(device)
 
 
 def keep(*tensors: torch.Tensor) -> None:
@@ -104,5 +105,6 @@ for step in range(args.steps):
     optimizer.zero_grad()
     keep(weight)
 
-args.out.with_suffix(f".{rank}").write_bytes(b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in results))
+content = b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in results)
+args.out.with_suffix(f".{rank}").write_bytes(content)
 dist.destroy_process_group()
