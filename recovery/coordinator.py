@@ -242,8 +242,12 @@ class Coordinator:
         copied: int,
         marks: Sequence[int],
     ) -> None:
-        """One entry per fault.  Faults of one incident share what was done; each has its own notice."""
-        for fault in faults:
+        """One entry per fault.  Faults of one incident share what was done; each has its own notice.
+
+        A collective that failed because a peer's server died is that death's echo, not a fault of its own.
+        """
+        deaths = [fault for fault in faults if fault.kind is FaultKind.SERVER_DIED]
+        for fault in deaths or faults:
             points = [max(mark, fault.noticed_ns) for mark in marks]
             spans = [
                 (end - start) / 1e9 for start, end in zip([fault.noticed_ns, *points], points, strict=False)
