@@ -49,6 +49,7 @@ async def serve(
         _bind(server, settings.socket)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(settings.socket.unlink, missing_ok=True)
+        cleanup.push_async_callback(server.stop, 0)
         runtime = RuntimeDirectory()
         cleanup.callback(runtime.remove)
         command = spawner_command(settings.socket, runtime.path, settings.devices.kind)

@@ -80,15 +80,15 @@ def status(
 @drill_app.command("kill-server")
 def kill_server(
     rank: Annotated[int, typer.Option(help="Whose device server.", min=0)],
-    step: Annotated[int, typer.Option(help="Minibatch, from 1; without it: now.", min=1)] = 0,
-    call: Annotated[int, typer.Option(help="Record in it, from 1.", min=1)] = 0,
+    step: Annotated[int | None, typer.Option(help="Minibatch, from 1; without it: now.", min=1)] = None,
+    call: Annotated[int | None, typer.Option(help="Record in it, from 1.", min=1)] = None,
     job: JobOption = "",
     socket: SocketOption = None,
 ) -> None:
     """Kill a device server with SIGKILL and show how the job recovers."""
     if call and not step:
         raise Failure("--call needs --step")
-    drill = Drill("kill-server", rank, step, (call or 1) if step else 0)
+    drill = Drill("kill-server", rank, step or 0, (call or 1) if step else 0)
     request = pb.DrillRequest(job=job, drill=drill.message())
     reply = ask(socket, lambda daemon: daemon.OrderDrill(request))
     if reply.error:

@@ -51,7 +51,7 @@ def test_a_server_killed_before_the_first_commit_is_replayed_from_the_beginning(
     faulted = training.run(
         tmp_path / "faulted",
         proxied=True,
-        drills=("kill-server rank=1 step=1 call=30", "kill-server rank=0 step=1 call=200"),
+        drills=("kill-server rank=1 step=1 call=30", "kill-server rank=0 step=2 call=30"),
     )
     assert faulted.losses == unfaulted.losses
     assert len(faulted.report["recoveries"]) == 2

@@ -1,7 +1,6 @@
 #include "replay/csrc/log_map.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -129,26 +128,40 @@ void LogMap::keep_out_of_forks() const {
     madvise(m->data(), m->bytes(), MADV_DONTFORK);
 }
 
-uint64_t process_start_ticks(int32_t pid) {
+namespace {
+
+struct ProcessFacts {
+  bool known = false;
+  char state = 0;
+  uint64_t start_ticks = 0;
+};
+
+ProcessFacts read_process(int32_t pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
   FILE* file = std::fopen(path.c_str(), "re");
-  if (file == nullptr) return 0;
+  if (file == nullptr) return {};
   char text[1024] = {};
   const size_t n = std::fread(text, 1, sizeof text - 1, file);
   std::fclose(file);
   text[n] = 0;
   const char* p = std::strrchr(text, ')');  // the command may contain blanks and parentheses
-  if (p == nullptr) return 0;
+  if (p == nullptr) return {};
+  char state = 0;
   unsigned long long ticks = 0;
-  if (std::sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-                  &ticks) != 1)
-    return 0;
-  return ticks;
+  const int found = std::sscanf(
+      p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &ticks);
+  return {found == 2, state, ticks};
 }
 
+}  // namespace
+
+uint64_t process_start_ticks(int32_t pid) { return read_process(pid).start_ticks; }
+
+// A zombie is dead: its parent merely has not looked yet.
 bool process_is_alive(int32_t pid, uint64_t start_ticks) {
-  if (kill(pid, 0) != 0 && errno == ESRCH) return false;
-  return start_ticks == 0 || process_start_ticks(pid) == start_ticks;
+  const ProcessFacts facts = read_process(pid);
+  if (!facts.known || facts.state == 'Z' || facts.state == 'X') return false;
+  return start_ticks == 0 || facts.start_ticks == start_ticks;
 }
 
 }  // namespace understudy::replay

@@ -11,6 +11,7 @@ import torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--fail", default="")
 parser.add_argument("--steps", type=int, default=5)
+parser.add_argument("--payload", type=int, default=0, help="floats sent to the device in each step")
 args = parser.parse_args()
 local_rank = int(os.environ.get("LOCAL_RANK", "0"))
 torch.cuda.set_device(local_rank)
@@ -20,6 +21,8 @@ model = torch.nn.Linear(8, 4).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(args.steps):
     loss = model(torch.ones(2, 8, device=device)).square().mean()
+    if args.payload:
+        torch.full((args.payload,), float(step)).to(device)
     loss.backward()
     if step == 2:
         match args.fail:
@@ -33,7 +36,7 @@ for step in range(args.steps):
                 table = torch.nn.Embedding(4, 2).to(device)
                 table(torch.tensor([99], device=device))
             case "operator":
-                torch.ones(3, 3, device=device).to_sparse_csr() @ torch.ones(3, device=device)
+                torch.ops.aten._cslt_compress(torch.ones(4, 4, device=device))  # a CUDA-only operator
             case "hang":
                 print("hanging", flush=True)
                 time.sleep(600)

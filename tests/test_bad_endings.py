@@ -1,0 +1,147 @@
+"""Scripts, workers and daemons that end badly: one clear sentence, the right status, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import proxied
+import pytest
+from proxied import WORKLOADS, python, run, torchrun
+from training_run import BIN
+
+TINY = WORKLOADS / "tiny.py"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> None:
+    yield
+    assert proxied.left_behind() == []
+
+
+def test_a_script_that_raises_in_mid_minibatch_keeps_its_own_error_and_status(tmp_path: Path) -> None:
+    ended = run(python(TINY, "--fail", "raise"), folder=tmp_path)
+    assert ended.status == 1
+    assert "ValueError: the script gives up" in ended.output
+
+
+def test_a_script_that_exits_in_mid_minibatch_keeps_its_status(tmp_path: Path) -> None:
+    assert run(python(TINY, "--fail", "exit"), folder=tmp_path).status == 7
+
+
+def test_a_killed_worker_ends_the_run_with_its_signal(tmp_path: Path) -> None:
+    assert run(python(TINY, "--fail", "killed"), folder=tmp_path).status == 128 + signal.SIGKILL
+
+
+def test_an_asynchronous_error_of_the_program_is_raised_with_the_operators_name(tmp_path: Path) -> None:
+    ended = run(python(TINY, "--fail", "index"), folder=tmp_path)
+    assert ended.status == 1
+    assert "index out of range" in ended.output
+    assert "embedding" in ended.output
+
+
+def test_an_operator_the_driver_cannot_run_is_named(tmp_path: Path) -> None:
+    ended = run(python(TINY, "--fail", "operator"), folder=tmp_path)
+    assert ended.status == 1
+    assert "NotImplementedError" in ended.output and "aten::_cslt_compress" in ended.output
+
+
+def test_one_rank_whose_log_still_begins_at_the_beginning_is_replayed_from_there(tmp_path: Path) -> None:
+    undisturbed = run(python(TINY), folder=tmp_path)
+    ended = run(python(TINY), folder=tmp_path, options=("--drill", "kill-server rank=0 step=3 call=4"))
+    assert ended.status == 0
+    steps = [line for line in ended.output.splitlines() if line.startswith("step")]
+    assert steps == [line for line in undisturbed.output.splitlines() if line.startswith("step")]
+    assert ended.report["recoveries"][0]["recovered"]
+
+
+def test_one_rank_without_a_replica_gets_an_error_that_says_so_when_its_server_dies(tmp_path: Path) -> None:
+    ended = run(
+        python(TINY, "--steps", "30", "--payload", "500000"),  # 2 MB a step: the first segments are soon released
+        folder=tmp_path,
+        options=("--drill", "kill-server rank=0 step=25 call=4"),
+    )
+    assert ended.status == 1
+    assert "the device server of rank 0 died" in ended.output
+    assert ended.report["recoveries"][0]["plan"] == "give-up"
+
+
+def test_more_ranks_than_devices_is_one_sentence(tmp_path: Path) -> None:
+    ended = run(torchrun(2, TINY), folder=tmp_path, options=("--devices", "cpu:1"))
+    assert ended.status != 0
+    assert "proxyd --devices cpu:2" in ended.output or "device" in ended.output
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_command_and_daemon(how: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [str(BIN / "proxyrun"), *python(TINY, "--fail", "hang")],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("hanging"):
+            break
+    os.killpg(process.pid, how) if how is signal.SIGINT else process.send_signal(how)
+    process.stdout.read()
+    assert process.wait(30) != 0
+
+
+def test_servers_die_with_proxyd_and_the_worker_says_what_happened() -> None:
+    process = subprocess.Popen(
+        [str(BIN / "proxyrun"), *python(TINY, "--steps", "1000000")],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 5 "):
+            break
+    daemon = next(line for line in proxied.our_processes() if "recovery.proxyd" in line or "bin/proxyd" in line)
+    os.kill(int(daemon.split(":")[0]), signal.SIGKILL)
+    output = process.stdout.read()
+    assert process.wait(60) != 0
+    assert "proxyd" in output and "gone" in output
+    # What a killed proxyd could not remove, the next one does.
+    again = subprocess.run(
+        [str(BIN / "proxyrun"), *python(TINY)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_another_job_is_not_harmed_by_a_killed_worker(tmp_path: Path) -> None:
+    socket = tmp_path / "private" / "proxyd.sock"
+    socket.parent.mkdir(mode=0o700)
+    daemon = subprocess.Popen(
+        [str(BIN / "proxyd"), "--devices", "cpu:2", "--socket", str(socket)], stderr=subprocess.DEVNULL
+    )
+    try:
+        while not socket.exists():
+            time.sleep(0.02)  # its start has no other sign
+        options = ("--socket", str(socket))
+        script = tmp_path / "second.py"  # as tiny.py, on the other device
+        script.write_text(TINY.read_text().replace('os.environ.get("LOCAL_RANK", "0")', '"1"'))
+        calm = subprocess.Popen(
+            [str(BIN / "proxyrun"), *options, *python(script, "--steps", "400")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        killed = run(python(TINY, "--fail", "killed"), folder=tmp_path, options=options)
+        assert killed.status == 128 + signal.SIGKILL
+        output, _ = calm.communicate(timeout=60)
+        assert calm.returncode == 0 and output.rstrip().endswith("done"), output[-2000:]
+        after = run(python(TINY), folder=tmp_path, options=options)
+        assert after.status == 0, after.output
+    finally:
+        daemon.send_signal(signal.SIGINT)
+        assert daemon.wait(30) == 0
