@@ -33,7 +33,7 @@ MESSAGE_LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies; proxyd's death must leave nothing behind."""
+    """Have the kernel kill this process when its parent dies: proxyd's death must leave nothing behind."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent or parent == 1:
@@ -41,7 +41,7 @@ def die_with_parent() -> None:
 
 
 class DeviceService(rpc.DeviceServerServicer):
-    """Maps requests to the executor. Steering calls are serialised; reads of state may run beside each other."""
+    """Maps requests to the executor. Steering calls are serialised; reads of state may overlap."""
 
     def __init__(self, daemon: grpc.Channel, capability: Capability) -> None:
         self._capability = capability

@@ -1,7 +1,7 @@
 """A ``torch.distributed`` store kept by proxyd, at which device servers meet to build communicators.
 
-Each operation is one gRPC call; waiting is done by proxyd. ``cancel()`` ends every wait at once, so that a server
-can be parked while it waits for a peer that will never come.
+Each operation is one gRPC call; waiting is done by proxyd. ``cancel()`` ends every wait at once, so that
+a server can be parked while it waits for a peer that will never come.
 """
 
 from __future__ import annotations

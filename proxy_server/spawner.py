@@ -1,7 +1,7 @@
 """The spawner: imports PyTorch once, then forks a device server whenever proxyd asks for one.
 
-A fork of a process that has PyTorch imported, and never ran a kernel or opened a channel, is ready in milliseconds
-and shares its memory. Speaks JSON lines: requests on stdin, answers on stdout.
+A fork of a process that has PyTorch imported, and never ran a kernel or opened a channel, is ready in
+milliseconds and shares its memory. Speaks JSON lines: requests on stdin, answers on stdout.
 
     → {"spawn": {"socket": PATH, "device": "cpu:0"}}     ← {"spawned": {"pid": 123, "socket": PATH}}
     first line ← {"ready": {...}} or {"error": "sentence"}
@@ -75,7 +75,7 @@ def main() -> None:
         if installed != _server.TORCH_VERSION:
             answer(
                 {
-                    "error": f"the extension was built for PyTorch {_server.TORCH_VERSION} and PyTorch {installed} is "
+                    "error": f"the extension was built for PyTorch {_server.TORCH_VERSION}, not {installed}, which is "
                     "installed; run `make setup` again"
                 }
             )

@@ -1,7 +1,8 @@
 """The log: its format, its writer and reader, and the rewind rules. Knows nothing of processes.
 
-The C++ headers in ``replay/csrc`` are shared by the worker's writer and the device server's reader; this package
-gives the tools (proxyd, recoveryctl, tests) the same view through ``replay._replay``, which needs no PyTorch.
+The C++ headers in ``replay/csrc`` are shared by the worker's writer and the device server's reader; this
+package gives the tools (proxyd, recoveryctl, tests) the same view through ``replay._replay``, which needs
+no PyTorch.
 """
 
 from replay._replay import (

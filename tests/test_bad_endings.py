@@ -1,4 +1,4 @@
-"""Scripts, workers and daemons that end badly: one clear sentence, the right status, and nothing left behind."""
+"""Scripts, workers and daemons that end badly: a clear sentence, the right status, nothing left behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import proxied
@@ -17,7 +18,7 @@ TINY = WORKLOADS / "tiny.py"
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> None:
+def nothing_is_left_behind() -> Iterator[None]:
     yield
     assert proxied.left_behind() == []
 
@@ -60,7 +61,7 @@ def test_one_rank_whose_log_still_begins_at_the_beginning_is_replayed_from_there
 
 def test_one_rank_without_a_replica_gets_an_error_that_says_so_when_its_server_dies(tmp_path: Path) -> None:
     ended = run(
-        python(TINY, "--steps", "30", "--payload", "500000"),  # 2 MB a step: the first segments are soon released
+        python(TINY, "--steps", "30", "--payload", "500000"),  # 2 MB a step: the log's start is released
         folder=tmp_path,
         options=("--drill", "kill-server rank=0 step=25 call=4"),
     )
@@ -106,7 +107,7 @@ def test_servers_die_with_proxyd_and_the_worker_says_what_happened() -> None:
     for line in process.stdout:
         if line.startswith("step 5 "):
             break
-    daemon = next(line for line in proxied.our_processes() if "recovery.proxyd" in line or "bin/proxyd" in line)
+    daemon = next(line for line in proxied.our_processes() if "-m recovery.proxyd" in line)
     os.kill(int(daemon.split(":")[0]), signal.SIGKILL)
     output = process.stdout.read()
     assert process.wait(60) != 0

@@ -1,4 +1,4 @@
-"""The executor: records in, state and replies out; commits, rewinds, restores; and records it must not trust."""
+"""The executor: records in, state and replies out; commits, rewinds, restores; records not to trust."""
 
 from __future__ import annotations
 

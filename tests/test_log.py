@@ -132,7 +132,7 @@ def test_a_waiting_call_ends_when_proxyd_dies(directory: str) -> None:
         os._exit(0)
     os.waitpid(dead, 0)
     create_log(directory, segment_count=1, shadow_bytes=1 << 20, proxyd_pid=dead)
-    with pytest.raises(RemoteError, match="proxyd .* is gone"):
+    with pytest.raises(RemoteError, match=r"proxyd .* is gone"):
         LogWriter(directory).call(KIND_SYNCHRONIZE, 0, [])
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("proxy_server") is None or importlib.util.find_spec("proxy_server._server") is None,
+    importlib.util.find_spec("proxy_server") is None
+    or importlib.util.find_spec("proxy_server._server") is None,
     reason="the device server is not installed",
 )
 
@@ -35,7 +36,15 @@ class Daemon:
         self.socket = directory / "proxyd.sock"
         self.marker = f"{directory.name}-{time.monotonic_ns()}"
         ours, theirs = os.pipe()
-        command = [sys.executable, "-m", "recovery.proxyd", "--devices", "cpu:1", "--socket", str(self.socket)]
+        command = [
+            sys.executable,
+            "-m",
+            "recovery.proxyd",
+            "--devices",
+            "cpu:1",
+            "--socket",
+            str(self.socket),
+        ]
         self.process = subprocess.Popen(
             [*command, "--ready-fd", str(theirs), *flags],
             env=os.environ | {"TEST_MARKER": self.marker}, pass_fds=[theirs], stderr=subprocess.PIPE, text=True,
@@ -66,7 +75,9 @@ class Daemon:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_proxyd_that_is_told_to_stop_exits_0_and_leaves_nothing(number: signal.Signals, directory: Path) -> None:
+def test_proxyd_that_is_told_to_stop_exits_0_and_leaves_nothing(
+    number: signal.Signals, directory: Path
+) -> None:
     daemon = Daemon(directory)
     assert daemon.answer == {"ready": True}
     assert len(daemon.runtime()) == 1
@@ -85,7 +96,15 @@ def test_second_proxyd_on_the_same_socket_ends_with_one_sentence_and_harms_nothi
     assert second.returncode == 2
     assert second.stderr.strip().count("\n") == 0
     assert "another proxyd already listens" in second.stderr
-    control = [sys.executable, "-m", "recovery.recoveryctl", "status", "--json", "--socket", str(daemon.socket)]
+    control = [
+        sys.executable,
+        "-m",
+        "recovery.recoveryctl",
+        "status",
+        "--json",
+        "--socket",
+        str(daemon.socket),
+    ]
     status = subprocess.run(control, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(status.stdout)["node"]["devices"][0]["spec"] == "cpu:0"
     daemon.process.terminate()
@@ -125,7 +144,15 @@ def test_missing_gpu_ends_proxyd_with_one_sentence(directory: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    command = [sys.executable, "-m", "recovery.proxyd", "--devices", "cuda:1", "--socket", str(directory / "s")]
+    command = [
+        sys.executable,
+        "-m",
+        "recovery.proxyd",
+        "--devices",
+        "cuda:1",
+        "--socket",
+        str(directory / "s"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
@@ -149,7 +176,9 @@ def test_embedded_proxyd_stops_when_its_launcher_is_killed(directory: Path) -> N
     os.kill(command, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("code", "status"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(
+    ("code", "status"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
 def test_exit_status_of_the_command_is_passed_on(code: str, status: int, directory: Path) -> None:
     command = [sys.executable, "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code]
     variables = os.environ | {"XDG_RUNTIME_DIR": str(directory)}
@@ -171,11 +200,27 @@ def test_signal_to_proxyrun_reaches_the_command(directory: Path) -> None:
 
 def test_devices_are_the_running_proxyds_business(directory: Path) -> None:
     daemon = Daemon(directory)
-    command = [sys.executable, "-m", "recovery.proxyrun", "--devices", "cpu:1", "--socket", str(daemon.socket), "true"]
+    command = [
+        sys.executable,
+        "-m",
+        "recovery.proxyrun",
+        "--devices",
+        "cpu:1",
+        "--socket",
+        str(daemon.socket),
+        "true",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "leave out --devices" in done.stderr
-    missing = [sys.executable, "-m", "recovery.proxyrun", "--socket", str(daemon.socket), "no-such-command-here"]
+    missing = [
+        sys.executable,
+        "-m",
+        "recovery.proxyrun",
+        "--socket",
+        str(daemon.socket),
+        "no-such-command-here",
+    ]
     done = subprocess.run(missing, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "cannot start no-such-command-here" in done.stderr

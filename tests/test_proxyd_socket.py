@@ -93,8 +93,11 @@ def test_default_socket_follows_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 CONNECT = """
-import socket, sys
+import os, socket, sys
 peer = socket.socket(socket.AF_UNIX)
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
 try:
     peer.connect(sys.argv[1])
 except PermissionError:
@@ -103,7 +106,9 @@ except PermissionError:
 
 
 def connect_as(path: Path, uid: int) -> int:
-    return subprocess.run([sys.executable, "-c", CONNECT, str(path)], user=uid, group=uid, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-c", CONNECT, str(path)], user=uid, group=uid, check=False
+    ).returncode
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can connect as somebody else")
@@ -120,7 +125,10 @@ def test_peer_of_another_uid_is_refused_by_the_socket_and_by_its_directory(direc
                 _bind(server, path)
             Path(made).chmod(directory_mode)  # with 0755 the socket's own mode is all that protects it
             await server.start()
-            answers = (await asyncio.to_thread(connect_as, path, 65534), await asyncio.to_thread(connect_as, path, 0))
+            answers = (
+                await asyncio.to_thread(connect_as, path, 65534),
+                await asyncio.to_thread(connect_as, path, 0),
+            )
             await server.stop(0)
             return answers
 

@@ -24,7 +24,7 @@ def spread(calls_per_step: int, seed: int) -> list[int]:
 def test_a_server_killed_at_each_of_forty_calls_of_a_minibatch_changes_no_loss(
     example: str, tmp_path: Path
 ) -> None:
-    """Each kill strikes another minibatch of one run, at another call: a wrong bit anywhere would stay to the end."""
+    """Each kill strikes another minibatch of one run, at another call: a wrong bit would stay to the end."""
     seed = 20261121
     print(f"seed {seed}")
     steps = FIRST + 2 * KILLS + 2
@@ -32,7 +32,8 @@ def test_a_server_killed_at_each_of_forty_calls_of_a_minibatch_changes_no_loss(
     unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
     calls = spread(unfaulted.report["calls_per_step"], seed)
     assert len(calls) >= 40
-    # Every second minibatch: a rank runs into the next one before its peer died, and two deaths at once are too many.
+    # Every second minibatch: a rank may run into the next one before its peer is back, and two deaths at
+    # once would leave no replica.
     drills = tuple(
         f"kill-server rank={i % 2} step={FIRST + 2 * i} call={call}" for i, call in enumerate(calls)
     )

@@ -154,6 +154,7 @@ def test_any_history_rewinds_to_any_commit_in_reach_and_replays_to_the_same_stat
     def state() -> dict[int, bytes]:
         return {handle: table.read(handle) for handle in sorted(alive)}
 
+    operation: tuple[Any, ...]
     for _ in range(120):
         choice = rng.random()
         if choice < 0.3 or not alive:
@@ -181,8 +182,8 @@ def test_any_history_rewinds_to_any_commit_in_reach_and_replays_to_the_same_stat
             for again in program[commits[target] :]:
                 run(again)
     reference = ByteTable()
-    for operation in program:
-        match operation:
+    for step in program:
+        match step:
             case ("create", handle, content):
                 reference.create(handle, content)
             case ("mix", target, source):

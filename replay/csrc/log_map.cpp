@@ -148,8 +148,9 @@ ProcessFacts read_process(int32_t pid) {
   if (p == nullptr) return {};
   char state = 0;
   unsigned long long ticks = 0;
-  const int found = std::sscanf(
-      p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &state, &ticks);
+  const int found =
+      std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+                  &state, &ticks);
   return {found == 2, state, ticks};
 }
 
