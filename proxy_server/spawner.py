@@ -75,8 +75,8 @@ def main() -> None:
         if installed != _server.TORCH_VERSION:
             answer(
                 {
-                    "error": f"the extension was built for PyTorch {_server.TORCH_VERSION}, not {installed}, which is "
-                    "installed; run `make setup` again"
+                    "error": f"the extension was built for PyTorch {_server.TORCH_VERSION} and PyTorch "
+                    f"{installed} is installed; run `make setup` again"
                 }
             )
             sys.exit(2)

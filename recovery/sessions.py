@@ -57,6 +57,7 @@ class Desk:
         self._pool = pool
         self._store = store
         self._holders: dict[int, Session] = {}
+        self._claimed: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._floor_tasks: dict[str, asyncio.Task[None]] = {}
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
@@ -138,7 +139,15 @@ class Desk:
             raise Refused(self._more_ranks_than_devices(request.rank, request.device_index))
         await self._former_gone(job, request)
         async with job.opening:
-            return await self._open(job, request)
+            if request.device_index in self._claimed:  # by a worker of another job, this very moment
+                raise Refused(
+                    f"{self.settings.devices.names[request.device_index]} is being leased to another job"
+                )
+            self._claimed.add(request.device_index)
+            try:
+                return await self._open(job, request)
+            finally:
+                self._claimed.discard(request.device_index)
 
     async def _open(self, job: Job, request: Any) -> Session:
         holder = self._holders.get(request.device_index)
@@ -153,8 +162,9 @@ class Desk:
         job.openings += 1
         self._pool.lease(device)
         try:
+            made = self._make_log(directory, request)
             server = await self._pool.take(device)
-        except SpawnerError as problem:
+        except (SpawnerError, replay.LogError) as problem:
             self._pool.unlease(device)
             worker.close()
             shutil.rmtree(directory, ignore_errors=True)
@@ -162,7 +172,7 @@ class Desk:
         session = Session(
             job=job, rank=request.rank, world=request.world, device=device, device_index=request.device_index,
             threads=request.threads, worker=worker, directory=directory,
-            log=self._make_log(directory, request), server=server, generation=job.generation,
+            log=made, server=server, generation=job.generation,
         )  # fmt: skip
         self._holders[request.device_index] = session
         job.sessions[request.rank] = session

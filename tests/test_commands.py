@@ -19,7 +19,7 @@ from recovery.settings import BadInput, parse_bytes, parse_devices
 
 def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", f"recovery.{module}", *arguments],
+        [sys.executable, "-P", "-m", f"recovery.{module}", *arguments],
         env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -157,5 +157,5 @@ def test_nothing_of_recovery_imports_torch() -> None:
     code = (
         "import sys, recovery.proxyd, recovery.proxyrun, recovery.recoveryctl; print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.lower()) is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -173,3 +174,25 @@ def test_a_directory_without_a_log_of_this_version_is_refused(directory: str) ->
     control.write_bytes(b"short")
     with pytest.raises(LogError, match="too short"):
         Log(directory)
+
+
+def test_a_full_dev_shm_is_an_error_and_not_a_killed_process(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=14m", "tmpfs", str(small)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small tmpfs needs privileges")
+    try:
+        _, writer = make(str(small), segments=64)
+        with pytest.raises(LogError, match="shared memory is full"):
+            for _ in range(200):
+                writer.append(KIND_SEED, 0, [0] * 25_000)
+        crowded = small / "second"
+        crowded.mkdir()
+        with pytest.raises(LogError, match="no shared memory"):
+            create_log(str(crowded), reply_bytes=64 << 20)
+    finally:
+        del writer
+        subprocess.run(["umount", "--lazy", str(small)], check=True)

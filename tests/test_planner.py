@@ -295,7 +295,7 @@ def sequence(of: RankFacts, at: CommitFacts, uid: tuple[int, int]) -> int:
 
 
 def is_consistent(ranks: list[RankFacts], cut: Mapping[int, CommitFacts]) -> bool:
-    """The definition, word for word; a rank that has not stepped and knows no communicator may belong to any."""
+    """The definition, word for word; a rank that never stepped and has no communicator may join any."""
     uids = {(low, high) for r in ranks for c in r.commits for low, high, _ in c.communicators}
     for uid in uids:
         members = [

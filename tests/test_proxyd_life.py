@@ -38,6 +38,7 @@ class Daemon:
         ours, theirs = os.pipe()
         command = [
             sys.executable,
+            "-P",
             "-m",
             "recovery.proxyd",
             "--devices",
@@ -47,7 +48,8 @@ class Daemon:
         ]
         self.process = subprocess.Popen(
             [*command, "--ready-fd", str(theirs), *flags],
-            env=os.environ | {"TEST_MARKER": self.marker}, pass_fds=[theirs], stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"TEST_MARKER": self.marker},
+            pass_fds=[theirs], stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         os.close(theirs)
         with open(ours) as pipe:
@@ -91,13 +93,23 @@ def test_proxyd_that_is_told_to_stop_exits_0_and_leaves_nothing(
 
 def test_second_proxyd_on_the_same_socket_ends_with_one_sentence_and_harms_nothing(directory: Path) -> None:
     daemon = Daemon(directory)
-    command = [sys.executable, "-m", "recovery.proxyd", "--devices", "cpu:1", "--socket", str(daemon.socket)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "recovery.proxyd",
+        "--devices",
+        "cpu:1",
+        "--socket",
+        str(daemon.socket),
+    ]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 2
     assert second.stderr.strip().count("\n") == 0
     assert "another proxyd already listens" in second.stderr
     control = [
         sys.executable,
+        "-P",
         "-m",
         "recovery.recoveryctl",
         "status",
@@ -146,6 +158,7 @@ def test_missing_gpu_ends_proxyd_with_one_sentence(directory: Path) -> None:
         pytest.skip("this machine has a GPU")
     command = [
         sys.executable,
+        "-P",
         "-m",
         "recovery.proxyd",
         "--devices",
@@ -163,8 +176,9 @@ def test_embedded_proxyd_stops_when_its_launcher_is_killed(directory: Path) -> N
     marker = f"{directory.name}-{time.monotonic_ns()}"
     code = "import time; print('up', flush=True); time.sleep(600)"
     run = subprocess.Popen(
-        [sys.executable, "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code],
-        env=os.environ | {"TEST_MARKER": marker, "XDG_RUNTIME_DIR": str(directory)}, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-P", "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code],
+        env=os.environ | {"TEST_MARKER": marker, "XDG_RUNTIME_DIR": str(directory)},
+        stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert run.stdout is not None and run.stdout.readline() == "up\n"
     watcher = Daemon.__new__(Daemon)
@@ -180,7 +194,17 @@ def test_embedded_proxyd_stops_when_its_launcher_is_killed(directory: Path) -> N
     ("code", "status"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
 def test_exit_status_of_the_command_is_passed_on(code: str, status: int, directory: Path) -> None:
-    command = [sys.executable, "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "recovery.proxyrun",
+        "--devices",
+        "cpu:1",
+        sys.executable,
+        "-c",
+        code,
+    ]
     variables = os.environ | {"XDG_RUNTIME_DIR": str(directory)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status, done.stderr
@@ -189,8 +213,9 @@ def test_exit_status_of_the_command_is_passed_on(code: str, status: int, directo
 def test_signal_to_proxyrun_reaches_the_command(directory: Path) -> None:
     code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); signal.pause()"
     run = subprocess.Popen(
-        [sys.executable, "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code],
-        env=os.environ | {"XDG_RUNTIME_DIR": str(directory)}, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-P", "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(directory)},
+        stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert run.stdout is not None and run.stdout.readline() == "up\n"
     run.terminate()
@@ -202,6 +227,7 @@ def test_devices_are_the_running_proxyds_business(directory: Path) -> None:
     daemon = Daemon(directory)
     command = [
         sys.executable,
+        "-P",
         "-m",
         "recovery.proxyrun",
         "--devices",
@@ -215,6 +241,7 @@ def test_devices_are_the_running_proxyds_business(directory: Path) -> None:
     assert "leave out --devices" in done.stderr
     missing = [
         sys.executable,
+        "-P",
         "-m",
         "recovery.proxyrun",
         "--socket",

@@ -1,4 +1,4 @@
-"""proxyd, real device servers and two ranks that append records themselves: faults on the way to known values.
+"""proxyd, real device servers and two ranks that append their records: faults on the way to known values.
 
 The ranks are this file, run as a script; they use the log's own writer instead of PyTorch and the client.
 """
@@ -163,7 +163,10 @@ def variables(tmp_path: Path) -> Iterator[dict[str, str]]:
     (tmp_path / "torch_version.py").write_text(f"VERSION = {importlib.metadata.version('torch')!r}\n")
     marker = f"UNDERSTUDY_TEST_{tmp_path.name}_{os.getpid()}_{time.monotonic_ns()}"
     old = os.environ.get("PYTHONPATH", "")
-    given = os.environ | {"TEST_MARKER": marker, "PYTHONPATH": f"{tmp_path}{os.pathsep}{old}"}
+    given = os.environ | {
+        "TEST_MARKER": marker,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{old}".rstrip(os.pathsep),
+    }
     given.pop("UNDERSTUDY_SOCKET", None)
     given["XDG_RUNTIME_DIR"] = str(tmp_path)
     with nothing_left(tmp_path, given):
@@ -182,7 +185,9 @@ for _ in ranks:
     pid, code = os.wait()
     status = status or abs(os.waitstatus_to_exitcode(code))
     if status:
-        [os.kill(rank.pid, signal.SIGTERM) for rank in ranks if os.path.exists(f"/proc/{rank.pid}") and rank.pid != pid]
+        for rank in ranks:
+            if rank.pid != pid and os.path.exists(f"/proc/{rank.pid}"):
+                os.kill(rank.pid, signal.SIGTERM)
 for output in outputs:
     output.seek(0)
 sys.stdout.write("\\0".join(output.read() for output in outputs))
@@ -195,7 +200,7 @@ def proxyrun(
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     report = directory / "report.json"
     command = [
-        sys.executable, "-m", "recovery.proxyrun", *flags, "--report", str(report),
+        sys.executable, "-P", "-m", "recovery.proxyrun", *flags, "--report", str(report),
         sys.executable, "-c", LAUNCH, __file__, str(world), str(steps),
     ]  # fmt: skip
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
@@ -320,7 +325,17 @@ def test_worker_killed_in_mid_run_leaves_nothing_behind(variables: dict[str, str
     pause = tmp_path / "pause"
     pause.touch()
     paused = variables | {"PAUSE_AT": "4", "PAUSE_FILE": str(pause)}
-    command = [sys.executable, "-m", "recovery.proxyrun", "--devices", "cpu:2", sys.executable, "-c", LAUNCH]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "recovery.proxyrun",
+        "--devices",
+        "cpu:2",
+        sys.executable,
+        "-c",
+        LAUNCH,
+    ]
     run = subprocess.Popen([*command, __file__, "2", "12"], env=paused, stdout=subprocess.PIPE, text=True)
     while not all((tmp_path / f"pause.{rank}").exists() for rank in (0, 1)):
         assert run.poll() is None

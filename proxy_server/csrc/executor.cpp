@@ -75,8 +75,15 @@ State Executor::current() const {
   return state_;
 }
 
-uint64_t Executor::cursor_index() const { return session_ ? session_->log.page().cursor_index.load() : 0; }
-uint64_t Executor::commit() const { return session_ ? session_->log.page().commit_count.load() : 0; }
+uint64_t Executor::cursor_index() const {
+  std::lock_guard<std::mutex> lock(mutex_);  // a session may end meanwhile
+  return session_ ? session_->log.page().cursor_index.load() : 0;
+}
+
+uint64_t Executor::commit() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return session_ ? session_->log.page().commit_count.load() : 0;
+}
 
 void Executor::attach(const AttachOptions& options) {
   {

@@ -54,6 +54,7 @@ std::optional<uint64_t> ShadowArea::allocate(uint64_t bytes, uint64_t commit) {
     if (bytes > log_.shadow_bytes() - top_) return std::nullopt;
   }
   const uint64_t offset = top_;
+  if (!replay::reserve_memory(log_.shadow() + offset, bytes)) return std::nullopt;  // /dev/shm is full
   top_ += bytes;
   insert(offset, bytes, commit, commit);
   return offset;

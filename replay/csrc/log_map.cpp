@@ -30,6 +30,17 @@ void create_file(const std::string& path, uint64_t bytes) {
   if (ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) fail("cannot size", path);
 }
 
+// Unlike the other files, which are sparse, this one must never meet a full /dev/shm later.
+void reserve_file(const std::string& path) {
+  File file{open(path.c_str(), O_RDWR | O_CLOEXEC)};
+  struct stat status {};
+  if (file.fd < 0 || fstat(file.fd, &status) != 0) fail("cannot open", path);
+  if (const int error = posix_fallocate(file.fd, 0, status.st_size); error != 0) {
+    errno = error;
+    fail("no shared memory for", path);
+  }
+}
+
 uint64_t page_bytes() { return (sizeof(ControlPage) + 4095) / 4096 * 4096; }
 
 }  // namespace
@@ -41,6 +52,7 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
   if (sizes.segment_bytes < (4ull << 20) || sizes.segment_bytes % 4096 != 0)
     throw LogError("a segment has at least 4 MiB, a multiple of 4096 bytes");
   create_file(directory + "/control", page_bytes() + sizes.reply_bytes);
+  reserve_file(directory + "/control");
   create_file(directory + "/dictionary", sizes.dictionary_bytes);
   create_file(directory + "/segments", sizes.segment_bytes * sizes.segment_count);
   create_file(directory + "/shadow", sizes.shadow_bytes);
@@ -155,6 +167,14 @@ ProcessFacts read_process(int32_t pid) {
 }
 
 }  // namespace
+
+bool reserve_memory(uint8_t* begin, uint64_t bytes) {
+  constexpr uintptr_t kPage = 4096;
+  const auto first = reinterpret_cast<uintptr_t>(begin) / kPage * kPage;
+  const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes + kPage - 1) / kPage * kPage;
+  if (madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_WRITE) == 0) return true;
+  return errno == EINVAL;  // a kernel before 5.14: nothing can be said
+}
 
 uint64_t process_start_ticks(int32_t pid) { return read_process(pid).start_ticks; }
 

@@ -16,7 +16,7 @@ struct LogSizes {
   uint64_t segment_bytes = 8ull << 20;
   uint64_t segment_count = 512;
   uint64_t dictionary_bytes = 256ull << 20;
-  uint64_t reply_bytes = 16ull << 20;
+  uint64_t reply_bytes = 4ull << 20;
   uint64_t shadow_bytes = 8ull << 30;
 };
 
@@ -71,6 +71,10 @@ class LogMap {
   Mapping control_, dictionary_, segments_, shadow_;
   uint64_t page_bytes_ = 0, reply_bytes_ = 0, segment_bytes_ = 0, segment_count_ = 0;
 };
+
+// Backs pages of a mapping with memory now. False if there is none: touching them would have killed the process
+// (SIGBUS), as in a container whose /dev/shm is small.
+bool reserve_memory(uint8_t* begin, uint64_t bytes);
 
 bool process_is_alive(int32_t pid, uint64_t start_ticks);
 uint64_t process_start_ticks(int32_t pid);

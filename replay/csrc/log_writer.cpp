@@ -11,6 +11,7 @@ namespace understudy::replay {
 namespace {
 
 constexpr uint64_t kWakeBytes = 4096;  // a sleeping server is not woken for less, except by a sync record
+constexpr uint64_t kDictionaryStep = 256 << 10;
 constexpr size_t kWarmSegments = 8;    // free segments whose pages are kept
 constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks whether proxyd still lives
 
@@ -127,6 +128,11 @@ void LogWriter::begin_segment() {
   } else {
     physical = untouched_segment_++;
   }
+  if (!reserve_memory(map_.segments() + physical * map_.segment_bytes(), map_.segment_bytes())) {
+    free_segments_.push_back(physical);
+    throw LogError("shared memory is full: /dev/shm has no room for another segment of the log (" +
+                   std::to_string(map_.segment_bytes() >> 20) + " MiB)");
+  }
   page().segment_of[next_segment_ % map_.segment_count()] = physical;
   next_segment_++;
 }
@@ -223,6 +229,12 @@ uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, siz
   const uint64_t bytes = sizeof(TemplateHeader) + padded + 8 * (key_words + output_words);
   if (bytes > map_.dictionary_bytes() - offset)
     throw LogError("the dictionary of call templates is full: tensor shapes keep changing");
+  if (offset + bytes > dictionary_reserved_) {
+    const uint64_t more = std::min(std::max<uint64_t>(bytes, kDictionaryStep), map_.dictionary_bytes() - offset);
+    if (!reserve_memory(map_.dictionary() + offset, more))
+      throw LogError("shared memory is full: /dev/shm has no room for more call templates");
+    dictionary_reserved_ = offset + more;
+  }
   auto* header = reinterpret_cast<TemplateHeader*>(map_.dictionary() + offset);
   *header = {static_cast<uint32_t>(bytes), static_cast<uint32_t>(name.size()),
              static_cast<uint32_t>(key_words), static_cast<uint32_t>(output_words)};

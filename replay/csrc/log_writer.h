@@ -141,6 +141,7 @@ class LogWriter {
   uint64_t call_sequence_ = 0;
   uint64_t spin_ns_ = 0;
   std::mutex dictionary_mutex_;
+  uint64_t dictionary_reserved_ = 0;
   std::atomic<uint64_t> wakes_{0}, waits_{0};
 };
 
