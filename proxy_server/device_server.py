@@ -32,11 +32,10 @@ PR_SET_PDEATHSIG = 1
 MESSAGE_LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies: proxyd's death must leave nothing behind."""
-    parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:  # it died before we asked
         os._exit(1)
 
 

@@ -36,12 +36,13 @@ def spawn(request: dict[str, Any], daemon_socket: str, capability: Any) -> int:
     """Fork one device server; returns its pid."""
     from proxy_server import device_server
 
+    parent = os.getpid()
     pid = os.fork()
     if pid != 0:
         return pid
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        device_server.die_with_parent()
+        device_server.die_with_parent(parent)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(2, 1)  # stdout belongs to the spawner's conversation
@@ -58,12 +59,13 @@ def main() -> None:
     parser.add_argument("--daemon-socket", required=True)
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--driver", required=True)
+    parser.add_argument("--parent", type=int, required=True, help="proxyd's pid; we die with it")
     arguments = parser.parse_args()
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     from proxy_server.capability import DriverUnavailable, find_capability
     from proxy_server.device_server import die_with_parent
 
-    die_with_parent()
+    die_with_parent(arguments.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         import torch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,17 @@ class Installation:
 def default_command(socket: Path, runtime: Path, driver: str) -> list[str]:
     """How the real spawner is started."""
     command = [sys.executable, "-P", "-m", "proxy_server.spawner"]
-    return [*command, "--daemon-socket", str(socket), "--runtime", str(runtime), "--driver", driver]
+    return [
+        *command,
+        "--daemon-socket",
+        str(socket),
+        "--runtime",
+        str(runtime),
+        "--driver",
+        driver,
+        "--parent",
+        str(os.getpid()),
+    ]
 
 
 class Spawner:

@@ -211,7 +211,10 @@ def test_exit_status_of_the_command_is_passed_on(code: str, status: int, directo
 
 
 def test_signal_to_proxyrun_reaches_the_command(directory: Path) -> None:
-    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); print('up', flush=True); signal.pause()"
+    code = (
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit(5)); "
+        "print('up', flush=True); signal.pause()"
+    )
     run = subprocess.Popen(
         [sys.executable, "-P", "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code],
         env=os.environ | {"XDG_RUNTIME_DIR": str(directory)},

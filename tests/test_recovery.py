@@ -85,3 +85,17 @@ def test_a_drill_that_never_fires_is_named_and_is_an_error(tmp_path: Path) -> No
     assert ended.status == 3
     assert "kill-server rank=0 step=9999 call=1" in ended.output and "never fired" in ended.output
     assert [f["fired"] for f in ended.report["faults"]] == [False]
+
+
+def test_three_ranks_survive_the_death_of_any_of_them(tmp_path: Path) -> None:
+    """With three ranks one waits for a peer that lives: it must be got out of that wait, too."""
+    training = EXAMPLES["char_gpt"](3, 24, 0.1)
+    unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
+    drills = tuple(
+        f"kill-server rank={i % 3} step={5 + 3 * i} call={[90, 130, 170, 40, 200][i]}" for i in range(5)
+    )
+    faulted = training.run(tmp_path / "faulted", proxied=True, drills=drills)
+    assert faulted.losses == unfaulted.losses
+    recoveries = faulted.report["recoveries"]
+    assert [r["plan"] for r in recoveries] == ["restart-copy-replay"] * 5
+    assert max(r["total_s"] - r["replay_s"] for r in recoveries) < 10, "somebody was not woken from a wait"

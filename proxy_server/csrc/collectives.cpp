@@ -1,9 +1,12 @@
 #include "proxy_server/csrc/collectives.h"
 
+#include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 
 #include "proxy_server/csrc/call_template.h"
 #include "proxy_server/csrc/device_state.h"
@@ -23,6 +26,24 @@ std::string hexadecimal(uint64_t high, uint64_t low) {
   std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(high),
                 static_cast<unsigned long long>(low));
   return text;
+}
+
+// ProcessGroupGloo::abort() of PyTorch 2.13 does not wake a wait for a peer that is alive; the end of its
+// sockets does, at once. Only communicators have Internet sockets in this process (our gRPC is on Unix
+// sockets).
+void shut_down_peer_sockets() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    int listening = 0;
+    socklen_t listening_size = sizeof listening;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) continue;
+    if (address.ss_family != AF_INET && address.ss_family != AF_INET6) continue;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &listening_size) == 0 && listening != 0)
+      continue;
+    shutdown(fd, SHUT_RDWR);
+  }
 }
 
 bool is_point_to_point(CollectiveKind kind) {
@@ -348,6 +369,7 @@ void Communicators::abort() {
   std::lock_guard<std::mutex> lock(backends_mutex_);
   for (auto& [handle, c] : communicators_)
     if (c.backend) c.backend->abort();
+  shut_down_peer_sockets();
 }
 
 void Communicators::marks(replay::CommitEntry& entry) const {
@@ -357,7 +379,7 @@ void Communicators::marks(replay::CommitEntry& entry) const {
     n++;
   };
   for (const auto& [handle, c] : communicators_) {
-    if (c.size > 1 && c.sequence != 0) put(c.uid_low, c.uid_high, c.sequence);
+    if (c.size > 1) put(c.uid_low, c.uid_high, c.sequence);
     // Messages between two ranks count as a communicator of these two.
     for (const auto& [peer, sequence] : c.peer_sequence) {
       const uint64_t pair = std::min(peer, c.rank) * 65536 + std::max(peer, c.rank) + 1;
