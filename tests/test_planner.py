@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,8 @@ def test_dead_rank_with_everything_shadowed_needs_no_replica() -> None:
 
 
 def test_dead_rank_before_its_first_commit_starts_again_at_the_beginning_with_everybody() -> None:
-    start = {"commits": (), "manifests": {}, "log_complete_from_start": True, "floor_commit": 0}
+    start: dict[str, Any] = {"commits": (), "manifests": {}, "floor_commit": 0}
+    start["log_complete_from_start"] = True
     ahead = rank(0, 1, log_complete_from_start=True, floor_commit=0)
     chosen = plan(Facts((ahead, rank(1, alive=False, **start)), died(1)))
     assert chosen.targets == {0: 0, 1: 0}

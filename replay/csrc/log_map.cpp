@@ -33,7 +33,7 @@ void create_file(const std::string& path, uint64_t bytes) {
 // Unlike the other files, which are sparse, this one must never meet a full /dev/shm later.
 void reserve_file(const std::string& path) {
   File file{open(path.c_str(), O_RDWR | O_CLOEXEC)};
-  struct stat status {};
+  struct stat status{};
   if (file.fd < 0 || fstat(file.fd, &status) != 0) fail("cannot open", path);
   if (const int error = posix_fallocate(file.fd, 0, status.st_size); error != 0) {
     errno = error;

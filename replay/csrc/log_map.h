@@ -72,8 +72,8 @@ class LogMap {
   uint64_t page_bytes_ = 0, reply_bytes_ = 0, segment_bytes_ = 0, segment_count_ = 0;
 };
 
-// Backs pages of a mapping with memory now. False if there is none: touching them would have killed the process
-// (SIGBUS), as in a container whose /dev/shm is small.
+// Backs pages of a mapping with memory now. False if there is none: touching them would have killed the
+// process (SIGBUS), as in a container whose /dev/shm is small.
 bool reserve_memory(uint8_t* begin, uint64_t bytes);
 
 bool process_is_alive(int32_t pid, uint64_t start_ticks);

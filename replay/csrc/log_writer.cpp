@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kWakeBytes = 4096;  // a sleeping server is not woken for less, except by a sync record
 constexpr uint64_t kDictionaryStep = 256 << 10;
-constexpr size_t kWarmSegments = 8;    // free segments whose pages are kept
+constexpr size_t kWarmSegments = 8;          // free segments whose pages are kept
 constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks whether proxyd still lives
 
 // A forked child shares no log with its parent: its copies of these writers refuse to work.
@@ -230,7 +230,8 @@ uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, siz
   if (bytes > map_.dictionary_bytes() - offset)
     throw LogError("the dictionary of call templates is full: tensor shapes keep changing");
   if (offset + bytes > dictionary_reserved_) {
-    const uint64_t more = std::min(std::max<uint64_t>(bytes, kDictionaryStep), map_.dictionary_bytes() - offset);
+    const uint64_t more =
+        std::min(std::max<uint64_t>(bytes, kDictionaryStep), map_.dictionary_bytes() - offset);
     if (!reserve_memory(map_.dictionary() + offset, more))
       throw LogError("shared memory is full: /dev/shm has no room for more call templates");
     dictionary_reserved_ = offset + more;
