@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import structlog
 
+from recovery.background import BackgroundTasks
 from recovery.control import asynchronous_channel, pb, rpc, trouble
 from recovery.processes import Watched
 from recovery.spawner import Installation, Spawner, SpawnerError
@@ -64,7 +64,7 @@ class ServerPool:
         self._failed_starts = 0
         self._changed = asyncio.Condition()
         self._servers: set[Server] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks("server pool")
         self._stopping = False
         self._number = 0
         self.broken = ""
@@ -73,7 +73,7 @@ class ServerPool:
     async def start(self) -> Installation:
         """Start the spawner and begin to fill the pool; raises SpawnerError."""
         installation = await self._spawner.start()
-        self._in_background(self._follow_spawner())
+        self._background.start(self._follow_spawner())
         self.fill()
         return installation
 
@@ -113,7 +113,7 @@ class ServerPool:
                 server = self._ready[affinity].pop(0)
                 if server.process.running:
                     return server
-                self._in_background(self.end(server))
+                self._background.start(self.end(server))
             if self.broken:
                 raise SpawnerError(self.broken)
             self.fill()
@@ -141,7 +141,7 @@ class ServerPool:
     def retire(self, server: Server) -> None:
         """End it (SIGKILL) and let go of it, without waiting."""
         server.retired = True
-        self._in_background(self.end(server))
+        self._background.start(self.end(server))
 
     async def end(self, server: Server, grace: float = 0.0) -> None:
         """End a server (SIGKILL unless it is given `grace` seconds)."""
@@ -153,9 +153,7 @@ class ServerPool:
     async def stop(self) -> None:
         """End every server and the spawner; all are gone when this returns."""
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.cancel()
         await asyncio.gather(*(server.process.end(3.0) for server in self._servers))
         await self._spawner.stop()
         await asyncio.gather(*(server.close() for server in self._servers))
@@ -171,7 +169,7 @@ class ServerPool:
         for affinity, ready in self._ready.items():
             for _ in range(self._wanted(affinity) - len(ready) - self._starting[affinity]):
                 self._starting[affinity] += 1
-                self._in_background(self._start_one(affinity))
+                self._background.start(self._start_one(affinity))
 
     async def _start_one(self, affinity: str) -> None:
         self._number += 1
@@ -194,7 +192,7 @@ class ServerPool:
             self._ready[affinity].append(server)
             self._changed.notify_all()
         log.debug("server ready", pid=server.pid, device=affinity)
-        self._in_background(self._follow_idle(server))
+        self._background.start(self._follow_idle(server))
 
     async def _start_failed(self, affinity: str, problem: Exception) -> None:
         text = (
@@ -233,16 +231,6 @@ class ServerPool:
                     self._changed.notify_all()
                 return
             self.fill()
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a background task of the pool failed", exc_info=task.exception())
 
 
 async def _answering(server: Server) -> None:

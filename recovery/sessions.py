@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Coroutine
 from typing import Any
 
 import grpc
 import structlog
 
 import replay
+from recovery.background import BackgroundTasks
 from recovery.control import pb, trouble
 from recovery.coordinator import Coordinator
 from recovery.drills import Drill
@@ -58,7 +58,7 @@ class Desk:
         self._store = store
         self._holders: dict[int, Session] = {}
         self._claimed: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks("sessions")
         self._floor_tasks: dict[str, asyncio.Task[None]] = {}
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
 
@@ -85,7 +85,7 @@ class Desk:
         coordinator = self.coordinators[name] = Coordinator(job, self._pool, keeps, self._follow)
         self._floor_tasks[name] = asyncio.create_task(FloorKeeper(job, coordinator, keeps).run())
         if launcher is not None:
-            self._in_background(self._follow_launcher(job, launcher))
+            self._background.start(self._follow_launcher(job, launcher))
         log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
 
     async def close_job(self, name: str, message: str = "its launcher has ended") -> pb.JobReport:
@@ -107,7 +107,7 @@ class Desk:
         for session in sessions:
             if session.worker.running:
                 session.lose(f"the session of rank {session.rank} was ended: {message}")
-                self._in_background(self._end(session))
+                self._background.start(self._end(session))
         await asyncio.gather(*(session.closed.wait() for session in sessions))
         self._floor_tasks.pop(job.name).cancel()
         await self.coordinators.pop(job.name).cancel()
@@ -179,12 +179,12 @@ class Desk:
         job.departed.pop(request.rank, None)
         job.arm(session)
         problem_text = await self._attach(session)
-        self._in_background(self._follow_worker(session))
+        self._background.start(self._follow_worker(session))
         self._follow(session)
         self._pool.fill()
         if problem_text:
             session.lose(problem_text)
-            self._in_background(self._end(session))
+            self._background.start(self._end(session))
             raise Refused(f"rank {session.rank} got no device: {problem_text}")
         log.info(
             "session opened",
@@ -258,7 +258,7 @@ class Desk:
 
     def _follow(self, session: Session) -> None:
         """Watch the session's present server."""
-        self._in_background(self._notice_death(session, session.server))
+        self._background.start(self._notice_death(session, session.server))
 
     async def _notice_death(self, session: Session, server: Server) -> None:
         await server.process.ended.wait()
@@ -315,19 +315,7 @@ class Desk:
                     session.lose(message)
             await self.coordinators[job.name].cancel()
             self._floor_tasks[job.name].cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a background task failed", exc_info=task.exception())
+        await self._background.cancel()
 
 
 async def _wait(event: asyncio.Event) -> None:

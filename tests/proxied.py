@@ -59,6 +59,14 @@ def our_processes() -> list[str]:
     return found
 
 
+def _is_ours(runtime: Path) -> bool:
+    """Of a dead proxyd, or of one of this installation; another installation may be at work beside us."""
+    try:
+        return sys.prefix in " ".join(psutil.Process(int(runtime.name.split("-")[2])).cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return True
+
+
 def left_behind(patience_s: float = 10) -> list[str]:
     """What is still there once `patience_s` have passed; processes that end by themselves get that long."""
     deadline = time.monotonic() + patience_s

@@ -10,6 +10,7 @@
 
 #include "proxy_server/csrc/call_template.h"
 #include "proxy_server/csrc/device_state.h"
+#include "replay/csrc/names.h"
 
 namespace understudy::server {
 namespace {
@@ -282,28 +283,13 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   }
   for (const uint64_t buffer : buffers)
     if (BufferTable::Buffer* b = state.table().find(buffer)) b->in_flight = true;
-  static const char* const names[replay::kCollectiveKinds] = {"broadcast",
-                                                              "all-reduce",
-                                                              "reduce",
-                                                              "all-gather",
-                                                              "all-gather-base",
-                                                              "gather",
-                                                              "scatter",
-                                                              "reduce-scatter",
-                                                              "reduce-scatter-base",
-                                                              "all-to-all-base",
-                                                              "all-to-all",
-                                                              "barrier",
-                                                              "send",
-                                                              "receive",
-                                                              "receive-any"};
   // The work keeps the tensors alive until it is done, also on backends that do not.
   auto keep = [any, work, finish = std::move(call.finish), in = std::move(call.inputs),
                out = std::move(call.outputs)] {
     if (finish) finish();
     if (any) at::Tensor(out[1]).fill_(work->sourceRank());  // the second result tells who sent
   };
-  in_flight_.push_back({work, std::move(buffers), std::move(keep), names[header.kind]});
+  in_flight_.push_back({work, std::move(buffers), std::move(keep), replay::name_of(call.kind)});
   if (any) {
     wait_for_all(state.table());
     c.peer_sequence[static_cast<uint64_t>(work->sourceRank())]++;

@@ -122,20 +122,19 @@ void Executor::park() {
 
 uint64_t Executor::rewind(uint64_t commit) {
   Session& s = need_parked();
-  const auto [position, bytes] = s.state->rewind(commit);
-  s.at = position;
-  s.commit_pending = false;
-  s.log.page().cursor_index.store(position.index);
-  return bytes;
+  return stand_at(s, s.state->rewind(commit));
 }
 
 uint64_t Executor::restore(uint64_t commit) {
   Session& s = need_parked();
-  const auto [position, bytes] = s.state->restore(commit);
-  s.at = position;
+  return stand_at(s, s.state->restore(commit));
+}
+
+uint64_t Executor::stand_at(Session& s, const std::pair<Position, uint64_t>& result) {
+  s.at = result.first;
   s.commit_pending = false;
-  s.log.page().cursor_index.store(position.index);
-  return bytes;
+  s.log.page().cursor_index.store(s.at.index);
+  return result.second;
 }
 
 uint32_t Executor::rebuild(uint32_t generation) { return need_parked().communicators.rebuild(generation); }

@@ -79,6 +79,7 @@ class Executor {
 
   Session& need_session() const;
   Session& need_parked() const;
+  static uint64_t stand_at(Session& s, const std::pair<Position, uint64_t>& result);
   void thread_main();
   State run_records(Session& s);
   bool wait_for_records(Session& s, uint64_t& tail);

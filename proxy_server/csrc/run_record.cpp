@@ -6,6 +6,7 @@
 #include "proxy_server/csrc/executor.h"
 #include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
+#include "replay/csrc/names.h"
 
 namespace understudy::server {
 
@@ -24,30 +25,6 @@ ErrorKind kind_of(const c10::Error& e) {
   if (dynamic_cast<const c10::NotImplementedError*>(&e) != nullptr) return ErrorKind::kNotImplemented;
   if (dynamic_cast<const c10::OutOfMemoryError*>(&e) != nullptr) return ErrorKind::kOutOfMemory;
   return ErrorKind::kRuntime;
-}
-
-std::string name_of(const Record& r, const std::string& operator_name) {
-  static const char* const names[replay::kKinds] = {"pad",
-                                                    "operator",
-                                                    "operator",
-                                                    "free",
-                                                    "allocate",
-                                                    "resize",
-                                                    "host-to-device",
-                                                    "device-to-host",
-                                                    "seed",
-                                                    "get generator",
-                                                    "set generator",
-                                                    "free generator",
-                                                    "phase",
-                                                    "commit",
-                                                    "setting",
-                                                    "create communicator",
-                                                    "destroy communicator",
-                                                    "collective",
-                                                    "synchronize",
-                                                    "end"};
-  return operator_name.empty() ? names[r.kind] : operator_name;
 }
 
 uint64_t checked_bytes(uint64_t bytes) {
@@ -279,11 +256,11 @@ void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64
 void Executor::program_error(Session& s, const Record& r, ErrorKind kind, const std::string& message) {
   auto& page = s.log.page();
   if (page.error_kind.load() != 0) return;
-  std::string name;
+  std::string name = replay::name_of(static_cast<Kind>(r.kind));
   const auto it = s.templates.find(r.aux);
   if (static_cast<Kind>(r.kind) == Kind::kOperator && it != s.templates.end() && it->second)
     name = it->second->name;
-  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", name_of(r, name).c_str());
+  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", name.c_str());
   std::snprintf(page.error_message, sizeof page.error_message, "%s", message.c_str());
   page.error_index = r.index;
   page.error_kind.store(static_cast<uint32_t>(kind), std::memory_order_release);

@@ -8,6 +8,7 @@
 #include "replay/csrc/digest.h"
 #include "replay/csrc/log_writer.h"
 #include "replay/csrc/manifest.h"
+#include "replay/csrc/names.h"
 #include "replay/csrc/rewind.h"
 
 namespace py = pybind11;
@@ -69,30 +70,6 @@ std::vector<Buffer> manifest_buffers(const LogMap& log, uint64_t number) {
   return found;
 }
 
-const char* kind_name(uint16_t kind) {
-  static const char* const names[kKinds] = {"pad",
-                                            "operator",
-                                            "operator-sync",
-                                            "free",
-                                            "allocate",
-                                            "resize",
-                                            "host-to-device",
-                                            "device-to-host",
-                                            "seed",
-                                            "generator-get",
-                                            "generator-set",
-                                            "generator-free",
-                                            "phase",
-                                            "commit",
-                                            "setting",
-                                            "communicator-create",
-                                            "communicator-destroy",
-                                            "collective",
-                                            "synchronize",
-                                            "end"};
-  return kind < kKinds ? names[kind] : "unknown";
-}
-
 std::string template_name(const LogMap& log, uint64_t offset) {
   const uint64_t tail =
       std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
@@ -117,7 +94,7 @@ py::list dump(const LogMap& log, std::optional<uint64_t> first, std::optional<ui
     row["index"] = r.index;
     row["offset"] = here;
     row["bytes"] = r.bytes;
-    row["kind"] = kind_name(r.kind);
+    row["kind"] = name_of(static_cast<Kind>(r.kind));
     row["aux"] = r.aux;
     std::vector<uint64_t> frees(r.body(), r.body() + r.frees);
     row["frees"] = frees;
@@ -127,23 +104,8 @@ py::list dump(const LogMap& log, std::optional<uint64_t> first, std::optional<ui
     const uint64_t* body = r.body() + r.frees;
     if (kind == Kind::kOperator || kind == Kind::kOperatorSync) row["operator"] = template_name(log, r.aux);
     if (kind == Kind::kCollective && words >= sizeof(CollectiveHeader) / 8) {
-      static const char* const names[kCollectiveKinds] = {"broadcast",
-                                                          "all-reduce",
-                                                          "reduce",
-                                                          "all-gather",
-                                                          "all-gather-base",
-                                                          "gather",
-                                                          "scatter",
-                                                          "reduce-scatter",
-                                                          "reduce-scatter-base",
-                                                          "all-to-all-base",
-                                                          "all-to-all",
-                                                          "barrier",
-                                                          "send",
-                                                          "receive",
-                                                          "receive-any"};
       const auto* header = reinterpret_cast<const CollectiveHeader*>(body);
-      row["operator"] = header->kind < kCollectiveKinds ? names[header->kind] : "?";
+      row["operator"] = name_of(static_cast<CollectiveKind>(header->kind));
       row["sequence"] = header->sequence;
     }
     std::vector<uint64_t> values(body, body + std::min<uint64_t>(words, 16));

@@ -1,0 +1,36 @@
+"""Tasks that nobody awaits: kept alive, their failures logged, cancelled together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class BackgroundTasks:
+    """The background tasks of one owner, named in the log by `owner`."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        """Run it beside everything else."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def cancel(self) -> None:
+        """Cancel all and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background task failed", owner=self._owner, exc_info=task.exception())
