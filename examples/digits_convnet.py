@@ -152,6 +152,7 @@ def main() -> None:
     if args.timings:
         per_rank(args.timings, rank).write_text(json.dumps(seconds))
     if world_size > 1:
+        dist.barrier()  # no rank leaves while another still talks to it
         dist.destroy_process_group()
 
 

@@ -1,13 +1,12 @@
 """The examples are ordinary scripts: alone, without the proxy, they run and repeat themselves exactly."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from training_run import execute_natively
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PATTERN = re.compile(r"[0-9a-f]{8}")
@@ -33,11 +32,7 @@ def train(script: str, ranks: int, losses: Path, steps: int = 5, seed: int = 1) 
         f"--timings={losses}.timings",
         *TINY[script].split(),
     ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, cwd=losses.parent, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    execute_natively(command, 120)
     files = [losses] + [losses.with_name(f"{losses.name}.rank{rank}") for rank in range(1, ranks)]
     return [file.read_text().split() for file in files]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import proxied
 import pytest
-from training_run import Training
+from training_run import Training, execute_natively
 
 SMALL = ["--layers", "2", "--width", "48", "--batch-size", "4", "--block-size", "32"]
 EXAMPLES = {
@@ -38,8 +37,7 @@ def test_every_collective_gives_the_bytes_that_gloo_gives_natively(tmp_path: Pat
     native = proxied.torchrun(
         2, script, "--device", "cpu", "--out", str(tmp_path / "native.x"), "--steps", "2"
     )
-    done = subprocess.run(native, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    execute_natively(native, 120)
     ended = proxied.run(
         proxied.torchrun(2, script, "--out", str(tmp_path / "proxied.x"), "--steps", "2"), folder=tmp_path
     )

@@ -107,4 +107,5 @@ for step in range(args.steps):
 
 content = b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in results)
 args.out.with_suffix(f".{rank}").write_bytes(content)
+dist.barrier()  # no rank leaves while another still talks to it
 dist.destroy_process_group()
