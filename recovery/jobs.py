@@ -18,6 +18,8 @@ SESSION_LOST = 1
 SESSION_CLOSED = 2
 """SessionState of the log."""
 
+CUT_LOG = "its log was full and has been cut: until its next complete commit a fault cannot be survived"
+
 PHASES = (Phase.FORWARD_BACKWARD, Phase.OPTIMIZER)
 
 
@@ -92,7 +94,7 @@ class Session:
             log_directory=str(self.directory),
             backpressure=bool(log.backpressure),
             recoveries=self.recoveries,
-            note=self.note,
+            note=self.note or (CUT_LOG if log.degraded else ""),
         )
 
 

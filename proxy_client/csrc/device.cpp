@@ -47,7 +47,8 @@ const std::vector<int>& visible_devices() {
 void check_index(c10::DeviceIndex index) {
   TORCH_CHECK(index >= 0 && index < device_count(),
               "CUDA error: invalid device ordinal: there is no cuda:", static_cast<int>(index),
-              ", this worker sees ", static_cast<int>(device_count()), " device(s)");
+              ", this worker sees ", static_cast<int>(device_count()),
+              " device(s); for more ranks start proxyd with more (--devices KIND:COUNT)");
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ bool DeviceState::apply_floor() {
 
 void DeviceState::cut_log() {
   log_.page().floor_commit.store(table_.epoch(), std::memory_order_release);
-  log_.page().degraded.store(1);
+  if (policy_.protect) log_.page().degraded.store(1);
   apply_floor();
 }
 

@@ -233,6 +233,8 @@ void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
   const bool behind = newest == 0 || s.last_commit_offset != s.at.offset;
   if (behind || s.commit_pending) make_commit(s, s.at);
   if (replay::now_ns() - idle_since_ns < kPressurePatienceNs && s.options.policy.protect) return;
+  if (!s.options.policy.protect || s.log.page().degraded.load() != 0)
+    return s.state->cut_log();  // said already
   std::fprintf(stderr,
                "understudy: the log of rank %u is full (%llu MiB) and its peers hold no matching commit; it "
                "is cut here. "
