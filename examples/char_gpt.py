@@ -224,7 +224,8 @@ def main() -> None:
     if args.timings:
         per_rank(args.timings, rank).write_text(json.dumps(seconds))
     if world_size > 1:
-        dist.barrier()  # no rank leaves while another still talks to it
+        # No rank leaves while another still talks to it.
+        dist.barrier(device_ids=[local_rank] if device.type == "cuda" else None)
         dist.destroy_process_group()
 
 
