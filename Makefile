@@ -16,9 +16,9 @@ SOURCES := $(wildcard $(SOURCES))
 INSTALLED := $(VENV)/.installed-$(firstword $(shell echo $(SOURCES) | cksum))
 REQUIREMENTS := $(VENV)/.requirements
 
-.PHONY: help setup demo test bench lint format clean install
+.PHONY: help setup demo test bench conformance lint format clean install
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | expand -t 14
 
 # One at a time: two terminals may both ask.
 setup:  ## everything into .venv; quickly a no-op when nothing changed
@@ -59,10 +59,13 @@ test: setup  ## the whole test suite, against the installed packages
 bench: setup  ## measure; table and bench/results/latest.json
 	@$(PY) bench/bench.py
 
+conformance: setup  ## PyTorch's own operator, module and optimizer databases, natively and on the device; compare
+	@$(PY) conformance/sweep.py $(OPTIONS)
+
 lint: setup  ## ruff, mypy, clang-format: report
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(PY) -m mypy $(wildcard replay proxy_client proxy_server protos recovery bench examples tests)
+	@$(PY) -m mypy $(wildcard replay proxy_client proxy_server protos recovery bench conformance examples tests)
 	@$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 
 format: setup  ## ruff and clang-format: rewrite
@@ -71,4 +74,4 @@ format: setup  ## ruff and clang-format: rewrite
 	@$(if $(CPP),$(VENV)/bin/clang-format -i $(CPP))
 
 clean:  ## forget .venv and all build products
-	rm -rf $(VENV) build bench/results .ruff_cache
+	rm -rf $(VENV) build bench/results conformance/results .ruff_cache

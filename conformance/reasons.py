@@ -1,0 +1,41 @@
+"""Written by hand: what has no bits to compare, and why what differs differs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_UNINITIALISED = "its result is uninitialised memory"
+NO_DEFINED_BITS = {
+    "empty": _UNINITIALISED,
+    "empty_like": _UNINITIALISED,
+    "empty_permuted": _UNINITIALISED,
+    "empty_strided": _UNINITIALISED,
+    "new_empty": _UNINITIALISED,
+    "new_empty_strided": _UNINITIALISED,
+    "resize_": "what is added to the storage is uninitialised memory",
+    "resize_as_": "what is added to the storage is uninitialised memory",
+}
+"""Entries of op_db of which everything is compared but the bits."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why cases differ. `entry`, `variant` and `dtype` are regular expressions for the whole name."""
+
+    entry: str
+    variant: str
+    text: str
+    dtype: str = ".*"
+
+    def covers(self, entry: str, dtype: str, variant: str) -> bool:
+        """`entry` is `database/name`."""
+        pairs = ((self.entry, entry), (self.dtype, dtype), (self.variant, variant))
+        return all(re.fullmatch(pattern, name) for pattern, name in pairs)
+
+
+REASONS: tuple[Reason, ...] = ()
+
+
+def reason_for(entry: str, dtype: str, variant: str) -> Reason | None:
+    return next((reason for reason in REASONS if reason.covers(entry, dtype, variant)), None)

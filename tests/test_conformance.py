@@ -1,0 +1,143 @@
+"""A spread of PyTorch's own databases on the virtual device; and that the comparison can fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import databases
+import proxied
+import pytest
+import reasons
+import sweep
+import torch
+from observation import Observation, compare, observe, observe_error, without_device
+from snapshots import Snapshot
+
+EVERY = {"op_db": 12, "module_db": 8, "optim_db": 3}
+"""One entry in so many runs here; `make conformance` runs all."""
+
+FIXED: tuple[str, ...] = ()
+"""Units (`database/entry/dtype`) that once differed, by what was wrong."""
+
+
+def spread() -> list[str]:
+    """Entries at fixed distances, each with one dtype, so that all dtypes occur."""
+    chosen = []
+    for database, distance in EVERY.items():
+        entries = [entry for entry in databases.load() if entry.database == database]
+        for number, entry in enumerate(entries[::distance]):
+            dtype = entry.dtypes[number % len(entry.dtypes)]
+            chosen.append(databases.Unit(entry, dtype).name)
+    return chosen
+
+
+def test_the_databases_have_the_entries_that_the_report_speaks_of() -> None:
+    entries = databases.load()
+    counts = {name: sum(e.database == name for e in entries) for name in databases.DATABASES}
+    assert counts == {"op_db": 702, "module_db": 114, "optim_db": 15}
+
+
+def flipped(tensor: torch.Tensor) -> torch.Tensor:
+    """With the lowest bit of the first element changed."""
+    copy = tensor.clone()
+    copy.view(torch.int32)[0] ^= 1
+    return copy
+
+
+PLAIN = torch.arange(6.0)
+WITH_GAPS = torch.arange(12.0)[::2]
+CHANGED: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
+    "a bit": (lambda: PLAIN.clone(), lambda: flipped(PLAIN), "bits"),
+    "the sign of a zero": (lambda: torch.zeros(3), lambda: -torch.zeros(3), "bits"),
+    "the payload of a NaN": (
+        lambda: torch.tensor([0x7FC00000], dtype=torch.int32).view(torch.float32),
+        lambda: torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32),
+        "bits",
+    ),
+    "strides": (lambda: torch.ones(3, 3), lambda: torch.ones(3, 3).t(), "view"),
+    "strides alone": (
+        lambda: torch.ones(2, 3),
+        lambda: torch.empty_strided((2, 3), (1, 2)).fill_(1),
+        "strides",
+    ),
+    "the shape": (lambda: torch.ones(2, 3), lambda: torch.ones(3, 2), "shape"),
+    "the dtype": (lambda: torch.ones(3), lambda: torch.ones(3, dtype=torch.float64), "dtype"),
+    "the offset": (lambda: torch.ones(4)[:2], lambda: torch.ones(4)[2:], "offset"),
+    "requires_grad": (lambda: torch.ones(2), lambda: torch.ones(2, requires_grad=True), "requires_grad"),
+    "conjugation": (
+        lambda: torch.zeros(2, dtype=torch.complex64),
+        lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+        "conjugated",
+    ),
+    "the length": (lambda: [PLAIN], lambda: [PLAIN, PLAIN], "value"),
+    "the container": (lambda: [PLAIN], lambda: (PLAIN,), "value"),
+    "a number": (lambda: 0.1 + 0.2, lambda: 0.3, "value"),
+    "the class of a number": (lambda: 1, lambda: True, "value"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_the_comparison_sees_a_change_in(what: str) -> None:
+    native, virtual, kind = CHANGED[what]
+    assert compare(observe((), [("r", native())]), observe((), [("r", native())])) == []
+    differences = compare(observe((), [("r", native())]), observe((), [("r", virtual())]))
+    assert kind in {difference.what for difference in differences}
+
+
+def test_the_comparison_sees_what_shares_memory_and_which_object_is_returned() -> None:
+    argument = torch.ones(4)
+    returned = observe(argument, [("r", argument)])
+    view = observe(argument, [("r", argument.view(4))])
+    copy = observe(argument, [("r", argument.clone())])
+    for one, other in ((returned, view), (view, copy), (returned, copy)):
+        assert "sharing" in {difference.what for difference in compare(one, other)}
+
+
+def test_the_comparison_sees_what_was_written_between_the_elements_of_an_argument() -> None:
+    first, second = (Snapshot(WITH_GAPS).build("cpu") for _ in range(2))
+    second.untyped_storage()[5] = 77  # of the second element of twelve, which the view leaves out
+    assert torch.equal(first, second)
+    assert [d.what for d in compare(observe(first, []), observe(second, []))] == ["bits"]
+
+
+def failure(error: Exception) -> Observation:
+    return observe_error(error)
+
+
+def test_the_comparison_sees_other_messages_and_classes_of_errors_but_not_other_devices() -> None:
+    native = failure(RuntimeError("expected a tensor on cpu"))
+    assert compare(native, failure(RuntimeError("expected a tensor on cuda:0"))) == []
+    assert compare(native, failure(RuntimeError("expected a tensor on mps")))[0].what == "error message"
+    assert compare(native, failure(ValueError("expected a tensor on cpu")))[0].what == "error class"
+    assert compare(native, observe((), []))[0].what == "error"
+    assert without_device("cudart, cuda and cuda:0") == "cudart, cpu and cpu"
+
+
+def test_arguments_are_built_again_with_their_sharing_strides_offsets_and_bits() -> None:
+    whole = torch.randn(4, 6, dtype=torch.complex64)
+    part = torch.empty(0, dtype=whole.dtype).set_(whole.untyped_storage(), 6, (3, 3), (6, 2))
+    given = (part, {"whole": whole, "twice": [whole, whole.conj()]}, "cpu", 3)
+    again = Snapshot(given).build("cpu")
+    assert compare(observe(given, []), observe(again, [])) == []
+    again[1]["whole"][1, 0] += 1
+    assert compare(observe(given, []), observe(again, [])) != []
+
+
+def test_a_device_that_computes_other_bits_or_hangs_is_found_and_a_flaky_original_is_not_blamed(
+    tmp_path: Path,
+) -> None:
+    script = proxied.WORKLOADS / "conformance_judge.py"
+    ended = proxied.run(proxied.python(script, str(sweep.FOLDER)), folder=tmp_path)
+    assert ended.status == 0, ended.output[-3000:]
+    assert "all verdicts are as they should be" in ended.output
+
+
+def test_every_reason_names_an_entry_that_exists() -> None:
+    entries = databases.load()
+    names = {f"{entry.database}/{entry.name}" for entry in entries}
+    for reason in reasons.REASONS:
+        assert any(re.fullmatch(reason.entry, name) for name in names), reason
+    assert {f"op_db/{name}" for name in reasons.NO_DEFINED_BITS} <= names
+    assert set(FIXED) <= {databases.Unit(entry, dtype).name for entry in entries for dtype in entry.dtypes}
