@@ -4,6 +4,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/executor.h"
 
 namespace py = pybind11;
@@ -71,6 +72,7 @@ void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::byte
 PYBIND11_MODULE(_server, m) {
   m.doc() = "The executor of a device server.";
   m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
+  m.attr("EQUIVALENT_OPERATORS") = understudy::server::equivalent_operators();
   py::class_<Executor>(m, "Executor")
       .def(py::init(&make_executor))
       .def("attach", &attach, py::arg("log_directory"), py::kw_only(), py::arg("device"), py::arg("threads"),

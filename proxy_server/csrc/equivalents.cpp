@@ -1,0 +1,134 @@
+#include "proxy_server/csrc/equivalents.h"
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+namespace understudy::server {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+// ---- synchronised batch normalisation; channels are dimension 1, statistics have one number per channel
+
+at::ScalarType accumulation_type(const Tensor& input) {
+  return at::isReducedFloatingType(input.scalar_type()) ? at::kFloat : input.scalar_type();
+}
+
+// A tensor with one number per channel, in the shape that broadcasts over `input`.
+Tensor per_channel(const Tensor& values, const Tensor& input) {
+  std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);
+  shape[1] = -1;
+  return values.to(accumulation_type(input)).reshape(shape);
+}
+
+std::vector<int64_t> all_but_channels(const Tensor& input) {
+  std::vector<int64_t> dimensions{0};
+  for (int64_t i = 2; i < input.dim(); i++) dimensions.push_back(i);
+  return dimensions;
+}
+
+std::tuple<Tensor, Tensor> batch_norm_stats(const Tensor& input, double eps) {
+  const Tensor x = input.to(accumulation_type(input));
+  const auto dimensions = all_but_channels(x);
+  const Tensor mean = x.mean(dimensions);
+  const Tensor variance = (x - per_channel(mean, x)).square().mean(dimensions);
+  return {mean, (variance + eps).rsqrt()};
+}
+
+// `mean` and `invstd`: a row per part of the batch; `counts`: how many numbers of a channel each part has.
+std::tuple<Tensor, Tensor> batch_norm_gather_stats_with_counts(
+    const Tensor& input, const Tensor& mean, const Tensor& invstd, const OptionalTensor& running_mean,
+    const OptionalTensor& running_var, double momentum, double eps, const Tensor& counts) {
+  const auto type = accumulation_type(input);
+  const Tensor count = counts.to(type).reshape({-1, 1}), total = count.sum();
+  const Tensor means = mean.to(type);
+  const Tensor all_mean = (means * count).sum(0) / total;
+  const Tensor variances = invstd.to(type).square().reciprocal() - eps;
+  const Tensor squares = ((variances + (means - all_mean).square()) * count).sum(0);
+  if (running_mean && running_mean->defined()) running_mean->mul_(1 - momentum).add_(all_mean, momentum);
+  if (running_var && running_var->defined())
+    running_var->mul_(1 - momentum).add_(squares / (total - 1), momentum);
+  return {all_mean, (squares / total + eps).rsqrt()};
+}
+
+std::tuple<Tensor, Tensor> batch_norm_gather_stats(const Tensor& input, const Tensor& mean,
+                                                   const Tensor& invstd, const OptionalTensor& running_mean,
+                                                   const OptionalTensor& running_var, double momentum,
+                                                   double eps, int64_t count) {
+  const Tensor counts = at::full({mean.size(0)}, count, mean.options());
+  return at::batch_norm_gather_stats_with_counts(input, mean, invstd, running_mean, running_var, momentum,
+                                                 eps, counts);
+}
+
+Tensor batch_norm_elemt(const Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                        const Tensor& mean, const Tensor& invstd, double) {
+  Tensor out = (input.to(accumulation_type(input)) - per_channel(mean, input)) * per_channel(invstd, input);
+  if (weight && weight->defined()) out = out * per_channel(*weight, input);
+  if (bias && bias->defined()) out = out + per_channel(*bias, input);
+  return out.to(input.scalar_type());
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_backward_reduce(
+    const Tensor& grad_out, const Tensor& input, const Tensor& mean, const Tensor& invstd,
+    const OptionalTensor& weight, bool input_g, bool weight_g, bool bias_g) {
+  const auto type = accumulation_type(input);
+  const auto dimensions = all_but_channels(input);
+  const Tensor dy = grad_out.to(type);
+  const Tensor sum_dy = dy.sum(dimensions);
+  const Tensor sum_dy_xmu = (dy * (input.to(type) - per_channel(mean, input))).sum(dimensions);
+  const auto like = weight && weight->defined() ? weight->scalar_type() : type;
+  return {input_g ? sum_dy : Tensor(), input_g ? sum_dy_xmu : Tensor(),
+          weight_g ? (sum_dy_xmu * invstd.to(type)).to(like) : Tensor(),
+          bias_g ? sum_dy.to(like, /*non_blocking=*/false, /*copy=*/true) : Tensor()};
+}
+
+Tensor batch_norm_backward_elemt(const Tensor& grad_out, const Tensor& input, const Tensor& mean,
+                                 const Tensor& invstd, const OptionalTensor& weight, const Tensor& sum_dy,
+                                 const Tensor& sum_dy_xmu, const Tensor& count) {
+  const auto type = accumulation_type(input);
+  const Tensor total = count.sum().to(type);
+  const Tensor scale = per_channel(invstd, input);
+  const Tensor centred = input.to(type) - per_channel(mean, input);
+  const Tensor projection = per_channel(sum_dy_xmu.to(type) / total, input) * scale.square();
+  Tensor out = grad_out.to(type) - per_channel(sum_dy.to(type) / total, input) - centred * projection;
+  out = out * scale;
+  if (weight && weight->defined()) out = out * per_channel(*weight, input);
+  return out.to(input.scalar_type());
+}
+
+// ---- the table
+
+struct Equivalent {
+  template <class Function>
+  Equivalent(const char* operator_name, Function kernel) : name(operator_name), function(kernel) {}
+  const char* name;
+  torch::CppFunction function;
+};
+
+std::vector<Equivalent> equivalents() {
+  std::vector<Equivalent> table;
+  table.emplace_back("batch_norm_stats", TORCH_FN(batch_norm_stats));
+  table.emplace_back("batch_norm_gather_stats", TORCH_FN(batch_norm_gather_stats));
+  table.emplace_back("batch_norm_gather_stats_with_counts", TORCH_FN(batch_norm_gather_stats_with_counts));
+  table.emplace_back("batch_norm_elemt", TORCH_FN(batch_norm_elemt));
+  table.emplace_back("batch_norm_backward_reduce", TORCH_FN(batch_norm_backward_reduce));
+  table.emplace_back("batch_norm_backward_elemt", TORCH_FN(batch_norm_backward_elemt));
+  return table;
+}
+
+}  // namespace
+
+std::vector<std::string> equivalent_operators() {
+  std::vector<std::string> names;
+  for (const Equivalent& row : equivalents()) names.emplace_back(row.name);
+  return names;
+}
+
+TORCH_LIBRARY_IMPL(aten, CPU, library) {
+  for (Equivalent& row : equivalents()) library.impl(row.name, std::move(row.function));
+}
+
+}  // namespace understudy::server
