@@ -30,8 +30,10 @@ def install(torch_c: ModuleType) -> None:
 
 
 def install_late(torch: ModuleType) -> None:
-    """Once torch is whole: NVML would count the host's own GPUs."""
+    """Once torch is whole: NVML would count the host's own GPUs, and libraries ask for CUDA's version."""
     torch.cuda._device_count_nvml = lambda: -1
+    if torch.version.cuda is None:
+        torch.version.cuda = f"{_COMPILED_VERSION // 1000}.{_COMPILED_VERSION % 1000 // 10}"
 
 
 def _nothing(*_: Any, **__: Any) -> None:
