@@ -11,21 +11,6 @@ from typing import Any
 _DEFAULT_TIMEOUT = datetime.timedelta(minutes=10)  # NCCL's
 
 
-class Options:
-    """`ProcessGroupNCCL.Options`: scripts set these; only the timeout means something to us."""
-
-    def __init__(self, is_high_priority_stream: bool = False) -> None:
-        self.is_high_priority_stream = is_high_priority_stream
-        self._timeout = _DEFAULT_TIMEOUT
-        self.global_ranks_in_group: list[int] = []
-        self.group_name = ""
-        self.group_desc = ""
-        self.split_from: Any = None
-        self.split_color = 0
-        self.config = SimpleNamespace()
-        self.backend = "nccl"
-
-
 def install(torch_c: ModuleType) -> None:
     """Adds the class when torch initialises its distributed bindings."""
     initialise: Callable[[], Any] | None = getattr(torch_c, "_c10d_init", None)
@@ -44,52 +29,45 @@ def _add_process_group(c10d: ModuleType) -> None:
     from proxy_client import _client
 
     _client.register_process_group(c10d)
-    c10d.ProcessGroupNCCL = _process_group_class(c10d._UnderstudyProcessGroup)  # type: ignore[attr-defined]
+    # The classes themselves, not subclasses: a group that C++ makes by splitting is an instance, too.
+    group, options = c10d._UnderstudyProcessGroup, c10d._UnderstudyProcessGroupOptions
+    _fill(options, "Options", {"config": property(_config), "split_from": None})
+    _fill(group, "ProcessGroupNCCL", {"Options": options, **_GROUP})
+    c10d.ProcessGroupNCCL = group  # type: ignore[attr-defined]
     c10d._DEFAULT_PG_NCCL_TIMEOUT = _DEFAULT_TIMEOUT  # type: ignore[attr-defined]
 
 
-def _process_group_class(base: Any) -> type:
-    class ProcessGroupNCCL(base):  # type: ignore[misc]
-        """The c10d backend "nccl" of the virtual device."""
+def _fill(kind: type, name: str, attributes: dict[str, Any]) -> None:
+    kind.__name__ = kind.__qualname__ = name
+    for attribute, value in attributes.items():
+        setattr(kind, attribute, value)
 
-        NCCL_CTA_POLICY_DEFAULT = 0
-        NCCL_CTA_POLICY_EFFICIENCY = 1
-        NCCL_CTA_POLICY_ZERO = 2
 
-        def __init__(
-            self, store: Any, rank: int, size: int, options: Options | datetime.timedelta | None = None
-        ) -> None:
-            if isinstance(options, datetime.timedelta):
-                timeout, options = options, Options()
-                options._timeout = timeout
-            self._options = options if options is not None else Options()
-            super().__init__(store, rank, size, self._options._timeout)
+def _config(options: Any) -> SimpleNamespace:
+    """NCCL's own knobs: scripts set them, nothing reads them."""
+    config: SimpleNamespace = options.__dict__.setdefault("_config", SimpleNamespace())
+    return config
 
-        @property
-        def options(self) -> Options:
-            return self._options
 
-        @property
-        def uid(self) -> int:
-            return id(self)
+def _nothing(*_: object, **__: object) -> None:
+    """Not needed here: nothing that could be grouped is executed, and no rank outside a split takes part."""
 
-        def perform_nocolor_split(self, device: Any) -> None:
-            """NCCL needs the ranks outside a new group when it splits; our communicators do not."""
 
-        def comm_split_count(self) -> int:
-            return 0
+def _set_default_timeout(group: Any, timeout: datetime.timedelta) -> None:
+    group.set_timeout(timeout)
 
-        def _group_start(self) -> None:
-            """Nothing is executed here that could be grouped."""
 
-        def _group_end(self) -> None:
-            """See `_group_start`."""
-
-        def _add_ephemeral_timeout(self, timeout: datetime.timedelta) -> None:
-            """Deadlines of single collectives are the coordinator's business."""
-
-        def _is_initialized(self) -> bool:
-            return True
-
-    ProcessGroupNCCL.Options = Options  # type: ignore[attr-defined]
-    return ProcessGroupNCCL
+_GROUP: dict[str, Any] = {
+    "NCCL_CTA_POLICY_DEFAULT": 0,
+    "NCCL_CTA_POLICY_EFFICIENCY": 1,
+    "NCCL_CTA_POLICY_ZERO": 2,
+    "uid": property(id),
+    "perform_nocolor_split": _nothing,
+    "comm_split_count": lambda group: 0,
+    "_group_start": _nothing,
+    "_group_end": _nothing,
+    "_add_ephemeral_timeout": _nothing,
+    "_set_default_timeout": _set_default_timeout,
+    "_is_initialized": lambda group: True,
+}
+"""What a script or torch itself may ask of the class, besides what every backend has."""

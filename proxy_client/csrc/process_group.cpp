@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -66,6 +67,15 @@ void check(const Tensors& tensors) {
   }
 }
 
+// `whole` is to hold a part of the size of `part` for each rank; shapes do not matter.
+void check_whole_and_part(const Tensor& whole, const char* name_of_whole, const Tensor& part,
+                          const char* name_of_part, int ranks) {
+  TORCH_CHECK_WITH(TypeError, whole.dtype() == part.dtype(), name_of_whole,
+                   " tensor must have the same type as ", name_of_part, " tensor");
+  TORCH_CHECK_WITH(ValueError, whole.numel() == part.numel() * ranks, name_of_whole,
+                   " tensor size must be equal to world_size times ", name_of_part, " tensor size");
+}
+
 }  // namespace
 
 struct ProcessGroup::Request {
@@ -81,8 +91,8 @@ struct ProcessGroup::Request {
 };
 
 ProcessGroup::ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                           std::chrono::milliseconds timeout)
-    : c10d::Backend(rank, size), timeout_(timeout) {
+                           OptionsPtr options)
+    : c10d::Backend(rank, size), options_(std::move(options)) {
   const std::vector<uint8_t> uid = agree_on_uid(*store, rank);
   std::memcpy(&uid_low_, uid.data(), sizeof uid_low_);
   std::memcpy(&uid_high_, uid.data() + sizeof uid_low_, sizeof uid_high_);
@@ -98,7 +108,20 @@ ProcessGroup::~ProcessGroup() {
 
 void ProcessGroup::setTimeout(std::chrono::milliseconds timeout) {
   std::lock_guard<std::mutex> lock(mutex_);
-  timeout_ = timeout;
+  options_->timeout = timeout;
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroup::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<Options>& options) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
+  if (mine == ranks.end()) return nullptr;
+  auto own = c10::make_intrusive<ProcessGroupOptions>();
+  own->timeout = options->timeout;
+  own->group_name = options->group_name;
+  own->global_ranks_in_group = options->global_ranks_in_group;
+  return c10::make_intrusive<ProcessGroup>(store, static_cast<int>(mine - ranks.begin()),
+                                           static_cast<int>(ranks.size()), std::move(own));
 }
 
 uint64_t ProcessGroup::getSequenceNumberForGroup() {
@@ -129,7 +152,7 @@ void ProcessGroup::ensure_communicator(LogWriter& log) {
     body[1] = uid_high_;
     body[2] = static_cast<uint64_t>(getRank());
     body[3] = static_cast<uint64_t>(getSize());
-    body[4] = static_cast<uint64_t>(timeout_.count());
+    body[4] = static_cast<uint64_t>(options_->timeout.count());
   });
 }
 
@@ -215,6 +238,7 @@ WorkPtr ProcessGroup::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
 }
 
 WorkPtr ProcessGroup::_allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions&) {
+  check_whole_and_part(output, "output", input, "input", getSize());
   return submit({.kind = CollectiveKind::kAllGatherBase,
                  .type = OpType::_ALLGATHER_BASE,
                  .inputs = {input},
@@ -271,6 +295,7 @@ WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
 
 WorkPtr ProcessGroup::_reduce_scatter_base(Tensor& output, Tensor& input,
                                            const c10d::ReduceScatterOptions& options) {
+  check_whole_and_part(input, "input", output, "output", getSize());
   return submit({.kind = CollectiveKind::kReduceScatterBase,
                  .type = OpType::_REDUCE_SCATTER_BASE,
                  .inputs = {input},

@@ -10,19 +10,33 @@
 
 namespace understudy::client {
 
+// `ProcessGroupNCCL.Options`: scripts set these; only the timeout means something to us.
+struct ProcessGroupOptions final : c10d::Backend::Options {
+  ProcessGroupOptions() : Options("nccl", std::chrono::minutes(10)) {}  // NCCL's default
+  bool is_high_priority_stream = false;
+  int64_t split_color = 0;
+};
+
 class ProcessGroup final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using OptionsPtr = c10::intrusive_ptr<ProcessGroupOptions>;
 
   // Agrees on the communicator's identity through the store. The communicator itself is made by the first
   // collective, when the device is known.
-  ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-               std::chrono::milliseconds timeout);
+  ProcessGroup(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, OptionsPtr options);
   ~ProcessGroup() override;
 
   const std::string getBackendName() const override { return "nccl"; }
   void setTimeout(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  const OptionsPtr& options() const { return options_; }
+  // A communicator of its own for some of the ranks: NCCL would split its own, ours costs no more when new.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override;
   c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
@@ -71,7 +85,7 @@ class ProcessGroup final : public c10d::Backend {
 
   std::mutex
       mutex_;  // of everything below; held while appending, so that sequence numbers follow the log's order
-  std::chrono::milliseconds timeout_;
+  const OptionsPtr options_;
   uint64_t uid_low_ = 0, uid_high_ = 0;
   uint64_t communicator_ = 0;  // 0: not created yet
   uint64_t sequence_ = 0;

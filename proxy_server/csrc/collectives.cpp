@@ -84,6 +84,10 @@ c10d::ReduceOp::RedOpType average_as_sum(Call& call, const c10d::Backend& backen
   return c10d::ReduceOp::SUM;
 }
 
+// One piece of memory, whatever its shape: so NCCL takes it, while Gloo would split it along its first
+// dimension.
+at::Tensor flat(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
+
 WorkPointer all_to_all_by_base(Call& call, c10d::Backend& backend) {
   need(static_cast<int>(call.inputs.size()) == backend.getSize() &&
        call.outputs.size() == call.inputs.size());
@@ -140,6 +144,7 @@ WorkPointer start_on(Call& call, c10d::Backend& backend) {
     }
     case CollectiveKind::kAllGatherBase:
       need(in.size() == 1 && out.size() == 1);
+      in[0] = flat(in[0]), out[0] = flat(out[0]);
       return backend._allgather_base(out[0], in[0]);
     case CollectiveKind::kGather: {
       c10d::GatherOptions o;
@@ -164,6 +169,7 @@ WorkPointer start_on(Call& call, c10d::Backend& backend) {
     }
     case CollectiveKind::kReduceScatterBase: {
       need(in.size() == 1 && out.size() == 1);
+      in[0] = flat(in[0]), out[0] = flat(out[0]);
       c10d::ReduceScatterOptions o;
       o.reduceOp = average_as_sum(call, backend, out);
       return backend._reduce_scatter_base(out[0], in[0], o);
