@@ -1,0 +1,193 @@
+"""What scripts use of torch.distributed: the bits of native Gloo, also when device servers are killed.
+
+One run of torchrun goes through all features of a group; each feature is a test of its own. Marks that a
+feature leaves in the undisturbed run say which records are its forward and backward pass and optimizer step.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import proxied
+import pytest
+from training_run import execute_natively
+
+SCRIPTS = proxied.WORKLOADS / "parallelism"
+RANKS = {"data_parallel": 2, "collective_calls": 2}
+PHASES = ("forward", "backward", "optimizer")
+
+
+def _features() -> list[tuple[str, str]]:
+    """(group, name) of every function marked `@scenario("group")`, in the order of the sources."""
+    found = []
+    for source in sorted(SCRIPTS.glob("*.py")):
+        for node in ast.parse(source.read_text()).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "scenario":
+                    found.append((ast.literal_eval(decorator.args[0]), node.name))
+    return found
+
+
+FEATURES = _features()
+KILLED_IN_EVERY_PHASE = {group: group in ("sharded", "hybrid") for group in RANKS}
+
+Notes = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One kill, aimed at a phase of a feature."""
+
+    feature: str
+    phase: str
+    rank: int
+    step: int
+    call: int
+
+    def __str__(self) -> str:
+        return f"kill-server rank={self.rank} step={self.step} call={self.call}"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """`notes[rank][feature]`, and proxyrun's report."""
+
+    notes: list[Notes]
+    report: dict[str, Any]
+
+
+class Group:
+    """The three runs of one group, each done when it is first asked for."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self._folder = folder
+
+    @functools.cached_property
+    def native(self) -> Ran:
+        """CPU and Gloo, without our code."""
+        command = self._command("native", "--device", "cpu")
+        execute_natively(command, 200)
+        return Ran(self._notes("native"), {})
+
+    @functools.cached_property
+    def proxied(self) -> Ran:
+        """Under the proxy, undisturbed."""
+        return self._under_proxy("proxied", ())
+
+    @functools.cached_property
+    def killed(self) -> Ran:
+        """Under the proxy, with all of `drills`."""
+        return self._under_proxy("killed", self.drills)
+
+    @functools.cached_property
+    def drills(self) -> tuple[Drill, ...]:
+        """One kill for each feature, in turns in each phase and rank; or one in each phase."""
+        drills: list[Drill] = []
+        for number, feature in enumerate(name for group, name in FEATURES if group == self.name):
+            wanted = (
+                PHASES if KILLED_IN_EVERY_PHASE[self.name] else PHASES[number % 3 :] + PHASES[: number % 3]
+            )
+            found: list[Drill] = []
+            for phase in wanted:
+                rank = (len(drills) + len(found)) % RANKS[self.name]
+                spans = _spans(self.proxied.notes[rank][feature]["marks"], phase)
+                if not spans:
+                    continue
+                # One minibatch later for each phase: never two ranks at once.
+                step, begin, end = spans[min(1 + PHASES.index(phase), len(spans) - 1)]
+                found.append(Drill(feature, phase, rank, step, (begin + end) // 2))
+                if not KILLED_IN_EVERY_PHASE[self.name]:
+                    break
+            drills += found
+        return tuple(drills)
+
+    def _under_proxy(self, name: str, drills: tuple[Drill, ...]) -> Ran:
+        options = [word for drill in drills for word in ("--drill", str(drill))]
+        ended = proxied.run(
+            self._command(name), folder=self._folder, options=tuple(options), timeout_s=200
+        )  # fmt: skip
+        assert ended.status == 0, ended.output[-6000:]
+        return Ran(self._notes(name), ended.report)
+
+    def _command(self, name: str, *options: str) -> list[str]:
+        out = str(self._folder / f"{name}.x")
+        return proxied.torchrun(RANKS[self.name], SCRIPTS / "run.py", self.name, "--out", out, *options)
+
+    def _notes(self, name: str) -> list[Notes]:
+        paths = [self._folder / f"{name}.{rank}" for rank in range(RANKS[self.name])]
+        return [json.loads(path.read_text()) for path in paths]
+
+
+def _spans(marks: list[tuple[str, int, int]], phase: str) -> list[tuple[int, int, int]]:
+    """(minibatch, first record, last record) of each stretch of a phase that lies within one minibatch."""
+    return [
+        (step, call, end - 1)
+        for (name, step, call), (_, next_step, end) in itertools.pairwise(marks)
+        if name == phase and next_step == step and end > call
+    ]
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Group]:
+    return {name: Group(name, tmp_path_factory.mktemp(name)) for name in RANKS}
+
+
+@pytest.mark.parametrize(("group", "feature"), FEATURES)
+def test_a_feature_gives_the_bits_of_native_gloo(groups: dict[str, Group], group: str, feature: str) -> None:
+    native, under_proxy = groups[group].native, groups[group].proxied
+    for rank in range(RANKS[group]):
+        content = under_proxy.notes[rank][feature]["content"]
+        assert content, "the feature kept nothing that could be compared"
+        assert content == native.notes[rank][feature]["content"], f"rank {rank}"
+    assert under_proxy.report["recoveries"] == []
+
+
+@pytest.mark.parametrize(("group", "feature"), FEATURES)
+def test_a_feature_survives_device_servers_killed_in_it(
+    groups: dict[str, Group], group: str, feature: str
+) -> None:
+    under_proxy, killed = groups[group].proxied, groups[group].killed
+    for rank in range(RANKS[group]):
+        assert killed.notes[rank][feature]["content"] == under_proxy.notes[rank][feature]["content"], rank
+    drills = [drill for drill in groups[group].drills if drill.feature == feature]
+    assert len(drills) == (3 if KILLED_IN_EVERY_PHASE[group] else 1)
+    recoveries = {(r["rank"], r["step"], r["call"]): r for r in killed.report["recoveries"]}
+    for drill in drills:
+        recovery = recoveries[drill.rank, drill.step, drill.call]
+        assert recovery["recovered"] and recovery["plan"] == "restart-copy-replay"
+        assert (recovery["phase"] == "OPTIMIZER") == (drill.phase == "optimizer"), drill
+    assert killed.report["replies_different"] == 0
+
+
+def test_every_group_of_features_has_its_number_of_ranks() -> None:
+    assert {group for group, _ in FEATURES} == set(RANKS)
+
+
+def test_every_equivalent_stands_for_an_operator_that_the_cpu_lacks() -> None:
+    """In a process without our server: no row is dead, none hides a kernel of PyTorch's."""
+    import subprocess
+    import sys
+
+    from proxy_server import _server
+
+    code = (
+        "import sys, torch\n"
+        "for name in sys.argv[1:]:\n"
+        "    torch._C._dispatch_find_schema_or_throw('aten::' + name, '')\n"
+        "    for key in ('CPU', 'CompositeImplicitAutograd', 'CompositeExplicitAutograd'):\n"
+        "        has = torch._C._dispatch_has_kernel_for_dispatch_key('aten::' + name, key)\n"
+        "        assert not has, (name, key)\n"
+    )
+    names = _server.EQUIVALENT_OPERATORS
+    assert names and len(set(names)) == len(names)
+    done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

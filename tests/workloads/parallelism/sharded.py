@@ -1,0 +1,1 @@
+"""State that is not replicated: FSDP, tensor parallelism, pipelines, ZeRO."""
