@@ -56,12 +56,19 @@ class CallEncoder {
                                 value.tagKind());
   }
 
+  // A missing generator means the device's default one: say so, the driver's own default may be another.
+  void argument(const OperatorInfo& info, size_t index, const IValue& value) {
+    if (static_cast<int>(index) == info.generator && !value.isGenerator())
+      return generator(default_generator(bound_device()));
+    encode(value);
+  }
+
+ private:
   void generator(const at::Generator& generator) {
     put(Tag::kGenerator);
     values_.push_back(as_device_generator(generator).announce(log_));
   }
 
- private:
   void put(Tag tag, uint64_t rest = 0) { key_.push_back(word(tag, rest)); }
   void put(Tag tag, uint64_t rest, uint64_t next) {
     key_.push_back(word(tag, rest));
@@ -180,14 +187,12 @@ EncodingLease::~EncodingLease() { spare_encoding = std::move(encoding_); }
 void encode_call(const OperatorInfo& info, c10::ArrayRef<IValue> arguments, LogWriter& log, Encoding& out) {
   out.key.push_back(reinterpret_cast<uintptr_t>(&info));
   CallEncoder encoder(out, log, info.creates);
-  for (size_t i = 0; i < arguments.size(); i++) {
-    // A missing generator means the device's default one: say so, the driver's own default may be another.
-    if (static_cast<int>(i) == info.generator && !arguments[i].isGenerator()) {
-      encoder.generator(default_generator(bound_device()));
-    } else {
-      encoder.encode(arguments[i]);
-    }
-  }
+  for (size_t i = 0; i < arguments.size(); i++) encoder.argument(info, i, arguments[i]);
+}
+
+void encode_argument(const OperatorInfo& info, size_t index, const IValue& argument, LogWriter& log,
+                     Encoding& out) {
+  CallEncoder(out, log, info.creates).argument(info, index, argument);
 }
 
 void append_raw_tensor(const at::Tensor& tensor, std::vector<uint64_t>& words) {

@@ -34,6 +34,10 @@ class EncodingLease {
 void encode_call(const OperatorInfo& info, c10::ArrayRef<c10::IValue> arguments, LogWriter& log,
                  Encoding& out);
 
+// One argument, as encode_call encodes it. `index` counts from 0.
+void encode_argument(const OperatorInfo& info, size_t index, const c10::IValue& argument, LogWriter& log,
+                     Encoding& out);
+
 // A tensor outside a template (collectives): tensor word, handle, offset, sizes, strides.
 void append_raw_tensor(const at::Tensor& tensor, std::vector<uint64_t>& words);
 

@@ -9,6 +9,7 @@
 #include "proxy_client/csrc/server_reply.h"
 #include "proxy_client/csrc/shape_cache.h"
 #include "proxy_client/csrc/shape_inference.h"
+#include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/statistics.h"
 
 namespace understudy::client {
@@ -96,6 +97,12 @@ IValue make_result(const Result& result, c10::ArrayRef<Tensor> device_arguments,
   list.reserve(result.outputs.size());
   for (const Output& output : result.outputs) list.push_back(make(output));
   return list;
+}
+
+// A sparse tensor's pieces may have other lengths next time: nothing can be learnt.
+bool gives_composite(const std::vector<IValue>& values) {
+  return std::any_of(values.begin(), values.end(),
+                     [](const IValue& value) { return value.isTensor() && is_composite(value.toTensor()); });
 }
 
 // What a synchronous execution told about the results of all later ones.
@@ -209,7 +216,7 @@ class OperatorCall {
                     c10::ArrayRef<Tensor> device_arguments) {
     if (info_.constant) {
       entry->constant = values[0];
-    } else {
+    } else if (!gives_composite(values)) {
       learn_results(info_, values, device_arguments, *entry);
       entry->synchronous = false;
       publish(log_, info_, *lease_, *entry);

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "proxy_client/csrc/client_tensor.h"
+#include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/virtual_memory.h"
 #include "replay/csrc/log_format.h"
 
@@ -42,6 +43,8 @@ class ReplyReader {
     switch (peek()) {
       case Tag::kTensor:
       case Tag::kUndefined:
+      case Tag::kSparse:
+      case Tag::kSparseCompressed:
         return tensor();
       case Tag::kTensorList: {
         c10::List<at::Tensor> list;
@@ -63,19 +66,58 @@ class ReplyReader {
   }
 
   at::Tensor tensor() {
+    switch (peek()) {
+      case Tag::kUndefined:
+        take();
+        return {};
+      case Tag::kSparse:
+        return sparse();
+      case Tag::kSparseCompressed:
+        return sparse_compressed();
+      default:
+        return dense();
+    }
+  }
+
+  c10::IntArrayRef take_sizes(size_t dims) {
+    TORCH_CHECK(static_cast<size_t>(end_ - next_) >= dims, "the device server's reply is too short");
+    const c10::IntArrayRef sizes{reinterpret_cast<const int64_t*>(next_), dims};
+    next_ += dims;
+    return sizes;
+  }
+
+  at::Tensor sparse() {
     const uint64_t word = take();
-    if (static_cast<Tag>(word & 255) == Tag::kUndefined) return {};
+    const c10::IntArrayRef sizes = take_sizes(word >> 16 & 255);
+    const bool coalesced = take() != 0;
+    const at::Tensor indices = dense();
+    return make_sparse(static_cast<int64_t>(word >> 24 & 255), sizes, indices, dense(), coalesced);
+  }
+
+  at::Tensor sparse_compressed() {
+    const uint64_t word = take();
+    const c10::IntArrayRef sizes = take_sizes(word >> 16 & 255);
+    const at::Tensor compressed_indices = dense(), plain_indices = dense();
+    return make_sparse_compressed(static_cast<c10::Layout>(word >> 24 & 255), sizes, compressed_indices,
+                                  plain_indices, dense());
+  }
+
+  at::Tensor dense() {
+    const uint64_t word = take();
+    TORCH_CHECK(static_cast<Tag>(word & 255) == Tag::kTensor, "the device server's reply makes no sense");
     const auto dims = static_cast<size_t>(word >> 16 & 255);
     const uint64_t handle = take();
     Layout layout{static_cast<c10::ScalarType>(word >> 8 & 255), static_cast<int64_t>(take()), {}, {}};
     const uint64_t bytes = take();
-    TORCH_CHECK(static_cast<size_t>(end_ - next_) >= 2 * dims, "the device server's reply is too short");
-    layout.sizes = {reinterpret_cast<const int64_t*>(next_), dims};
-    layout.strides = {reinterpret_cast<const int64_t*>(next_ + dims), dims};
-    next_ += 2 * dims;
+    layout.sizes = take_sizes(dims);
+    layout.strides = take_sizes(dims);
     if ((word >> 24 & replay::kFresh) != 0) return make_tensor(make_storage(bytes, device_, handle), layout);
     for (const at::Tensor& argument : arguments_)
-      if (locate(argument).handle == handle) return make_tensor(argument.storage(), layout);
+      if (locate(argument).handle == handle) {
+        c10::StorageImpl& storage = *argument.storage().unsafeGetStorageImpl();
+        if (bytes > storage.nbytes()) resize_storage(storage, bytes, /*record=*/false);
+        return make_tensor(argument.storage(), layout);
+      }
     TORCH_CHECK(false, "the device server's reply names a buffer that is not an argument of the call");
   }
 

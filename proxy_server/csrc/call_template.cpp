@@ -5,6 +5,7 @@
 #include <cstring>
 #include <set>
 
+#include "proxy_server/csrc/composite.h"
 #include "proxy_server/csrc/words.h"
 
 namespace understudy::server {
@@ -36,14 +37,7 @@ const std::set<std::string>& refused() {
   return names;
 }
 
-bool is_tensor_word(Tag tag) { return tag == Tag::kTensor || tag == Tag::kCpuTensor; }
-
-c10::ScalarType scalar_type(uint64_t code) {
-  if (code >= static_cast<uint64_t>(c10::ScalarType::NumOptions) ||
-      code == static_cast<uint64_t>(c10::ScalarType::Undefined))
-    throw LogError("unknown element type " + std::to_string(code));
-  return static_cast<c10::ScalarType>(code);
-}
+bool is_tensor_word(Tag tag) { return tag == Tag::kTensor || tag == Tag::kCpuTensor || is_composite(tag); }
 
 // Bytes of storage that sizes, strides and offset reach. Throws on negative values and on overflow.
 uint64_t extent(const TensorSpec& s) {
@@ -89,6 +83,24 @@ std::vector<int64_t> take_longs(Words& words, uint64_t n) {
   return values;
 }
 
+}  // namespace
+
+c10::ScalarType scalar_type(uint64_t code) {
+  if (code >= static_cast<uint64_t>(c10::ScalarType::NumOptions) ||
+      code == static_cast<uint64_t>(c10::ScalarType::Undefined))
+    throw LogError("unknown element type " + std::to_string(code));
+  return static_cast<c10::ScalarType>(code);
+}
+
+std::vector<int64_t> take_sizes(Words& words, uint64_t dimensions) {
+  if (dimensions > kMaxDimensions) throw LogError("a tensor has too many dimensions");
+  std::vector<int64_t> sizes = take_longs(words, dimensions);
+  (void)contiguous_strides(sizes);  // throws if a size is negative, or all together are too large
+  return sizes;
+}
+
+namespace {
+
 ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
   if (depth > kMaxNesting) throw LogError("arguments are nested too deeply");
   ArgumentSpec a;
@@ -113,6 +125,9 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
       t.extent_bytes = extent(t);
       break;
     }
+    case Tag::kSparse:
+    case Tag::kSparseCompressed:
+      return parse_composite(word, words);
     case Tag::kTensorList:
     case Tag::kOptionalTensorList:
     case Tag::kList:

@@ -22,12 +22,15 @@ struct TensorSpec {
   std::vector<int64_t> sizes, strides;
 };
 
+struct CompositeSpec;  // composite.h
+
 struct ArgumentSpec {
   replay::Tag tag{};
   bool written = false;  // the operator changes this tensor
   uint64_t count = 0;
   TensorSpec tensor;
   std::vector<ArgumentSpec> items;
+  std::shared_ptr<const CompositeSpec> composite;
   c10::IValue constant;
 };
 
@@ -55,6 +58,10 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t off
 
 // The rest of a collective's tensor, behind its tensor word and handle: [offset, sizes, strides].
 TensorSpec parse_tensor(uint64_t word, Words& words);
+
+// An element type, and the sizes of a tensor of so many dimensions; both throw if they make no sense.
+c10::ScalarType scalar_type(uint64_t code);
+std::vector<int64_t> take_sizes(Words& words, uint64_t dimensions);
 
 // A tensor over `storage`; throws if it does not fit.
 at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Driver& driver);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "proxy_server/csrc/call_results.h"
+#include "proxy_server/csrc/composite.h"
 #include "proxy_server/csrc/executor.h"
 #include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
@@ -32,6 +34,12 @@ uint64_t checked_bytes(uint64_t bytes) {
   return bytes;
 }
 
+bool is_one_of(const c10::IValue& value, const std::vector<at::Tensor>& tensors) {
+  return value.isTensor() && std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+           return tensor.is_same(value.toTensor());
+         });
+}
+
 // Values of one call, read in the order of its template.
 class Values {
  public:
@@ -46,6 +54,8 @@ class Values {
         return at::Tensor();
       case Tag::kTensor:
       case Tag::kCpuTensor:
+      case Tag::kSparse:
+      case Tag::kSparseCompressed:
         return tensor(a);
       case Tag::kTensorList: {
         c10::List<at::Tensor> list;
@@ -87,7 +97,8 @@ class Values {
     }
   }
 
-  std::vector<std::pair<uint64_t, at::Tensor>> seen;  // handles of tensor arguments
+  ArgumentStorages storages;
+  std::vector<at::Tensor> written_composites;
 
  private:
   at::Tensor tensor(const ArgumentSpec& a) {
@@ -99,9 +110,14 @@ class Values {
       if (a.tensor.flags & replay::kWrappedNumber) t.unsafeGetTensorImpl()->set_wrapped_number(true);
       return t;
     }
+    if (__builtin_expect(is_composite(a.tag), 0)) {
+      at::Tensor t = rebuild_composite(a, words_, state_, driver_, &storages);
+      if (a.written) written_composites.push_back(t);
+      return t;
+    }
     const uint64_t handle = words_.next();
     at::Tensor t = view_of(a.written ? state_.write(handle) : state_.read(handle), a.tensor, driver_);
-    seen.emplace_back(handle, t);
+    storages.emplace_back(t.storage().unsafeGetStorageImpl(), handle);
     return t;
   }
 
@@ -170,60 +186,13 @@ void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_wo
   torch::jit::Stack stack;
   Values values(*s.state, s.driver, words);
   for (const ArgumentSpec& a : t.arguments) stack.push_back(values.get(a));
-  uint64_t next = words.next();
+  const uint64_t first_handle = words.next();
   t.op.callBoxed(stack);
-  std::vector<uint64_t> answer{stack.size()};
-  std::vector<const void*> given;
-  const auto put = [&](const at::Tensor& tensor) {
-    if (!tensor.defined()) {
-      answer.push_back(static_cast<uint64_t>(Tag::kUndefined));
-      return;
-    }
-    at::Tensor plain = tensor.resolve_conj().resolve_neg();
-    uint64_t handle = 0;
-    for (const auto& [h, argument] : values.seen)
-      if (argument.storage().unsafeGetStorageImpl() == plain.storage().unsafeGetStorageImpl()) handle = h;
-    const bool fresh = handle == 0;
-    if (fresh) {
-      const void* impl = plain.storage().unsafeGetStorageImpl();
-      if (plain.device() != s.driver.device() || std::find(given.begin(), given.end(), impl) != given.end()) {
-        plain = plain.to(s.driver.device()).clone();
-        impl = plain.storage().unsafeGetStorageImpl();
-      }
-      given.push_back(impl);
-      handle = next++;
-      s.state->create(handle, plain.storage());
-    }
-    answer.push_back(static_cast<uint64_t>(Tag::kTensor) | static_cast<uint64_t>(plain.scalar_type()) << 8 |
-                     static_cast<uint64_t>(plain.dim()) << 16 | (fresh ? replay::kFresh : 0) << 24);
-    answer.push_back(handle);
-    answer.push_back(static_cast<uint64_t>(plain.storage_offset()));
-    answer.push_back(plain.storage().nbytes());
-    for (const int64_t v : plain.sizes()) answer.push_back(static_cast<uint64_t>(v));
-    for (const int64_t v : plain.strides()) answer.push_back(static_cast<uint64_t>(v));
-  };
-  for (const c10::IValue& v : stack) {
-    if (v.isTensor()) {
-      put(v.toTensor());
-    } else if (v.isTensorList()) {
-      const auto list = v.toTensorVector();
-      answer.push_back(static_cast<uint64_t>(Tag::kTensorList) | list.size() << 8);
-      for (const at::Tensor& tensor : list) put(tensor);
-    } else if (v.isInt()) {
-      answer.push_back(static_cast<uint64_t>(Tag::kInt));
-      answer.push_back(static_cast<uint64_t>(v.toInt()));
-    } else if (v.isBool()) {
-      answer.push_back(static_cast<uint64_t>(Tag::kBool) | static_cast<uint64_t>(v.toBool()) << 8);
-    } else if (v.isDouble()) {
-      const double d = v.toDouble();
-      uint64_t bits;
-      std::memcpy(&bits, &d, 8);
-      answer.push_back(static_cast<uint64_t>(Tag::kDouble));
-      answer.push_back(bits);
-    } else {
-      answer.push_back(static_cast<uint64_t>(Tag::kNone));
-    }
-  }
+  CallResults results(*s.state, s.driver, values.storages, first_handle);
+  for (const c10::IValue& value : stack)  // a changed argument follows below, once
+    results.add(is_one_of(value, values.written_composites) ? c10::IValue() : value);
+  for (const at::Tensor& composite : values.written_composites) results.add(composite);
+  const std::vector<uint64_t>& answer = results.words();
   reply(s, reply_words, answer.data(), 8 * answer.size(), ErrorKind::kNone);
 }
 

@@ -99,6 +99,11 @@ enum class Tag : uint8_t {
   kComplex = 16,         //                                                            value: 2 doubles
   kConstantDouble = 17,  // word: a double that belongs to the key (factories)
   kCpuDevice = 18,
+  // Sparse tensors, made of dense ones ("raw": tensor word, handle, offset, sizes, strides).
+  kSparse =
+      19,  // |dtype<<8|dim<<16|sparse dim<<24, sizes           value: coalesced, raw indices, raw values
+  kSparseCompressed = 20,  // |dtype<<8|dim<<16|c10::Layout<<24, sizes
+                           //                  value: raw compressed indices, raw plain indices, raw values
 };
 // Tensor flags (bits 24..31 of a tensor word).
 inline constexpr uint64_t kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kFresh = 8;

@@ -1,0 +1,71 @@
+"""Sparse tensors on the virtual device: as on the CPU, bit for bit, also through the death of a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import proxied
+import pytest
+from training_run import execute_natively
+
+CASES = proxied.WORKLOADS / "sparse_cases.py"
+TRAINING = proxied.WORKLOADS / "sparse_training.py"
+NAMES = [
+    "constructors",
+    "conversions",
+    "arithmetic",
+    "in_place_changes_reach_the_tensor_and_its_aliases",
+    "transfers_and_copies",
+    "save_and_load",
+    "autograd",
+    "compressed",
+    "text",
+    "errors",
+    "embeddings_trained_with_sgd",
+    "embeddings_trained_with_momentum",
+    "embeddings_trained_with_sparse_adam",
+    "embeddings_trained_with_adagrad",
+    "accumulated_gradients",
+    "jagged",
+]
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """What each case did otherwise on `cuda` than on the CPU, all run by one worker."""
+    folder = tmp_path_factory.mktemp("sparse")
+    ended = proxied.run(proxied.python(CASES, str(folder / "differences.json")), folder=folder)
+    assert ended.status == 0, ended.output[-3000:]
+    found: dict[str, str | None] = json.loads((folder / "differences.json").read_text())
+    return found
+
+
+def test_every_case_is_named_here(differences: dict[str, str | None]) -> None:
+    assert sorted(differences) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sparse_tensors_give_the_bits_that_the_cpu_gives(
+    name: str, differences: dict[str, str | None]
+) -> None:
+    assert differences[name] is None, differences[name]
+
+
+def bytes_of(folder: Path, name: str) -> list[bytes]:
+    return [(folder / f"{name}.{rank}").read_bytes() for rank in range(2)]
+
+
+def test_sparse_gradients_under_ddp_equal_gloos_and_survive_killed_servers(tmp_path: Path) -> None:
+    steps = ["--steps", "16"]
+    native = proxied.torchrun(2, TRAINING, "--device", "cpu", "--out", str(tmp_path / "native.x"), *steps)
+    execute_natively(native, 120)
+    drills = [f"kill-server rank={i % 2} step={3 + 2 * i} call={call}" for i, call in enumerate((20, 45, 70))]
+    options = tuple(word for drill in drills for word in ("--drill", drill))
+    for name, chosen in {"unfaulted": (), "faulted": options}.items():
+        command = proxied.torchrun(2, TRAINING, "--out", str(tmp_path / f"{name}.x"), *steps)
+        ended = proxied.run(command, folder=tmp_path, options=chosen)
+        assert ended.status == 0, ended.output[-3000:]
+        assert len(ended.report["recoveries"]) == len(chosen) // 2
+        assert ended.report["replies_different"] == 0
+        assert bytes_of(tmp_path, name) == bytes_of(tmp_path, "native")
