@@ -17,6 +17,8 @@ constexpr uint64_t kPoolBytes = 2ull << 30;  // of pre-image storages kept for r
 Driver::Driver(const std::string& spec) : device_(spec) {
   TORCH_CHECK_VALUE(device_.is_cpu() || device_.is_cuda(), "unknown device '", spec,
                     "': use cpu:N or cuda:N");
+  // Tensors know only one CPU; cpu:N would seem to be another, and every result would be copied there.
+  if (device_.is_cpu()) device_ = c10::Device(c10::kCPU);
 }
 
 c10::Storage Driver::allocate(uint64_t bytes) const {
