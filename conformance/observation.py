@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 _LATE = re.compile(r" \[device call [\w:.]+, record \d+\]$")
+_DEVICE_IN_REPR = re.compile(r",\s+device='cuda:0'")
+_DEVICE_IN_CLASS = re.compile(r"\btorch\.cuda\.(?=\w+Tensor\b)")
 _DEVICE = re.compile(r"\bcuda(:0)?\b|\bcpu:0\b")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _SHOWN = 3
@@ -61,8 +63,11 @@ def observe_error(error: Exception) -> Observation:
 
 
 def without_device(text: str) -> str:
-    """`cuda:0`, `cuda` and `cpu:0` become `cpu`: the one thing in which messages may differ."""
-    return _DEVICE.sub("cpu", text)
+    """`cuda:0`, `cuda` and `cpu:0` become `cpu`: the one thing in which messages may differ.
+
+    A printed CPU tensor and the name of its class do not mention the device at all.
+    """
+    return _DEVICE.sub("cpu", _DEVICE_IN_CLASS.sub("torch.", _DEVICE_IN_REPR.sub("", text)))
 
 
 def observe(arguments: Any, results: Iterable[tuple[str, Any]], *, contents: bool = True) -> Observation:
@@ -181,8 +186,8 @@ def sparse_parts(tensor: torch.Tensor) -> list[tuple[str, Any]]:
 def _content(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of the elements, in logical order."""
     with torch.no_grad():
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return plain.reshape(-1).view(torch.uint8).clone()
+        dense = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        return dense.copy_(tensor.detach().cpu().reshape(-1)).view(torch.uint8)
 
 
 def compare(native: Observation, virtual: Observation) -> list[Difference]:

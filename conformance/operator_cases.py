@@ -9,7 +9,7 @@ import torch
 from cases import Case, Execution, Run
 from databases import Unit
 from observation import observe
-from reasons import NO_DEFINED_BITS
+from reasons import KEPT_ON_CPU, NO_DEFINED_BITS
 from snapshots import CannotCopy, Snapshot, tensors_in
 
 _SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
@@ -27,16 +27,26 @@ def cases(unit: Unit) -> Iterator[Case]:
     if op.error_inputs_func is not None and dtype == unit.entry.dtypes[0]:
         for index, bad in enumerate(list(op.error_inputs("cpu"))):
             sample = bad.sample_input
-            yield from _copied("error", index, (sample.input, sample.args, sample.kwargs), _call(op.op))
+            yield from _copied(
+                op.formatted_name, "error", index, (sample.input, sample.args, sample.kwargs), _call(op.op)
+            )
 
 
 def _of_sample(op: Any, sample: Any, index: int, *, gradients: bool, bits: bool) -> Iterator[Case]:
     given = (sample.input, sample.args, sample.kwargs)
-    yield from _copied("forward", index, given, _call(op.op, bits=bits))
+    yield from _copied(op.formatted_name, "forward", index, given, _call(op.op, bits=bits))
     if gradients:
-        yield from _copied("backward", index, given, _differentiate(op.op, sample.output_process_fn_grad))
+        yield from _copied(
+            op.formatted_name, "backward", index, given, _differentiate(op.op, sample.output_process_fn_grad)
+        )
     if op.inplace_variant is not None and not sample.broadcasts_input:
-        yield from _copied("inplace", index, given, _call(op.inplace_variant, bits=bits, requires_grad=False))
+        yield from _copied(
+            op.formatted_name,
+            "inplace",
+            index,
+            given,
+            _call(op.inplace_variant, bits=bits, requires_grad=False),
+        )
     if op.supports_out and "out" not in sample.kwargs:
         yield from _out_cases(op, given, index, bits=bits)
 
@@ -52,12 +62,14 @@ def _of_sparse_layouts(op: Any, dtype: torch.dtype, *, bits: bool) -> Iterator[C
             continue
         for index, sample in enumerate(samples):
             given = (sample.input, sample.args, sample.kwargs)
-            yield from _copied(variant, index, given, _call(op.op, bits=bits))
+            yield from _copied(op.formatted_name, variant, index, given, _call(op.op, bits=bits))
 
 
-def _copied(variant: str, index: int, given: Any, make: Callable[[Snapshot], Run]) -> Iterator[Case]:
+def _copied(
+    name: str, variant: str, index: int, given: Any, make: Callable[[Snapshot], Run]
+) -> Iterator[Case]:
     try:
-        snapshot = Snapshot(given)
+        snapshot = Snapshot(given, stays=given[1] if name in KEPT_ON_CPU else ())
     except CannotCopy as reason:
         yield Case(variant, index, _unsupported(reason))
         return
@@ -108,8 +120,8 @@ def _differentiate(function: Function, select: Function) -> Callable[[Snapshot],
 def _direction(output: torch.Tensor, number: int) -> torch.Tensor:
     """The same numbers on both sides, whatever was drawn before."""
     generator = torch.Generator().manual_seed(number)
-    numbers = torch.randn(output.shape, dtype=torch.complex128, generator=generator)
-    return (numbers if output.is_complex() else numbers.real).to(output.dtype).to(output.device)
+    dtype = torch.complex128 if output.is_complex() else torch.float64
+    return torch.randn(output.shape, dtype=dtype, generator=generator).to(output.dtype).to(output.device)
 
 
 def _out_cases(op: Any, given: Any, index: int, *, bits: bool) -> Iterator[Case]:

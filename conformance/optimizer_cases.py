@@ -78,7 +78,7 @@ def _parameters(info: Any, dtype: torch.dtype, device: str) -> list[torch.Tensor
     made = [whole[:12].reshape(3, 4), whole[12:24].reshape(4, 3).t()]
     if info.optim_cls.__name__ != "Muon":  # takes matrices only
         made += [whole[24:29], whole[29:37].reshape(2, 2, 2), whole[37]]
-    return [torch.nn.Parameter(tensor.to(dtype).to(device)) for tensor in made]
+    return [torch.nn.Parameter(tensor.to(dtype).clone().to(device)) for tensor in made]
 
 
 def _closure(info: Any, optimizer: Any, parameters: list[torch.Tensor]) -> Callable[[], torch.Tensor]:

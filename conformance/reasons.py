@@ -18,6 +18,9 @@ NO_DEFINED_BITS = {
 }
 """Entries of op_db of which everything is compared but the bits."""
 
+KEPT_ON_CPU = {"tensor_split": "PyTorch demands its indices on the CPU, whatever the device of the tensor"}
+"""Entries of op_db whose further arguments stay on the CPU."""
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -34,7 +37,13 @@ class Reason:
         return all(re.fullmatch(pattern, name) for pattern, name in pairs)
 
 
-REASONS: tuple[Reason, ...] = ()
+REASONS: tuple[Reason, ...] = (
+    Reason(
+        "op_db/to",
+        "forward",
+        "a CPU tensor's device has no index, so a move to `cpu:0` copies natively; `cuda:0` is where it is",
+    ),
+)
 
 
 def reason_for(entry: str, dtype: str, variant: str) -> Reason | None:

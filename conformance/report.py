@@ -197,7 +197,12 @@ def _list_entries(results: Iterable[UnitResult]) -> str:
 
 def _no_bits_table() -> str:
     rows = sorted(reasons.NO_DEFINED_BITS.items())
-    return _table(("entry of op_db", "why"), rows)
+    kept = sorted(reasons.KEPT_ON_CPU.items())
+    return (
+        _table(("entry of op_db", "why"), rows)
+        + "\nArguments that stay on the CPU:\n\n"
+        + _table(("entry of op_db", "why"), kept)
+    )
 
 
 def _sync_section(results: list[UnitResult]) -> str:

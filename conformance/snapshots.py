@@ -36,6 +36,7 @@ class _Strided:
     negated: bool
     requires_grad: bool
     parameter: bool
+    stays: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +84,10 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 class Snapshot:
-    """Raises CannotCopy for what it cannot hold."""
+    """Raises CannotCopy for what it cannot hold. Tensors in `stays` are built on the CPU in any case."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, stays: Any = ()) -> None:
+        self._stays = {id(tensor) for tensor in tensors_in(stays)}
         self._contents: list[torch.Tensor] = []
         self._numbers: dict[int, int] = {}
         self._recipes: dict[int, Any] = {}
@@ -96,19 +98,20 @@ class Snapshot:
 
     def build(self, device: str, *, requires_grad: bool = True) -> Any:
         """The value again, on `device`; without `requires_grad` none of its tensors asks for a gradient."""
-        storages: dict[int, torch.UntypedStorage] = {}
+        storages: dict[tuple[int, str], torch.UntypedStorage] = {}
         made: dict[int, torch.Tensor] = {}
 
-        def storage(number: int) -> torch.UntypedStorage:
-            if number not in storages:
+        def storage(number: int, where: str) -> torch.UntypedStorage:
+            if (number, where) not in storages:
                 content = self._contents[number]
-                fresh = torch.empty(content.numel(), dtype=torch.uint8, device=device)
-                storages[number] = fresh.copy_(content).untyped_storage()
-            return storages[number]
+                fresh = torch.empty(content.numel(), dtype=torch.uint8, device=where)
+                storages[number, where] = fresh.copy_(content).untyped_storage()
+            return storages[number, where]
 
         def strided(recipe: _Strided) -> torch.Tensor:
-            tensor = torch.empty(0, dtype=recipe.dtype, device=device)
-            tensor.set_(storage(recipe.storage), recipe.offset, recipe.size, recipe.stride)
+            where = "cpu" if recipe.stays else device
+            tensor = torch.empty(0, dtype=recipe.dtype, device=where)
+            tensor.set_(storage(recipe.storage, where), recipe.offset, recipe.size, recipe.stride)
             if recipe.conjugated:
                 tensor = tensor.conj()
             if recipe.negated:
@@ -191,4 +194,5 @@ class Snapshot:
             negated=tensor.is_neg(),
             requires_grad=tensor.requires_grad,
             parameter=isinstance(tensor, torch.nn.Parameter),
+            stays=id(tensor) in self._stays,
         )
