@@ -33,8 +33,8 @@ void append_bytes(std::vector<uint64_t>& words, const void* data, size_t bytes) 
 
 class CallEncoder {
  public:
-  CallEncoder(Encoding& out, LogWriter& log, bool creates)
-      : key_(out.key), values_(out.values), log_(log), creates_(creates) {}
+  CallEncoder(Encoding& out, LogWriter& log, bool sized_by_numbers)
+      : key_(out.key), values_(out.values), log_(log), sized_by_numbers_(sized_by_numbers) {}
 
   void encode(const IValue& value) {
     if (value.isTensor()) return tensor(value.toTensor());
@@ -109,10 +109,11 @@ class CallEncoder {
     append_bytes(values_, dense.const_data_ptr(), dense.nbytes());
   }
 
-  // Learning rates would defeat the shape cache, so doubles are values; but a factory's define its shape.
+  // Learning rates would defeat the shape cache, so doubles are values; but a factory's define its shape,
+  // also when it writes to an out= argument (arange).
   void number(double value) {
     const auto bits = std::bit_cast<uint64_t>(value);
-    if (creates_) return put(Tag::kConstantDouble, 0, bits);
+    if (sized_by_numbers_) return put(Tag::kConstantDouble, 0, bits);
     put(Tag::kDouble);
     values_.push_back(bits);
   }
@@ -171,7 +172,7 @@ class CallEncoder {
   std::vector<uint64_t>& key_;
   std::vector<uint64_t>& values_;
   LogWriter& log_;
-  const bool creates_;
+  const bool sized_by_numbers_;
 };
 
 thread_local Encoding spare_encoding;
@@ -186,13 +187,13 @@ EncodingLease::~EncodingLease() { spare_encoding = std::move(encoding_); }
 
 void encode_call(const OperatorInfo& info, c10::ArrayRef<IValue> arguments, LogWriter& log, Encoding& out) {
   out.key.push_back(reinterpret_cast<uintptr_t>(&info));
-  CallEncoder encoder(out, log, info.creates);
+  CallEncoder encoder(out, log, info.sized_by_numbers);
   for (size_t i = 0; i < arguments.size(); i++) encoder.argument(info, i, arguments[i]);
 }
 
 void encode_argument(const OperatorInfo& info, size_t index, const IValue& argument, LogWriter& log,
                      Encoding& out) {
-  CallEncoder(out, log, info.creates).argument(info, index, argument);
+  CallEncoder(out, log, info.sized_by_numbers).argument(info, index, argument);
 }
 
 void append_raw_tensor(const at::Tensor& tensor, std::vector<uint64_t>& words) {

@@ -66,15 +66,18 @@ enum class Plan { kAsync, kLearn, kSync };
 Plan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Arguments arguments,
                CallTemplate& entry) {
   const bool boolean_index = has_boolean_index(arguments);
-  if (info.returns_written && !info.has_out) {  // in place, or nothing returned: there is no shape to know
-    entry.results.resize(info.returns.size());
+  const bool changing = info.misses.fetch_add(1, std::memory_order_relaxed) >= kLearnLimit;
+  if (info.returns_written && !info.has_out) {
+    // In place, or nothing returned: there is no shape to know. The first call waits all the same, because
+    // arguments that do not fit together must raise here, not later and for good.
+    if (!changing) return Plan::kLearn;
+    if (boolean_index || !infer_shapes(op, info, arguments, entry)) entry.results.resize(info.returns.size());
     return Plan::kAsync;
   }
   if (boolean_index || info.dynamic || !info.returns_tensors) return Plan::kSync;
-  const bool may_learn = !info.has_out;
-  const bool changing = info.misses.fetch_add(1, std::memory_order_relaxed) >= kLearnLimit;
-  if ((changing || !may_learn) && infer_shapes(op, info, arguments, entry)) return Plan::kAsync;
-  return may_learn ? Plan::kLearn : Plan::kSync;
+  // Not for out=: meta kernels need not give it the strides that the driver's kernel gives.
+  if (changing && !info.has_out && infer_shapes(op, info, arguments, entry)) return Plan::kAsync;
+  return Plan::kLearn;
 }
 
 IValue make_result(const Result& result, c10::ArrayRef<Tensor> device_arguments, c10::DeviceIndex device,
@@ -105,15 +108,32 @@ bool gives_composite(const std::vector<IValue>& values) {
                      [](const IValue& value) { return value.isTensor() && is_composite(value.toTensor()); });
 }
 
+// True if the driver's kernel gave this out= argument another shape. (A conjugated argument comes back as a
+// copy, which says nothing.)
+bool was_resized(const Tensor& mine, const IValue& returned) {
+  if (!returned.isTensor() || !returned.toTensor().defined()) return false;
+  const Tensor& theirs = returned.toTensor();
+  if (!mine.has_storage() || !theirs.has_storage()) return false;
+  return theirs.is_alias_of(mine) && (mine.sizes() != theirs.sizes() || mine.strides() != theirs.strides());
+}
+
 // What a synchronous execution told about the results of all later ones.
-void learn_results(const OperatorInfo& info, const std::vector<IValue>& values,
+void learn_results(const OperatorInfo& info, Arguments arguments, const std::vector<IValue>& values,
                    c10::ArrayRef<Tensor> device_arguments, CallTemplate& entry) {
   const auto describe = [&](const Tensor& tensor) {
     return describe_output(tensor, device_arguments, tensor.defined() ? tensor.storage().nbytes() : 0);
   };
   for (size_t i = 0; i < info.returns.size(); i++) {
     Result& result = entry.results.emplace_back();
-    if (info.returns[i].written) continue;
+    if (info.returns[i].written) {
+      const IValue& written = arguments[static_cast<size_t>(info.returns[i].alias)];
+      if (!written.isTensor() || !was_resized(written.toTensor(), values[i])) continue;
+      const Tensor& theirs = values[i].toTensor();
+      for (size_t k = 0; k < device_arguments.size(); k++)
+        if (device_arguments[k].is_same(written.toTensor()))
+          entry.resizes.push_back({k, theirs.sizes().vec(), theirs.strides().vec()});
+      continue;
+    }
     if (values[i].isTensorList()) {
       result.kind = Result::Kind::kTensorList;
       for (const Tensor& tensor : values[i].toTensorVector()) result.outputs.push_back(describe(tensor));
@@ -217,7 +237,7 @@ class OperatorCall {
     if (info_.constant) {
       entry->constant = values[0];
     } else if (!gives_composite(values)) {
-      learn_results(info_, values, device_arguments, *entry);
+      learn_results(info_, arguments_, values, device_arguments, *entry);
       entry->synchronous = false;
       publish(log_, info_, *lease_, *entry);
     }
@@ -227,11 +247,9 @@ class OperatorCall {
   // The server's kernel may have resized an out= argument: do as it did.
   IValue written_argument(size_t result, const IValue& returned) const {
     const IValue& argument = arguments_[static_cast<size_t>(info_.returns[result].alias)];
-    if (argument.isTensor() && returned.isTensor() && returned.toTensor().defined()) {
-      const Tensor &mine = argument.toTensor(), &theirs = returned.toTensor();
-      if (mine.sizes() != theirs.sizes())
-        resize_tensor(mine, theirs.sizes(), theirs.strides(), /*record=*/false);
-    }
+    if (argument.isTensor() && was_resized(argument.toTensor(), returned))
+      resize_tensor(argument.toTensor(), returned.toTensor().sizes(), returned.toTensor().strides(),
+                    /*record=*/false);
     return argument;
   }
 

@@ -54,7 +54,10 @@ std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
     info->writes.push_back(written);
     if (written && argument.kwarg_only()) info->has_out = true;
-    if (mentions(argument, "Tensor")) info->creates = false;
+    if (mentions(argument, "Tensor")) {
+      info->creates = false;
+      if (!written || !argument.kwarg_only()) info->sized_by_numbers = false;
+    }
     if (mentions(argument, "Generator")) info->generator = static_cast<int>(i);
   }
   for (const c10::Argument& result : schema.returns()) {

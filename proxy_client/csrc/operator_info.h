@@ -19,14 +19,15 @@ struct OperatorInfo {
   std::string name;          // "aten::add.Tensor"
   std::vector<bool> writes;  // per argument
   std::vector<Return> returns;
-  int generator = -1;           // position of a Generator argument
-  bool in_place = false;        // writes its first argument and returns it
-  bool has_out = false;         // an out= variant
-  bool creates = true;          // no tensor among its arguments: a factory
-  bool dynamic = false;         // output shapes depend on values
-  bool returns_tensors = true;  // and nothing else
-  bool returns_written = true;  // every return is a written argument (or there is none)
-  bool constant = false;        // its result depends on metadata only and costs a round trip
+  int generator = -1;            // position of a Generator argument
+  bool in_place = false;         // writes its first argument and returns it
+  bool has_out = false;          // an out= variant
+  bool creates = true;           // no tensor among its arguments: a factory
+  bool sized_by_numbers = true;  // nor any but out=: its numbers decide shapes
+  bool dynamic = false;          // output shapes depend on values
+  bool returns_tensors = true;   // and nothing else
+  bool returns_written = true;   // every return is a written argument (or there is none)
+  bool constant = false;         // its result depends on metadata only and costs a round trip
   std::optional<c10::SafeKernelFunction> shape_kernel;  // C++ meta kernel
   mutable std::atomic<uint32_t> misses{0};              // templates made for it
 };

@@ -38,7 +38,9 @@ std::set<std::string> registered_at(DispatchKey key, const std::string& prefix) 
 // What the driver must see whole, because the worker would decompose it otherwise.
 std::set<std::string> forwarded_operators() {
   std::set<std::string> names{"aten::convolution", "aten::convolution_backward", "aten::native_dropout",
-                              "aten::_fused_sdp_choice"};
+                              "aten::_fused_sdp_choice",
+                              // Their composite kernels call a kernel of the CPU's directly.
+                              "aten::mode.values", "aten::conj_physical_"};
   // Operators with a CPU kernel *and* a composite one: layer_norm, for example, would take another algorithm.
   const auto cpu = registered_at(DispatchKey::CPU, "aten::");
   for (const auto key : {DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd,

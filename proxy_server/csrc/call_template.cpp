@@ -14,7 +14,7 @@ namespace {
 using replay::LogError;
 using replay::Tag;
 
-constexpr uint64_t kMaxDimensions = 64;
+constexpr uint64_t kMaxDimensions = 255;  // what a word can say; kernels have limits of their own
 constexpr int kMaxNesting = 4;
 
 // Operators that change arguments which their schema does not mark as written (batch norm statistics).
