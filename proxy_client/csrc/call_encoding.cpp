@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "proxy_client/csrc/below_autograd.h"
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/generators.h"
 #include "proxy_client/csrc/virtual_memory.h"
@@ -25,21 +26,42 @@ uint64_t tensor_word(Tag tag, const c10::TensorImpl& tensor, uint64_t dtype) {
   return static_cast<uint64_t>(tag) | dtype << 8 | static_cast<uint64_t>(tensor.dim()) << 16 | flags << 24;
 }
 
-void append_bytes(std::vector<uint64_t>& words, const void* data, size_t bytes) {
-  const size_t at = words.size();
-  words.resize(at + (bytes + 7) / 8);
-  std::memcpy(words.data() + at, data, bytes);
-}
-
 class CallEncoder {
  public:
   CallEncoder(Encoding& out, LogWriter& log, bool sized_by_numbers)
       : key_(out.key), values_(out.values), log_(log), sized_by_numbers_(sized_by_numbers) {}
 
+  // What the schema announces is looked for first; Python may pass other things too (a scalar for a tensor).
+  void encode(ArgumentKind kind, const IValue& value) {
+    switch (kind) {
+      case ArgumentKind::kTensor:
+        if (C10_LIKELY(value.isTensor())) return tensor(value.toTensor());
+        break;
+      case ArgumentKind::kTensorList:
+        if (C10_LIKELY(value.isTensorList())) return tensor_list(Tag::kTensorList, value.toListRef());
+        break;
+      case ArgumentKind::kInt:
+        if (C10_LIKELY(value.isInt())) return put(Tag::kInt, 0, static_cast<uint64_t>(value.toInt()));
+        break;
+      case ArgumentKind::kIntList:
+        if (C10_LIKELY(value.isIntList())) return int_list(value);
+        break;
+      case ArgumentKind::kNumber:
+        if (value.isDouble()) return number(value.toDouble());
+        break;
+      case ArgumentKind::kBool:
+        if (C10_LIKELY(value.isBool())) return put(Tag::kBool, value.toBool());
+        break;
+      case ArgumentKind::kOther:
+        break;
+    }
+    encode(value);
+  }
+
   void encode(const IValue& value) {
-    if (value.isTensor()) return tensor(value.toTensor());
     if (value.isNone()) return put(Tag::kNone);
     if (value.isInt()) return put(Tag::kInt, 0, static_cast<uint64_t>(value.toInt()));
+    if (value.isTensor()) return tensor(value.toTensor());
     if (value.isDouble()) return number(value.toDouble());
     if (value.isBool()) return put(Tag::kBool, value.toBool());
     if (value.isIntList()) return int_list(value);
@@ -58,37 +80,35 @@ class CallEncoder {
 
   // A missing generator means the device's default one: say so, the driver's own default may be another.
   void argument(const OperatorInfo& info, size_t index, const IValue& value) {
-    if (static_cast<int>(index) == info.generator && !value.isGenerator())
+    if (C10_UNLIKELY(static_cast<int>(index) == info.generator) && !value.isGenerator())
       return generator(default_generator(bound_device()));
-    encode(value);
+    encode(info.kinds[index], value);
   }
 
  private:
   void generator(const at::Generator& generator) {
     put(Tag::kGenerator);
-    values_.push_back(as_device_generator(generator).announce(log_));
+    values_.push(as_device_generator(generator).announce(log_));
   }
 
-  void put(Tag tag, uint64_t rest = 0) { key_.push_back(word(tag, rest)); }
+  void put(Tag tag, uint64_t rest = 0) { key_.push(word(tag, rest)); }
   void put(Tag tag, uint64_t rest, uint64_t next) {
-    key_.push_back(word(tag, rest));
-    key_.push_back(next);
+    uint64_t* const words = key_.extend(2);
+    words[0] = word(tag, rest);
+    words[1] = next;
   }
 
   void tensor(const at::Tensor& tensor) {
-    if (!tensor.defined()) return put(Tag::kUndefined);
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    const auto dtype = static_cast<uint64_t>(tensor.scalar_type());
-    if (!impl.is_cuda()) return cpu_tensor(tensor, dtype);
+    if (C10_UNLIKELY(!impl.is_cuda())) return host_tensor(tensor);
     const auto [handle, displacement] = locate(tensor);
-    values_.push_back(handle);
+    values_.push(handle);
     const auto sizes = impl.sizes(), strides = impl.strides();
-    const size_t n = sizes.size(), at = key_.size();
-    key_.resize(at + 2 + 2 * n);
-    uint64_t* words = key_.data() + at;
-    words[0] = tensor_word(Tag::kTensor, impl, dtype);
+    const size_t n = sizes.size();
+    uint64_t* const words = key_.extend(2 + 2 * n);
+    words[0] = tensor_word(Tag::kTensor, impl, static_cast<uint64_t>(tensor.scalar_type()));
     words[1] = static_cast<uint64_t>(impl.storage_offset());
-    if (displacement != 0) words[1] += displacement / impl.itemsize();
+    if (C10_UNLIKELY(displacement != 0)) words[1] += displacement / impl.itemsize();
     for (size_t i = 0; i < n; i++) {
       words[2 + i] = static_cast<uint64_t>(sizes[i]);
       words[2 + n + i] = static_cast<uint64_t>(strides[i]);
@@ -96,17 +116,20 @@ class CallEncoder {
   }
 
   // By value: index tensors, wrapped numbers, scalars.
-  void cpu_tensor(const at::Tensor& tensor, uint64_t dtype) {
+  void host_tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) return put(Tag::kUndefined);
+    const BelowAutograd guard;
     TORCH_CHECK(tensor.device().is_cpu(), "Expected all tensors to be on the same device, but found ",
                 tensor.device(), " and cuda");
     const at::Tensor dense = tensor.resolve_conj().resolve_neg().contiguous();
     TORCH_CHECK_NOT_IMPLEMENTED(static_cast<int64_t>(dense.nbytes()) <= kMaxCpuTensorBytes,
                                 "a CPU tensor of ", dense.nbytes(),
                                 " bytes is an argument of a cuda operator; move it to the device first");
-    key_.push_back(tensor_word(Tag::kCpuTensor, *dense.unsafeGetTensorImpl(), dtype) |
-                   (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? replay::kWrappedNumber << 24 : 0));
-    for (const int64_t size : tensor.sizes()) key_.push_back(static_cast<uint64_t>(size));
-    append_bytes(values_, dense.const_data_ptr(), dense.nbytes());
+    key_.push(tensor_word(Tag::kCpuTensor, *dense.unsafeGetTensorImpl(),
+                          static_cast<uint64_t>(tensor.scalar_type())) |
+              (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? replay::kWrappedNumber << 24 : 0));
+    for (const int64_t size : tensor.sizes()) key_.push(static_cast<uint64_t>(size));
+    values_.push_bytes(dense.const_data_ptr(), dense.nbytes());
   }
 
   // Learning rates would defeat the shape cache, so doubles are values; but a factory's define its shape,
@@ -115,13 +138,14 @@ class CallEncoder {
     const auto bits = std::bit_cast<uint64_t>(value);
     if (sized_by_numbers_) return put(Tag::kConstantDouble, 0, bits);
     put(Tag::kDouble);
-    values_.push_back(bits);
+    values_.push(bits);
   }
 
   void int_list(const IValue& value) {
-    const auto items = value.toIntList();
-    put(Tag::kIntList, items.size());
-    for (size_t i = 0; i < items.size(); i++) key_.push_back(static_cast<uint64_t>(items.get(i)));
+    const auto items = value.toListRef();
+    uint64_t* words = key_.extend(1 + items.size());
+    *words++ = word(Tag::kIntList, items.size());
+    for (const IValue& item : items) *words++ = static_cast<uint64_t>(item.toInt());
   }
 
   void tensor_list(Tag tag, c10::ArrayRef<IValue> items) {
@@ -144,24 +168,24 @@ class CallEncoder {
   void double_list(const IValue& value) {
     const auto items = value.toDoubleList();
     put(Tag::kDoubleList, items.size());
-    for (size_t i = 0; i < items.size(); i++) values_.push_back(std::bit_cast<uint64_t>(items.get(i)));
+    for (size_t i = 0; i < items.size(); i++) values_.push(std::bit_cast<uint64_t>(items.get(i)));
   }
 
   void bool_list(const IValue& value) {
     const auto items = value.toBoolList();
     put(Tag::kBoolList, items.size());
-    for (size_t i = 0; i < items.size(); i++) key_.push_back(items.get(i));
+    for (size_t i = 0; i < items.size(); i++) key_.push(items.get(i));
   }
 
   void string(const std::string& text) {
     put(Tag::kString, text.size());
-    append_bytes(key_, text.data(), text.size());
+    key_.push_bytes(text.data(), text.size());
   }
 
   void complex(c10::complex<double> value) {
     put(Tag::kComplex);
-    values_.push_back(std::bit_cast<uint64_t>(value.real()));
-    values_.push_back(std::bit_cast<uint64_t>(value.imag()));
+    values_.push(std::bit_cast<uint64_t>(value.real()));
+    values_.push(std::bit_cast<uint64_t>(value.imag()));
   }
 
   void list(c10::ArrayRef<IValue> items) {
@@ -169,24 +193,18 @@ class CallEncoder {
     for (const IValue& item : items) encode(item);
   }
 
-  std::vector<uint64_t>& key_;
-  std::vector<uint64_t>& values_;
+  WordBuffer& key_;
+  WordBuffer& values_;
   LogWriter& log_;
   const bool sized_by_numbers_;
 };
 
-thread_local Encoding spare_encoding;
-
 }  // namespace
 
-EncodingLease::EncodingLease() : encoding_(std::move(spare_encoding)) {
-  encoding_.key.clear();
-  encoding_.values.clear();
-}
-EncodingLease::~EncodingLease() { spare_encoding = std::move(encoding_); }
-
 void encode_call(const OperatorInfo& info, c10::ArrayRef<IValue> arguments, LogWriter& log, Encoding& out) {
-  out.key.push_back(reinterpret_cast<uintptr_t>(&info));
+  out.key.clear();
+  out.values.clear();
+  out.key.push(reinterpret_cast<uintptr_t>(&info));
   CallEncoder encoder(out, log, info.sized_by_numbers);
   for (size_t i = 0; i < arguments.size(); i++) encoder.argument(info, i, arguments[i]);
 }
@@ -196,14 +214,14 @@ void encode_argument(const OperatorInfo& info, size_t index, const IValue& argum
   CallEncoder(out, log, info.sized_by_numbers).argument(info, index, argument);
 }
 
-void append_raw_tensor(const at::Tensor& tensor, std::vector<uint64_t>& words) {
+void append_raw_tensor(const at::Tensor& tensor, WordBuffer& words) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const auto [handle, displacement] = locate(tensor);
-  words.push_back(tensor_word(Tag::kTensor, impl, static_cast<uint64_t>(tensor.scalar_type())));
-  words.push_back(handle);
-  words.push_back(static_cast<uint64_t>(impl.storage_offset()) + displacement / impl.itemsize());
-  for (const int64_t size : impl.sizes()) words.push_back(static_cast<uint64_t>(size));
-  for (const int64_t stride : impl.strides()) words.push_back(static_cast<uint64_t>(stride));
+  words.push(tensor_word(Tag::kTensor, impl, static_cast<uint64_t>(tensor.scalar_type())));
+  words.push(handle);
+  words.push(static_cast<uint64_t>(impl.storage_offset()) + displacement / impl.itemsize());
+  for (const int64_t size : impl.sizes()) words.push(static_cast<uint64_t>(size));
+  for (const int64_t stride : impl.strides()) words.push(static_cast<uint64_t>(stride));
 }
 
 std::vector<at::Tensor> device_tensors(c10::ArrayRef<IValue> arguments) {

@@ -7,27 +7,15 @@
 
 #include "proxy_client/csrc/operator_info.h"
 #include "proxy_client/csrc/session.h"
+#include "proxy_client/csrc/word_buffer.h"
 
 namespace understudy::client {
 
 struct Encoding {
   // key[0] identifies the operator in this process and is not stored in the dictionary.
-  std::vector<uint64_t> key, values;
+  WordBuffer key, values;
   const uint64_t* stored_key() const { return key.data() + 1; }
   size_t stored_key_words() const { return key.size() - 1; }
-};
-
-// Lends the calling thread's encoding buffers, so that a call allocates nothing.
-class EncodingLease {
- public:
-  EncodingLease();
-  ~EncodingLease();
-  EncodingLease(const EncodingLease&) = delete;
-  EncodingLease& operator=(const EncodingLease&) = delete;
-  Encoding& operator*() { return encoding_; }
-
- private:
-  Encoding encoding_;
 };
 
 // Handles, doubles, generators and the content of CPU tensors become values, everything else is key.
@@ -39,7 +27,7 @@ void encode_argument(const OperatorInfo& info, size_t index, const c10::IValue& 
                      Encoding& out);
 
 // A tensor outside a template (collectives): tensor word, handle, offset, sizes, strides.
-void append_raw_tensor(const at::Tensor& tensor, std::vector<uint64_t>& words);
+void append_raw_tensor(const at::Tensor& tensor, WordBuffer& words);
 
 // The defined cuda tensors among the arguments, in order.
 std::vector<at::Tensor> device_tensors(c10::ArrayRef<c10::IValue> arguments);

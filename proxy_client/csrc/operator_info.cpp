@@ -2,6 +2,7 @@
 
 #include <ATen/core/ATen_fwd.h>
 #include <ATen/core/enum_tag.h>
+#include <ATen/core/jit_type.h>
 
 #include <memory>
 #include <mutex>
@@ -40,6 +41,31 @@ int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& re
   return found;
 }
 
+ArgumentKind kind_of(const c10::Argument& argument) {
+  c10::TypePtr type = argument.type();
+  if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return ArgumentKind::kTensor;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return ArgumentKind::kInt;
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::NumberType:
+      return ArgumentKind::kNumber;
+    case c10::TypeKind::BoolType:
+      return ArgumentKind::kBool;
+    case c10::TypeKind::ListType: {
+      const auto kind = type->expectRef<c10::ListType>().getElementType()->kind();
+      if (kind == c10::TypeKind::TensorType) return ArgumentKind::kTensorList;
+      if (kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType) return ArgumentKind::kIntList;
+      return ArgumentKind::kOther;
+    }
+    default:
+      return ArgumentKind::kOther;
+  }
+}
+
 std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
   auto info = std::make_unique<OperatorInfo>();
   const auto& schema = op.schema();
@@ -52,6 +78,7 @@ std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
   for (size_t i = 0; i < schema.arguments().size(); i++) {
     const c10::Argument& argument = schema.arguments()[i];
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    info->kinds.push_back(kind_of(argument));
     info->writes.push_back(written);
     if (written && argument.kwarg_only()) info->has_out = true;
     if (mentions(argument, "Tensor")) {
@@ -78,22 +105,19 @@ std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
 }  // namespace
 
 const OperatorInfo& operator_info(const c10::OperatorHandle& op) {
-  const void* key = &op.schema();
-  thread_local std::unordered_map<const void*, const OperatorInfo*> seen;
-  if (const auto known = seen.find(key); known != seen.end()) return *known->second;
-
   static std::shared_mutex mutex;
   static auto& all =
       *std::make_unique<std::unordered_map<const void*, std::unique_ptr<OperatorInfo>>>().release();
+  const void* key = &op.schema();
   {
     std::shared_lock<std::shared_mutex> lock(mutex);
-    if (const auto known = all.find(key); known != all.end()) return *(seen[key] = known->second.get());
+    if (const auto known = all.find(key); known != all.end()) return *known->second;
   }
   auto fresh = analyse(op);
   std::unique_lock<std::shared_mutex> lock(mutex);
   auto& entry = all[key];
   if (!entry) entry = std::move(fresh);
-  return *(seen[key] = entry.get());
+  return *entry;
 }
 
 }  // namespace understudy::client

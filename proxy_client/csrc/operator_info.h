@@ -10,14 +10,26 @@
 
 namespace understudy::client {
 
+// What the schema says of an argument, so that encoding looks first for what will be there.
+enum class ArgumentKind : uint8_t {
+  kTensor,  // or an optional one
+  kTensorList,
+  kInt,
+  kIntList,
+  kNumber,  // double or scalar
+  kBool,
+  kOther,
+};
+
 struct OperatorInfo {
   struct Return {
     int alias = -1;        // the argument it aliases
     bool written = false;  // it *is* that argument, which the operator wrote
   };
 
-  std::string name;          // "aten::add.Tensor"
-  std::vector<bool> writes;  // per argument
+  std::string name;                 // "aten::add.Tensor"
+  std::vector<ArgumentKind> kinds;  // per argument
+  std::vector<bool> writes;         // per argument
   std::vector<Return> returns;
   int generator = -1;            // position of a Generator argument
   bool in_place = false;         // writes its first argument and returns it

@@ -171,11 +171,12 @@ WorkPtr ProcessGroup::submit(const Request& request) {
   LogWriter& log = log_for(device);
   raise_if_failed(log);
 
-  std::vector<uint64_t> words(kHeaderWords);
+  WordBuffer words;
+  words.extend(kHeaderWords);
   for (const Tensors* tensors : {&request.inputs, &request.outputs})
     for (const Tensor& tensor : *tensors) append_raw_tensor(tensor, words);
   for (const auto* splits : {&request.output_splits, &request.input_splits})
-    for (const int64_t split : *splits) words.push_back(static_cast<uint64_t>(split));
+    for (const int64_t split : *splits) words.push(static_cast<uint64_t>(split));
   CollectiveHeader header{static_cast<uint64_t>(request.kind),
                           request.reduce_op,
                           static_cast<uint64_t>(request.peer),
@@ -190,7 +191,7 @@ WorkPtr ProcessGroup::submit(const Request& request) {
     header.sequence = ++sequence_;
     std::memcpy(words.data(), &header, sizeof header);
     append(log, Kind::kCollective, communicator_, words.size(),
-           [&](uint64_t* body) { std::copy(words.begin(), words.end(), body); });
+           [&](uint64_t* body) { std::copy_n(words.data(), words.size(), body); });
   }
   CollectiveWork::Details details{request.type,       device,
                                   header.sequence,    request.peer,

@@ -2,9 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <bit>
 #include <mutex>
 #include <shared_mutex>
-#include <string_view>
 #include <unordered_map>
 
 namespace understudy::client {
@@ -21,45 +21,67 @@ Cache& cache() {
   return instance;
 }
 
-// The last entry seen for a hash, without a lock.
-thread_local std::unordered_map<uint64_t, const CallTemplate*> recent;
+constexpr size_t kLanes = 4;
+constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
 
-bool matches(const CallTemplate& entry, const std::vector<uint64_t>& key) { return entry.key == key; }
+uint64_t stir(uint64_t lane, uint64_t word) { return std::rotl((lane ^ word) * kOdd, 29); }
 
 }  // namespace
 
-uint64_t hash_words(const std::vector<uint64_t>& words) noexcept {
-  using Wide = unsigned __int128;
-  uint64_t a = 0x9E3779B97F4A7C15ull ^ words.size(), b = 0xD1B54A32D192ED03ull;
-  size_t i = 0;
-  for (; i + 1 < words.size(); i += 2) {
-    const Wide product = static_cast<Wide>(words[i] ^ a) * (words[i + 1] ^ b);
-    a = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64) ^ 0xA0761D6478BD642Full;
-    b += a;
-  }
-  if (i < words.size()) {
-    const Wide product = static_cast<Wide>(words[i] ^ a) * b;
-    a = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  }
-  a = (a ^ (a >> 29)) * 0xBF58476D1CE4E5B9ull;
-  return a ^ (a >> 32);
+// Four lanes that do not wait for each other. Equality is always decided by the words themselves.
+uint64_t hash_words(const WordBuffer& words) noexcept {
+  const uint64_t* at = words.data();
+  size_t left = words.size();
+  uint64_t lanes[kLanes] = {left, 0xD1B54A32D192ED03ull, 0xA0761D6478BD642Full, 0x8EBC6AF09C88C6E3ull};
+  for (; left >= kLanes; left -= kLanes, at += kLanes)
+    for (size_t i = 0; i < kLanes; i++) lanes[i] = stir(lanes[i], at[i]);
+  for (size_t i = 0; i < left; i++) lanes[i] = stir(lanes[i], at[i]);
+  uint64_t mixed = stir(stir(lanes[0], lanes[1]), stir(lanes[2], lanes[3]));
+  mixed = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9ull;
+  return mixed ^ (mixed >> 32);
 }
 
-const CallTemplate* find_template(const std::vector<uint64_t>& key, uint64_t hash) {
-  if (const auto known = recent.find(hash); known != recent.end() && matches(*known->second, key))
-    return known->second;
+const CallTemplate* TemplateTable::find_shared(const WordBuffer& key, uint64_t hash) {
   std::shared_lock<std::shared_mutex> lock(cache().mutex);
   const auto [begin, end] = cache().entries.equal_range(hash);
   for (auto candidate = begin; candidate != end; ++candidate)
-    if (matches(*candidate->second, key)) return recent[hash] = candidate->second.get();
+    if (candidate->second->has_key(key)) {
+      add(candidate->second.get(), hash);
+      return candidate->second.get();
+    }
   return nullptr;
 }
 
-const CallTemplate* keep_template(std::unique_ptr<CallTemplate> entry, uint64_t hash) {
-  const CallTemplate* kept = recent[hash] = entry.get();
-  std::unique_lock<std::shared_mutex> lock(cache().mutex);
-  cache().entries.emplace(hash, std::move(entry));
+const CallTemplate* TemplateTable::keep(std::unique_ptr<CallTemplate> entry, uint64_t hash) {
+  const CallTemplate* kept = entry.get();
+  {
+    std::unique_lock<std::shared_mutex> lock(cache().mutex);
+    cache().entries.emplace(hash, std::move(entry));
+  }
+  add(kept, hash);
   return kept;
+}
+
+void TemplateTable::add(const CallTemplate* entry, uint64_t hash) {
+  if (2 * ++used_ > slots_.size()) {
+    std::vector<Slot> old(2 * slots_.size());
+    old.swap(slots_);
+    mask_ = slots_.size() - 1;
+    for (const Slot& slot : old)
+      if (slot.entry) place(slot);
+  }
+  place({hash, entry});
+}
+
+void TemplateTable::place(const Slot& slot) {
+  size_t i = slot.hash & mask_;
+  while (slots_[i].entry) i = (i + 1) & mask_;
+  slots_[i] = slot;
+}
+
+size_t template_count() {
+  std::shared_lock<std::shared_mutex> lock(cache().mutex);
+  return cache().entries.size();
 }
 
 Output describe_output(const at::Tensor& tensor, c10::ArrayRef<at::Tensor> device_arguments,

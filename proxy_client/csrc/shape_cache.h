@@ -42,6 +42,9 @@ struct Resize {
 
 struct CallTemplate {
   std::vector<uint64_t> key;
+  bool has_key(const WordBuffer& words) const {
+    return key.size() == words.size() && std::memcmp(key.data(), words.data(), 8 * key.size()) == 0;
+  }
   uint64_t dictionary_offset = 0;
   bool synchronous = false;  // results are only known by the server
   std::vector<Result> results;
@@ -61,10 +64,36 @@ void summarise(CallTemplate& entry);
 // Writes the template into the dictionary and remembers its offset.
 void publish(LogWriter& log, const OperatorInfo& info, const Encoding& encoding, CallTemplate& entry);
 
-uint64_t hash_words(const std::vector<uint64_t>& words) noexcept;
+uint64_t hash_words(const WordBuffer& words) noexcept;
 
-// Entries live as long as the process. Any thread.
-const CallTemplate* find_template(const std::vector<uint64_t>& key, uint64_t hash);
-const CallTemplate* keep_template(std::unique_ptr<CallTemplate> entry, uint64_t hash);
+// The templates that one thread has met: one look, no lock.
+class TemplateTable {
+ public:
+  const CallTemplate* find(const WordBuffer& key, uint64_t hash) {
+    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
+      const Slot& slot = slots_[i];
+      if (!slot.entry) return find_shared(key, hash);
+      if (slot.hash == hash && slot.entry->has_key(key)) return slot.entry;
+    }
+  }
+  // The entry lives as long as the process and is found by every thread.
+  const CallTemplate* keep(std::unique_ptr<CallTemplate> entry, uint64_t hash);
+
+ private:
+  struct Slot {
+    uint64_t hash = 0;
+    const CallTemplate* entry = nullptr;
+  };
+  static constexpr size_t kFirstSlots = 1024;
+  const CallTemplate* find_shared(const WordBuffer& key, uint64_t hash);
+  void add(const CallTemplate* entry, uint64_t hash);
+  void place(const Slot& slot);
+
+  size_t used_ = 0, mask_ = kFirstSlots - 1;
+  std::vector<Slot> slots_{kFirstSlots};
+};
+
+// Templates that exist in this process.
+size_t template_count();
 
 }  // namespace understudy::client

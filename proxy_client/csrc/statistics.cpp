@@ -4,18 +4,18 @@
 #include <cstring>
 
 namespace understudy::client {
-namespace {
-const bool enabled = [] {
+namespace detail {
+const bool statistics_on = [] {
   const char* text = std::getenv("UNDERSTUDY_STATISTICS");
   return text && std::strcmp(text, "1") == 0;
 }();
-}  // namespace
+}  // namespace detail
 
 Statistics& statistics() noexcept {
   static Statistics counters;
   return counters;
 }
 
-bool statistics_enabled() noexcept { return enabled; }
+bool statistics_enabled() noexcept { return detail::statistics_on; }
 
 }  // namespace understudy::client

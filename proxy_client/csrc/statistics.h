@@ -15,6 +15,10 @@ struct Statistics {
 Statistics& statistics() noexcept;
 bool statistics_enabled() noexcept;
 
+namespace detail {
+[[gnu::visibility("hidden")]] extern const bool statistics_on;  // within this library
+}
+
 inline uint64_t ticks() noexcept {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -26,13 +30,14 @@ inline uint64_t ticks() noexcept {
 }
 
 inline void count(std::atomic<uint64_t> Statistics::* counter, uint64_t amount = 1) noexcept {
-  if (statistics_enabled()) (statistics().*counter).fetch_add(amount, std::memory_order_relaxed);
+  if (__builtin_expect(detail::statistics_on, 0))
+    (statistics().*counter).fetch_add(amount, std::memory_order_relaxed);
 }
 
 // Splits the time of one call into stages; a no-op while statistics are off.
 class StageTimer {
  public:
-  StageTimer() noexcept : on_(statistics_enabled()), start_(on_ ? ticks() : 0), last_(start_) {}
+  StageTimer() noexcept : on_(detail::statistics_on), start_(on_ ? ticks() : 0), last_(start_) {}
   ~StageTimer() {
     if (!on_) return;
     count(&Statistics::calls);

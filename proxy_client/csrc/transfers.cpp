@@ -1,9 +1,9 @@
 #include "proxy_client/csrc/transfers.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "proxy_client/csrc/below_autograd.h"
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/operator_call.h"
 #include "proxy_client/csrc/session.h"
@@ -13,11 +13,6 @@ namespace understudy::client {
 namespace {
 
 using at::Tensor;
-
-struct BelowAutograd {
-  at::AutoDispatchBelowAutograd autograd;
-  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
-};
 
 constexpr size_t kChunkBytes = LogWriter::kMaxBodyBytes - 2 * sizeof(uint64_t);  // behind [offset, bytes]
 

@@ -2,82 +2,136 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"
+#include "replay/csrc/quick_lock.h"
 
 namespace understudy::client {
 namespace {
 
+using replay::QuickLock;
+
 constexpr size_t kRangeBytes = size_t{1} << 42;  // 4 TiB of addresses, no memory
+constexpr size_t kLeastBytes = size_t{1} << 34;  // where there is no room for that (limits, valgrind)
 constexpr size_t kGranularity = 512;             // as CUDA's caching allocator
 
 std::atomic<int64_t> allocated{0}, peak{0};
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Eight size classes per power of two: freed addresses are found again although sizes vary.
-size_t size_class(size_t bytes) {
-  const size_t rounded = round_up(bytes, kGranularity);
-  return round_up(rounded, std::max(kGranularity, std::bit_floor(rounded) / 8));
+// Class n of n <= 8 holds blocks of n units of 512 bytes (0: no address at all); above, there are eight
+// classes per power of two, so that freed addresses are found again although sizes vary.
+constexpr uint32_t kClassesPerPower = 8;
+constexpr uint32_t kSizeClasses = 8 * 34;
+
+uint32_t size_class(size_t bytes) {
+  const size_t units = (bytes + kGranularity - 1) / kGranularity;
+  if (units <= kClassesPerPower) return static_cast<uint32_t>(units);
+  const auto shift =
+      static_cast<uint32_t>(std::bit_width(units)) - 4;              // eight steps from one power to the next
+  const size_t steps = (units + (size_t{1} << shift) - 1) >> shift;  // 8 to 16
+  return kClassesPerPower * shift + static_cast<uint32_t>(steps);
 }
+
+size_t class_bytes(uint32_t size_class) {
+  if (size_class <= kClassesPerPower) return size_class * kGranularity;
+  const uint32_t shift = (size_class - 1) / kClassesPerPower - 1;
+  return static_cast<size_t>(size_class - kClassesPerPower * shift) << shift << 9;
+}
+static_assert(kGranularity == 1 << 9);
 
 class AddressRange {
  public:
-  char* take(Buffer& owner) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!base_) reserve();
-    auto& free = free_[owner.block_bytes];
-    char* address;
-    if (!free.empty()) {
-      address = free.back();
-      free.pop_back();
+  Buffer* take(size_t bytes, uint64_t handle) {
+    const uint32_t index = size_class(bytes);
+    TORCH_CHECK(index < kSizeClasses, "a buffer of ", bytes, " bytes does not fit the virtual device");
+    std::lock_guard<QuickLock> lock(lock_);
+    Buffer* buffer = free_[index];
+    if (buffer) {
+      free_[index] = buffer->next_free;
     } else {
-      TORCH_CHECK(used_ + owner.block_bytes <= kRangeBytes,
-                  "the virtual address range of the device is exhausted");
-      address = base_ + used_;
-      used_ += owner.block_bytes;
+      buffer = carve(index);
     }
-    owners_[address] = &owner;
-    return address;
+    buffer->handle = handle;
+    buffer->bytes = bytes;
+    buffer->in_use = true;
+    count(static_cast<int64_t>(round_up(bytes, kGranularity)));
+    return buffer;
   }
 
-  void give_back(char* address, size_t block_bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    owners_[address] = nullptr;
-    free_[block_bytes].push_back(address);
+  void give_back(Buffer* buffer) noexcept {
+    std::lock_guard<QuickLock> lock(lock_);
+    buffer->in_use = false;
+    buffer->next_free = free_[buffer->size_class];
+    free_[buffer->size_class] = buffer;
+    count(-static_cast<int64_t>(round_up(buffer->bytes, kGranularity)));
   }
 
-  Location find(char* address) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto block = owners_.upper_bound(address);
-    TORCH_CHECK(block != owners_.begin(), "a cuda tensor points outside the virtual device's memory");
-    --block;
-    const Buffer* owner = block->second;
-    TORCH_CHECK(owner && address < block->first + owner->block_bytes,
+  Location find(const char* address) {
+    std::lock_guard<QuickLock> lock(lock_);
+    const auto behind = std::upper_bound(
+        blocks_.begin(), blocks_.end(), address,
+        [](const char* wanted, const std::unique_ptr<Buffer>& block) { return wanted < block->address; });
+    TORCH_CHECK(behind != blocks_.begin(), "a cuda tensor points outside the virtual device's memory");
+    const Buffer& block = **std::prev(behind);
+    TORCH_CHECK(block.in_use && address < block.address + class_bytes(block.size_class),
                 "a cuda tensor points to virtual device memory that was freed or never allocated");
-    return {owner->handle, static_cast<size_t>(address - block->first)};
+    return {block.handle, static_cast<size_t>(address - block.address)};
+  }
+
+  // Carved so far: bounded by the largest number that were ever in use at once.
+  size_t blocks() {
+    std::lock_guard<QuickLock> lock(lock_);
+    return blocks_.size() + empty_blocks_.size();
   }
 
  private:
-  void reserve() {
-    void* range = mmap(nullptr, kRangeBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    TORCH_CHECK(range != MAP_FAILED, "cannot reserve 4 TiB of addresses for the virtual device");
-    base_ = static_cast<char*>(range);
+  Buffer* carve(uint32_t index) {
+    auto fresh = std::make_unique<Buffer>();
+    fresh->size_class = index;
+    if (index == 0) return empty_blocks_.emplace_back(std::move(fresh)).get();
+    if (!base_) reserve();
+    const size_t bytes = class_bytes(index);
+    TORCH_CHECK(used_ + bytes <= bytes_, "the virtual address range of the device is exhausted");
+    fresh->address = base_ + used_;
+    used_ += bytes;
+    return blocks_.emplace_back(std::move(fresh)).get();
   }
 
-  std::mutex mutex_;  // innermost: nothing is appended to the log under it
+  void reserve() {
+    for (bytes_ = kRangeBytes; bytes_ >= kLeastBytes; bytes_ /= 2) {
+      void* range = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (range == MAP_FAILED) continue;
+      base_ = static_cast<char*>(range);
+      return;
+    }
+    TORCH_CHECK(false,
+                "cannot reserve even 16 GiB of addresses for the virtual device; is there a limit on "
+                "address space (ulimit -v)?");
+  }
+
+  // Under the lock, so that the sums need no atomic additions.
+  static void count(int64_t bytes) noexcept {
+    const int64_t now = allocated.load(std::memory_order_relaxed) + bytes;
+    allocated.store(now, std::memory_order_relaxed);
+    if (now > peak.load(std::memory_order_relaxed)) peak.store(now, std::memory_order_relaxed);
+  }
+
+  QuickLock lock_;  // innermost: nothing is appended to the log under it
   char* base_ = nullptr;
-  size_t used_ = 0;
-  std::unordered_map<size_t, std::vector<char*>> free_;
-  std::map<char*, Buffer*> owners_;  // blocks are never merged, so it grows only when one is carved
+  size_t bytes_ = 0, used_ = 0;
+  std::array<Buffer*, kSizeClasses> free_{};
+  std::vector<std::unique_ptr<Buffer>> blocks_;        // by address
+  std::vector<std::unique_ptr<Buffer>> empty_blocks_;  // of size class 0
 };
 
 AddressRange& addresses() {
@@ -86,16 +140,13 @@ AddressRange& addresses() {
 }
 
 void delete_buffer(void* context) {
-  const std::unique_ptr<Buffer> buffer(static_cast<Buffer*>(context));
   if (in_bad_fork()) return;  // another thread of the parent may have held a lock when it forked
-  if (buffer->address) {
-    addresses().give_back(static_cast<char*>(buffer->address), buffer->block_bytes);
-    allocated.fetch_sub(static_cast<int64_t>(round_up(buffer->bytes, kGranularity)),
-                        std::memory_order_relaxed);
-  }
-  if (buffer->handle == 0) return;
+  auto* buffer = static_cast<Buffer*>(context);
+  const uint64_t handle = buffer->handle;
+  addresses().give_back(buffer);
+  if (handle == 0) return;
   try {
-    if (LogWriter* log = log_if_open()) log->free_later(buffer->handle);
+    if (LogWriter* log = log_if_open()) log->free_later(handle);
   } catch (const std::exception&) {
     // The session is lost; the next call says so. There is nobody here to tell.
   }
@@ -124,18 +175,8 @@ c10::Allocator* device_allocator() {
 }
 
 c10::DataPtr make_data_pointer(size_t bytes, c10::DeviceIndex device, uint64_t handle) {
-  auto buffer = std::make_unique<Buffer>();
-  buffer->handle = handle;
-  buffer->bytes = bytes;
-  if (bytes != 0) {
-    buffer->block_bytes = size_class(bytes);
-    buffer->address = addresses().take(*buffer);
-    const auto rounded = static_cast<int64_t>(round_up(bytes, kGranularity));
-    const int64_t now = allocated.fetch_add(rounded, std::memory_order_relaxed) + rounded;
-    if (now > peak.load(std::memory_order_relaxed)) peak.store(now, std::memory_order_relaxed);
-  }
-  void* address = buffer->address;
-  return {address, buffer.release(), &delete_buffer, c10::Device(c10::kCUDA, device)};
+  Buffer* buffer = addresses().take(bytes, handle);
+  return {buffer->address, buffer, &delete_buffer, c10::Device(c10::kCUDA, device)};
 }
 
 Buffer* buffer_of(const c10::StorageImpl& storage) noexcept {
@@ -159,6 +200,7 @@ void resize_storage(c10::StorageImpl& storage, size_t bytes, bool record) {
   storage.set_nbytes(bytes);
 }
 
+size_t address_blocks() { return addresses().blocks(); }
 int64_t allocated_bytes() noexcept { return allocated.load(std::memory_order_relaxed); }
 int64_t peak_allocated_bytes() noexcept { return peak.load(std::memory_order_relaxed); }
 void reset_peak_allocated_bytes() noexcept { peak.store(allocated_bytes(), std::memory_order_relaxed); }

@@ -8,11 +8,14 @@
 
 namespace understudy::client {
 
+// One block of addresses, and whose it is now. Blocks are carved once and used again for ever.
 struct Buffer {
   uint64_t handle = 0;  // 0: given up, its deleter frees nothing on the device
-  void* address = nullptr;
+  char* address = nullptr;
   size_t bytes = 0;
-  size_t block_bytes = 0;  // of its size class
+  uint32_t size_class = 0;
+  bool in_use = false;
+  Buffer* next_free = nullptr;
 };
 
 c10::Allocator* device_allocator();
@@ -37,6 +40,7 @@ inline Location locate(const at::TensorBase& tensor) {
 // device does the same; without, an operator on the device has done it.
 void resize_storage(c10::StorageImpl& storage, size_t bytes, bool record);
 
+size_t address_blocks();  // that exist, in use or free
 int64_t allocated_bytes() noexcept;
 int64_t peak_allocated_bytes() noexcept;
 void reset_peak_allocated_bytes() noexcept;

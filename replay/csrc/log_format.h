@@ -19,7 +19,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kCommitRing = 64;
 inline constexpr uint64_t kMaxCommunicators = 32;
@@ -198,23 +198,26 @@ struct alignas(64) ControlPage {
   std::atomic<uint32_t> tail_futex;
   std::atomic<uint32_t> backpressure;  // 1 while the worker waits for a free segment
 
-  // Written by the device server.
+  // Written by the device server, this cache line with every record: nothing that the worker reads with
+  // every record may lie in it.
   alignas(64) std::atomic<uint64_t> cursor;  // log offset of the next record to run
   std::atomic<uint64_t> cursor_index;
-  std::atomic<uint32_t> server_sleeping;
-  std::atomic<uint32_t> phase;
   std::atomic<uint64_t> step;         // current minibatch, from 1
   std::atomic<uint64_t> call;         // records of it begun
   std::atomic<uint64_t> progress_ns;  // CLOCK_MONOTONIC of the last update
-  std::atomic<uint64_t> replies_compared, replies_different;
-  std::atomic<uint64_t> median_calls_per_step, median_bytes_per_step;
+  std::atomic<uint32_t> phase;
   std::atomic<uint32_t> in_collective;  // 1 while it waits for peers
+
+  // Written by the device server now and then.
+  alignas(64) std::atomic<uint64_t> replies_compared, replies_different;
+  std::atomic<uint64_t> median_calls_per_step, median_bytes_per_step;
   std::atomic<uint32_t> degraded;  // 1 = the log was cut under pressure: no recovery until the next commit
   std::atomic<uint64_t> live_buffers, live_bytes, undo_bytes, shadow_used_bytes;
 
-  // Written by the device server; read by the worker to recycle segments.
-  alignas(64) std::atomic<uint64_t> freed_segments;  // logical segments below this may be reused
+  // Written by the device server; read by the worker with every record and to recycle segments.
+  alignas(64) std::atomic<uint32_t> server_sleeping;
   std::atomic<uint32_t> freed_futex;
+  std::atomic<uint64_t> freed_segments;  // logical segments below this may be reused
 
   alignas(64) std::atomic<uint64_t> reply_sequence;
   std::atomic<uint32_t> reply_futex;

@@ -58,7 +58,7 @@ void LogWriter::free_later(uint64_t handle) {
   if (!usable()) return;
   size_t pending;
   {
-    std::lock_guard<std::mutex> lock(free_mutex_);
+    std::lock_guard<QuickLock> lock(free_lock_);
     pending_frees_.push_back(handle);
     pending = pending_frees_.size();
     pending_free_count_.store(pending, std::memory_order_relaxed);
@@ -66,56 +66,33 @@ void LogWriter::free_later(uint64_t handle) {
   if (pending >= kMaxFrees) append(Kind::kFree, 0, 0, [](uint64_t*) {});
 }
 
-std::vector<uint64_t>& LogWriter::take_frees() {
-  taken_frees_.clear();
-  if (pending_free_count_.load(std::memory_order_relaxed) != 0) {
-    std::lock_guard<std::mutex> lock(free_mutex_);
-    if (pending_frees_.size() <= kMaxFrees) {
-      taken_frees_.swap(pending_frees_);
-    } else {
-      taken_frees_.assign(pending_frees_.end() - kMaxFrees, pending_frees_.end());
-      pending_frees_.resize(pending_frees_.size() - kMaxFrees);
-    }
-    pending_free_count_.store(pending_frees_.size(), std::memory_order_relaxed);
+void LogWriter::collect_frees() {
+  std::lock_guard<QuickLock> lock(free_lock_);
+  if (pending_frees_.size() <= kMaxFrees) {
+    taken_frees_.swap(pending_frees_);
+  } else {
+    taken_frees_.assign(pending_frees_.end() - kMaxFrees, pending_frees_.end());
+    pending_frees_.resize(pending_frees_.size() - kMaxFrees);
   }
-  return taken_frees_;
+  pending_free_count_.store(pending_frees_.size(), std::memory_order_relaxed);
 }
 
-uint64_t LogWriter::make_room(uint64_t bytes) {
-  const uint64_t segment = map_.segment_bytes();
-  if (bytes > segment / 2)
+// The record does not fit the rest of the current segment: a pad record fills it.
+uint64_t LogWriter::make_room_elsewhere(uint64_t bytes) {
+  if (bytes > map_.segment_bytes() / 2)
     throw LogError("a record of " + std::to_string(bytes) + " bytes is too large for the log");
   const uint64_t offset = offset_.load(std::memory_order_relaxed);
-  const uint64_t used = offset % segment;
-  if (offset == next_segment_ * segment) {
-    begin_segment();
-    return offset;
+  if (offset != segment_end_) {
+    auto* pad =
+        reinterpret_cast<Record*>(segment_ + (offset - segment_begin_));  // publish() kept room for it
+    pad->bytes = static_cast<uint32_t>(segment_end_ - offset);
+    pad->kind = static_cast<uint16_t>(Kind::kPad);
+    pad->frees = 0;
+    pad->aux = 0;
+    publish(pad, segment_end_);
   }
-  if (used + bytes <= segment) return offset;
-  auto* pad = reinterpret_cast<Record*>(map_.at(offset));  // room for its header is kept by publish()
-  pad->bytes = static_cast<uint32_t>(segment - used);
-  pad->kind = static_cast<uint16_t>(Kind::kPad);
-  pad->frees = 0;
-  pad->aux = 0;
-  publish(pad, offset + (segment - used));
   begin_segment();
-  return offset_.load(std::memory_order_relaxed);
-}
-
-uint64_t LogWriter::publish(Record* record, uint64_t tail) {
-  // Less room than a header at the end of a segment becomes part of the last record.
-  const uint64_t rest = map_.segment_bytes() - tail % map_.segment_bytes();
-  if (rest < sizeof(Record)) {
-    record->bytes += static_cast<uint32_t>(rest);
-    tail += rest;
-  }
-  const uint64_t index = next_index_.load(std::memory_order_relaxed);
-  record->index = index;
-  next_index_.store(index + 1, std::memory_order_relaxed);
-  offset_.store(tail, std::memory_order_relaxed);
-  page().tail_index.store(index + 1, std::memory_order_relaxed);
-  page().tail.store(tail, std::memory_order_seq_cst);  // pairs with server_sleeping in wake_server
-  return index;
+  return segment_begin_;
 }
 
 void LogWriter::begin_segment() {
@@ -134,6 +111,9 @@ void LogWriter::begin_segment() {
                    std::to_string(map_.segment_bytes() >> 20) + " MiB)");
   }
   page().segment_of[next_segment_ % map_.segment_count()] = physical;
+  segment_ = map_.segments() + physical * map_.segment_bytes();
+  segment_begin_ = next_segment_ * map_.segment_bytes();
+  segment_end_ = segment_begin_ + map_.segment_bytes();
   next_segment_++;
 }
 
@@ -163,11 +143,13 @@ void LogWriter::wait_for_segment() {
   p.backpressure.store(0);
 }
 
+// The server sleeps, or is about to.
 void LogWriter::wake_server(Kind kind) {
   ControlPage& p = page();
-  if (p.server_sleeping.load(std::memory_order_seq_cst) == 0) return;
   const uint64_t pending = offset_.load(std::memory_order_relaxed) - p.cursor.load(std::memory_order_relaxed);
   if (!is_sync(kind) && kind != Kind::kCollective && pending < kWakeBytes) return;
+  // One call wakes it, however long it takes until it runs.
+  if (p.server_sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
   p.tail_futex.fetch_add(1);
   futex_wake(p.tail_futex);
   wakes_.fetch_add(1, std::memory_order_relaxed);

@@ -9,6 +9,7 @@
 
 #include "replay/csrc/futex.h"
 #include "replay/csrc/log_map.h"
+#include "replay/csrc/quick_lock.h"
 
 namespace understudy::replay {
 
@@ -43,10 +44,10 @@ class LogWriter {
   uint64_t append(Kind kind, uint64_t aux, size_t words, Fill&& fill) {
     uint64_t index;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<QuickLock> lock(lock_);
       index = write(kind, aux, words, std::forward<Fill>(fill));
     }
-    wake_server(kind);
+    if (__builtin_expect(page().server_sleeping.load(std::memory_order_seq_cst) != 0, 0)) wake_server(kind);
     return index;
   }
 
@@ -102,7 +103,7 @@ class LogWriter {
     std::vector<uint64_t>& frees = take_frees();
     const uint64_t bytes = sizeof(Record) + 8 * (frees.size() + words);
     const uint64_t offset = make_room(bytes);
-    auto* record = reinterpret_cast<Record*>(map_.at(offset));
+    auto* record = reinterpret_cast<Record*>(segment_ + (offset - segment_begin_));
     record->bytes = static_cast<uint32_t>(bytes);
     record->kind = static_cast<uint16_t>(kind);
     record->frees = static_cast<uint16_t>(frees.size());
@@ -112,9 +113,33 @@ class LogWriter {
     frees.clear();
     return publish(record, offset + bytes);
   }
-  std::vector<uint64_t>& take_frees();
-  uint64_t make_room(uint64_t bytes);
-  uint64_t publish(Record* record, uint64_t tail);
+  std::vector<uint64_t>& take_frees() {
+    if (pending_free_count_.load(std::memory_order_relaxed) != 0) collect_frees();
+    return taken_frees_;
+  }
+  // The offset of a record of `bytes` bytes, all of it in the current segment.
+  uint64_t make_room(uint64_t bytes) {
+    const uint64_t offset = offset_.load(std::memory_order_relaxed);
+    if (__builtin_expect(offset + bytes <= segment_end_, 1)) return offset;
+    return make_room_elsewhere(bytes);
+  }
+  uint64_t publish(Record* record, uint64_t tail) {
+    // Less room than a header at the end of a segment becomes part of the last record.
+    if (const uint64_t rest = segment_end_ - tail; __builtin_expect(rest < sizeof(Record), 0)) {
+      record->bytes += static_cast<uint32_t>(rest);
+      tail += rest;
+    }
+    const uint64_t index = next_index_.load(std::memory_order_relaxed);
+    record->index = index;
+    next_index_.store(index + 1, std::memory_order_relaxed);
+    offset_.store(tail, std::memory_order_relaxed);
+    ControlPage& p = page();
+    p.tail_index.store(index + 1, std::memory_order_relaxed);
+    p.tail.store(tail, std::memory_order_seq_cst);  // pairs with the look at server_sleeping in append()
+    return index;
+  }
+  void collect_frees();
+  uint64_t make_room_elsewhere(uint64_t bytes);
   void begin_segment();
   void reclaim_segments();
   void wait_for_segment();
@@ -125,15 +150,17 @@ class LogWriter {
 
   LogMap map_;
   std::atomic<bool> usable_{true};
-  std::mutex mutex_;  // of everything below, and of the order of records
+  QuickLock lock_;  // of everything below, and of the order of records
   std::atomic<uint64_t> offset_{0}, next_index_{0};
-  uint64_t next_segment_ = 0;  // logical number of the segment after the current one
+  uint8_t* segment_ = nullptr;                    // where the current segment lies
+  uint64_t segment_begin_ = 0, segment_end_ = 0;  // log offsets of it
+  uint64_t next_segment_ = 0;                     // logical number of the segment after the current one
   uint64_t reclaimed_segments_ = 0;
   uint32_t untouched_segment_ = 0;  // physical segments from here on were never used
   std::vector<uint32_t> free_segments_;
   std::vector<uint64_t> taken_frees_;
 
-  std::mutex free_mutex_;  // innermost: never held while appending
+  QuickLock free_lock_;  // innermost: never held while appending
   std::vector<uint64_t> pending_frees_;
   std::atomic<size_t> pending_free_count_{0};
 

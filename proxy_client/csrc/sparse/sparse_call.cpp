@@ -1,8 +1,8 @@
 #include "proxy_client/csrc/sparse/sparse_call.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 
+#include "proxy_client/csrc/below_autograd.h"
 #include "proxy_client/csrc/call_encoding.h"
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/device.h"
@@ -10,6 +10,7 @@
 #include "proxy_client/csrc/shape_cache.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/statistics.h"
+#include "proxy_client/csrc/thread_state.h"
 
 namespace understudy::client {
 namespace {
@@ -20,12 +21,6 @@ using replay::Tag;
 using Arguments = c10::ArrayRef<IValue>;
 
 constexpr uint64_t kHandlesPerSyncCall = 1024;
-
-// What the client does itself while encoding is below autograd and autocast.
-struct BelowAutograd {
-  at::AutoDispatchBelowAutograd autograd;
-  c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
-};
 
 bool is_list(const IValue& value) { return value.isTensorList() || value.isOptionalTensorList(); }
 
@@ -68,10 +63,10 @@ void encode_composite(const Tensor& tensor, Encoding& out) {
   const uint64_t kind = tensor.is_sparse() ? static_cast<uint64_t>(tensor.sparse_dim())
                                            : static_cast<uint64_t>(tensor.layout());
   const Tag tag = tensor.is_sparse() ? Tag::kSparse : Tag::kSparseCompressed;
-  out.key.push_back(static_cast<uint64_t>(tag) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
+  out.key.push(static_cast<uint64_t>(tag) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
                     static_cast<uint64_t>(tensor.dim()) << 16 | kind << 24);
-  for (const int64_t size : tensor.sizes()) out.key.push_back(static_cast<uint64_t>(size));
-  if (tensor.is_sparse()) out.values.push_back(tensor.is_coalesced() ? 1 : 0);
+  for (const int64_t size : tensor.sizes()) out.key.push(static_cast<uint64_t>(size));
+  if (tensor.is_sparse()) out.values.push(tensor.is_coalesced() ? 1 : 0);
   for (const Tensor& part : parts) append_raw_tensor(part, out.values);
 }
 
@@ -102,7 +97,9 @@ class SparseCall {
  private:
   void encode() {
     Encoding& out = *lease_;
-    out.key.push_back(reinterpret_cast<uintptr_t>(&info_));
+    out.key.clear();
+    out.values.clear();
+    out.key.push(reinterpret_cast<uintptr_t>(&info_));
     for (size_t i = 0; i < arguments_.size(); i++) {
       const IValue& argument = arguments_[i];
       if (!holds_composite(argument)) {
@@ -118,7 +115,7 @@ class SparseCall {
   void encode_list(size_t index, const IValue& list, Encoding& out) {
     const auto items = list.toListRef();
     const Tag tag = list.isTensorList() ? Tag::kTensorList : Tag::kOptionalTensorList;
-    out.key.push_back(static_cast<uint64_t>(tag) | items.size() << 8);
+    out.key.push(static_cast<uint64_t>(tag) | items.size() << 8);
     for (const IValue& item : items) {
       if (item.isTensor() && is_composite(item.toTensor())) {
         encode_composite(item.toTensor(), out);
@@ -129,25 +126,25 @@ class SparseCall {
   }
 
   const CallTemplate& find_or_make_template() {
-    const std::vector<uint64_t>& key = (*lease_).key;
+    const WordBuffer& key = (*lease_).key;
     const uint64_t hash = hash_words(key);
-    if (const CallTemplate* known = find_template(key, hash)) {
+    if (const CallTemplate* known = thread_.templates.find(key, hash)) {
       count(&Statistics::hits);
       return *known;
     }
     count(&Statistics::misses);
     auto entry = std::make_unique<CallTemplate>();
-    entry->key = key;
+    entry->key.assign(key.data(), key.data() + key.size());
     entry->synchronous = !writes_ || !info_.returns_written || info_.has_out || !written_.empty();
     if (!entry->synchronous) entry->results.resize(info_.returns.size());
     publish(log_, info_, *lease_, *entry);
-    return *keep_template(std::move(entry), hash);
+    return *thread_.templates.keep(std::move(entry), hash);
   }
 
   c10::SmallVector<IValue, 4> run_async(const CallTemplate& entry) {
-    const std::vector<uint64_t>& values = (*lease_).values;
+    const WordBuffer& values = (*lease_).values;
     append(log_, Kind::kOperator, entry.dictionary_offset, values.size(),
-           [&](uint64_t* body) { std::copy(values.begin(), values.end(), body); });
+           [&](uint64_t* body) { std::copy_n(values.data(), values.size(), body); });
     c10::SmallVector<IValue, 4> results;
     for (const OperatorInfo::Return& result : info_.returns) results.push_back(argument_of(result));
     return results;
@@ -157,11 +154,11 @@ class SparseCall {
     count(&Statistics::synchronous);
     const std::vector<Tensor> known = dense_arguments(arguments_);
     const uint64_t base = new_handles(kHandlesPerSyncCall);
-    const std::vector<uint64_t>& sent = (*lease_).values;
+    const WordBuffer& sent = (*lease_).values;
     std::vector<IValue> values;
     call(
         log_, Kind::kOperatorSync, entry.dictionary_offset, sent.size() + 1,
-        [&](uint64_t* body) { *std::copy(sent.begin(), sent.end(), body) = base; },
+        [&](uint64_t* body) { *std::copy_n(sent.data(), sent.size(), body) = base; },
         [&](const uint8_t* payload, size_t bytes) {
           values = decode_reply(payload, bytes, known, bound_device());
         });
@@ -195,7 +192,8 @@ class SparseCall {
   const OperatorInfo& info_;
   const Arguments arguments_;
   LogWriter& log_;
-  EncodingLease lease_;
+  ThreadState& thread_ = thread_state();
+  EncodingLease lease_{thread_};
   std::vector<Tensor> written_;  // composites that the operator changes
   bool writes_ = false;
 };

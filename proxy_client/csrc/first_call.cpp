@@ -1,0 +1,178 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "proxy_client/csrc/below_autograd.h"
+#include "proxy_client/csrc/client_tensor.h"
+#include "proxy_client/csrc/pending_call.h"
+#include "proxy_client/csrc/server_reply.h"
+#include "proxy_client/csrc/shape_inference.h"
+#include "proxy_client/csrc/sparse/sparse_tensor.h"
+
+namespace understudy::client {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using Arguments = c10::ArrayRef<IValue>;
+
+// An operator with more templates than this is called with ever new shapes: infer them instead of asking.
+constexpr uint32_t kLearnLimit = 24;
+constexpr uint64_t kHandlesPerSyncCall = 1024;
+
+bool has_boolean_index(Arguments arguments) {
+  for (const IValue& argument : arguments) {
+    if (!argument.isOptionalTensorList()) continue;
+    for (const IValue& item : argument.toListRef()) {
+      if (!item.isTensor() || !item.toTensor().defined()) continue;
+      const auto dtype = item.toTensor().scalar_type();
+      if (dtype == at::kBool || dtype == at::kByte) return true;
+    }
+  }
+  return false;
+}
+
+void check_written_arguments(const OperatorInfo& info, Arguments arguments) {
+  for (size_t i = 0; i < arguments.size(); i++) {
+    if (!info.writes[i] || !arguments[i].isTensor()) continue;
+    const Tensor& tensor = arguments[i].toTensor();
+    TORCH_CHECK(!tensor.defined() || tensor.is_cuda(), info.name,
+                ": Expected all tensors to be on the same device, but it would write to a tensor on ",
+                tensor.device(), " with arguments on cuda");
+  }
+}
+
+enum class Plan { kAsync, kLearn, kSync };
+
+// How a call that has no template yet finds its results. Fills in `entry` for kAsync.
+Plan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Arguments arguments,
+               CallTemplate& entry) {
+  const bool boolean_index = has_boolean_index(arguments);
+  const bool changing = info.misses.fetch_add(1, std::memory_order_relaxed) >= kLearnLimit;
+  if (info.returns_written && !info.has_out) {
+    // In place, or nothing returned: there is no shape to know. The first call waits all the same, because
+    // arguments that do not fit together must raise here, not later and for good.
+    if (!changing) return Plan::kLearn;
+    if (boolean_index || !infer_shapes(op, info, arguments, entry)) entry.results.resize(info.returns.size());
+    return Plan::kAsync;
+  }
+  if (boolean_index || info.dynamic || !info.returns_tensors) return Plan::kSync;
+  // Not for out=: meta kernels need not give it the strides that the driver's kernel gives.
+  if (changing && !info.has_out && infer_shapes(op, info, arguments, entry)) return Plan::kAsync;
+  return Plan::kLearn;
+}
+
+// A sparse tensor's pieces may have other lengths next time: nothing can be learnt.
+bool gives_composite(const std::vector<IValue>& values) {
+  return std::any_of(values.begin(), values.end(),
+                     [](const IValue& value) { return value.isTensor() && is_composite(value.toTensor()); });
+}
+
+// True if the driver's kernel gave this out= argument another shape. (A conjugated argument comes back as a
+// copy, which says nothing.)
+bool was_resized(const Tensor& mine, const IValue& returned) {
+  if (!returned.isTensor() || !returned.toTensor().defined()) return false;
+  const Tensor& theirs = returned.toTensor();
+  if (!mine.has_storage() || !theirs.has_storage()) return false;
+  return theirs.is_alias_of(mine) && (mine.sizes() != theirs.sizes() || mine.strides() != theirs.strides());
+}
+
+// What a synchronous execution told about the results of all later ones.
+void learn_results(const OperatorInfo& info, Arguments arguments, const std::vector<IValue>& values,
+                   c10::ArrayRef<Tensor> device_arguments, CallTemplate& entry) {
+  const auto describe = [&](const Tensor& tensor) {
+    return describe_output(tensor, device_arguments, tensor.defined() ? tensor.storage().nbytes() : 0);
+  };
+  for (size_t i = 0; i < info.returns.size(); i++) {
+    Result& result = entry.results.emplace_back();
+    if (info.returns[i].written) {
+      const IValue& written = arguments[static_cast<size_t>(info.returns[i].alias)];
+      if (!written.isTensor() || !was_resized(written.toTensor(), values[i])) continue;
+      const Tensor& theirs = values[i].toTensor();
+      for (size_t k = 0; k < device_arguments.size(); k++)
+        if (device_arguments[k].is_same(written.toTensor()))
+          entry.resizes.push_back({k, theirs.sizes().vec(), theirs.strides().vec()});
+      continue;
+    }
+    if (values[i].isTensorList()) {
+      result.kind = Result::Kind::kTensorList;
+      for (const Tensor& tensor : values[i].toTensorVector()) result.outputs.push_back(describe(tensor));
+    } else {
+      result.kind = Result::Kind::kTensor;
+      result.outputs.push_back(describe(values[i].isTensor() ? values[i].toTensor() : Tensor()));
+    }
+  }
+  summarise(entry);
+}
+
+// Runs the call and returns what the server answered; `values` may alias the call's arguments.
+std::vector<IValue> exchange(const PendingCall& pending, uint64_t dictionary_offset,
+                             c10::ArrayRef<Tensor> device_arguments) {
+  count(&Statistics::synchronous);
+  const uint64_t base = new_handles(kHandlesPerSyncCall);
+  const WordBuffer& sent = pending.encoding.values;
+  std::vector<IValue> values;
+  call(
+      pending.log, Kind::kOperatorSync, dictionary_offset, sent.size() + 1,
+      [&](uint64_t* body) { *std::copy_n(sent.data(), sent.size(), body) = base; },
+      [&](const uint8_t* payload, size_t bytes) {
+        values = decode_reply(payload, bytes, device_arguments, pending.device);
+      });
+  TORCH_CHECK(values.size() == pending.info.returns.size(), "the device server returned ", values.size(),
+              " values for ", pending.info.name, ", which has ", pending.info.returns.size());
+  return values;
+}
+
+// The server's kernel may have resized an out= argument: do as it did.
+IValue written_argument(const PendingCall& call, size_t result, const IValue& returned) {
+  const IValue& argument = call.arguments[static_cast<size_t>(call.info.returns[result].alias)];
+  if (argument.isTensor() && was_resized(argument.toTensor(), returned))
+    resize_tensor(argument.toTensor(), returned.toTensor().sizes(), returned.toTensor().strides(),
+                  /*record=*/false);
+  return argument;
+}
+
+void deliver(const PendingCall& call, std::vector<IValue> values, Results& results) {
+  for (size_t i = 0; i < values.size(); i++)
+    results.push_back(call.info.returns[i].written ? written_argument(call, i, values[i])
+                                                   : std::move(values[i]));
+}
+
+// A synchronous call whose results are those of all later ones too.
+void run_and_learn(const PendingCall& call, std::unique_ptr<CallTemplate> entry, Results& results) {
+  const std::vector<Tensor> device_arguments = device_tensors(call.arguments);
+  std::vector<IValue> values = exchange(call, entry->dictionary_offset, device_arguments);
+  if (call.info.constant) {
+    entry->constant = values[0];
+  } else if (!gives_composite(values)) {
+    learn_results(call.info, call.arguments, values, device_arguments, *entry);
+    entry->synchronous = false;
+    publish(call.log, call.info, call.encoding, *entry);
+  }
+  call.thread.templates.keep(std::move(entry), call.hash);
+  deliver(call, std::move(values), results);
+}
+
+}  // namespace
+
+void run_sync(const PendingCall& call, const CallTemplate& entry, Results& results) {
+  const BelowAutograd guard;
+  deliver(call, exchange(call, entry.dictionary_offset, device_tensors(call.arguments)), results);
+}
+
+void run_first(const PendingCall& call, Results& results) {
+  const BelowAutograd guard;
+  count(&Statistics::misses);
+  check_written_arguments(call.info, call.arguments);
+  auto entry = std::make_unique<CallTemplate>();
+  entry->key.assign(call.encoding.key.data(), call.encoding.key.data() + call.encoding.key.size());
+  const Plan plan = plan_call(call.op, call.info, call.arguments, *entry);
+  entry->synchronous = plan != Plan::kAsync;
+  publish(call.log, call.info, call.encoding, *entry);
+  if (plan == Plan::kAsync)
+    return run_async(call, *call.thread.templates.keep(std::move(entry), call.hash), results);
+  if (plan == Plan::kLearn || call.info.constant) return run_and_learn(call, std::move(entry), results);
+  run_sync(call, *call.thread.templates.keep(std::move(entry), call.hash), results);
+}
+
+}  // namespace understudy::client

@@ -1,0 +1,33 @@
+// A call on its way, between the halves of operator_call.cpp (the steady state) and first_call.cpp (what
+// happens once per template, and what must ask the device server).
+#pragma once
+#include <c10/util/SmallVector.h>
+
+#include "proxy_client/csrc/shape_cache.h"
+#include "proxy_client/csrc/statistics.h"
+#include "proxy_client/csrc/thread_state.h"
+
+namespace understudy::client {
+
+using Results = c10::SmallVector<c10::IValue, 4>;
+
+struct PendingCall {
+  const c10::OperatorHandle& op;
+  const OperatorInfo& info;
+  c10::ArrayRef<c10::IValue> arguments;
+  c10::DeviceIndex device;
+  LogWriter& log;
+  ThreadState& thread;
+  const Encoding& encoding;
+  uint64_t hash;
+  StageTimer& timer;
+};
+
+// Appends a call whose results the template describes.
+void run_async(const PendingCall& call, const CallTemplate& entry, Results& results);
+// Appends a call whose results only the device server knows, and waits for them.
+void run_sync(const PendingCall& call, const CallTemplate& entry, Results& results);
+// A call that has no template yet.
+void run_first(const PendingCall& call, Results& results);
+
+}  // namespace understudy::client
