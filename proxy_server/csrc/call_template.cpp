@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <set>
+#include <tuple>
 
 #include "proxy_server/csrc/composite.h"
 #include "proxy_server/csrc/words.h"
@@ -101,7 +102,7 @@ std::vector<int64_t> take_sizes(Words& words, uint64_t dimensions) {
 
 namespace {
 
-ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
+ArgumentSpec parse_argument(Words& words, const Driver& driver, SpecTable& specs, int depth) {
   if (depth > kMaxNesting) throw LogError("arguments are nested too deeply");
   ArgumentSpec a;
   const uint64_t word = words.next();
@@ -110,7 +111,7 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
   switch (a.tag) {
     case Tag::kTensor:
     case Tag::kCpuTensor: {
-      TensorSpec& t = a.tensor;
+      TensorSpec t;
       t.dtype = scalar_type(word >> 8 & 255);
       t.type = c10::scalarTypeToTypeMeta(t.dtype);
       t.flags = static_cast<uint8_t>(word >> 24 & 255);
@@ -123,6 +124,7 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
       else
         t.strides = contiguous_strides(t.sizes);
       t.extent_bytes = extent(t);
+      a.tensor = specs.intern(std::move(t));
       break;
     }
     case Tag::kSparse:
@@ -133,7 +135,7 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
     case Tag::kList:
       a.count = words.count(n);
       for (uint64_t i = 0; i < n; i++) {
-        a.items.push_back(parse_argument(words, driver, depth + 1));
+        a.items.push_back(parse_argument(words, driver, specs, depth + 1));
         const Tag item = a.items.back().tag;
         const bool fits = a.tag == Tag::kList
                               ? (item == Tag::kInt || item == Tag::kDouble || item == Tag::kBool ||
@@ -187,7 +189,7 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, int depth) {
   return a;
 }
 
-ReturnSpec parse_return(Words& words) {
+ReturnSpec parse_return(Words& words, SpecTable& specs) {
   ReturnSpec r;
   const uint64_t word = words.next();
   r.kind = word & 255;
@@ -200,17 +202,19 @@ ReturnSpec parse_return(Words& words) {
     const uint64_t w = words.next();
     o.fresh = (w & 255) == 0;
     if (o.fresh) {
-      o.tensor.dtype = scalar_type(w >> 8 & 255);
-      o.tensor.type = c10::scalarTypeToTypeMeta(o.tensor.dtype);
+      TensorSpec t;
+      t.dtype = scalar_type(w >> 8 & 255);
+      t.type = c10::scalarTypeToTypeMeta(t.dtype);
       const uint64_t dim = w >> 16 & 255;
       if (dim > kMaxDimensions) throw LogError("a tensor has too many dimensions");
-      o.tensor.offset = static_cast<int64_t>(words.next());
+      t.offset = static_cast<int64_t>(words.next());
       o.storage_bytes = words.next();
-      o.tensor.sizes = take_longs(words, dim);
-      o.tensor.strides = take_longs(words, dim);
-      o.tensor.extent_bytes = extent(o.tensor);
-      if (o.tensor.extent_bytes > o.storage_bytes || o.storage_bytes > (1ull << 60))
+      t.sizes = take_longs(words, dim);
+      t.strides = take_longs(words, dim);
+      t.extent_bytes = extent(t);
+      if (t.extent_bytes > o.storage_bytes || o.storage_bytes > (1ull << 60))
         throw LogError("a result does not fit its storage");
+      o.tensor = specs.intern(std::move(t));
     }
     r.items.push_back(std::move(o));
   }
@@ -228,10 +232,34 @@ void mark_writes(Template& t) {
         written = true;
     t.arguments[i].written = written;
     for (ArgumentSpec& item : t.arguments[i].items) item.written = written;
+    t.writes = t.writes || written;
   }
 }
 
+// Plain strided tensors of the device, and at least one: then the dispatcher could find nothing else.
+bool runs_on_driver(const Template& t) {
+  bool any = false;
+  const auto plain = [&](const ArgumentSpec& a) {
+    if (is_composite(a.tag)) return false;
+    if (a.tag == Tag::kTensor) any = true;
+    return a.tag != Tag::kTensor || (a.tensor->flags & (replay::kConjugate | replay::kNegative)) == 0;
+  };
+  for (const ArgumentSpec& a : t.arguments) {
+    if (!plain(a)) return false;
+    for (const ArgumentSpec& item : a.items)
+      if (!plain(item)) return false;
+  }
+  return any;
+}
+
 }  // namespace
+
+bool SpecTable::Less::operator()(const TensorSpec& a, const TensorSpec& b) const {
+  return std::tie(a.dtype, a.flags, a.offset, a.sizes, a.strides) <
+         std::tie(b.dtype, b.flags, b.offset, b.sizes, b.strides);
+}
+
+const TensorSpec* SpecTable::intern(TensorSpec spec) { return &*specs_.insert(std::move(spec)).first; }
 
 TensorSpec parse_tensor(uint64_t word, Words& words) {
   TensorSpec t;
@@ -248,9 +276,7 @@ TensorSpec parse_tensor(uint64_t word, Words& words) {
 }
 
 at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Driver& driver) {
-  if (spec.extent_bytes > storage.nbytes())
-    throw LogError("a tensor reaches " + std::to_string(spec.extent_bytes) + " bytes into a buffer of " +
-                   std::to_string(storage.nbytes()));
+  check_extent(storage, spec);
   auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(driver.key()),
                                                     spec.type);
   auto* impl = t.unsafeGetTensorImpl();
@@ -261,7 +287,8 @@ at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Dr
   return t;
 }
 
-std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver) {
+std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver,
+                                         SpecTable& specs) {
   const uint64_t tail =
       std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
   replay::TemplateHeader header;
@@ -280,18 +307,19 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t off
     TORCH_CHECK_NOT_IMPLEMENTED(false, "the device server does not run operator ", name);
   const auto op = c10::Dispatcher::singleton().findSchema({base, overload});
   TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "the device server has no operator ", name);
-  auto t = std::make_unique<Template>(Template{name, *op, {}, {}});
+  auto t = std::make_unique<Template>(Template{name, *op, {}, {}, false, false});
   const auto* words = reinterpret_cast<const uint64_t*>(p + padded);
   Words key(words, header.key_words);
-  while (key.left() != 0) t->arguments.push_back(parse_argument(key, driver, 0));
+  while (key.left() != 0) t->arguments.push_back(parse_argument(key, driver, specs, 0));
   if (t->arguments.size() != op->schema().arguments().size())
     throw LogError("a call of " + name + " has " + std::to_string(t->arguments.size()) +
                    " arguments instead of " + std::to_string(op->schema().arguments().size()));
   Words outputs(words + header.key_words, header.output_words);
-  while (outputs.left() != 0) t->returns.push_back(parse_return(outputs));
+  while (outputs.left() != 0) t->returns.push_back(parse_return(outputs, specs));
   if (!t->returns.empty() && t->returns.size() != op->schema().returns().size())
     throw LogError("a call of " + name + " describes the wrong number of results");
   mark_writes(*t);
+  t->on_driver = runs_on_driver(*t);
   return t;
 }
 

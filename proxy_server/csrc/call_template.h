@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,24 @@ struct TensorSpec {
 
 struct CompositeSpec;  // composite.h
 
+// Each distinct layout once, so that its address is its name.
+class SpecTable {
+ public:
+  const TensorSpec* intern(TensorSpec spec);
+  size_t size() const { return specs_.size(); }
+
+ private:
+  struct Less {
+    bool operator()(const TensorSpec& a, const TensorSpec& b) const;
+  };
+  std::set<TensorSpec, Less> specs_;
+};
+
 struct ArgumentSpec {
   replay::Tag tag{};
   bool written = false;  // the operator changes this tensor
   uint64_t count = 0;
-  TensorSpec tensor;
+  const TensorSpec* tensor = nullptr;  // lives as long as the session
   std::vector<ArgumentSpec> items;
   std::shared_ptr<const CompositeSpec> composite;
   c10::IValue constant;
@@ -36,7 +50,7 @@ struct ArgumentSpec {
 
 struct OutputSpec {
   bool fresh = false;
-  TensorSpec tensor;
+  const TensorSpec* tensor = nullptr;
   uint64_t storage_bytes = 0;
 };
 
@@ -50,11 +64,14 @@ struct Template {
   c10::OperatorHandle op;
   std::vector<ArgumentSpec> arguments;
   std::vector<ReturnSpec> returns;
+  bool writes = false;     // any tensor argument
+  bool on_driver = false;  // its kernel is the driver's for sure: no need to look at the arguments' keys
 };
 
 // Parses and checks the template at `offset` of the dictionary. Throws replay::LogError for a malformed one
 // and c10::Error (NotImplementedError) for an operator that does not exist here or must not be run.
-std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver);
+std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver,
+                                         SpecTable& specs);
 
 // The rest of a collective's tensor, behind its tensor word and handle: [offset, sizes, strides].
 TensorSpec parse_tensor(uint64_t word, Words& words);
@@ -62,6 +79,13 @@ TensorSpec parse_tensor(uint64_t word, Words& words);
 // An element type, and the sizes of a tensor of so many dimensions; both throw if they make no sense.
 c10::ScalarType scalar_type(uint64_t code);
 std::vector<int64_t> take_sizes(Words& words, uint64_t dimensions);
+
+// Throws if a tensor would reach behind its storage.
+inline void check_extent(const c10::Storage& storage, const TensorSpec& spec) {
+  if (__builtin_expect(spec.extent_bytes > storage.nbytes(), 0))
+    throw replay::LogError("a tensor reaches " + std::to_string(spec.extent_bytes) +
+                           " bytes into a buffer of " + std::to_string(storage.nbytes()));
+}
 
 // A tensor over `storage`; throws if it does not fit.
 at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Driver& driver);

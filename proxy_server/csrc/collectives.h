@@ -22,7 +22,7 @@
 
 namespace understudy::server {
 
-using BufferTable = replay::BufferTable<c10::Storage, StorageStore>;
+using BufferTable = replay::BufferTable<Content, StorageStore>;
 class DeviceState;
 
 // A peer or the network failed, not the program (as far as can be told here).

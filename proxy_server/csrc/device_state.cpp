@@ -38,18 +38,6 @@ void DeviceState::start_of_session() {
   at::globalContext().setFloat32MatmulPrecision("highest");
 }
 
-const c10::Storage& DeviceState::read(uint64_t handle) {
-  BufferTable::Buffer& b = table_.read(handle);
-  if (__builtin_expect(b.in_flight, 0)) communicators_.wait_for(handle, table_);
-  return b.content;
-}
-
-c10::Storage& DeviceState::write(uint64_t handle) {
-  BufferTable::Buffer* b = table_.find(handle);
-  if (b != nullptr && __builtin_expect(b->in_flight, 0)) communicators_.wait_for(handle, table_);
-  return table_.write(handle).content;
-}
-
 at::Generator& DeviceState::generator(uint64_t id) {
   auto it = generators_.find(id);
   if (it == generators_.end()) it = generators_.emplace(id, driver_.new_generator()).first;

@@ -15,7 +15,7 @@
 
 namespace understudy::server {
 
-using BufferTable = replay::BufferTable<c10::Storage, StorageStore>;
+using BufferTable = replay::BufferTable<Content, StorageStore>;
 
 struct Policy {
   bool protect = false;              // keep pre-images, digests and shadows
@@ -38,9 +38,18 @@ class DeviceState {
   const Policy& policy() const { return policy_; }
 
   // The content of a buffer, for reading or (before the change) for writing; waits for collectives on it.
-  const c10::Storage& read(uint64_t handle);
-  c10::Storage& write(uint64_t handle);
-  void create(uint64_t handle, c10::Storage storage) { table_.create(handle, std::move(storage)); }
+  Content& read(uint64_t handle) {
+    BufferTable::Buffer& b = table_.read(handle);
+    if (__builtin_expect(b.in_flight, 0)) communicators_.wait_for(handle, table_);
+    return b.content;
+  }
+  Content& write(uint64_t handle) {
+    BufferTable::Buffer& b = table_.read(handle);
+    if (__builtin_expect(b.in_flight, 0)) communicators_.wait_for(handle, table_);
+    table_.begin_write(handle, b);
+    return b.content;
+  }
+  void create(uint64_t handle, Content content) { table_.create(handle, std::move(content)); }
 
   at::Generator& generator(uint64_t id);
   void forget_generator(uint64_t id) { generators_.erase(id); }

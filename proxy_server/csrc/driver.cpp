@@ -107,7 +107,8 @@ c10::Storage StorageStore::hollow(const c10::Storage& from) const {
                       nullptr, false);
 }
 
-void StorageStore::recycle(c10::Storage&& storage) {
+void StorageStore::recycle(Content&& content) {
+  c10::Storage storage = content.release();
   if (!driver_.device().is_cpu() || storage.use_count() != 1 || storage.data() == nullptr) return;
   if (pooled_bytes_ + storage.nbytes() > kPoolBytes) return;
   pooled_bytes_ += storage.nbytes();

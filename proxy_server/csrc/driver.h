@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "proxy_server/csrc/content.h"
+
 namespace understudy::server {
 
 class Driver {
@@ -37,8 +39,8 @@ class StorageStore {
   explicit StorageStore(const Driver& driver) : driver_(driver) {}
   c10::Storage copy(const c10::Storage& from);
   c10::Storage hollow(const c10::Storage& from) const;
-  void recycle(c10::Storage&& storage);
-  static uint64_t bytes(const c10::Storage& storage) { return storage.nbytes(); }
+  void recycle(Content&& content);
+  static uint64_t bytes(const Content& content) { return content.nbytes(); }
   void clear() { pool_.clear(), pooled_bytes_ = 0; }
 
  private:

@@ -21,6 +21,7 @@ namespace {
 constexpr uint64_t kAutomaticCommitBytes = 64ull << 20;  // of log without an optimizer step
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
+constexpr uint64_t kSpinNs = 200000;
 
 int available_cores() {
   cpu_set_t set;
@@ -206,9 +207,7 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
   page.cursor.store(s.at.offset, std::memory_order_release);
   const uint64_t idle_since = replay::now_ns();
   page.progress_ns.store(idle_since, std::memory_order_relaxed);
-  // Spin only where this rank has two cores to itself (worker and server).
-  const uint64_t spin_ns = available_cores() >= 2 * static_cast<int>(page.world) ? 200000 : 0;
-  for (const uint64_t until = idle_since + spin_ns; spin_ns != 0 && replay::now_ns() < until;)
+  for (const uint64_t until = idle_since + s.spin_ns; s.spin_ns != 0 && replay::now_ns() < until;)
     for (int i = 0; i < 50; i++) {
       if (arrived()) return true;
       replay::cpu_relax();
@@ -249,21 +248,24 @@ State Executor::run_records(Session& s) {
   if (s.options.threads > 0)
     s.state->set(replay::Setting::kThreads, static_cast<uint64_t>(s.options.threads));
   load_drills(s);
+  // Spin only where this rank has two cores to itself (worker and server).
+  s.spin_ns = available_cores() >= 2 * static_cast<int>(page.world) ? kSpinNs : 0;
   page.step.store(s.at.steps + 1);
   page.call.store(s.at.call);
   s.step_offset = s.last_commit_offset = s.at.offset;
   uint64_t tail = page.tail.load(std::memory_order_acquire);
+  replay::LogReader reader(s.log);
   for (;;) {
     if (s.at.offset == tail && !wait_for_records(s, tail)) return State::kParked;
     if (__builtin_expect(park_requested_.load(std::memory_order_relaxed), 0)) return State::kParked;
-    const Record& r = s.log.record(s.at.offset, tail);
+    const auto [r, body] = reader.read(s.at.offset, tail);
     if (r.index != s.at.index)
       throw LogError("record " + std::to_string(s.at.index) + " carries number " + std::to_string(r.index));
     const uint64_t bytes = r.bytes;
     const auto kind = static_cast<Kind>(r.kind);
     if (kind != Kind::kPad) {
-      begin_record(s, r);
-      run_record(s, r, const_cast<uint64_t*>(r.body()) + r.frees);
+      begin_record(s, r, body);
+      run_record(s, r, body + r.frees);
     }
     s.at.offset += bytes;
     s.at.index++;
@@ -281,7 +283,7 @@ State Executor::run_records(Session& s) {
 }
 
 // Counts the record, fires drills, does its frees, and completes a commit that waited for them.
-void Executor::begin_record(Session& s, const Record& r) {
+void Executor::begin_record(Session& s, const Record& r, const uint64_t* frees) {
   auto& page = s.log.page();
   if (!s.at.frees_done) {
     s.at.call++;
@@ -291,7 +293,7 @@ void Executor::begin_record(Session& s, const Record& r) {
       fire_drill(s);
     const bool failed = page.error_kind.load(std::memory_order_relaxed) != 0;
     for (uint16_t i = 0; i < r.frees; i++) {
-      const uint64_t handle = r.body()[i];
+      const uint64_t handle = frees[i];
       if (failed && s.state->table().find(handle) == nullptr) continue;  // its maker was skipped
       s.state->table().free(handle);
     }

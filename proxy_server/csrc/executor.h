@@ -13,14 +13,17 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "proxy_server/csrc/call_template.h"
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/device_state.h"
+#include "replay/csrc/handle_map.h"
+#include "replay/csrc/log_reader.h"
 
 namespace understudy::server {
+
+class WrittenViews;
 
 enum class State { kIdle, kParked, kRunning, kEnded };
 
@@ -70,11 +73,14 @@ class Executor {
     AttachOptions options;
     Position at;
     bool commit_pending = false;
-    std::unordered_map<uint64_t, std::unique_ptr<Template>> templates;
+    SpecTable specs;
+    replay::HandleMap<std::unique_ptr<Template>> templates;  // by dictionary offset
+    torch::jit::Stack stack;                                 // of the running operator
     std::vector<uint64_t> calls_per_step, bytes_per_step;
     uint64_t step_offset = 0, last_commit_offset = 0;
     std::vector<std::pair<uint64_t, uint64_t>> drills;  // (step, call) still to come
     uint32_t drills_seen = 0;
+    uint64_t spin_ns = 0;  // how long to spin for records before sleeping
   };
 
   Session& need_session() const;
@@ -84,7 +90,7 @@ class Executor {
   State run_records(Session& s);
   bool wait_for_records(Session& s, uint64_t& tail);
   void run_record(Session& s, const replay::Record& r, uint64_t* body);
-  void begin_record(Session& s, const replay::Record& r);
+  void begin_record(Session& s, const replay::Record& r, const uint64_t* frees);
   void make_commit(Session& s, const Position& position);
   void relieve_pressure(Session& s, uint64_t idle_since_ns);
   void load_drills(Session& s);
@@ -93,6 +99,7 @@ class Executor {
   void publish_medians(Session& s);
 
   void run_operator(Session& s, const replay::Record& r, Words words);
+  void run_kernel(Session& s, const Template& t, WrittenViews& written);
   void run_operator_sync(Session& s, const replay::Record& r, uint64_t* reply_words, Words words);
   void bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t);
   Template& find_template(Session& s, uint64_t offset);

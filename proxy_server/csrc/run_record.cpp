@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "proxy_server/csrc/call_results.h"
-#include "proxy_server/csrc/composite.h"
 #include "proxy_server/csrc/executor.h"
 #include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
@@ -34,167 +32,7 @@ uint64_t checked_bytes(uint64_t bytes) {
   return bytes;
 }
 
-bool is_one_of(const c10::IValue& value, const std::vector<at::Tensor>& tensors) {
-  return value.isTensor() && std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-           return tensor.is_same(value.toTensor());
-         });
-}
-
-// Values of one call, read in the order of its template.
-class Values {
- public:
-  Values(DeviceState& state, const Driver& driver, Words& words)
-      : state_(state), driver_(driver), words_(words) {}
-
-  c10::IValue get(const ArgumentSpec& a) {
-    switch (a.tag) {
-      case Tag::kNone:
-        return {};
-      case Tag::kUndefined:
-        return at::Tensor();
-      case Tag::kTensor:
-      case Tag::kCpuTensor:
-      case Tag::kSparse:
-      case Tag::kSparseCompressed:
-        return tensor(a);
-      case Tag::kTensorList: {
-        c10::List<at::Tensor> list;
-        list.reserve(a.items.size());
-        for (const ArgumentSpec& item : a.items) list.push_back(tensor(item));
-        return list;
-      }
-      case Tag::kOptionalTensorList: {
-        c10::List<std::optional<at::Tensor>> list;
-        list.reserve(a.items.size());
-        for (const ArgumentSpec& item : a.items) {
-          if (item.tag == Tag::kUndefined)
-            list.push_back(std::nullopt);
-          else
-            list.push_back(tensor(item));
-        }
-        return list;
-      }
-      case Tag::kDouble:
-        return words_.next_double();
-      case Tag::kComplex: {
-        const double real = words_.next_double();
-        return c10::complex<double>(real, words_.next_double());
-      }
-      case Tag::kDoubleList: {
-        c10::List<double> list;
-        for (uint64_t i = 0; i < a.count; i++) list.push_back(words_.next_double());
-        return list;
-      }
-      case Tag::kList: {
-        c10::impl::GenericList list(c10::NumberType::get());
-        for (const ArgumentSpec& item : a.items) list.push_back(get(item));
-        return list;
-      }
-      case Tag::kGenerator:
-        return state_.generator(words_.next());
-      default:
-        return a.constant;
-    }
-  }
-
-  ArgumentStorages storages;
-  std::vector<at::Tensor> written_composites;
-
- private:
-  at::Tensor tensor(const ArgumentSpec& a) {
-    if (a.tag == Tag::kUndefined) return {};
-    if (a.tag == Tag::kCpuTensor) {
-      at::Tensor t = at::empty(a.tensor.sizes, at::TensorOptions().dtype(a.tensor.dtype));
-      const uint8_t* bytes = words_.take_bytes(t.nbytes());
-      if (t.nbytes() != 0) std::memcpy(t.mutable_data_ptr(), bytes, t.nbytes());
-      if (a.tensor.flags & replay::kWrappedNumber) t.unsafeGetTensorImpl()->set_wrapped_number(true);
-      return t;
-    }
-    if (__builtin_expect(is_composite(a.tag), 0)) {
-      at::Tensor t = rebuild_composite(a, words_, state_, driver_, &storages);
-      if (a.written) written_composites.push_back(t);
-      return t;
-    }
-    const uint64_t handle = words_.next();
-    at::Tensor t = view_of(a.written ? state_.write(handle) : state_.read(handle), a.tensor, driver_);
-    storages.emplace_back(t.storage().unsafeGetStorageImpl(), handle);
-    return t;
-  }
-
-  DeviceState& state_;
-  const Driver& driver_;
-  Words& words_;
-};
-
 }  // namespace
-
-Template& Executor::find_template(Session& s, uint64_t offset) {
-  auto& slot = s.templates[offset];
-  if (!slot) slot = parse_template(s.log, offset, s.driver);
-  return *slot;
-}
-
-// The result becomes the buffer `handle`, in the layout the worker expects.
-void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec,
-                    const Template& t) {
-  const TensorSpec& want = spec.tensor;
-  TORCH_CHECK(result.defined(), t.name, " gave no tensor where the worker expects one");
-  TORCH_CHECK(result.scalar_type() == want.dtype && result.sizes() == c10::IntArrayRef(want.sizes), t.name,
-              " gave a ", result.scalar_type(), " tensor of shape ", result.sizes(),
-              " where the worker expects ", want.dtype, " ", c10::IntArrayRef(want.sizes));
-  bool same = result.storage().use_count() == 1 && result.storage_offset() == want.offset &&
-              result.storage().nbytes() >= spec.storage_bytes && !result.is_conj() && !result.is_neg();
-  for (size_t i = 0; same && result.numel() > 1 && i < want.sizes.size(); i++)
-    same = want.sizes[i] == 1 || want.strides[i] == result.stride(static_cast<int64_t>(i));
-  if (!same) {
-    c10::Storage storage = s.driver.allocate(spec.storage_bytes);
-    view_of(storage, want, s.driver).copy_(result);
-    s.state->create(handle, std::move(storage));
-    return;
-  }
-  s.state->create(handle, result.storage());
-}
-
-void Executor::run_operator(Session& s, const Record& r, Words words) {
-  Template& t = find_template(s, r.aux);
-  torch::jit::Stack stack;
-  stack.reserve(t.arguments.size());
-  {
-    Values values(*s.state, s.driver, words);
-    for (const ArgumentSpec& a : t.arguments) stack.push_back(values.get(a));
-  }
-  t.op.callBoxed(stack);
-  if (stack.size() < t.returns.size()) throw LogError("a call returned too little");
-  for (size_t i = 0; i < t.returns.size(); i++) {
-    const ReturnSpec& want = t.returns[i];
-    if (want.kind == 1) {
-      at::Tensor result = std::move(stack[i]).toTensor();
-      if (want.items[0].fresh) bind(s, words.next(), std::move(result), want.items[0], t);
-    } else if (want.kind == 2) {
-      std::vector<at::Tensor> results = std::move(stack[i]).toTensorVector();
-      stack[i] = {};
-      TORCH_CHECK(results.size() == want.items.size(), t.name, " gave ", results.size(),
-                  " tensors, the worker expects ", want.items.size());
-      for (size_t k = 0; k < results.size(); k++)
-        if (want.items[k].fresh) bind(s, words.next(), std::move(results[k]), want.items[k], t);
-    }
-  }
-}
-
-void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_words, Words words) {
-  Template& t = find_template(s, r.aux);
-  torch::jit::Stack stack;
-  Values values(*s.state, s.driver, words);
-  for (const ArgumentSpec& a : t.arguments) stack.push_back(values.get(a));
-  const uint64_t first_handle = words.next();
-  t.op.callBoxed(stack);
-  CallResults results(*s.state, s.driver, values.storages, first_handle);
-  for (const c10::IValue& value : stack)  // a changed argument follows below, once
-    results.add(is_one_of(value, values.written_composites) ? c10::IValue() : value);
-  for (const at::Tensor& composite : values.written_composites) results.add(composite);
-  const std::vector<uint64_t>& answer = results.words();
-  reply(s, reply_words, answer.data(), 8 * answer.size(), ErrorKind::kNone);
-}
 
 // Publishes the answer of a sync record; in a replay of one already answered, compares instead.
 void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error) {
@@ -226,9 +64,8 @@ void Executor::program_error(Session& s, const Record& r, ErrorKind kind, const 
   auto& page = s.log.page();
   if (page.error_kind.load() != 0) return;
   std::string name = replay::name_of(static_cast<Kind>(r.kind));
-  const auto it = s.templates.find(r.aux);
-  if (static_cast<Kind>(r.kind) == Kind::kOperator && it != s.templates.end() && it->second)
-    name = it->second->name;
+  if (static_cast<Kind>(r.kind) == Kind::kOperator)
+    if (const auto* known = s.templates.find(r.aux)) name = (*known)->name;
   std::snprintf(page.error_operator, sizeof page.error_operator, "%s", name.c_str());
   std::snprintf(page.error_message, sizeof page.error_message, "%s", message.c_str());
   page.error_index = r.index;

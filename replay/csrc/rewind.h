@@ -15,9 +15,10 @@
 #include <deque>
 #include <stdexcept>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "replay/csrc/handle_map.h"
 
 namespace understudy::replay {
 
@@ -56,22 +57,18 @@ class BufferTable {
   size_t size() const { return buffers_.size(); }
   uint64_t undo_bytes() const { return undo_bytes_; }
   uint64_t live_bytes() const { return live_bytes_; }
-  std::unordered_map<uint64_t, Buffer>& buffers() { return buffers_; }
+  HandleMap<Buffer>& buffers() { return buffers_; }
 
   Buffer& create(uint64_t handle, Content content) {
-    auto [it, fresh] = buffers_.try_emplace(handle);
-    if (!fresh) throw RewindError("handle " + std::to_string(handle) + " is created twice");
-    Buffer& b = it->second;
+    Buffer* b = buffers_.insert(handle);
+    if (b == nullptr) throw RewindError("handle " + std::to_string(handle) + " is created twice");
     live_bytes_ += store_.bytes(content);
-    b.content = std::move(content);
-    b.born = b.saved = b.touched = epoch_;
-    return b;
+    b->content = std::move(content);
+    b->born = b->saved = b->touched = epoch_;
+    return *b;
   }
 
-  Buffer* find(uint64_t handle) {
-    auto it = buffers_.find(handle);
-    return it == buffers_.end() ? nullptr : &it->second;
-  }
+  Buffer* find(uint64_t handle) { return buffers_.find(handle); }
 
   Buffer& read(uint64_t handle) {
     Buffer* b = find(handle);
@@ -86,9 +83,12 @@ class BufferTable {
   // Call before the content changes.
   Buffer& write(uint64_t handle) {
     Buffer& b = read(handle);
+    begin_write(handle, b);
+    return b;
+  }
+  void begin_write(uint64_t handle, Buffer& b) {
     b.version++;
     if (b.saved != epoch_) save(handle, b);
-    return b;
   }
 
   // The buffer's storage becomes another one (a resize).
@@ -99,10 +99,9 @@ class BufferTable {
   }
 
   void free(uint64_t handle) {
-    auto it = buffers_.find(handle);
-    if (it == buffers_.end())
-      throw RewindError("handle " + std::to_string(handle) + " is freed but not alive");
-    Buffer& b = it->second;
+    Buffer* found = buffers_.find(handle);
+    if (found == nullptr) throw RewindError("handle " + std::to_string(handle) + " is freed but not alive");
+    Buffer& b = *found;
     live_bytes_ -= store_.bytes(b.content);
     if (protect_ && b.born < epoch_) {
       const uint64_t first =
@@ -112,7 +111,7 @@ class BufferTable {
       if (b.available) undo_bytes_ += store_.bytes(b.content);
       e.freed.emplace_back(handle, b.available ? std::move(b) : hollow(b));
     }
-    buffers_.erase(it);
+    buffers_.erase(handle);
   }
 
   // Ends the epoch; returns the number of the new commit.
@@ -145,14 +144,14 @@ class BufferTable {
       for (auto& [handle, b] : e.freed) {
         if (b.available) undo_bytes_ -= store_.bytes(b.content);
         live_bytes_ += store_.bytes(b.content);
-        buffers_.emplace(handle, std::move(b));
+        buffers_.insert(handle, std::move(b));
       }
       e.freed.clear();
       for (auto& [handle, content] : e.preimages) {
         undo_bytes_ -= store_.bytes(content);
-        auto it = buffers_.find(handle);
-        if (it == buffers_.end()) throw RewindError("a pre-image has lost its buffer");
-        Buffer& b = it->second;
+        Buffer* found = buffers_.find(handle);
+        if (found == nullptr) throw RewindError("a pre-image has lost its buffer");
+        Buffer& b = *found;
         restored += store_.bytes(content);
         live_bytes_ += store_.bytes(content) - store_.bytes(b.content);
         std::swap(b.content, content);
@@ -164,16 +163,15 @@ class BufferTable {
       if (epoch_ == target) break;
       epochs_.pop_back();
     }
-    for (auto it = buffers_.begin(); it != buffers_.end();) {
-      Buffer& b = it->second;
-      if (b.born >= target) {
-        live_bytes_ -= store_.bytes(b.content);
-        it = buffers_.erase(it);
-        continue;
-      }
+    std::vector<uint64_t> born_later;
+    for (auto& [handle, b] : buffers_) {
+      if (b.born >= target) born_later.push_back(handle);
       if (b.saved >= target) b.saved = target - 1;
       if (b.touched >= target) b.touched = target - 1;
-      ++it;
+    }
+    for (const uint64_t handle : born_later) {
+      live_bytes_ -= store_.bytes(buffers_.find(handle)->content);
+      buffers_.erase(handle);
     }
     return restored;
   }
@@ -237,7 +235,7 @@ class BufferTable {
   }
 
   Store& store_;
-  std::unordered_map<uint64_t, Buffer> buffers_;
+  HandleMap<Buffer> buffers_;
   std::deque<Epoch> epochs_;  // epochs oldest_ .. epoch_
   uint64_t epoch_ = 0, oldest_ = 0, unreachable_below_ = 0;
   uint64_t undo_bytes_ = 0, live_bytes_ = 0;

@@ -64,7 +64,7 @@ void encode_composite(const Tensor& tensor, Encoding& out) {
                                            : static_cast<uint64_t>(tensor.layout());
   const Tag tag = tensor.is_sparse() ? Tag::kSparse : Tag::kSparseCompressed;
   out.key.push(static_cast<uint64_t>(tag) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
-                    static_cast<uint64_t>(tensor.dim()) << 16 | kind << 24);
+               static_cast<uint64_t>(tensor.dim()) << 16 | kind << 24);
   for (const int64_t size : tensor.sizes()) out.key.push(static_cast<uint64_t>(size));
   if (tensor.is_sparse()) out.values.push(tensor.is_coalesced() ? 1 : 0);
   for (const Tensor& part : parts) append_raw_tensor(part, out.values);
