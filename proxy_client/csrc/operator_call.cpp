@@ -65,15 +65,15 @@ void run_async(const PendingCall& call, const CallTemplate& entry, Results& resu
     }
   }
   call.timer.finish(&Statistics::output_ticks);
-  const WordBuffer& values = call.encoding.values;
-  append(call.log, Kind::kOperator, entry.dictionary_offset, values.size() + entry.fresh,
-         [&](uint64_t* body) {
-           std::memcpy(body, values.data(), 8 * values.size());
-           for (size_t i = 0; i < entry.fresh; i++) body[values.size() + i] = first_handle + i;
-         });
+  append_operator(call.log, entry, call.encoding.values, first_handle);
   for (const Resize& resize : entry.resizes)
     resize_tensor(device_arguments[resize.argument], resize.sizes, resize.strides, /*record=*/false);
   call.timer.finish(&Statistics::append_ticks);
+}
+
+std::vector<std::pair<std::string, bool>>& direct_operators() {
+  static std::vector<std::pair<std::string, bool>> rows;
+  return rows;
 }
 
 void forward_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {

@@ -23,6 +23,15 @@ struct PendingCall {
   StageTimer& timer;
 };
 
+// The record of a call whose fresh results get handles from `first_handle` on.
+inline void append_operator(LogWriter& log, const CallTemplate& entry, const WordBuffer& values,
+                            uint64_t first_handle) {
+  append(log, Kind::kOperator, entry.dictionary_offset, values.size() + entry.fresh, [&](uint64_t* body) {
+    std::memcpy(body, values.data(), 8 * values.size());
+    for (size_t i = 0; i < entry.fresh; i++) body[values.size() + i] = first_handle + i;
+  });
+}
+
 // Appends a call whose results the template describes.
 void run_async(const PendingCall& call, const CallTemplate& entry, Results& results);
 // Appends a call whose results only the device server knows, and waits for them.

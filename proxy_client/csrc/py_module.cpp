@@ -13,8 +13,10 @@
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/generators.h"
 #include "proxy_client/csrc/local_kernels.h"
+#include "proxy_client/csrc/operator_call.h"
 #include "proxy_client/csrc/py_process_group.h"
 #include "proxy_client/csrc/session.h"
+#include "proxy_client/csrc/shape_cache.h"
 #include "proxy_client/csrc/statistics.h"
 #include "proxy_client/csrc/virtual_memory.h"
 
@@ -102,6 +104,8 @@ py::dict statistics_dict() {
   d["lookup_ns"] = ns(s.lookup_ticks);
   d["output_ns"] = ns(s.output_ticks);
   d["append_ns"] = ns(s.append_ticks);
+  d["templates"] = template_count();
+  d["address_blocks"] = address_blocks();
   const LogWriter* log = log_if_open();
   d["records"] = log ? log->records() : 0;
   d["log_bytes"] = log ? log->bytes() : 0;
@@ -147,6 +151,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("begin_optimizer_phase", &begin_optimizer_phase, without_gil());
   module.def("commit_step", &commit_step, without_gil());
   module.def("statistics", &statistics_dict);
+  module.def("direct_operators", [] { return direct_operators(); });
   module.def("register_process_group", &register_process_group);
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "proxy_client/csrc/attention.h"
+#include "proxy_client/csrc/direct_call.h"
 #include "proxy_client/csrc/local_kernels.h"
 #include "proxy_client/csrc/operator_call.h"
 #include "proxy_client/csrc/transfers.h"
@@ -97,6 +98,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
     forwarded.erase(std::string("aten::") + kernel.name);
     library.impl(kernel.name, std::move(kernel.function));
   }
+  const std::set<std::string> on_driver = registered_at(DispatchKey::CPU, "aten::");
+  DirectRegistry direct(library, forwarded, on_driver);
+  register_direct_elementwise(direct);
+  register_direct_layers(direct);
+  register_direct_lists(direct);
   for (const std::string& name : forwarded)
     library.impl(name.substr(sizeof("aten::") - 1).c_str(), forward_boxed());
 }

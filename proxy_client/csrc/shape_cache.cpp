@@ -53,6 +53,8 @@ const CallTemplate* TemplateTable::find_shared(const WordBuffer& key, uint64_t h
 }
 
 const CallTemplate* TemplateTable::keep(std::unique_ptr<CallTemplate> entry, uint64_t hash) {
+  entry->direct =
+      !entry->synchronous && !entry->constant && !entry->needs_arguments && entry->resizes.empty();
   const CallTemplate* kept = entry.get();
   {
     std::unique_lock<std::shared_mutex> lock(cache().mutex);

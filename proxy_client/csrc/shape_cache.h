@@ -51,6 +51,7 @@ struct CallTemplate {
   std::vector<Resize> resizes;
   size_t fresh = 0;                     // outputs with Origin::kFresh
   bool needs_arguments = false;         // results refer to device arguments
+  bool direct = false;                  // nothing but fresh results and written arguments
   std::optional<c10::IValue> constant;  // the remembered result of an operator that depends on metadata only
 };
 

@@ -1,11 +1,11 @@
 #include "proxy_client/csrc/transfers.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/Operators.h>
 
 #include "proxy_client/csrc/below_autograd.h"
 #include "proxy_client/csrc/client_tensor.h"
-#include "proxy_client/csrc/operator_call.h"
+#include "proxy_client/csrc/direct_call.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"
 
@@ -66,9 +66,7 @@ LogWriter& checked_log(const Tensor& device_tensor) {
 }
 
 void device_to_device(Tensor& self, const Tensor& source, bool non_blocking) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-  torch::jit::Stack stack{self, source, non_blocking};
-  forward_call(op, c10::DispatchKeySet(), &stack);
+  Direct<at::_ops::copy_>::call(self, source, non_blocking);
 }
 
 // Converts on the host, as CPU PyTorch would, then sends the bytes the device tensor consists of.
@@ -133,6 +131,26 @@ Tensor copy_from(const Tensor& source, const Tensor& destination, bool non_block
 
 at::Scalar local_scalar_dense(const Tensor& self) {
   const BelowAutograd guard;
+  if (self.numel() == 1 && is_plain(self)) {
+    const auto read = [&]<class T>(T value) -> at::Scalar {
+      download(checked_log(self), byte_range(self), reinterpret_cast<uint8_t*>(&value));
+      return value;
+    };
+    switch (self.scalar_type()) {  // the common ones without a tensor in between
+      case at::kFloat:
+        return read(float{});
+      case at::kDouble:
+        return read(double{});
+      case at::kLong:
+        return read(int64_t{});
+      case at::kInt:
+        return read(int32_t{});
+      case at::kBool:
+        return read(false);
+      default:
+        break;
+    }
+  }
   Tensor host = at::empty(self.sizes(), at::TensorOptions().dtype(self.scalar_type()));
   device_to_host(host, self);
   return host.item();

@@ -21,7 +21,9 @@ namespace {
 constexpr uint64_t kAutomaticCommitBytes = 64ull << 20;  // of log without an optimizer step
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
+constexpr int kFirstLooks = 64, kLooks = 50;  // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
+constexpr uint64_t kYieldNs = 4000000;
 
 int available_cores() {
   cpu_set_t set;
@@ -205,20 +207,35 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
     return tail != s.at.offset;
   };
   page.cursor.store(s.at.offset, std::memory_order_release);
+  for (int i = 0; i < kFirstLooks && s.spins; i++) {
+    if (arrived()) return true;
+    replay::cpu_relax();
+  }
   const uint64_t idle_since = replay::now_ns();
   page.progress_ns.store(idle_since, std::memory_order_relaxed);
-  for (const uint64_t until = idle_since + s.spin_ns; s.spin_ns != 0 && replay::now_ns() < until;)
-    for (int i = 0; i < 50; i++) {
+  uint64_t now = idle_since;
+  for (; s.spins && now < idle_since + kSpinNs; now = replay::now_ns())
+    for (int i = 0; i < kLooks; i++) {
       if (arrived()) return true;
       replay::cpu_relax();
     }
+  // To be woken takes 50 us and more. A worker whose last pause was short will be back soon: wait for it,
+  // but leave the core to whoever else wants it.
+  for (; s.spins && s.short_pause && now < idle_since + kYieldNs; now = replay::now_ns()) {
+    if (arrived()) return true;
+    if (park_requested_.load(std::memory_order_relaxed)) return false;
+    sched_yield();
+  }
   for (long sleep_ms = 1;; sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
     if (park_requested_.load()) return false;
     const uint32_t seen = page.tail_futex.load();
     page.server_sleeping.store(1, std::memory_order_seq_cst);
     if (!arrived()) replay::futex_wait(page.tail_futex, seen, sleep_ms);
     page.server_sleeping.store(0);
-    if (arrived()) return true;
+    if (arrived()) {
+      s.short_pause = replay::now_ns() - idle_since < kYieldNs;
+      return true;
+    }
     s.state->apply_floor();
     if (page.backpressure.load() != 0) relieve_pressure(s, idle_since);
   }
@@ -249,7 +266,7 @@ State Executor::run_records(Session& s) {
     s.state->set(replay::Setting::kThreads, static_cast<uint64_t>(s.options.threads));
   load_drills(s);
   // Spin only where this rank has two cores to itself (worker and server).
-  s.spin_ns = available_cores() >= 2 * static_cast<int>(page.world) ? kSpinNs : 0;
+  s.spins = available_cores() >= 2 * static_cast<int>(page.world);
   page.step.store(s.at.steps + 1);
   page.call.store(s.at.call);
   s.step_offset = s.last_commit_offset = s.at.offset;

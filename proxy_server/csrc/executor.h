@@ -80,7 +80,8 @@ class Executor {
     uint64_t step_offset = 0, last_commit_offset = 0;
     std::vector<std::pair<uint64_t, uint64_t>> drills;  // (step, call) still to come
     uint32_t drills_seen = 0;
-    uint64_t spin_ns = 0;  // how long to spin for records before sleeping
+    bool spins = false;       // wait for records without sleeping first
+    bool short_pause = true;  // the worker's last pause was one worth waiting for
   };
 
   Session& need_session() const;

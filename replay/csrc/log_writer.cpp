@@ -10,9 +10,12 @@
 namespace understudy::replay {
 namespace {
 
-constexpr uint64_t kWakeBytes = 4096;  // a sleeping server is not woken for less, except by a sync record
+// A sleeping server is woken at once where it has a core of its own; elsewhere every wake-up interrupts the
+// worker, so only for this much, a sync record or a collective.
+constexpr uint64_t kWakeBytes = 32 << 10;
+constexpr uint64_t kYieldNs = 1000000;  // how long a waiting worker offers its core before it sleeps
 constexpr uint64_t kDictionaryStep = 256 << 10;
-constexpr size_t kWarmSegments = 8;          // free segments whose pages are kept
+constexpr size_t kWarmSegments = 24;         // free segments whose pages are kept
 constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks whether proxyd still lives
 
 // A forked child shares no log with its parent: its copies of these writers refuse to work.
@@ -46,6 +49,7 @@ LogWriter::LogWriter(const std::string& directory) : map_(directory) {
   spin_ns_ = available_cores() >= 2 * static_cast<int>(page().world) ? 30000 : 0;
   if (const char* text = std::getenv("UNDERSTUDY_SPIN_US"))
     spin_ns_ = std::strtoull(text, nullptr, 10) * 1000;
+  wake_bytes_ = spin_ns_ != 0 ? 0 : kWakeBytes;
 }
 
 LogWriter::~LogWriter() {
@@ -147,7 +151,7 @@ void LogWriter::wait_for_segment() {
 void LogWriter::wake_server(Kind kind) {
   ControlPage& p = page();
   const uint64_t pending = offset_.load(std::memory_order_relaxed) - p.cursor.load(std::memory_order_relaxed);
-  if (!is_sync(kind) && kind != Kind::kCollective && pending < kWakeBytes) return;
+  if (!is_sync(kind) && kind != Kind::kCollective && pending < wake_bytes_) return;
   // One call wakes it, however long it takes until it runs.
   if (p.server_sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
   p.tail_futex.fetch_add(1);
@@ -165,6 +169,9 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
         if (arrived()) return;
         cpu_relax();
       }
+    // To be woken takes 50 us and more; whoever else wants this core has it at once.
+    for (const uint64_t until = now_ns() + kYieldNs; now_ns() < until; sched_yield())
+      if (arrived()) return;
   }
   while (!arrived()) {
     const uint32_t seen = p.reply_futex.load();

@@ -166,7 +166,8 @@ class LogWriter {
 
   std::mutex call_mutex_;  // outermost
   uint64_t call_sequence_ = 0;
-  uint64_t spin_ns_ = 0;
+  uint64_t spin_ns_ = 0;     // 0: cores are scarce
+  uint64_t wake_bytes_ = 0;  // less than this does not wake the server
   std::mutex dictionary_mutex_;
   uint64_t dictionary_reserved_ = 0;
   std::atomic<uint64_t> wakes_{0}, waits_{0};
