@@ -16,9 +16,9 @@ SOURCES := $(wildcard $(SOURCES))
 INSTALLED := $(VENV)/.installed-$(firstword $(shell echo $(SOURCES) | cksum))
 REQUIREMENTS := $(VENV)/.requirements
 
-.PHONY: help setup demo test bench conformance lint format clean install
+.PHONY: baseline leak-test help setup demo test bench conformance lint format clean install
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 14
 
 # One at a time: two terminals may both ask.
 setup:  ## everything into .venv; quickly a no-op when nothing changed
@@ -61,6 +61,12 @@ bench: setup  ## measure; table and bench/results/latest.json
 
 conformance: setup  ## PyTorch's own operator, module and optimizer databases, natively and on the device; compare
 	@$(PY) conformance/sweep.py $(OPTIONS)
+
+baseline: setup  ## count the client's instructions per call and make them the baseline of the tests
+	@$(PY) bench/instructions.py --write-baseline
+
+leak-test: setup  ## 10,000 steps: nothing may grow
+	@$(PY) bench/leak.py --steps 10000
 
 lint: setup  ## ruff, mypy, clang-format: report
 	@$(VENV)/bin/ruff check .
