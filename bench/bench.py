@@ -5,10 +5,12 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import instructions
+import leak
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
@@ -23,44 +25,83 @@ class Effort:
     """How long to measure."""
 
     rounds: int
-    steps: dict[str, int]
+    share: float  # of the steps in TRAININGS
     bursts: int
     repeats: int
     drills: int
+    leak_steps: int
 
 
-FULL = Effort(rounds=5, steps={"char_gpt.py": 40, "digits_convnet.py": 150}, bursts=500, repeats=20, drills=6)
-QUICK = Effort(rounds=1, steps={"char_gpt.py": 12, "digits_convnet.py": 20}, bursts=50, repeats=4, drills=2)
+FULL = Effort(rounds=3, share=1, bursts=500, repeats=20, drills=6, leak_steps=2000)
+QUICK = Effort(rounds=1, share=0.2, bursts=50, repeats=4, drills=2, leak_steps=200)
+
+WORKLOADS = "bench/workloads/"
+TRAININGS = [
+    Training("char_gpt.py", 1, 40, ["--log-every", "1000"]),
+    Training("char_gpt.py", 2, 40, ["--log-every", "1000"]),
+    Training("char_gpt.py", 1, 30, ["--log-every", "1000"], pinned=True),
+    Training("digits_convnet.py", 1, 150, ["--log-every", "1000"]),
+    Training("digits_convnet.py", 2, 150, ["--log-every", "1000"]),
+    Training(WORKLOADS + "resnet18_cifar.py", 1, 16),
+    Training(WORKLOADS + "launch_bound_mlp.py", 1, 4000),
+    Training(WORKLOADS + "launch_bound_mlp.py", 1, 4000, pinned=True),
+    Training(WORKLOADS + "changing_shapes.py", 1, 200),
+]
 
 
 def step_times(effort: Effort, folder: Path, console: Console) -> list[Results]:
-    """Native and proxied runs in turns, for each example and number of ranks."""
+    """Native and proxied runs in turns; medians."""
     results = []
-    for script, steps in effort.steps.items():
-        for ranks in (1, 2):
-            native, proxied, reports = [], [], []
-            for turn in range(effort.rounds):
-                with console.status(f"{script}, ranks {ranks}, round {turn + 1} of {effort.rounds}"):
-                    training = Training(script, ranks, steps, ["--log-every", str(steps)])
-                    place = folder / f"{script}-{ranks}-{turn}"
-                    native.append(training.run(Path(f"{place}-native"), proxied=False).step_seconds)
-                    outcome = training.run(Path(f"{place}-proxied"), proxied=True)
-                    proxied.append(outcome.step_seconds)
-                    reports.append(outcome.report)
-            results.append(
-                {
-                    "script": script,
-                    "ranks": ranks,
-                    "native_s": statistics.median(native),
-                    "proxied_s": statistics.median(proxied),
-                    "ratio": statistics.median(p / n for p, n in zip(proxied, native, strict=True)),
-                    "native_runs_s": native,
-                    "proxied_runs_s": proxied,
-                    "calls_per_step": reports[-1]["calls_per_step"],
-                    "log_bytes_per_step": reports[-1]["log_bytes_per_step"],
-                }
-            )
+    for number, full in enumerate(TRAININGS):
+        training = replace(full, steps=max(10, round(full.steps * effort.share)))
+        native, proxied, reports = [], [], []
+        for turn in range(effort.rounds):
+            with console.status(f"{row_name(training)}, round {turn + 1} of {effort.rounds}"):
+                place = folder / f"{number}-{turn}"
+                native.append(training.run(Path(f"{place}-native"), proxied=False).step_seconds)
+                outcome = training.run(Path(f"{place}-proxied"), proxied=True)
+                proxied.append(outcome.step_seconds)
+                reports.append(outcome.report)
+        results.append(
+            {
+                "script": Path(training.script).name,
+                "ranks": training.ranks,
+                "one_core": training.pinned,
+                "native_s": statistics.median(native),
+                "proxied_s": statistics.median(proxied),
+                "ratio": statistics.median(p / n for p, n in zip(proxied, native, strict=True)),
+                "native_runs_s": native,
+                "proxied_runs_s": proxied,
+                "calls_per_step": reports[-1]["calls_per_step"],
+                "log_bytes_per_step": reports[-1]["log_bytes_per_step"],
+            }
+        )
     return results
+
+
+def row_name(training: Training) -> str:
+    where = "one core" if training.pinned else f"ranks {training.ranks}"
+    return f"{Path(training.script).name}, {where}"
+
+
+def memory_over_steps(steps: int) -> Results:
+    """What a long run holds at its marks, and what grew."""
+    marks = leak.run(steps)
+    return {
+        "marks": marks,
+        "log_bytes_per_step": leak.log_bytes_per_step(marks),
+        "grown": leak.complaints(marks),
+    }
+
+
+def instruction_counts() -> Results:
+    """Instructions of the client per call, or why they could not be counted."""
+    if (why := instructions.obstacle()) is not None:
+        return {"obstacle": why, "calls": {}}
+    return {
+        "obstacle": None,
+        "calls": {name: asdict(cost) for name, cost in instructions.measure().items()},
+    }
 
 
 def workload(name: str, folder: Path, *options: str) -> Results:
@@ -98,16 +139,37 @@ def table_of(results: Results) -> Table:
     table.add_column("")
     for row in results["step_times"]:
         table.add_row(
-            f"{row['script']}, ranks {row['ranks']}",
+            f"{row['script']}, {'one core' if row['one_core'] else 'ranks ' + str(row['ranks'])}",
             f"{row['ratio']:.3f} x",
-            f"proxied {1000 * row['proxied_s']:.1f}, native {1000 * row['native_s']:.1f} ms",
+            f"proxied {1000 * row['proxied_s']:.2f}, native {1000 * row['native_s']:.2f} ms; "
+            f"{row['calls_per_step']} records, {row['log_bytes_per_step'] / 1000:.1f} kB a step",
         )
     table.add_section()
     calls, transfer, recovery = results["calls"], results["transfer"], results["recovery"]
     table.add_row("one call from Python", f"{calls['call_ns']:.0f} ns", "a + b on 16 x 16")
-    table.add_row("calls, executed", f"{calls['calls_per_s']:,.0f} /s", "")
+    table.add_row("calls, executed", f"{calls['calls_per_s']:,.0f} /s", "a + b on 4 elements")
+    for name, stages in results["stages"].items():
+        parts = ", ".join(f"{stage} {ns:.0f}" for stage, ns in stages.items() if stage != "client")
+        table.add_row(f"client: {name}", f"{stages['client']:.0f} ns", parts)
+    item = results["item"]
+    table.add_row("item(), busy", f"{item['busy_us']:.2f} us", "")
+    table.add_row("item(), idle before", f"{item['after_idling_us']:.1f} us", f"{item['idle_ms']:.0f} ms")
     table.add_row("host to device, pinned", f"{transfer['pinned_gb_per_s']:.2f} GB/s", "64 MiB payloads")
     table.add_row("host to device, pageable", f"{transfer['pageable_gb_per_s']:.2f} GB/s", "")
+    table.add_section()
+    counts = results["instructions"]
+    for name, cost in counts["calls"].items():
+        heap = f"{cost['allocations']:.1f} requests to the heap"
+        table.add_row(f"instructions: {name}", f"{cost['instructions']:.0f}", heap)
+    if counts["obstacle"]:
+        table.add_row("instructions", "-", counts["obstacle"])
+    memory = results["memory"]
+    first, last = memory["marks"][0], memory["marks"][-1]
+    table.add_row(
+        "client memory over steps",
+        f"{(last['private_bytes'] - first['private_bytes']) / 1024:+.0f} KiB",
+        f"steps {first['step']} to {last['step']}; {memory['log_bytes_per_step']:.0f} bytes of log a step",
+    )
     table.add_section()
     for part in (*PARTS, "total_without_replay_s"):
         name = part.removesuffix("_s").replace("_", " ").replace("total without", "total -")
@@ -129,6 +191,13 @@ def main() -> int:
             results["step_times"] = step_times(effort, folder, console)
             with console.status("cost of a call"):
                 results["calls"] = workload("call_cost.py", folder, "--bursts", str(effort.bursts))
+            with console.status("stages of a call, item()"):
+                results["stages"] = workload("call_stages.py", folder, "--bursts", str(effort.bursts // 5))
+                results["item"] = workload("item_latency.py", folder, "--bursts", str(effort.bursts // 10))
+            with console.status("instructions per call"):
+                results["instructions"] = instruction_counts()
+            with console.status("memory over many steps"):
+                results["memory"] = memory_over_steps(effort.leak_steps)
             with console.status("host to device"):
                 results["transfer"] = workload("transfer_rate.py", folder, "--repeats", str(effort.repeats))
             with console.status("recovery"):

@@ -42,12 +42,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Training:
-    """A training to run, always with the same threads and arguments: `run` says how."""
+    """A training to run, always with the same threads and arguments: `run` says how.
+
+    `script` lies in examples/, or is a path from the root. `pinned`: all its processes share one core.
+    """
 
     script: str
     ranks: int
     steps: int
     arguments: list[str] = field(default_factory=list)
+    pinned: bool = False
 
     def run(
         self,
@@ -67,12 +71,15 @@ class Training:
         command = [str(BIN / "python")]
         if self.ranks > 1:
             command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(self.ranks)]
-        command += [str(ROOT / "examples" / self.script), "--steps", str(self.steps), *self.arguments]
+        script = Path(self.script) if "/" in self.script else Path("examples", self.script)
+        command += [str(ROOT / script), "--steps", str(self.steps), *self.arguments]
         command += ["--losses", str(losses), "--timings", str(timings)]
         if proxied:
             command = under_proxy(command, self.ranks, report, drills)
         else:
             command += ["--device", "cpu"]
+        if self.pinned:
+            command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
 
         def on_line(line: str) -> None:
             words = line.split()

@@ -85,8 +85,8 @@ double nanoseconds_per_tick() {
 // Counters of calls are 0 unless UNDERSTUDY_STATISTICS=1; those of the log are always there.
 py::dict statistics_dict() {
   const Statistics& s = statistics();
-  const double scale = nanoseconds_per_tick();
-  const auto ns = [scale](const std::atomic<uint64_t>& value) {
+  static const double scale = nanoseconds_per_tick();  // one for all, so that differences make sense
+  const auto ns = [](const std::atomic<uint64_t>& value) {
     return static_cast<double>(value.load()) * scale;
   };
   py::dict d;
