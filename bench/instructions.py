@@ -108,7 +108,7 @@ def parse(text: str) -> tuple[str, Cost]:
             if LIBRARY in current_object and HEAP.match(called):
                 allocations += int(line.removeprefix("calls=").split()[0])
             is_inclusive = True
-        elif line[:1].isdigit() or line[:1] in "+-*":
+        elif line and (line[0].isdigit() or line[0] in "+-*"):
             if LIBRARY in current_object and not is_inclusive:
                 instructions += int(line.split()[1])
             is_inclusive = False

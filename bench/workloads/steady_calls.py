@@ -27,8 +27,9 @@ class Valgrind:
         self.function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
     def request(self, what: int, text: bytes = b"") -> None:
-        pointer = ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0
-        self.function(ctypes.addressof((ctypes.c_uint64 * 6)(what, pointer)))
+        holder = ctypes.create_string_buffer(text)
+        arguments = (ctypes.c_uint64 * 6)(what, ctypes.addressof(holder))
+        self.function(ctypes.addressof(arguments))
 
 
 def calls() -> dict[str, Callable[[], object]]:
