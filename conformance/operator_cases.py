@@ -11,6 +11,7 @@ from databases import Unit
 from observation import observe
 from reasons import KEPT_ON_CPU, NO_DEFINED_BITS
 from snapshots import CannotCopy, Snapshot, tensors_in
+from sparse_samples import sparse_samples
 
 _SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 Function = Callable[..., Any]
@@ -53,14 +54,8 @@ def _of_sample(op: Any, sample: Any, index: int, *, gradients: bool, bits: bool)
 
 def _of_sparse_layouts(op: Any, dtype: torch.dtype, *, bits: bool) -> Iterator[Case]:
     for layout in _SPARSE_LAYOUTS:
-        if not op.supports_sparse_layout(layout):
-            continue
         variant = str(layout).removeprefix("torch.")
-        try:
-            samples = list(op.sample_inputs_sparse(layout, "cpu", dtype, requires_grad=False))
-        except Exception:  # noqa: BLE001 - many entries announce a layout for which they have no samples
-            continue
-        for index, sample in enumerate(samples):
+        for index, sample in enumerate(sparse_samples(op, layout, dtype)):
             given = (sample.input, sample.args, sample.kwargs)
             yield from _copied(op.formatted_name, variant, index, given, _call(op.op, bits=bits))
 

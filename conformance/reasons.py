@@ -43,6 +43,12 @@ REASONS: tuple[Reason, ...] = (
         "forward",
         "a CPU tensor's device has no index, so a move to `cpu:0` copies natively; `cuda:0` is where it is",
     ),
+    Reason(
+        "op_db/randn_like",
+        "sparse_coo",
+        "PyTorch has no such kernel; the error lists the ones that are registered, in the device server "
+        "without those of torch's Python code",
+    ),
 )
 
 
