@@ -234,6 +234,10 @@ def _cudart() -> ModuleType:
         "cudaError": CudaError,
         "cudaGetErrorString": lambda code: f"CUDA error {int(code)}",
         "cudaMemGetInfo": memory_info,
+        "cudaHostRegister": lambda address, size, flags: CudaError(
+            _client.register_host_memory(address, size)
+        ),
+        "cudaHostUnregister": lambda address: CudaError(_client.unregister_host_memory(address)),
         "cudaProfilerStart": _always(0),
         "cudaProfilerStop": _always(0),
     }.items():

@@ -9,11 +9,20 @@ namespace understudy::client {
 namespace {
 
 constexpr size_t kAlignment = 64;
+constexpr int kInvalidValue = 1, kAlreadyRegistered = 712, kNotRegistered = 713;  // cudaError_t
 
 struct PinnedBlocks {
   std::mutex mutex;
   std::map<const char*, size_t> bytes;
+  std::map<const char*, size_t> registered;
 };
+
+bool contains(const std::map<const char*, size_t>& blocks, const char* byte) {
+  auto block = blocks.upper_bound(byte);
+  if (block == blocks.begin()) return false;
+  --block;
+  return byte < block->first + block->second;
+}
 
 PinnedBlocks& blocks() {
   static PinnedBlocks& instance = *std::make_unique<PinnedBlocks>().release();  // outlives every tensor
@@ -56,10 +65,21 @@ c10::Allocator* pinned_allocator() {
 bool is_pinned(const void* address) {
   const auto* byte = static_cast<const char*>(address);
   std::lock_guard<std::mutex> lock(blocks().mutex);
-  auto block = blocks().bytes.upper_bound(byte);
-  if (block == blocks().bytes.begin()) return false;
-  --block;
-  return byte < block->first + block->second;
+  return contains(blocks().bytes, byte) || contains(blocks().registered, byte);
+}
+
+int register_host_memory(uintptr_t address, size_t bytes) {
+  if (address == 0 || bytes == 0) return kInvalidValue;
+  const auto* begin = reinterpret_cast<const char*>(address);
+  std::lock_guard<std::mutex> lock(blocks().mutex);
+  if (contains(blocks().registered, begin)) return kAlreadyRegistered;
+  blocks().registered[begin] = bytes;
+  return 0;
+}
+
+int unregister_host_memory(uintptr_t address) {
+  std::lock_guard<std::mutex> lock(blocks().mutex);
+  return blocks().registered.erase(reinterpret_cast<const char*>(address)) == 0 ? kNotRegistered : 0;
 }
 
 }  // namespace understudy::client

@@ -14,6 +14,7 @@
 #include "proxy_client/csrc/generators.h"
 #include "proxy_client/csrc/local_kernels.h"
 #include "proxy_client/csrc/operator_call.h"
+#include "proxy_client/csrc/pinned_memory.h"
 #include "proxy_client/csrc/py_process_group.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/shape_cache.h"
@@ -139,6 +140,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("elapsed_milliseconds", &elapsed_milliseconds);
   module.def("default_generator", &default_generator_object);
 
+  module.def("register_host_memory", &register_host_memory);
+  module.def("unregister_host_memory", &unregister_host_memory);
   module.def("allocated_bytes", &allocated_bytes);
   module.def("peak_allocated_bytes", &peak_allocated_bytes);
   module.def("reset_peak_allocated_bytes", &reset_peak_allocated_bytes);
