@@ -21,7 +21,7 @@ parser.add_argument("--only", default="", help="scenarios, separated by commas")
 args = parser.parse_args()
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-run = Run(args.device, rank, size)
+run = Run(args.device, rank, size, args.out.parent)
 if args.device == "cuda":
     torch.cuda.set_device(run.device)
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=run.device)

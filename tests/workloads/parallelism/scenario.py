@@ -35,9 +35,10 @@ def scenario(group: str) -> Callable[[Scenario], Scenario]:
 
 
 class Run:
-    """One rank's run of a group: its device, and what its scenarios computed."""
+    """One rank's run of a group: its device, a folder for files, and what its scenarios computed."""
 
-    def __init__(self, device: str, rank: int, size: int) -> None:
+    def __init__(self, device: str, rank: int, size: int, folder: Path) -> None:
+        self.folder = folder
         self.device = torch.device(device, rank) if device == "cuda" else torch.device(device)
         self.rank = rank
         self.size = size
@@ -77,7 +78,7 @@ class Run:
     def keep(self, *tensors: torch.Tensor) -> None:
         """The bits of these tensors are part of the scenario's outcome."""
         for tensor in tensors:
-            content = tensor.detach().cpu().contiguous()
+            content = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             data = content.reshape(-1).view(torch.uint8).numpy().tobytes()
             digest = hashlib.sha256(data).hexdigest()[:32]
             self._current["content"].append(f"{content.dtype} {list(content.shape)} {digest}")
