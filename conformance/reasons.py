@@ -49,6 +49,46 @@ REASONS: tuple[Reason, ...] = (
         "PyTorch has no such kernel; the error lists the ones that are registered, in the device server "
         "without those of torch's Python code",
     ),
+    Reason(
+        "op_db/nn_functional_ctc_loss|module_db/nn.(CTCLoss|LSTM|LSTMCell|GRU|GRUCell)",
+        "forward|backward|training|evaluation",
+        "takes an operator that only CUDA has; the `cpu` driver has none for it yet, and raises, naming it",
+    ),
+    Reason(
+        "module_db/nn.RNN",
+        "training|evaluation",
+        "for CUDA, PyTorch multiplies the inputs step by step, for the CPU all at once: last bits differ",
+    ),
+    Reason(
+        "op_db/nn_functional_linear_cross_entropy_chunked.*|module_db/nn.LinearCrossEntropyLoss",
+        "forward|backward|training",
+        "takes products with `out_dtype`, an operator that only CUDA has; raises, naming it",
+        dtype="bfloat16",
+    ),
+    Reason(
+        "op_db/(vdot|linalg_lu_solve)",
+        "forward|backward|out",
+        "a fault of ours: results that the kernel conjugates lazily arrive without their conjugation bit; "
+        "with `out=` the numbers are the conjugate ones",
+        dtype="complex64",
+    ),
+    Reason(
+        "op_db/renorm",
+        "backward",
+        "PyTorch's gradient formula accumulates in float on CUDA and in double on the CPU, by the device's name",
+        dtype="float32|complex64",
+    ),
+    Reason(
+        "op_db/cat",
+        "error",
+        "one tensor passed twice is two tensors over one memory in the device server; of an empty one "
+        "PyTorch does not notice that it is also written",
+    ),
+    Reason(
+        "op_db/sparse_mm_reduce",
+        "backward",
+        "a fault of ours: the backward kernel ends the device server, and the third time raises",
+    ),
 )
 
 

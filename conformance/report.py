@@ -72,10 +72,11 @@ def text(results: list[UnitResult], summary: Summary, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def markdown(results: list[UnitResult], summary: Summary, seconds: float) -> str:
+def markdown(results: list[UnitResult], summary: Summary, seconds: float, made_of: str) -> str:
+    """`made_of`: the commit that was swept."""
     parts = [
         PREFACE.read_text(),
-        f"\nThe sweep took {seconds / 60:.0f} minutes.\n",
+        f"\nLast sweep: commit {made_of}, {seconds / 60:.0f} minutes.\n",
         "\n## Totals\n\n",
         _total_table(results),
     ]

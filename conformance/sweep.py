@@ -30,20 +30,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     shard.add_choice(parser)
     parser.add_argument("--output", type=Path, default=RESULTS / "latest.json")
+    parser.add_argument(
+        "--update", type=Path, help="results of a whole sweep: take all other entries from there"
+    )
     options = parser.parse_args()
     begun = time.monotonic()
     results = sweep(
         ["--only", options.only, "--dtype", options.dtype, "--database", options.database], options.shard
     )
+    if options.update:
+        results = _updated(options.update, results)
     seconds = time.monotonic() - begun
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps([vars(result) for result in results], indent=1) + "\n")
-    whole = not (options.only or options.dtype or options.database) and options.shard == "1/1"
+    part = options.only or options.dtype or options.database or options.shard != "1/1"
+    whole = bool(options.update) or not part
     summary = report.summarise(results, whole=whole)
     if whole:
-        (ROOT / "docs" / "conformance.md").write_text(report.markdown(results, summary, seconds))
+        (ROOT / "docs" / "conformance.md").write_text(report.markdown(results, summary, seconds, commit()))
     sys.stdout.write(report.text(results, summary, seconds))
     return 1 if summary.errors else 0
+
+
+def commit() -> str:
+    """What is checked out here; says so if files differ from it."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty=, changed"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def _updated(earlier: Path, results: list[UnitResult]) -> list[UnitResult]:
+    """Results of an earlier sweep, where there are no newer ones."""
+    merged = {
+        (result.database, result.entry, result.dtype): result
+        for result in [*(UnitResult(**row) for row in json.loads(earlier.read_text())), *results]
+    }
+    return [merged[key] for key in sorted(merged)]
 
 
 def sweep(choice: list[str], of: str = "1/1") -> list[UnitResult]:
