@@ -75,7 +75,7 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "op_db/renorm",
         "backward",
-        "PyTorch's gradient formula accumulates in float on CUDA and in double on the CPU, by the device's name",
+        "PyTorch's gradient formula accumulates in float on CUDA, in double on the CPU, by the device's name",
         dtype="float32|complex64",
     ),
     Reason(
