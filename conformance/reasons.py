@@ -79,6 +79,11 @@ REASONS: tuple[Reason, ...] = (
         dtype="float32|complex64",
     ),
     Reason(
+        "op_db/linalg_lstsq.*",
+        "forward|out",
+        "LAPACK's last bits depend on where memory lies: other cases differ natively from their repetition",
+    ),
+    Reason(
         "op_db/cat",
         "error",
         "one tensor passed twice is two tensors over one memory in the device server; of an empty one "
