@@ -19,7 +19,7 @@ from executor_harness import (
 
 from replay import RemoteError
 
-SPARSE, COMPRESSED = 19, 20  # Tag
+SPARSE, COMPRESSED, NESTED = 19, 20, 21  # Tag
 CSR, CSC = 2, 4  # c10::Layout
 DENSE, INDICES, VALUES, OFFSETS = 1, 2, 3, 4  # handles
 
@@ -31,6 +31,14 @@ def sparse(sizes: Sequence[int], *, dims: int | None = None, dtype: int = FLOAT)
 
 def compressed(sizes: Sequence[int], layout: int = CSR) -> list[int]:
     return [COMPRESSED | FLOAT << 8 | len(sizes) << 16 | layout << 24, *sizes]
+
+
+def components(*each: tuple[list[int], list[int], int], length: int = 3) -> list[int]:
+    """Value words of a nested tensor over VALUES; of each component sizes, strides and offset."""
+    words = [len(each), *raw(VALUES, [length])]
+    words += [word for sizes, _, _ in each for word in sizes]
+    words += [word for _, strides, _ in each for word in strides]
+    return [*words, *(offset for _, _, offset in each)]
 
 
 def raw(handle: int, sizes: Sequence[int], *, dtype: int = FLOAT, offset: int = 0) -> list[int]:
@@ -65,6 +73,11 @@ def to_dense(h: Harness, key: list[int], values: list[int]) -> None:
     h.writer.call(OPERATOR_SYNC, h.template("aten::_to_dense", [*key, 0, 0], []), [*values, 1000])
 
 
+def padded(h: Harness, values: list[int], *, dims: int = 1) -> None:
+    key = [NESTED | FLOAT << 8 | dims << 16, 17, double(0.0), 0]
+    h.writer.call(OPERATOR_SYNC, h.template("aten::to_padded_tensor", key, []), [*values, 1000])
+
+
 def negate(h: Harness) -> None:
     h.writer.call(OPERATOR_SYNC, h.template("aten::neg_", sparse([4]), []), [*pieces(), 1000])
 
@@ -76,6 +89,13 @@ def test_a_sparse_argument_is_rebuilt_from_its_pieces() -> None:
         assert h.read(DENSE) == (11, 1, 21, 31)
         add_to_dense(h, sparse([4]), pieces(2))  # the same template serves any number of elements
         assert h.read(DENSE) == (21, 1, 41, 31)
+
+
+def test_a_nested_argument_is_rebuilt_and_its_result_described() -> None:
+    with Harness() as h:
+        prepare(h)
+        padded(h, components(([1], [1], 0), ([2], [1], 1)))
+        assert h.read(1000) == (10, 0, 20, 30)
 
 
 def test_an_operator_that_changes_a_sparse_tensor_changes_its_buffers_and_is_rewound() -> None:
@@ -176,6 +196,14 @@ MALFORMED: dict[str, Callable[[Harness], None]] = {
     "too few offsets": lambda h: to_dense(h, compressed([3, 2]), parts()),
     "batches that do not fit": lambda h: to_dense(h, compressed([5, 2, 2]), parts()),
     "too few sizes": lambda h: to_dense(h, compressed([2]), parts()),
+    "a component behind the end of its buffer": lambda h: padded(h, components(([2], [1], 0), ([2], [1], 2))),
+    "a component with a negative size": lambda h: padded(h, components(([2**64 - 1], [1], 0))),
+    "a component with a negative offset": lambda h: padded(h, components(([1], [1], 2**64 - 1))),
+    "a component whose size overflows": lambda h: padded(
+        h, components(([1 << 32, 1 << 32], [0, 0], 0)), dims=2
+    ),
+    "fewer components than announced": lambda h: padded(h, [1 << 40, *components(([1], [1], 0))[1:]]),
+    "a nested buffer larger than its storage": lambda h: padded(h, components(([1], [1], 0), length=1000)),
     "offsets of floats": lambda h: to_dense(
         h,
         compressed([2, 2]),

@@ -20,6 +20,7 @@ NAMES = [
     "save_and_load",
     "autograd",
     "compressed",
+    "nested",
     "text",
     "errors",
     "embeddings_trained_with_sgd",

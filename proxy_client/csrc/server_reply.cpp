@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "proxy_client/csrc/client_tensor.h"
+#include "proxy_client/csrc/nested/nested_tensor.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/virtual_memory.h"
 #include "replay/csrc/log_format.h"
@@ -45,6 +46,7 @@ class ReplyReader {
       case Tag::kUndefined:
       case Tag::kSparse:
       case Tag::kSparseCompressed:
+      case Tag::kNested:
         return tensor();
       case Tag::kTensorList: {
         c10::List<at::Tensor> list;
@@ -74,6 +76,8 @@ class ReplyReader {
         return sparse();
       case Tag::kSparseCompressed:
         return sparse_compressed();
+      case Tag::kNested:
+        return nested();
       default:
         return dense();
     }
@@ -100,6 +104,16 @@ class ReplyReader {
     const at::Tensor compressed_indices = dense(), plain_indices = dense();
     return make_sparse_compressed(static_cast<c10::Layout>(word >> 24 & 255), sizes, compressed_indices,
                                   plain_indices, dense());
+  }
+
+  at::Tensor nested() {
+    const uint64_t word = take(), components = take(), dims = word >> 16 & 255;
+    const at::Tensor buffer = dense();
+    TORCH_CHECK(components <= static_cast<size_t>(end_ - next_), "the device server's reply is too short");
+    const c10::IntArrayRef words = take_sizes(components * (2 * dims + 1));
+    return make_nested(buffer,
+                       read_nested_shape(reinterpret_cast<const uint64_t*>(words.data()),
+                                         static_cast<int64_t>(components), static_cast<int64_t>(dims)));
   }
 
   at::Tensor dense() {

@@ -1,5 +1,6 @@
 #include "proxy_server/csrc/call_results.h"
 
+#include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 
@@ -38,6 +39,8 @@ void CallResults::add(const c10::IValue& value) {
 void CallResults::put(const Tensor& tensor) {
   if (!tensor.defined()) {
     words_.push_back(static_cast<uint64_t>(Tag::kUndefined));
+  } else if (tensor.is_nested()) {
+    put_nested(tensor);
   } else if (tensor.layout() == at::kStrided) {
     put_dense(tensor);
   } else {
@@ -67,6 +70,23 @@ void CallResults::put_composite(const Tensor& tensor) {
   put_dense(impl.compressed_indices());
   put_dense(impl.plain_indices());
   put_dense(impl.values());
+}
+
+// As the values of an argument, with the number of dimensions in front.
+void CallResults::put_nested(const Tensor& tensor) {
+  const auto& impl = *at::native::get_nested_tensor_impl(tensor);
+  const Tensor& sizes = impl.get_nested_sizes();
+  TORCH_CHECK_NOT_IMPLEMENTED(sizes.dim() == 2, "a nested tensor without components is not supported on the ",
+                              "virtual device; make it on the CPU");
+  words_.push_back(static_cast<uint64_t>(Tag::kNested) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
+                   static_cast<uint64_t>(sizes.size(1)) << 16);
+  words_.push_back(static_cast<uint64_t>(sizes.size(0)));
+  put_dense(impl.get_unsafe_storage_as_tensor());
+  for (const Tensor& numbers : {sizes, impl.get_nested_strides(), impl.get_storage_offsets()}) {
+    const Tensor plain = numbers.contiguous();
+    const auto* first = reinterpret_cast<const uint64_t*>(plain.const_data_ptr<int64_t>());
+    words_.insert(words_.end(), first, first + plain.numel());
+  }
 }
 
 void CallResults::put_dense(const Tensor& tensor) {

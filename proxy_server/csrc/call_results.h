@@ -21,6 +21,7 @@ class CallResults {
  private:
   void put(const at::Tensor& tensor);
   void put_composite(const at::Tensor& tensor);
+  void put_nested(const at::Tensor& tensor);
   void put_dense(const at::Tensor& tensor);
 
   DeviceState& state_;

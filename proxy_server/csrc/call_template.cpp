@@ -86,6 +86,8 @@ std::vector<int64_t> take_longs(Words& words, uint64_t n) {
 
 }  // namespace
 
+uint64_t extent_of(const TensorSpec& spec) { return extent(spec); }
+
 c10::ScalarType scalar_type(uint64_t code) {
   if (code >= static_cast<uint64_t>(c10::ScalarType::NumOptions) ||
       code == static_cast<uint64_t>(c10::ScalarType::Undefined))
@@ -129,6 +131,7 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, SpecTable& specs
     }
     case Tag::kSparse:
     case Tag::kSparseCompressed:
+    case Tag::kNested:
       return parse_composite(word, words);
     case Tag::kTensorList:
     case Tag::kOptionalTensorList:

@@ -76,6 +76,9 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t off
 // The rest of a collective's tensor, behind its tensor word and handle: [offset, sizes, strides].
 TensorSpec parse_tensor(uint64_t word, Words& words);
 
+// Bytes of storage that sizes, strides and offset reach. Throws on negative values and on overflow.
+uint64_t extent_of(const TensorSpec& spec);
+
 // An element type, and the sizes of a tensor of so many dimensions; both throw if they make no sense.
 c10::ScalarType scalar_type(uint64_t code);
 std::vector<int64_t> take_sizes(Words& words, uint64_t dimensions);

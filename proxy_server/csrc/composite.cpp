@@ -1,7 +1,10 @@
 #include "proxy_server/csrc/composite.h"
 
+#include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
+
+#include <cstring>
 
 #include "proxy_server/csrc/sparse_checks.h"
 
@@ -47,6 +50,23 @@ Tensor rebuild_compressed(const CompositeSpec& spec, const Tensor& compressed, c
   return tensor;
 }
 
+// `rows` rows of `columns` words, as a tensor of int64.
+Tensor take_matrix(Words& words, uint64_t rows, uint64_t columns) {
+  Tensor numbers = at::empty({static_cast<int64_t>(rows), static_cast<int64_t>(columns)}, at::kLong);
+  const uint64_t* taken = words.take(rows * columns);
+  if (numbers.numel() != 0) std::memcpy(numbers.mutable_data_ptr(), taken, numbers.nbytes());
+  return numbers;
+}
+
+Tensor rebuild_nested(const CompositeSpec& spec, uint64_t components, const Tensor& buffer, Words& words) {
+  words.count(components);
+  const Tensor sizes = take_matrix(words, components, spec.nested_dim);
+  const Tensor strides = take_matrix(words, components, spec.nested_dim);
+  const Tensor offsets = take_matrix(words, components, 1).flatten();
+  check_nested(spec, sizes, strides, offsets, buffer);
+  return at::detail::make_tensor<at::native::NestedTensorImpl>(buffer, sizes, strides, offsets);
+}
+
 }  // namespace
 
 ArgumentSpec parse_composite(uint64_t word, Words& words) {
@@ -54,6 +74,12 @@ ArgumentSpec parse_composite(uint64_t word, Words& words) {
   argument.tag = static_cast<Tag>(word & 255);
   CompositeSpec spec;
   spec.dtype = scalar_type(word >> 8 & 255);
+  if (argument.tag == Tag::kNested) {
+    spec.layout = at::kStrided;
+    spec.nested_dim = word >> 16 & 255;
+    argument.composite = std::make_shared<const CompositeSpec>(std::move(spec));
+    return argument;
+  }
   spec.sizes = take_sizes(words, word >> 16 & 255);
   const uint64_t kind = word >> 24 & 255;
   if (argument.tag == Tag::kSparse) {
@@ -73,6 +99,11 @@ Tensor rebuild_composite(const ArgumentSpec& argument, Words& words, DeviceState
                          ArgumentStorages* storages) {
   const auto piece = [&] { return take_piece(argument.written, words, state, driver, storages); };
   const CompositeSpec& spec = *argument.composite;
+  if (argument.tag == Tag::kNested) {
+    const uint64_t components = words.next();
+    const Tensor buffer = piece();
+    return rebuild_nested(spec, components, buffer, words);
+  }
   if (argument.tag == Tag::kSparse) {
     const bool coalesced = words.next() != 0;
     const Tensor indices = piece(), values = piece();

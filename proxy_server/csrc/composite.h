@@ -1,5 +1,5 @@
-// Sparse tensors in records: made of dense ones, rebuilt for one call, checked as if their author were
-// hostile.
+// Sparse and nested tensors in records: made of dense ones, rebuilt for one call, checked as if their author
+// were hostile.
 #pragma once
 #include <ATen/ATen.h>
 
@@ -19,13 +19,14 @@ using ArgumentStorages = std::vector<std::pair<const c10::StorageImpl*, uint64_t
 // What a template says of a sparse argument.
 struct CompositeSpec {
   c10::Layout layout = c10::kSparse;
-  int64_t sparse_dim = 0;  // of layout kSparse
+  int64_t sparse_dim = 0;   // of layout kSparse
+  uint64_t nested_dim = 0;  // of each component
   c10::ScalarType dtype{};
   std::vector<int64_t> sizes;
 };
 
 inline bool is_composite(replay::Tag tag) {
-  return tag == replay::Tag::kSparse || tag == replay::Tag::kSparseCompressed;
+  return tag == replay::Tag::kSparse || tag == replay::Tag::kSparseCompressed || tag == replay::Tag::kNested;
 }
 
 // The rest of a composite's template words, behind `word`. Throws replay::LogError if they make no sense.

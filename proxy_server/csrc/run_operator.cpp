@@ -67,6 +67,7 @@ class Values {
         return host_tensor(a);
       case Tag::kSparse:
       case Tag::kSparseCompressed:
+      case Tag::kNested:
         return composite(a);
       case Tag::kTensorList: {
         c10::List<at::Tensor> list;

@@ -14,6 +14,8 @@ void require(bool fits, const char* what) {
   if (!fits) throw LogError(std::string("a sparse tensor's ") + what);
 }
 
+constexpr int64_t kMostElements = 1ll << 40;  // of one component; strides may be 0
+
 // To be read here: on the host, without gaps.
 Tensor on_host(const Tensor& tensor) { return tensor.cpu().contiguous(); }
 
@@ -111,6 +113,31 @@ void check_compressed(const CompositeSpec& spec, const Tensor& compressed, const
     check_compressed_content<int64_t>(compressed, plain, by_row ? columns : rows);
   else
     check_compressed_content<int32_t>(compressed, plain, by_row ? columns : rows);
+}
+
+void check_nested(const CompositeSpec& spec, const Tensor& sizes, const Tensor& strides,
+                  const Tensor& offsets, const Tensor& buffer) {
+  const auto bytes = static_cast<uint64_t>(buffer.storage().nbytes());
+  if (buffer.scalar_type() != spec.dtype || buffer.dim() != 1 || buffer.storage_offset() != 0 ||
+      (buffer.numel() > 1 && buffer.stride(0) != 1) || buffer.nbytes() > bytes)
+    throw LogError("the buffer of a nested tensor is not a vector of its element type");
+  const auto dims = static_cast<size_t>(sizes.size(1));
+  const auto row = [&](const Tensor& of, int64_t i) {
+    const int64_t* first = of.const_data_ptr<int64_t>() + i * static_cast<int64_t>(dims);
+    return std::vector<int64_t>(first, first + dims);
+  };
+  for (int64_t i = 0; i < sizes.size(0); i++) {
+    TensorSpec component;
+    component.type = c10::scalarTypeToTypeMeta(spec.dtype);
+    component.offset = offsets.const_data_ptr<int64_t>()[i];
+    component.sizes = row(sizes, i);
+    component.strides = row(strides, i);
+    int64_t elements = 1;
+    if (extent_of(component) > bytes) throw LogError("a nested tensor reaches behind its buffer");
+    for (const int64_t size : component.sizes)
+      if (__builtin_mul_overflow(elements, std::max<int64_t>(size, 1), &elements) || elements > kMostElements)
+        throw LogError("the size of a nested tensor overflows");
+  }
 }
 
 }  // namespace understudy::server

@@ -14,4 +14,8 @@ void check_coo(const CompositeSpec& spec, const at::Tensor& indices, const at::T
 void check_compressed(const CompositeSpec& spec, const at::Tensor& compressed_indices,
                       const at::Tensor& plain_indices, const at::Tensor& values);
 
+// Every component lies inside the buffer, which is a whole storage.
+void check_nested(const CompositeSpec& spec, const at::Tensor& sizes, const at::Tensor& strides,
+                  const at::Tensor& offsets, const at::Tensor& buffer);
+
 }  // namespace understudy::server

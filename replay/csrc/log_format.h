@@ -104,6 +104,9 @@ enum class Tag : uint8_t {
       19,  // |dtype<<8|dim<<16|sparse dim<<24, sizes           value: coalesced, raw indices, raw values
   kSparseCompressed = 20,  // |dtype<<8|dim<<16|c10::Layout<<24, sizes
                            //                  value: raw compressed indices, raw plain indices, raw values
+  // Tensors of other sizes each, in one buffer.
+  kNested = 21,  // |dtype<<8|dim of each<<16
+                 //                  value: components, raw buffer, then of each: sizes; strides; offset
 };
 // Tensor flags (bits 24..31 of a tensor word).
 inline constexpr uint64_t kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kFresh = 8;

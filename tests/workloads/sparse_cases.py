@@ -198,6 +198,28 @@ def compressed(device: str) -> Any:
 
 
 @case
+def nested(device: str) -> Any:
+    parts = [random(3, 4), random(5, 4), random(1, 4)]
+    made = torch.nested.nested_tensor(parts, device=device, requires_grad=True)
+    if (made.device.type, made.layout) != (device, torch.strided):
+        raise SystemExit(f"a nested tensor on {device} says it is {made.layout} on {made.device}")
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(4, 3)
+    linear.to(device)
+    out = torch.nn.functional.gelu(linear(made))
+    out.to_padded_tensor(0.0).sum().backward()
+    plain = made.detach()
+    changed = plain.clone().mul_(3.0)
+    return [
+        [made, out, made.grad, linear.weight.grad, changed, plain * 2, plain + changed, -plain],
+        [plain.to_padded_tensor(1.0), list(plain.unbind()), plain[1], plain.transpose(1, 2), plain.size(2)],
+        [torch.nn.functional.softmax(plain, -1), torch.matmul(plain, plain.transpose(1, 2)), plain.cpu()],
+        [torch.nested.nested_tensor(parts).to(device), plain.double(), plain.numel()],
+        [plain.sum(-1, keepdim=True)],
+    ]
+
+
+@case
 def text(device: str) -> Any:
     shown = [repr(sparse(device)), repr(rows(device).to_sparse_csr())]
     return [" ".join(t.replace("device='cuda:0', ", "").split()) for t in shown]

@@ -6,6 +6,7 @@
 #include "proxy_client/csrc/call_encoding.h"
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/nested/nested_tensor.h"
 #include "proxy_client/csrc/server_reply.h"
 #include "proxy_client/csrc/shape_cache.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
@@ -56,9 +57,19 @@ std::vector<Tensor> dense_arguments(Arguments arguments) {
 }
 
 // Sizes are key; the pieces, whose length changes from call to call, are values.
+void encode_nested(const Tensor& tensor, Encoding& out) {
+  const NestedShape shape = shape_of_nested(tensor);
+  out.key.push(static_cast<uint64_t>(Tag::kNested) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
+               static_cast<uint64_t>(shape.dims()) << 16);
+  out.values.push(static_cast<uint64_t>(shape.components()));
+  append_raw_tensor(buffer_of_nested(tensor), out.values);
+  append_nested_shape(shape, out.values);
+}
+
 void encode_composite(const Tensor& tensor, Encoding& out) {
   TORCH_CHECK(tensor.is_cuda(), "Expected all tensors to be on the same device, but found a ",
               tensor.layout(), " tensor on ", tensor.device(), " and others on cuda");
+  if (tensor.is_nested()) return encode_nested(tensor, out);
   const std::vector<Tensor> parts = pieces(tensor);
   const uint64_t kind = tensor.is_sparse() ? static_cast<uint64_t>(tensor.sparse_dim())
                                            : static_cast<uint64_t>(tensor.layout());

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "proxy_client/csrc/sparse/forwarding.h"
 #include "proxy_client/csrc/sparse/sparse_call.h"
 #include "proxy_client/csrc/sparse/sparse_kernels.h"
 
@@ -15,21 +16,10 @@ namespace {
 
 using c10::DispatchKey;
 
-torch::CppFunction forward_boxed() {
-  return torch::CppFunction::makeFromBoxedFunction<&forward_sparse_call>();
-}
-
 // The one collective that takes sparse tensors has its kernel for CUDA in every build.
 void redispatch_to_cuda(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::SparseCUDA), stack);
 }
-
-struct OwnKernel {
-  template <class Function>
-  OwnKernel(const char* operator_name, Function kernel) : name(operator_name), function(kernel) {}
-  const char* name;
-  torch::CppFunction function;
-};
 
 std::vector<OwnKernel> coo_kernels() {
   std::vector<OwnKernel> own;
@@ -85,8 +75,12 @@ std::vector<OwnKernel> compressed_kernels() {
   return own;
 }
 
-// Own kernels, and for every other operator that has a kernel for this kind of tensor on the CPU (the rest
-// comes through the fallback or is composed of these): the driver sees it whole.
+}  // namespace
+
+torch::CppFunction forward_composites() {
+  return torch::CppFunction::makeFromBoxedFunction<&forward_sparse_call>();
+}
+
 void register_all(torch::Library& library, std::vector<OwnKernel> own, DispatchKey driver_key) {
   std::set<std::string> forwarded;
   for (const auto& name : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(driver_key))
@@ -95,15 +89,13 @@ void register_all(torch::Library& library, std::vector<OwnKernel> own, DispatchK
     forwarded.erase(kernel.name);
     library.impl(kernel.name, std::move(kernel.function));
   }
-  for (const std::string& name : forwarded) library.impl(name.c_str(), forward_boxed());
+  for (const std::string& name : forwarded) library.impl(name.c_str(), forward_composites());
 }
 
-}  // namespace
-
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, library) { library.fallback(forward_boxed()); }
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, library) { library.fallback(forward_boxed()); }
-TORCH_LIBRARY_IMPL(_, SparseCUDA, library) { library.fallback(forward_boxed()); }
-TORCH_LIBRARY_IMPL(_, SparseCsrCUDA, library) { library.fallback(forward_boxed()); }
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, library) { library.fallback(forward_composites()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, library) { library.fallback(forward_composites()); }
+TORCH_LIBRARY_IMPL(_, SparseCUDA, library) { library.fallback(forward_composites()); }
+TORCH_LIBRARY_IMPL(_, SparseCsrCUDA, library) { library.fallback(forward_composites()); }
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
   register_all(library, coo_kernels(), DispatchKey::SparseCPU);
@@ -129,7 +121,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   for (const char* name :
        {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr",
         "_to_sparse_bsc", "_spdiags", "_validate_compressed_sparse_indices"})
-    library.impl(name, forward_boxed());
+    library.impl(name, forward_composites());
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {

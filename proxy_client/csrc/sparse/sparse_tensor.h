@@ -28,13 +28,14 @@ at::Tensor make_sparse_compressed(c10::Layout layout, c10::IntArrayRef sizes,
 
 // A tensor that is made of dense ones.
 inline bool is_composite(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() != at::kStrided;
+  return tensor.defined() && (tensor.layout() != at::kStrided || tensor.is_nested());
 }
 
-// The dense tensors it is made of: [indices, values] or [compressed indices, plain indices, values].
+// The dense tensors it is made of: [indices, values] or [compressed indices, plain indices, values] or
+// [the buffer of a nested tensor].
 std::vector<at::Tensor> pieces(const at::Tensor& composite);
 
-// `to` becomes what `from` is, of the same layout; both then share their pieces.
+// `to` becomes what `from` is, of the same layout (and, of nested ones, shape); both then share their pieces.
 void assign_composite(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace understudy::client

@@ -1,0 +1,23 @@
+// How composite tensors' operators are registered: own kernels, and everything else forwarded whole.
+#pragma once
+#include <torch/library.h>
+
+#include <vector>
+
+namespace understudy::client {
+
+// An operator with a kernel of its own in the worker.
+struct OwnKernel {
+  template <class Function>
+  OwnKernel(const char* operator_name, Function kernel) : name(operator_name), function(kernel) {}
+  const char* name;
+  torch::CppFunction function;
+};
+
+torch::CppFunction forward_composites();
+
+// Own kernels, and for every other operator that has a kernel for this kind of tensor on the CPU (the rest
+// comes through the fallback or is composed of these): the driver sees it whole.
+void register_all(torch::Library& library, std::vector<OwnKernel> own, c10::DispatchKey driver_key);
+
+}  // namespace understudy::client
