@@ -79,7 +79,12 @@ c10d::ReduceOp::RedOpType average_as_sum(Call& call, const c10d::Backend& backen
                                          const std::vector<at::Tensor>& results) {
   if (call.reduce != c10d::ReduceOp::AVG || backend.getBackendName() == "nccl") return call.reduce;
   call.finish = [size = backend.getSize(), results] {
-    for (at::Tensor t : results) t.div_(size);
+    for (at::Tensor t : results) {
+      if (at::isIntegralType(t.scalar_type(), true))
+        t.div_(size, "trunc");  // as NCCL averages integers
+      else
+        t.div_(size);
+    }
   };
   return c10d::ReduceOp::SUM;
 }
@@ -317,13 +322,13 @@ void Communicators::finish_oldest(BufferTable& table) {
   page_.in_collective.store(0);
   const InFlight done = std::move(f);
   in_flight_.pop_front();
-  done.finish();
   for (const uint64_t buffer : done.buffers) {
     const bool still = std::any_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& other) {
       return std::find(other.buffers.begin(), other.buffers.end(), buffer) != other.buffers.end();
     });
     if (BufferTable::Buffer* b = table.find(buffer)) b->in_flight = still;
   }
+  done.finish();  // last: it may raise, and nothing is in flight any more
 }
 
 void Communicators::wait_for(uint64_t buffer, BufferTable& table) {
