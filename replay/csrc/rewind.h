@@ -109,6 +109,7 @@ class BufferTable {
       if (b.touched < first) b.available = false;
       Epoch& e = epochs_.back();
       if (b.available) undo_bytes_ += store_.bytes(b.content);
+      b.in_flight = false;  // who rewinds has waited for all collectives, and must not look for this one
       e.freed.emplace_back(handle, b.available ? std::move(b) : hollow(b));
     }
     buffers_.erase(handle);
