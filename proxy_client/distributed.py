@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from proxy_client import placement
+
 _DEFAULT_TIMEOUT = datetime.timedelta(minutes=10)  # NCCL's
 
 
@@ -33,8 +35,17 @@ def _add_process_group(c10d: ModuleType) -> None:
     group, options = c10d._UnderstudyProcessGroup, c10d._UnderstudyProcessGroupOptions
     _fill(options, "Options", {"config": property(_config), "split_from": None})
     _fill(group, "ProcessGroupNCCL", {"Options": options, **_GROUP})
+    group.__init__ = _telling_the_placement(group.__init__)
     c10d.ProcessGroupNCCL = group  # type: ignore[attr-defined]
     c10d._DEFAULT_PG_NCCL_TIMEOUT = _DEFAULT_TIMEOUT  # type: ignore[attr-defined]
+
+
+def _telling_the_placement(initialise: Callable[..., None]) -> Callable[..., None]:
+    def told(group: Any, store: Any, rank: int, size: int, *options: Any, **named: Any) -> None:
+        placement.learn_from_group(rank, size)
+        initialise(group, store, rank, size, *options, **named)
+
+    return told
 
 
 def _fill(kind: type, name: str, attributes: dict[str, Any]) -> None:

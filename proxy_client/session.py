@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from proxy_client import capability
+from proxy_client import capability, placement
 
 _CONVERSATION = Path(__file__).with_name("conversation.py")
 _TIMEOUT_SECONDS = 300.0
@@ -32,11 +32,12 @@ def _open(device_index: int) -> str:
 
     from proxy_client import _client
 
+    place = placement.current(device_index, int(os.environ.get("UNDERSTUDY_DEVICE_COUNT") or 1))
     request = {
         "socket": os.environ.get("UNDERSTUDY_SOCKET", ""),
         "job": os.environ["UNDERSTUDY_JOB"],
-        "rank": int(os.environ.get("RANK", "0")),
-        "world": int(os.environ.get("WORLD_SIZE", "1")),
+        "rank": place.rank,
+        "world": place.world,
         "device_index": device_index,
         "worker_pid": os.getpid(),
         "torch_version": torch.__version__,
