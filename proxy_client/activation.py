@@ -12,11 +12,14 @@ import ctypes
 import importlib.abc
 import importlib.machinery
 import mmap
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+
+from proxy_client import variables
 
 _LIBRARY = Path(__file__).with_name("libunderstudy_client.so")
 
@@ -79,6 +82,8 @@ class _HookedLoader(importlib.abc.Loader):
 
 def _before_torch_c(torch_folder: Path) -> None:
     _check_versions(torch_folder)
+    if sentence := variables.complaint(os.environ):
+        raise ValueError(sentence)
     # Found by path first, so that our library uses this PyTorch wherever it is installed.
     ctypes.CDLL(str(torch_folder / "lib" / "libtorch_cpu.so"))
     ctypes.CDLL(str(_LIBRARY), mode=ctypes.RTLD_GLOBAL)

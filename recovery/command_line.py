@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import NoReturn
+
+from proxy_client import variables
+from recovery.settings import BadInput
 
 BAD_INPUT = 2
 
@@ -25,3 +29,11 @@ def fail(program: str, sentence: str) -> NoReturn:
     """Say why not, and end."""
     say(program, sentence)
     sys.exit(BAD_INPUT)
+
+
+def check_variables(program: str, *, warn: bool = True) -> None:
+    """Warns of UNDERSTUDY_ variables that mean nothing; raises BadInput for a value that is not possible."""
+    for sentence in variables.unknown(os.environ) if warn else ():
+        say(program, sentence)
+    if sentence := variables.complaint(os.environ):
+        raise BadInput(sentence)

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from recovery.command_line import BAD_INPUT, Parser, say
+from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.daemon import serve
 from recovery.settings import BadInput, Settings, parse_bytes, parse_devices
 from recovery.socket_path import default_socket
@@ -72,6 +72,7 @@ def main() -> int:
 
     try:
         settings, ready_fd, parent_pid, level = settings_of()
+        check_variables(PROGRAM, warn=ready_fd < 0)  # proxyrun has warned already
         configure(level)
         asyncio.run(serve(settings, lambda: tell({"ready": True}), parent_pid))
     except (BadInput, SpawnerError) as problem:

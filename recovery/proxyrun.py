@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from recovery.command_line import BAD_INPUT, Parser, say
+from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.control import blocking_channel, pb, rpc, trouble
 from recovery.drills import Drill, parse_drill
 from recovery.embedded import EmbeddedDaemon
@@ -145,7 +145,9 @@ def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
 def main() -> int:
     """Entry point."""
     try:
-        return run(parse())
+        order = parse()
+        check_variables(PROGRAM)
+        return run(order)
     except BadInput as problem:
         say(PROGRAM, str(problem))
     except grpc.RpcError as problem:

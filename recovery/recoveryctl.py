@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 import replay
-from recovery.command_line import BAD_INPUT, say
+from recovery.command_line import BAD_INPUT, check_variables, say
 from recovery.control import blocking_channel, pb, rpc, trouble
 from recovery.drills import Drill
 from recovery.settings import BadInput
@@ -141,6 +141,7 @@ def _log_directory(status: Any, rank: int, job: str) -> str:
 def main() -> NoReturn:
     """Entry point."""
     try:
+        check_variables(PROGRAM)
         app()
     except (Failure, BadInput, replay.LogError) as problem:
         say(PROGRAM, str(problem))

@@ -232,7 +232,15 @@ class Desk:
 
     def _held(self, holder: Session, request: Any) -> str:
         who = f"rank {holder.rank} of job {holder.job.name} (pid {holder.worker.pid})"
-        return f"rank {request.rank} asked for cuda:{request.device_index}, which {who} holds"
+        if holder.device_index != request.device_index:
+            return (
+                f"a second process says that it is rank {request.rank}, which {who} is: start ranks with "
+                "torchrun, or call init_process_group before the first use of the device"
+            )
+        return (
+            f"rank {request.rank} asked for cuda:{request.device_index}, which {who} holds: "
+            "a device serves one worker process at a time, so give each its own"
+        )
 
     def _more_ranks_than_devices(self, rank: int, index: int) -> str:
         names = self.settings.devices.names

@@ -19,7 +19,8 @@ int environment_count() {
   return text ? std::clamp(std::atoi(text), 0, kMaxDevices) : 1;
 }
 
-// CUDA_VISIBLE_DEVICES is a list of numbers, of which everything behind the first invalid one is ignored.
+// CUDA_VISIBLE_DEVICES is a list of numbers, of which everything behind the first invalid one is ignored, and
+// everything if one comes twice.
 // UUIDs name devices of a driver that the worker does not have: then nothing is filtered.
 std::vector<int> read_visible_devices() {
   const int count = environment_count();
@@ -34,6 +35,7 @@ std::vector<int> read_visible_devices() {
     const long number = std::strtol(item.c_str(), &end, 10);
     if (end == item.c_str()) return all;
     if (number < 0 || number >= count) break;
+    if (std::find(visible.begin(), visible.end(), number) != visible.end()) return {};
     visible.push_back(static_cast<int>(number));
   }
   return visible;

@@ -106,7 +106,8 @@ LogWriter& log_for(c10::DeviceIndex device) {
   const c10::DeviceIndex bound = s.device.load(std::memory_order_relaxed);
   TORCH_CHECK(device == bound, "this worker is bound to cuda:", static_cast<int>(bound),
               " and cannot use cuda:", static_cast<int>(device),
-              "; a worker with several devices is not supported yet");
+              "; a worker process has one device: start one process per device (torchrun --nproc-per-node N), "
+              "each with its own torch.cuda.set_device(local_rank)");
   if (C10_UNLIKELY(!log->usable())) raise_unusable();
   return *log;
 }
