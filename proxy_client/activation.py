@@ -26,10 +26,15 @@ _LIBRARY = Path(__file__).with_name("libunderstudy_client.so")
 
 def install() -> None:
     """Hooks the imports of `torch._C` and `torch`; nothing else happens until torch is imported."""
-    from proxy_client import session
+    from proxy_client import refusing, session
 
     atexit.register(session.end)  # registered first, so it runs after the script's own handlers
-    sys.meta_path.insert(0, _ImportHook("torch", after=_after_torch))
+    for name, after in (
+        ("torch", _after_torch),
+        ("torch.utils.cpp_extension", refusing.install_in_extension_builder),
+        ("triton.runtime.jit", refusing.install_in_triton),
+    ):
+        sys.meta_path.insert(0, _ImportHook(name, after=after))
     sys.meta_path.insert(0, _ImportHook("torch._C", before=_before_torch_c, after=_after_torch_c))
 
 
@@ -90,18 +95,21 @@ def _before_torch_c(torch_folder: Path) -> None:
 
 
 def _after_torch_c(torch_c: ModuleType) -> None:
-    from proxy_client import cuda_attributes, distributed, session
+    from proxy_client import cuda_attributes, distributed, refusing, session
 
     session.install()
     cuda_attributes.install(torch_c)
+    refusing.install(torch_c)
     distributed.install(torch_c)
 
 
 def _after_torch(torch: ModuleType) -> None:
-    from proxy_client import commit_marks, cuda_attributes, driver_settings, storage
+    from proxy_client import commit_marks, cuda_attributes, driver_settings, host_access, refusing, storage
 
     cuda_attributes.install_late(torch)
     storage.install(torch)
+    refusing.install_late(torch)
+    host_access.install()
     driver_settings.install(torch)
     commit_marks.install()
 

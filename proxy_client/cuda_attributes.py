@@ -141,8 +141,6 @@ def _memory() -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_is_enabled": _always(True),
         "_cuda_cudaCachingAllocator_enable": _nothing,
         "_cuda_isHistoryEnabled": _always(False),
-        "_cuda_record_memory_history": _nothing,
-        "_cuda_record_memory_history_legacy": _nothing,
         "_cuda_attach_out_of_memory_observer": _nothing,
         "_cuda_setMemoryMetadata": _nothing,
         "_cuda_getMemoryMetadata": _always(""),
@@ -184,35 +182,19 @@ def _libraries() -> dict[str, Any]:
     }
 
 
-# CUDA graphs, memory pools and what torch._dynamo wants to be able to import.
-_CLASSES_NOT_SUPPORTED = ("_CUDAGraph", "_cuda_CUDAAllocator", "_MemPool", "_cuda_MemPool")
+# What torch._dynamo wants to be able to import.
 _NAMES_NOT_USED = (
     "_cuda_CUDAAllocator_AllocatorState",
     "_set_cached_tensors_enabled",
     "_add_cached_tensor",
     "_remove_cached_tensor",
-    "_cuda_getCheckpointState",
-    "_cuda_setCheckpointPoolState",
-    "_cuda_checkPoolLiveAllocations",
-    "_cuda_beginAllocateCurrentThreadToPool",
-    "_cuda_beginAllocateCurrentStreamToPool",
-    "_cuda_beginAllocateToPool",
-    "_cuda_endAllocateToPool",
-    "_cuda_releasePool",
 )
 
 
 def _absent_features(torch_c: ModuleType) -> dict[str, Any]:
-    def refuse(feature: str) -> Callable[..., None]:
-        def new(cls: type, *_: Any, **__: Any) -> None:
-            raise NotImplementedError(f"{feature} is not supported on understudy's virtual device")
-
-        return new
-
-    classes = {name: type(name, (), {"__new__": refuse(name)}) for name in _CLASSES_NOT_SUPPORTED}
+    """What is neither there nor missed; what is refused by name is in `refusals.py`."""
     missing = {name: _nothing for name in _NAMES_NOT_USED if not hasattr(torch_c, name)}
     return {
-        **classes,
         **missing,
         "_graph_pool_handle": _always((0, 0)),
         "_cuda_isCurrentStreamCapturing": _always(False),

@@ -30,7 +30,6 @@ def attributes(torch_c: ModuleType) -> dict[str, Any]:
         "_cuda_getCurrentStream": current_stream,
         "_cuda_getDefaultStream": default_stream,
         "_cuda_setStream": set_stream,
-        "_cuda_getCurrentRawStream": lambda device: _client.current_stream(device),
     }
 
 

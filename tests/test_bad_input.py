@@ -197,9 +197,10 @@ def test_visible_devices_are_those_that_cuda_would_show(tmp_path: Path) -> None:
     seen = result_of(ended)
     assert [child["count"] for child in seen] == list(counts.values())
     assert [child["available"] for child in seen] == [count > 0 for count in counts.values()]
-    assert all(child["works"] and child["current"] == 0 for child in seen if child["available"])
+    used = [child for child in seen if "works" in child]
+    assert all(child["works"] and child["current"] == 0 for child in used)
     devices = [rank["device"] for rank in ended.report["ranks"]]
-    assert devices == ["cpu:0", "cpu:0", "cpu:1", "cpu:1", "cpu:0"]
+    assert devices == ["cpu:0", "cpu:1", "cpu:1"] and len(used) == 3
 
 
 # ------------------------------------------------------------------ which rank a worker is

@@ -12,6 +12,7 @@
 #include "proxy_client/csrc/autograd_drain.h"
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/generators.h"
+#include "proxy_client/csrc/host_access.h"
 #include "proxy_client/csrc/local_kernels.h"
 #include "proxy_client/csrc/operator_call.h"
 #include "proxy_client/csrc/pinned_memory.h"
@@ -145,6 +146,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("allocated_bytes", &allocated_bytes);
   module.def("peak_allocated_bytes", &peak_allocated_bytes);
   module.def("reset_peak_allocated_bytes", &reset_peak_allocated_bytes);
+  module.def("renew_host_access_watch", &renew_host_access_watch);
   module.def("resize_untyped_storage", &resize_untyped_storage);
 
   module.def(

@@ -104,10 +104,11 @@ LogWriter& log_for(c10::DeviceIndex device) {
   LogWriter* log = s.log.load(std::memory_order_acquire);
   if (C10_UNLIKELY(!log)) log = &open_session(device);
   const c10::DeviceIndex bound = s.device.load(std::memory_order_relaxed);
-  TORCH_CHECK(device == bound, "this worker is bound to cuda:", static_cast<int>(bound),
-              " and cannot use cuda:", static_cast<int>(device),
-              "; a worker process has one device: start one process per device (torchrun --nproc-per-node N), "
-              "each with its own torch.cuda.set_device(local_rank)");
+  TORCH_CHECK(
+      device == bound, "this worker is bound to cuda:", static_cast<int>(bound),
+      " and cannot use cuda:", static_cast<int>(device),
+      "; a worker process has one device: start one process per device (torchrun --nproc-per-node N), "
+      "each with its own torch.cuda.set_device(local_rank)");
   if (C10_UNLIKELY(!log->usable())) raise_unusable();
   return *log;
 }

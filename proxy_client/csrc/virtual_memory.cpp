@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/host_access.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"
 #include "replay/csrc/quick_lock.h"
@@ -112,6 +113,7 @@ class AddressRange {
       void* range = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (range == MAP_FAILED) continue;
       base_ = static_cast<char*>(range);
+      watch_host_access(range, bytes_);
       return;
     }
     TORCH_CHECK(false,
