@@ -98,6 +98,22 @@ def test_a_nested_argument_is_rebuilt_and_its_result_described() -> None:
         assert h.read(1000) == (10, 0, 20, 30)
 
 
+def test_positions_of_picked_elements_are_looked_into() -> None:
+    """`torch.sparse.mm(..., "amax")`: its backward kernel would read wherever they point."""
+    with Harness() as h:
+        prepare(h, indices=(0, 1, 1), offsets=(0, 2, 3))
+        matrix = [1 | FLOAT << 8 | 2 << 16, 0, 2, 2, 2, 1]
+        picked = [1 | LONG << 8 | 2 << 16, 0, 2, 2, 2, 1]
+        amax = [9 | 4 << 8, int.from_bytes(b"amax\0\0\0\0", "little")]
+        key = [*compressed([2, 2]), *matrix, *matrix, *amax, *picked, 14 | 2 << 8, 1, 1]
+        backward = h.template("aten::_sparse_mm_reduce_impl_backward", key, [])
+        h.writer.append(ALLOCATE, 5, [32])
+        h.writer.append(HOST_TO_DEVICE, 5, [0, 32, 0, 1, 2, 4])
+        with pytest.raises(RemoteError, match="outside the 3 elements"):
+            h.writer.call(OPERATOR_SYNC, backward, [*parts(), DENSE, DENSE, 5, 1000])
+        assert h.read(DENSE) == (1, 1, 1, 1), "the session goes on"
+
+
 def test_an_operator_that_changes_a_sparse_tensor_changes_its_buffers_and_is_rewound() -> None:
     with Harness() as h:
         prepare(h)

@@ -20,6 +20,7 @@ NAMES = [
     "save_and_load",
     "autograd",
     "compressed",
+    "products_with_reductions",
     "nested",
     "text",
     "errors",

@@ -198,6 +198,18 @@ def compressed(device: str) -> Any:
 
 
 @case
+def products_with_reductions(device: str) -> Any:
+    results: list[Any] = []
+    for reduce in ("sum", "mean", "amax", "amin"):
+        a = rows(device).to_sparse_csr().requires_grad_()
+        b = random(6, 2, seed=2).to(device).requires_grad_()
+        out = torch.sparse.mm(a, b, reduce)
+        out.sin().sum().backward()
+        results += [out, a.grad, b.grad]
+    return results
+
+
+@case
 def nested(device: str) -> Any:
     parts = [random(3, 4), random(5, 4), random(1, 4)]
     made = torch.nested.nested_tensor(parts, device=device, requires_grad=True)
