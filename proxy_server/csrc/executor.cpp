@@ -24,6 +24,7 @@ constexpr long kLongestSleepMs = 64;
 constexpr int kFirstLooks = 64, kLooks = 50;  // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
+constexpr uint64_t kCrowdedNs = 20000;  // to offer the core takes longer than this only if somebody takes it
 
 int available_cores() {
   cpu_set_t set;
@@ -220,10 +221,13 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
       replay::cpu_relax();
     }
   // To be woken takes 50 us and more. A worker whose last pause was short will be back soon: wait for it,
-  // but leave the core to whoever else wants it.
-  for (; s.spins && s.short_pause && now < idle_since + kYieldNs; now = replay::now_ns()) {
+  // but leave the core to whoever else wants it, and then sleep: who waits awake is served late.
+  for (uint64_t before = now;
+       s.spins && s.short_pause && now < idle_since + kYieldNs && now - before < kCrowdedNs;
+       now = replay::now_ns()) {
     if (arrived()) return true;
     if (park_requested_.load(std::memory_order_relaxed)) return false;
+    before = now;
     sched_yield();
   }
   for (long sleep_ms = 1;; sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {

@@ -14,6 +14,7 @@ namespace {
 // worker, so only for this much, a sync record or a collective.
 constexpr uint64_t kWakeBytes = 32 << 10;
 constexpr uint64_t kYieldNs = 1000000;  // how long a waiting worker offers its core before it sleeps
+constexpr uint64_t kCrowdedNs = 20000;  // an offer that takes longer than this was accepted
 constexpr uint64_t kDictionaryStep = 256 << 10;
 constexpr size_t kWarmSegments = 24;         // free segments whose pages are kept
 constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks whether proxyd still lives
@@ -169,9 +170,15 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
         if (arrived()) return;
         cpu_relax();
       }
-    // To be woken takes 50 us and more; whoever else wants this core has it at once.
-    for (const uint64_t until = now_ns() + kYieldNs; now_ns() < until; sched_yield())
+    // To be woken takes 50 us and more. Whoever else wants this core has it at once, and then keeps it:
+    // who waits without sleeping would be served late.
+    const uint64_t until = now_ns() + kYieldNs;
+    for (uint64_t before = now_ns(), now = before; now < until && now - before < kCrowdedNs;) {
       if (arrived()) return;
+      before = now;
+      sched_yield();
+      now = now_ns();
+    }
   }
   while (!arrived()) {
     const uint32_t seen = p.reply_futex.load();
