@@ -1,5 +1,6 @@
 #include "proxy_client/csrc/virtual_memory.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/host_access.h"
+#include "proxy_client/csrc/memory_statistics.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"
 #include "replay/csrc/quick_lock.h"
@@ -24,8 +26,6 @@ using replay::QuickLock;
 constexpr size_t kRangeBytes = size_t{1} << 42;  // 4 TiB of addresses, no memory
 constexpr size_t kLeastBytes = size_t{1} << 34;  // where there is no room for that (limits, valgrind)
 constexpr size_t kGranularity = 512;             // as CUDA's caching allocator
-
-std::atomic<int64_t> allocated{0}, peak{0};
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -65,7 +65,6 @@ class AddressRange {
     buffer->handle = handle;
     buffer->bytes = bytes;
     buffer->in_use = true;
-    count(static_cast<int64_t>(round_up(bytes, kGranularity)));
     return buffer;
   }
 
@@ -74,7 +73,6 @@ class AddressRange {
     buffer->in_use = false;
     buffer->next_free = free_[buffer->size_class];
     free_[buffer->size_class] = buffer;
-    count(-static_cast<int64_t>(round_up(buffer->bytes, kGranularity)));
   }
 
   Location find(const char* address) {
@@ -121,13 +119,6 @@ class AddressRange {
                 "address space (ulimit -v)?");
   }
 
-  // Under the lock, so that the sums need no atomic additions.
-  static void count(int64_t bytes) noexcept {
-    const int64_t now = allocated.load(std::memory_order_relaxed) + bytes;
-    allocated.store(now, std::memory_order_relaxed);
-    if (now > peak.load(std::memory_order_relaxed)) peak.store(now, std::memory_order_relaxed);
-  }
-
   QuickLock lock_;  // innermost: nothing is appended to the log under it
   char* base_ = nullptr;
   size_t bytes_ = 0, used_ = 0;
@@ -154,7 +145,7 @@ void delete_buffer(void* context) {
   }
 }
 
-class DeviceAllocator final : public c10::Allocator {
+class DeviceAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const c10::DeviceIndex device = current_device();
@@ -166,6 +157,23 @@ class DeviceAllocator final : public c10::Allocator {
   }
   void copy_data(void*, const void*, size_t) const override {
     TORCH_CHECK(false, "device memory cannot be copied by the host");
+  }
+
+  // torch.accelerator asks here; torch.cuda comes to the same numbers through py_module.cpp.
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { query_memory(replay::MemoryQuery::kEmptyCache); }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // records keep their order
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    return device_statistics(query_memory(replay::MemoryQuery::kRead));
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {
+    query_memory(replay::MemoryQuery::kResetAccumulated);
+  }
+  void resetPeakStats(c10::DeviceIndex) override { query_memory(replay::MemoryQuery::kResetPeak); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    log_for(resolve_device({c10::kCUDA, device}).index());  // cudaMemGetInfo makes a context, too
+    const auto memory = query_memory(replay::MemoryQuery::kRead);
+    return {memory.free_bytes, memory.total_bytes};
   }
 };
 
@@ -203,8 +211,5 @@ void resize_storage(c10::StorageImpl& storage, size_t bytes, bool record) {
 }
 
 size_t address_blocks() { return addresses().blocks(); }
-int64_t allocated_bytes() noexcept { return allocated.load(std::memory_order_relaxed); }
-int64_t peak_allocated_bytes() noexcept { return peak.load(std::memory_order_relaxed); }
-void reset_peak_allocated_bytes() noexcept { peak.store(allocated_bytes(), std::memory_order_relaxed); }
 
 }  // namespace understudy::client

@@ -41,8 +41,5 @@ inline Location locate(const at::TensorBase& tensor) {
 void resize_storage(c10::StorageImpl& storage, size_t bytes, bool record);
 
 size_t address_blocks();  // that exist, in use or free
-int64_t allocated_bytes() noexcept;
-int64_t peak_allocated_bytes() noexcept;
-void reset_peak_allocated_bytes() noexcept;
 
 }  // namespace understudy::client

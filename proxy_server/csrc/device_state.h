@@ -36,6 +36,9 @@ class DeviceState {
 
   BufferTable& table() { return table_; }
   const Policy& policy() const { return policy_; }
+  // Storages of former pre-images, kept because a fresh page costs more than a copy.
+  uint64_t spare_storage_bytes() const { return store_.pooled_bytes(); }
+  void drop_spare_storages() { store_.clear(); }
 
   // The content of a buffer, for reading or (before the change) for writing; waits for collectives on it.
   Content& read(uint64_t handle) {

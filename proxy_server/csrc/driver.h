@@ -42,6 +42,7 @@ class StorageStore {
   void recycle(Content&& content);
   static uint64_t bytes(const Content& content) { return content.nbytes(); }
   void clear() { pool_.clear(), pooled_bytes_ = 0; }
+  uint64_t pooled_bytes() const { return pooled_bytes_; }
 
  private:
   const Driver& driver_;

@@ -104,7 +104,8 @@ class Executor {
   void run_operator_sync(Session& s, const replay::Record& r, uint64_t* reply_words, Words words);
   void bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t);
   Template& find_template(Session& s, uint64_t offset);
-  void reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, replay::ErrorKind error);
+  void reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, replay::ErrorKind error,
+             bool comparable = true);
   void program_error(Session& s, const replay::Record& r, replay::ErrorKind kind, const std::string& message);
 
   BackendFactory factory_;

@@ -47,8 +47,9 @@ enum class Kind : uint16_t {
   kCollective = 17,           // aux = communicator; CollectiveHeader, then raw tensors
   kSynchronize = 18,          // sync; waits for everything before it
   kEnd = 19,                  // sync; orderly end of the session
+  kMemory = 20,               // aux = MemoryQuery; sync; the reply is a MemoryStatistics, not compared
 };
-inline constexpr uint16_t kKinds = 20;
+inline constexpr uint16_t kKinds = 21;
 
 enum class Phase : uint32_t { kForwardBackward = 0, kOptimizer = 1 };
 enum class CommitKind : uint64_t { kStep = 0, kAutomatic = 1 };
@@ -69,8 +70,21 @@ static_assert(sizeof(Record) == 24);
 
 inline bool is_sync(Kind k) {
   return k == Kind::kOperatorSync || k == Kind::kDeviceToHost || k == Kind::kGeneratorGet ||
-         k == Kind::kSynchronize || k == Kind::kEnd;
+         k == Kind::kSynchronize || k == Kind::kEnd || k == Kind::kMemory;
 }
+
+// ---- memory of the device. What it is used for depends on the server's own past (a recovery, another
+// driver), so a replay does not compare these replies.
+enum class MemoryQuery : uint64_t { kRead = 0, kResetPeak = 1, kResetAccumulated = 2, kEmptyCache = 3 };
+inline constexpr uint64_t kMemoryQueries = 4;
+struct MemoryCounter {
+  uint64_t current, peak, allocated, freed;  // the last two only grow
+};
+struct MemoryStatistics {
+  MemoryCounter bytes, blocks;       // of the program's buffers
+  MemoryCounter reserved;            // bytes: the above, and what the server keeps beside them
+  uint64_t free_bytes, total_bytes;  // of the device
+};
 
 // ---- templates (dictionary): everything of a call that does not change from step to step
 // ---------------------- Header, operator name (padded to 8 bytes), key words (arguments), output words.

@@ -24,7 +24,8 @@ inline const char* name_of(Kind kind) {
                                             "communicator-destroy",
                                             "collective",
                                             "synchronize",
-                                            "end"};
+                                            "end",
+                                            "memory"};
   return static_cast<uint16_t>(kind) < kKinds ? names[static_cast<uint16_t>(kind)] : "unknown";
 }
 

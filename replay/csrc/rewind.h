@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "replay/csrc/handle_map.h"
+#include "replay/csrc/usage.h"
 
 namespace understudy::replay {
 
@@ -56,13 +57,14 @@ class BufferTable {
   uint64_t oldest() const { return oldest_ > unreachable_below_ ? oldest_ : unreachable_below_; }
   size_t size() const { return buffers_.size(); }
   uint64_t undo_bytes() const { return undo_bytes_; }
-  uint64_t live_bytes() const { return live_bytes_; }
+  uint64_t live_bytes() const { return usage_.bytes().current; }
+  Usage& usage() { return usage_; }
   HandleMap<Buffer>& buffers() { return buffers_; }
 
   Buffer& create(uint64_t handle, Content content) {
     Buffer* b = buffers_.insert(handle);
     if (b == nullptr) throw RewindError("handle " + std::to_string(handle) + " is created twice");
-    live_bytes_ += store_.bytes(content);
+    usage_.add(store_.bytes(content));
     b->content = std::move(content);
     b->born = b->saved = b->touched = epoch_;
     return *b;
@@ -94,7 +96,8 @@ class BufferTable {
   // The buffer's storage becomes another one (a resize).
   void replace(uint64_t handle, Content content) {
     Buffer& b = write(handle);
-    live_bytes_ += store_.bytes(content) - store_.bytes(b.content);
+    usage_.remove(store_.bytes(b.content));
+    usage_.add(store_.bytes(content));
     b.content = std::move(content);
   }
 
@@ -102,7 +105,7 @@ class BufferTable {
     Buffer* found = buffers_.find(handle);
     if (found == nullptr) throw RewindError("handle " + std::to_string(handle) + " is freed but not alive");
     Buffer& b = *found;
-    live_bytes_ -= store_.bytes(b.content);
+    usage_.remove(store_.bytes(b.content));
     if (protect_ && b.born < epoch_) {
       const uint64_t first =
           b.born + 1 > oldest_ ? b.born + 1 : oldest_;  // oldest commit that could want it back
@@ -144,7 +147,7 @@ class BufferTable {
       Epoch& e = epochs_.back();
       for (auto& [handle, b] : e.freed) {
         if (b.available) undo_bytes_ -= store_.bytes(b.content);
-        live_bytes_ += store_.bytes(b.content);
+        usage_.add(store_.bytes(b.content));
         buffers_.insert(handle, std::move(b));
       }
       e.freed.clear();
@@ -154,7 +157,8 @@ class BufferTable {
         if (found == nullptr) throw RewindError("a pre-image has lost its buffer");
         Buffer& b = *found;
         restored += store_.bytes(content);
-        live_bytes_ += store_.bytes(content) - store_.bytes(b.content);
+        usage_.remove(store_.bytes(b.content));
+    usage_.add(store_.bytes(content));
         std::swap(b.content, content);
         store_.recycle(std::move(content));
         b.version++;
@@ -171,7 +175,7 @@ class BufferTable {
       if (b.touched >= target) b.touched = target - 1;
     }
     for (const uint64_t handle : born_later) {
-      live_bytes_ -= store_.bytes(buffers_.find(handle)->content);
+      usage_.remove(store_.bytes(buffers_.find(handle)->content));
       buffers_.erase(handle);
     }
     return restored;
@@ -182,7 +186,8 @@ class BufferTable {
     buffers_.clear();
     epochs_.clear();
     epochs_.emplace_back();
-    undo_bytes_ = live_bytes_ = 0;
+    undo_bytes_ = 0;
+    usage_.clear();
     epoch_ = oldest_ = number;
     unreachable_below_ = 0;
   }
@@ -239,7 +244,8 @@ class BufferTable {
   HandleMap<Buffer> buffers_;
   std::deque<Epoch> epochs_;  // epochs oldest_ .. epoch_
   uint64_t epoch_ = 0, oldest_ = 0, unreachable_below_ = 0;
-  uint64_t undo_bytes_ = 0, live_bytes_ = 0;
+  uint64_t undo_bytes_ = 0;
+  Usage usage_;
   bool protect_ = true, preimages_ = true;
 };
 
