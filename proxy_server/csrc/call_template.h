@@ -66,6 +66,7 @@ struct Template {
   std::vector<ReturnSpec> returns;
   bool writes = false;     // any tensor argument
   bool on_driver = false;  // its kernel is the driver's for sure: no need to look at the arguments' keys
+  bool without_gradients = false;  // run it where no gradients are recorded: its kernel asks
 };
 
 // Parses and checks the template at `offset` of the dictionary. Throws replay::LogError for a malformed one

@@ -1,5 +1,6 @@
 // Running one operator: arguments from the record, results into buffers.
 #include <algorithm>
+#include <optional>
 
 #include "proxy_server/csrc/call_results.h"
 #include "proxy_server/csrc/composite.h"
@@ -189,6 +190,8 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
 
 // Runs the kernel: arguments on the stack become results.
 void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written) {
+  std::optional<at::NoGradGuard> unrecorded;
+  if (__builtin_expect(t.without_gradients, 0)) unrecorded.emplace();
   if (t.on_driver) {
     t.op.redispatchBoxed(c10::DispatchKeySet(s.driver.key()), &s.stack);
   } else {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "proxy_server/csrc/executor.h"
+#include "proxy_server/csrc/memory_report.h"
 #include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
 #include "replay/csrc/names.h"
@@ -35,11 +36,13 @@ uint64_t checked_bytes(uint64_t bytes) {
 }  // namespace
 
 // Publishes the answer of a sync record; in a replay of one already answered, compares instead.
-void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error) {
+void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error,
+                     bool comparable) {
   auto& page = s.log.page();
   const uint64_t sequence = reply_words[0];
   const uint64_t seen = replay::digest(data, bytes);
   if (page.reply_sequence.load() >= sequence) {
+    if (!comparable) return;
     page.replies_compared.fetch_add(1);
     if (reply_words[1] != seen) {
       page.replies_different.fetch_add(1);
@@ -173,6 +176,10 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         s.communicators.wait_for_all(s.state->table());
         s.driver.synchronize();
         return reply(s, body, nullptr, 0, ErrorKind::kNone);
+      case Kind::kMemory: {
+        const auto report = report_memory(static_cast<replay::MemoryQuery>(r.aux), *s.state, s.driver);
+        return reply(s, body, &report, sizeof report, ErrorKind::kNone, /*comparable=*/false);
+      }
     }
   } catch (const CollectiveError&) {
     throw;
