@@ -200,7 +200,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self._factory.forget()
             except Exception as error:  # noqa: BLE001
                 return pb.DetachReply(error=f"{type(error).__name__}: {error}")
-            return pb.DetachReply()
+            return pb.DetachReply(spent=_server.has_foreign_libraries())
 
 
 def serve(socket: Path, device: str, daemon_socket: str, capability: Capability) -> None:

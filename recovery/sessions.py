@@ -309,9 +309,10 @@ class Desk:
             except grpc.RpcError as problem:
                 log.warning("a server did not detach", pid=server.pid, problem=trouble(problem))
             else:
-                if not reply.error:
+                if reply.error:
+                    log.warning("a server did not detach", pid=server.pid, problem=reply.error)
+                elif not reply.spent:
                     return await self._pool.give_back(server)
-                log.warning("a server did not detach", pid=server.pid, problem=reply.error)
         await self._pool.end(server)
 
     async def close(self, message: str) -> None:

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "proxy_client/csrc/client_tensor.h"
+#include "proxy_client/csrc/custom_operators.h"
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/pending_call.h"
 
@@ -80,6 +81,7 @@ void forward_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   StageTimer timer;
   ThreadState& thread = thread_state();
   const OperatorInfo& info = thread.operators.find(op);
+  if (C10_UNLIKELY(info.custom) && run_custom_operator_here(op, stack)) return;
   const Arguments arguments = torch::jit::last(*stack, info.kinds.size());
   const c10::DeviceIndex device = device_of(info, arguments);
   LogWriter& log = log_for(device);

@@ -70,6 +70,7 @@ std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
   auto info = std::make_unique<OperatorInfo>();
   const auto& schema = op.schema();
   info->name = toString(schema.operator_name());
+  info->custom = info->name.rfind("aten::", 0) != 0;
   info->dynamic = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
   info->constant = info->name == "aten::_fused_sdp_choice";
   if (const auto kernel = shape_kernels.find(info->name); kernel != shape_kernels.end())

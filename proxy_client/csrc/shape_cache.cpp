@@ -7,6 +7,8 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "proxy_client/csrc/custom_operators.h"
+
 namespace understudy::client {
 namespace {
 
@@ -140,8 +142,9 @@ void publish(LogWriter& log, const OperatorInfo& info, const Encoding& encoding,
         for (const int64_t stride : output.strides) words.push_back(static_cast<uint64_t>(stride));
       }
     }
-  entry.dictionary_offset = log.put_template(info.name, encoding.stored_key(), encoding.stored_key_words(),
-                                             words.data(), words.size());
+  const std::string& name = info.custom ? with_libraries(info.name) : info.name;
+  entry.dictionary_offset =
+      log.put_template(name, encoding.stored_key(), encoding.stored_key_words(), words.data(), words.size());
 }
 
 }  // namespace understudy::client

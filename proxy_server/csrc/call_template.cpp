@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "proxy_server/csrc/composite.h"
+#include "proxy_server/csrc/operator_library.h"
 #include "proxy_server/csrc/words.h"
 
 namespace understudy::server {
@@ -255,6 +256,14 @@ bool runs_on_driver(const Template& t) {
   return any;
 }
 
+// oneDNN's recurrent layer chooses its algorithm by whether gradients are recorded. That is known to the
+// worker alone, which says so in `train`, an argument that the kernel does not look at.
+bool recorded_no_gradients(const Template& t) {
+  constexpr size_t kTrain = 15;
+  return t.name == "aten::mkldnn_rnn_layer" && t.arguments[kTrain].tag == Tag::kBool &&
+         !t.arguments[kTrain].constant.toBool();
+}
+
 }  // namespace
 
 bool SpecTable::Less::operator()(const TensorSpec& a, const TensorSpec& b) const {
@@ -302,15 +311,17 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t off
   const uint64_t needed = sizeof header + padded + 8ull * header.key_words + 8ull * header.output_words;
   if (header.bytes != needed || needed > tail - offset) throw LogError("a template has an impossible length");
   const uint8_t* p = log.dictionary() + offset + sizeof header;
-  const std::string name(reinterpret_cast<const char*>(p), header.name_bytes);
-  const size_t dot = name.find('.');
-  const std::string base = name.substr(0, dot);
-  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
-  if (base.rfind("aten::", 0) != 0 || refused().count(base) != 0)
-    TORCH_CHECK_NOT_IMPLEMENTED(false, "the device server does not run operator ", name);
-  const auto op = c10::Dispatcher::singleton().findSchema({base, overload});
+  const std::string text(reinterpret_cast<const char*>(p), header.name_bytes);
+  const OperatorName parsed = parse_operator_name(text);
+  const std::string name = parsed.full();
+  const bool allowed = parsed.base.rfind("aten::", 0) == 0
+                           ? parsed.libraries.empty() && refused().count(parsed.base) == 0
+                           : !parsed.libraries.empty() && !is_built_in(parsed.base);
+  TORCH_CHECK_NOT_IMPLEMENTED(allowed, "the device server does not run operator ", name);
+  load_libraries(parsed.libraries);
+  const auto op = c10::Dispatcher::singleton().findSchema({parsed.base, parsed.overload});
   TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "the device server has no operator ", name);
-  auto t = std::make_unique<Template>(Template{name, *op, {}, {}, false, false});
+  auto t = std::make_unique<Template>(Template{name, *op, {}, {}, false, false, false});
   const auto* words = reinterpret_cast<const uint64_t*>(p + padded);
   Words key(words, header.key_words);
   while (key.left() != 0) t->arguments.push_back(parse_argument(key, driver, specs, 0));
@@ -323,6 +334,7 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t off
     throw LogError("a call of " + name + " describes the wrong number of results");
   mark_writes(*t);
   t->on_driver = runs_on_driver(*t);
+  t->without_gradients = recorded_no_gradients(*t);
   return t;
 }
 

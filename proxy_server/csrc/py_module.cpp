@@ -6,6 +6,7 @@
 
 #include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/executor.h"
+#include "proxy_server/csrc/operator_library.h"
 
 namespace py = pybind11;
 using understudy::server::AttachOptions;
@@ -71,6 +72,7 @@ void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::byte
 
 PYBIND11_MODULE(_server, m) {
   m.doc() = "The executor of a device server.";
+  m.def("has_foreign_libraries", &understudy::server::has_foreign_libraries);
   m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
   m.attr("EQUIVALENT_OPERATORS") = understudy::server::equivalent_operators();
   py::class_<Executor>(m, "Executor")
