@@ -104,9 +104,20 @@ def _after_torch_c(torch_c: ModuleType) -> None:
 
 
 def _after_torch(torch: ModuleType) -> None:
-    from proxy_client import commit_marks, cuda_attributes, driver_settings, host_access, refusing, storage
+    from proxy_client import (
+        commit_marks,
+        compilation,
+        cuda_attributes,
+        driver_settings,
+        host_access,
+        legacy_types,
+        refusing,
+        storage,
+    )
 
     cuda_attributes.install_late(torch)
+    legacy_types.install(torch)
+    compilation.install(torch)
     storage.install(torch)
     refusing.install_late(torch)
     host_access.install()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from proxy_client import capability, cuda_streams
+from proxy_client import capability, cuda_memory, cuda_streams, nvtx
 
 _COMPILED_VERSION = 13000
 _NCCL_VERSION = 2 << 32 | 27 << 16
@@ -17,7 +17,7 @@ def install(torch_c: ModuleType) -> None:
     """Fills `torch._C`, which was just loaded; torch/__init__ is still waiting for it."""
     for attributes in (
         _devices(),
-        _memory(),
+        cuda_memory.attributes(),
         _libraries(),
         _absent_features(torch_c),
         cuda_streams.attributes(torch_c),
@@ -27,13 +27,24 @@ def install(torch_c: ModuleType) -> None:
     cudart = _cudart()
     torch_c._cudart = cudart  # type: ignore[attr-defined]
     sys.modules["torch._C._cudart"] = cudart
+    nvtx.install(torch_c)
 
 
 def install_late(torch: ModuleType) -> None:
-    """Once torch is whole: NVML would count the host's own GPUs, and libraries ask for CUDA's version."""
+    """Once torch is whole: NVML would look at the host's own GPUs, and a CUDA build names its version."""
     torch.cuda._device_count_nvml = lambda: -1
+    torch.cuda._get_pynvml_handler = _refuse_nvml
+    # Asked before every recurrent layer; PyTorch's own answer comes with a warning about the build.
+    torch.backends.cudnn.is_acceptable = lambda _: False
     if torch.version.cuda is None:
         torch.version.cuda = f"{_COMPILED_VERSION // 1000}.{_COMPILED_VERSION % 1000 // 10}"
+
+
+def _refuse_nvml(*_: Any) -> None:
+    raise RuntimeError(
+        "the virtual device has no NVML, so its utilization, temperature and clocks are not known in the "
+        "worker; look at the device server's host: `recoveryctl status`, nvidia-smi"
+    )
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -120,55 +131,6 @@ class DeviceProperties:
         )
 
 
-def _memory() -> dict[str, Any]:
-    from proxy_client import _client
-
-    def reset_peak(_: int) -> None:
-        _client.reset_peak_allocated_bytes()
-
-    return {
-        "_cuda_memoryStats": _memory_statistics,
-        "_cuda_resetPeakMemoryStats": reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": _nothing,
-        "_cuda_memorySnapshot": _always({"segments": [], "device_traces": []}),
-        "_cuda_hostMemoryStats": dict,
-        "_cuda_resetPeakHostMemoryStats": _nothing,
-        "_cuda_resetAccumulatedHostMemoryStats": _nothing,
-        "_cuda_emptyCache": _nothing,
-        "_cuda_setMemoryFraction": _nothing,
-        "_cuda_getMemoryFraction": _always(1.0),
-        "_cuda_getAllocatorBackend": _always("native"),
-        "_cuda_cudaCachingAllocator_is_enabled": _always(True),
-        "_cuda_cudaCachingAllocator_enable": _nothing,
-        "_cuda_isHistoryEnabled": _always(False),
-        "_cuda_attach_out_of_memory_observer": _nothing,
-        "_cuda_setMemoryMetadata": _nothing,
-        "_cuda_getMemoryMetadata": _always(""),
-        "_cuda_ipc_collect": _nothing,
-    }
-
-
-def _memory_statistics(_: int) -> dict[str, Any]:
-    from proxy_client import _client
-
-    current, peak = _client.allocated_bytes(), _client.peak_allocated_bytes()
-    in_bytes = {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
-    unknown = dict.fromkeys(in_bytes, 0)
-
-    def pools(numbers: dict[str, int]) -> dict[str, dict[str, int]]:
-        return {"all": dict(numbers), "small_pool": dict(unknown), "large_pool": dict(numbers)}
-
-    counted = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
-    uncounted = ("allocation", "segment", "active", "inactive_split", "inactive_split_bytes")
-    return {
-        **{name: pools(in_bytes) for name in counted},
-        **{name: pools(unknown) for name in uncounted},
-        **{name: dict(unknown) for name in ("oversize_allocations", "oversize_segments")},
-        **dict.fromkeys(("num_alloc_retries", "num_ooms", "num_sync_all_streams"), 0),
-        **dict.fromkeys(("num_device_alloc", "num_device_free", "max_split_size"), 0),
-    }
-
-
 def _libraries() -> dict[str, Any]:
     return {
         "_cuda_getCurrentBlasHandle": _always(0),
@@ -202,20 +164,14 @@ def _absent_features(torch_c: ModuleType) -> dict[str, Any]:
 
 
 def _cudart() -> ModuleType:
-    from proxy_client import _client
-
     class CudaError(int):
         success = 0
-
-    def memory_info(_: int) -> tuple[int, int]:
-        total = capability.current().total_memory
-        return max(total - _client.allocated_bytes(), 0), total
 
     module = ModuleType("torch._C._cudart")
     for name, value in {
         "cudaError": CudaError,
         "cudaGetErrorString": lambda code: f"CUDA error {int(code)}",
-        "cudaMemGetInfo": memory_info,
+        "cudaMemGetInfo": cuda_memory.free_and_total,
         "cudaHostRegister": lambda address, size, flags: CudaError(
             _client.register_host_memory(address, size)
         ),

@@ -64,8 +64,6 @@ def attributes() -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_cudaCachingAllocator_enable": _nothing,
         "_cuda_isHistoryEnabled": lambda: False,
-        "_cuda_record_memory_history": _nothing,
-        "_cuda_record_memory_history_legacy": _nothing,
         "_cuda_attach_out_of_memory_observer": _nothing,
         "_cuda_setMemoryMetadata": _nothing,
         "_cuda_getMemoryMetadata": lambda: "",

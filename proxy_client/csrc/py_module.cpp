@@ -10,10 +10,12 @@
 #include <time.h>
 
 #include "proxy_client/csrc/autograd_drain.h"
+#include "proxy_client/csrc/cpu_branches.h"
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/generators.h"
 #include "proxy_client/csrc/host_access.h"
 #include "proxy_client/csrc/local_kernels.h"
+#include "proxy_client/csrc/memory_statistics.h"
 #include "proxy_client/csrc/operator_call.h"
 #include "proxy_client/csrc/pinned_memory.h"
 #include "proxy_client/csrc/py_process_group.h"
@@ -84,6 +86,31 @@ double nanoseconds_per_tick() {
   return (now() - from) / static_cast<double>(ticks() - first);
 }
 
+// `query` is a replay::MemoryQuery. Without a session everything is 0.
+py::dict memory_dict(uint64_t query) {
+  TORCH_CHECK(query < replay::kMemoryQueries, "there is no memory query ", query);
+  replay::MemoryStatistics memory{};
+  {
+    const py::gil_scoped_release released;
+    memory = query_memory(static_cast<replay::MemoryQuery>(query));
+  }
+  const auto counter = [](const replay::MemoryCounter& c) {
+    py::dict d;
+    d["current"] = c.current;
+    d["peak"] = c.peak;
+    d["allocated"] = c.allocated;
+    d["freed"] = c.freed;
+    return d;
+  };
+  py::dict d;
+  d["bytes"] = counter(memory.bytes);
+  d["blocks"] = counter(memory.blocks);
+  d["reserved"] = counter(memory.reserved);
+  d["free_bytes"] = memory.free_bytes;
+  d["total_bytes"] = memory.total_bytes;
+  return d;
+}
+
 // Counters of calls are 0 unless UNDERSTUDY_STATISTICS=1; those of the log are always there.
 py::dict statistics_dict() {
   const Statistics& s = statistics();
@@ -141,11 +168,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("elapsed_milliseconds", &elapsed_milliseconds);
   module.def("default_generator", &default_generator_object);
 
+  module.def("query_memory", &memory_dict);
   module.def("register_host_memory", &register_host_memory);
   module.def("unregister_host_memory", &unregister_host_memory);
-  module.def("allocated_bytes", &allocated_bytes);
-  module.def("peak_allocated_bytes", &peak_allocated_bytes);
-  module.def("reset_peak_allocated_bytes", &reset_peak_allocated_bytes);
   module.def("renew_host_access_watch", &renew_host_access_watch);
   module.def("resize_untyped_storage", &resize_untyped_storage);
 
@@ -157,6 +182,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("commit_step", &commit_step, without_gil());
   module.def("statistics", &statistics_dict);
   module.def("direct_operators", [] { return direct_operators(); });
+  module.def("cpu_branches_used", [] {
+    py::dict used;
+    for (const auto& [name, count] : cpu_branches_used()) used[name] = count;
+    return used;
+  });
   module.def("register_process_group", &register_process_group);
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <memory>
 #include <mutex>
@@ -26,8 +25,6 @@ using replay::QuickLock;
 constexpr size_t kRangeBytes = size_t{1} << 42;  // 4 TiB of addresses, no memory
 constexpr size_t kLeastBytes = size_t{1} << 34;  // where there is no room for that (limits, valgrind)
 constexpr size_t kGranularity = 512;             // as CUDA's caching allocator
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // Class n of n <= 8 holds blocks of n units of 512 bytes (0: no address at all); above, there are eight
 // classes per power of two, so that freed addresses are found again although sizes vary.
