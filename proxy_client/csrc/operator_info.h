@@ -40,7 +40,7 @@ struct OperatorInfo {
   bool returns_tensors = true;   // and nothing else
   bool returns_written = true;   // every return is a written argument (or there is none)
   bool constant = false;         // its result depends on metadata only and costs a round trip
-  bool custom = false;          // not PyTorch's own: see custom_operators.h
+  bool custom = false;           // not PyTorch's own: see custom_operators.h
   std::optional<c10::SafeKernelFunction> shape_kernel;  // C++ meta kernel
   mutable std::atomic<uint32_t> misses{0};              // templates made for it
 };
