@@ -158,7 +158,7 @@ class BufferTable {
         Buffer& b = *found;
         restored += store_.bytes(content);
         usage_.remove(store_.bytes(b.content));
-    usage_.add(store_.bytes(content));
+        usage_.add(store_.bytes(content));
         std::swap(b.content, content);
         store_.recycle(std::move(content));
         b.version++;
