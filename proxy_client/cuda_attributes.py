@@ -7,14 +7,18 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from proxy_client import capability, cuda_memory, cuda_streams, nvtx
+from proxy_client import capability, cuda_build, cuda_memory, cuda_streams, nvtx
 
 _COMPILED_VERSION = 13000
 _NCCL_VERSION = 2 << 32 | 27 << 16
 
 
 def install(torch_c: ModuleType) -> None:
-    """Fills `torch._C`, which was just loaded; torch/__init__ is still waiting for it."""
+    """Fills `torch._C`, which was just loaded; torch/__init__ is still waiting for it.
+
+    What a CUDA build has there already calls the real runtime, and is replaced.
+    """
+    answered: set[str] = set()
     for attributes in (
         _devices(),
         cuda_memory.attributes(),
@@ -24,6 +28,8 @@ def install(torch_c: ModuleType) -> None:
     ):
         for name, value in attributes.items():
             setattr(torch_c, name, value)
+        answered.update(attributes)
+    cuda_build.close(torch_c, frozenset(answered))
     cudart = _cudart()
     torch_c._cudart = cudart  # type: ignore[attr-defined]
     sys.modules["torch._C._cudart"] = cudart
@@ -155,9 +161,11 @@ _NAMES_NOT_USED = (
 
 def _absent_features(torch_c: ModuleType) -> dict[str, Any]:
     """What is neither there nor missed; what is refused by name is in `refusals.py`."""
-    missing = {name: _nothing for name in _NAMES_NOT_USED if not hasattr(torch_c, name)}
+    unused = {
+        name: _nothing for name in _NAMES_NOT_USED if name.startswith("_cuda_") or not hasattr(torch_c, name)
+    }
     return {
-        **missing,
+        **unused,
         "_graph_pool_handle": _always((0, 0)),
         "_cuda_isCurrentStreamCapturing": _always(False),
     }

@@ -58,6 +58,7 @@ def attributes() -> dict[str, Any]:
         "_cuda_hostMemoryStats": dict,
         "_cuda_resetPeakHostMemoryStats": _nothing,
         "_cuda_resetAccumulatedHostMemoryStats": _nothing,
+        "_host_emptyCache": _nothing,
         "_cuda_setMemoryFraction": _nothing,
         "_cuda_getMemoryFraction": lambda *_: 1.0,
         "_cuda_getAllocatorBackend": lambda: "native",

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/native/transformers/attention.h>
 
 #include <limits>
 
@@ -30,6 +31,18 @@ std::optional<Tensor> additive_mask(const std::optional<Tensor>& mask, const Ten
   return at::zeros(mask->sizes(), query.options())
       .masked_fill(mask->logical_not(), -std::numeric_limits<double>::infinity());
 }
+
+// Which fused kernel to take is the driver's to say: the operator asks it, once for each shape. What a CUDA
+// build has here would look at the worker's own GPU.
+int64_t ask_the_driver(const Tensor& query, const Tensor& key, const Tensor& value,
+                       const std::optional<Tensor>& mask, double dropout, bool is_causal,
+                       std::optional<double> scale, bool enable_gqa) {
+  return at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
+}
+
+struct ChoiceRegistration {
+  ChoiceRegistration() { at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&ask_the_driver); }
+} const choice_registration;
 
 }  // namespace
 

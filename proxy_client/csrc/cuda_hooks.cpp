@@ -1,5 +1,6 @@
 // What PyTorch asks "CUDA" about outside the dispatcher. Must be registered before torch._C initialises,
-// because at::detail::getCUDAHooks() is cached then.
+// because at::detail::getCUDAHooks() is cached then. A CUDA build of PyTorch registers its own of each:
+// priorities decide, and never loading order.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
@@ -49,10 +50,13 @@ class VirtualCudaHooks final : public CUDAHooksInterface {
 };
 
 // PyTorch looks the class up by this name.
-C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", VirtualCudaHooks)
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(CUDAHooksRegistry, "CUDAHooks", c10::REGISTRY_PREFERRED,
+                                       VirtualCudaHooks)
+
+constexpr uint8_t kAboveBuiltIn = 1;
 
 struct AllocatorRegistration {
-  AllocatorRegistration() { c10::SetAllocator(c10::kCUDA, client::device_allocator()); }
+  AllocatorRegistration() { c10::SetAllocator(c10::kCUDA, client::device_allocator(), kAboveBuiltIn); }
 } const allocator_registration;
 
 }  // namespace
@@ -72,7 +76,7 @@ class VirtualCudaTimer final : public Timer {
   }
 };
 
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, VirtualCudaTimer)
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(TimerRegistry, c10::kCUDA, c10::REGISTRY_PREFERRED, VirtualCudaTimer)
 
 }  // namespace
 }  // namespace c10d

@@ -11,6 +11,7 @@
 #include "proxy_client/csrc/direct_call.h"
 #include "proxy_client/csrc/local_kernels.h"
 #include "proxy_client/csrc/operator_call.h"
+#include "proxy_client/csrc/silent_warnings.h"
 #include "proxy_client/csrc/transfers.h"
 
 namespace understudy::client {
@@ -24,10 +25,6 @@ torch::CppFunction forward_boxed() { return torch::CppFunction::makeFromBoxedFun
 void redispatch_to_cuda(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::CUDA), stack);
 }
-
-class SilentWarnings final : public c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
 
 std::set<std::string> registered_at(DispatchKey key, const std::string& prefix) {
   std::set<std::string> names;
@@ -116,18 +113,29 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
 TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(forward_boxed()); }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
-  library.impl("empty.memory_format", TORCH_FN(empty_memory_format));
-  library.impl("empty_strided", TORCH_FN(empty_strided));
-  library.impl("_efficientzerotensor", TORCH_FN(efficient_zero_tensor));
-  library.impl("set_.source_Storage", TORCH_FN(set_storage));
-  library.impl("copy_", TORCH_FN(copy_));
-  for (const char* name : {"tril_indices", "triu_indices"}) library.impl(name, forward_boxed());
+  OwnKernel own[] = {
+      {"empty.memory_format", TORCH_FN(empty_memory_format)},
+      {"empty_strided", TORCH_FN(empty_strided)},
+      {"_efficientzerotensor", TORCH_FN(efficient_zero_tensor)},
+      {"set_.source_Storage", TORCH_FN(set_storage)},
+      {"copy_", TORCH_FN(copy_)},
+  };
+  // A CUDA build has kernels of its own here, which would look for a driver: none may be left. (Replacing a
+  // kernel warns.)
+  const SilentWarnings silent;
+  std::set<std::string> forwarded = registered_at(DispatchKey::CUDA, "aten::");
+  forwarded.insert({"aten::tril_indices", "aten::triu_indices"});
+  for (OwnKernel& kernel : own) {
+    forwarded.erase(std::string("aten::") + kernel.name);
+    library.impl(kernel.name, std::move(kernel.function));
+  }
+  for (const std::string& name : forwarded)
+    library.impl(name.substr(sizeof("aten::") - 1).c_str(), forward_boxed());
 }
 
 TORCH_LIBRARY_IMPL(c10d, PrivateUse1, library) {
   // PyTorch has kernels here that would look for a backend of a device "privateuseone", and would warn.
-  SilentWarnings silent;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  const SilentWarnings silent;
   for (const auto& name : registered_at(DispatchKey::CUDA, "c10d::"))
     library.impl(name.substr(sizeof("c10d::") - 1).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&redispatch_to_cuda>());

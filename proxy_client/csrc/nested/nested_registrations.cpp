@@ -32,10 +32,10 @@ TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, library) { library.fallback(forwa
 TORCH_LIBRARY_IMPL(_, NestedTensorCUDA, library) { library.fallback(forward_composites()); }
 
 TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, library) {
-  register_all(library, nested_kernels(), DispatchKey::NestedTensorCPU);
+  register_all(library, nested_kernels(), DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorPrivateUse1);
 }
 TORCH_LIBRARY_IMPL(aten, NestedTensorCUDA, library) {
-  register_all(library, nested_kernels(), DispatchKey::NestedTensorCPU);
+  register_all(library, nested_kernels(), DispatchKey::NestedTensorCPU, DispatchKey::NestedTensorCUDA);
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "proxy_client/csrc/silent_warnings.h"
 #include "proxy_client/csrc/sparse/forwarding.h"
 #include "proxy_client/csrc/sparse/sparse_call.h"
 #include "proxy_client/csrc/sparse/sparse_kernels.h"
@@ -81,10 +82,13 @@ torch::CppFunction forward_composites() {
   return torch::CppFunction::makeFromBoxedFunction<&forward_sparse_call>();
 }
 
-void register_all(torch::Library& library, std::vector<OwnKernel> own, DispatchKey driver_key) {
+void register_all(torch::Library& library, std::vector<OwnKernel> own, DispatchKey driver_key,
+                  DispatchKey key) {
+  const SilentWarnings silent;
   std::set<std::string> forwarded;
-  for (const auto& name : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(driver_key))
-    if (name.name.rfind("aten::", 0) == 0) forwarded.insert(toString(name).substr(sizeof("aten::") - 1));
+  for (const DispatchKey from : {driver_key, key})
+    for (const auto& name : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(from))
+      if (name.name.rfind("aten::", 0) == 0) forwarded.insert(toString(name).substr(sizeof("aten::") - 1));
   for (OwnKernel& kernel : own) {
     forwarded.erase(kernel.name);
     library.impl(kernel.name, std::move(kernel.function));
@@ -98,18 +102,18 @@ TORCH_LIBRARY_IMPL(_, SparseCUDA, library) { library.fallback(forward_composites
 TORCH_LIBRARY_IMPL(_, SparseCsrCUDA, library) { library.fallback(forward_composites()); }
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, library) {
-  register_all(library, coo_kernels(), DispatchKey::SparseCPU);
+  register_all(library, coo_kernels(), DispatchKey::SparseCPU, DispatchKey::SparsePrivateUse1);
 }
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, library) {
-  register_all(library, compressed_kernels(), DispatchKey::SparseCsrCPU);
+  register_all(library, compressed_kernels(), DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrPrivateUse1);
 }
 
 // Factories are looked up here; a few of PyTorch's own functions make tensors that carry only this key.
 TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {
-  register_all(library, coo_kernels(), DispatchKey::SparseCPU);
+  register_all(library, coo_kernels(), DispatchKey::SparseCPU, DispatchKey::SparseCUDA);
 }
 TORCH_LIBRARY_IMPL(aten, SparseCsrCUDA, library) {
-  register_all(library, compressed_kernels(), DispatchKey::SparseCsrCPU);
+  register_all(library, compressed_kernels(), DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrCUDA);
 }
 
 TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, library) {
