@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from protos import control_pb2 as pb
 
@@ -31,13 +35,42 @@ def find_capability(driver: str) -> Capability:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Capability("cpu", "Understudy virtual device (cpu driver)", memory, 9, 0, 132)
     if driver == "cuda":
-        import torch
-
-        # NVML answers without a driver context, which must not exist before the spawner forks.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        if not torch.cuda.is_available():
-            raise DriverUnavailable(
-                "the cuda driver needs a GPU and a CUDA build of PyTorch, and none was found here"
-            )
-        return Capability("cuda", "Understudy virtual device (cuda driver)", 80 << 30, 9, 0, 132)
+        return Capability("cuda", **_properties_of_the_gpu())
     raise DriverUnavailable(f"unknown driver '{driver}': use cpu or cuda")
+
+
+PROBE_SECONDS = 120.0
+
+# Run by a process of its own: asking makes a driver context, which must not exist before the spawner forks.
+_PROBE = """
+import json, torch
+if torch.cuda.is_available():
+    gpu = torch.cuda.get_device_properties(0)
+    names = ("total_memory", "major", "minor", "multi_processor_count")
+    print(json.dumps({"device_name": gpu.name, **{name: getattr(gpu, name) for name in names}}))
+"""
+
+
+def _properties_of_the_gpu() -> dict[str, Any]:
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-P", "-W", "ignore", "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise DriverUnavailable(
+            f"the cuda driver cannot start: the GPU did not answer within {PROBE_SECONDS:.0f} s"
+        ) from expired
+    if probe.returncode != 0:
+        last = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+        raise DriverUnavailable(
+            f"the cuda driver cannot start: asking for the GPU's properties failed: {last}"
+        )
+    if not probe.stdout.strip():
+        raise DriverUnavailable(
+            "the cuda driver needs a GPU and a CUDA build of PyTorch, and none was found here"
+        )
+    return dict(json.loads(probe.stdout))

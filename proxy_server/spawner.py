@@ -17,6 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+"""NCCL's watchdog would end a device server whose peer is gone; here the coordinator decides what happens."""
+
 
 def answer(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
@@ -62,6 +65,8 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True, help="proxyd's pid; we die with it")
     arguments = parser.parse_args()
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    if arguments.driver == "cuda":
+        os.environ.update(NCCL_ENVIRONMENT)
     from proxy_server.capability import DriverUnavailable, find_capability
     from proxy_server.device_server import die_with_parent
 

@@ -23,7 +23,8 @@ DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy polic
       communicators_(communicators),
       store_(driver),
       table_(store_),
-      shadows_(log) {
+      shadows_(log),
+      uploads_(driver.device()) {
   table_.protect(policy.protect);
   start_of_session();
 }
@@ -152,6 +153,7 @@ uint64_t DeviceState::commit(const Position& position) {
   }
   table_.commit();
   table_.preimages(true);
+  uploads_.mark(number);
   auto& page = log_.page();
   page.commits[number % replay::kCommitRing] = e;
   page.commit_count.store(number, std::memory_order_release);
@@ -178,6 +180,7 @@ bool DeviceState::apply_floor() {
   auto& page = log_.page();
   const uint64_t freed = entry(target).log_offset / log_.segment_bytes();
   if (freed <= page.freed_segments.load(std::memory_order_relaxed)) return false;
+  uploads_.wait(target);
   page.freed_segments.store(freed, std::memory_order_release);
   page.freed_futex.fetch_add(1);
   replay::futex_wake(page.freed_futex);
@@ -214,6 +217,8 @@ void DeviceState::begin_forward(replay::ControlPage& page) {
 
 std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   communicators_.forget_in_flight(table_);
+  uploads_.clear();
+  driver_.synchronize();
   const uint64_t bytes = table_.rewind(target);
   auto& page = log_.page();
   begin_forward(page);

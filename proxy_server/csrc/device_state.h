@@ -10,6 +10,7 @@
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/shadow_area.h"
+#include "proxy_server/csrc/upload_marks.h"
 #include "replay/csrc/log_map.h"
 #include "replay/csrc/rewind.h"
 
@@ -95,6 +96,7 @@ class DeviceState {
   StorageStore store_;
   BufferTable table_;
   ShadowArea shadows_;
+  UploadMarks uploads_;
   std::map<uint64_t, at::Generator> generators_;
   std::map<uint64_t, uint64_t> settings_;
   uint64_t applied_floor_ = 0;

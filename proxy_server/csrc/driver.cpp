@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstring>
 
@@ -19,6 +20,15 @@ Driver::Driver(const std::string& spec) : device_(spec) {
                     "': use cpu:N or cuda:N");
   // Tensors know only one CPU; cpu:N would seem to be another, and every result would be copied there.
   if (device_.is_cpu()) device_ = c10::Device(c10::kCPU);
+  if (device_.is_cuda()) {
+    TORCH_CHECK(at::detail::getCUDAHooks().deviceCount() > device_.index(), "there is no ", spec,
+                " in this process: the cuda driver needs a GPU and a CUDA build of PyTorch");
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  }
+}
+
+void Driver::enter_thread() const {
+  if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
 }
 
 c10::Storage Driver::allocate(uint64_t bytes) const {
@@ -58,13 +68,23 @@ void Driver::to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, 
 }
 
 void Driver::from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const {
+  copy_from_host(to, offset, bytes, from, /*asynchronous=*/false);
+}
+
+void Driver::upload(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const {
+  copy_from_host(to, offset, bytes, from, /*asynchronous=*/true);
+}
+
+void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from,
+                            bool asynchronous) const {
   if (bytes == 0) return;
   if (device_.is_cpu())
     std::memcpy(static_cast<uint8_t*>(to.mutable_data()) + offset, from, bytes);
   else
     bytes_of(to, offset, bytes)
         .copy_(at::from_blob(const_cast<void*>(from), {static_cast<int64_t>(bytes)},
-                             at::TensorOptions().dtype(at::kByte)));
+                             at::TensorOptions().dtype(at::kByte)),
+               asynchronous);
 }
 
 uint64_t Driver::digest(const c10::Storage& storage) const {

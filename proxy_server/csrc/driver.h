@@ -22,12 +22,18 @@ class Driver {
   c10::Storage duplicate(const c10::Storage& from) const;
   void to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const;
   void from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
+  // As from_host, but `from` must stay as it is until the device has come to it (see UploadMarks).
+  void upload(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
   uint64_t digest(const c10::Storage& storage) const;  // XXH3-64 of the content
   at::Generator new_generator() const;
   at::Generator default_generator() const;
   void synchronize() const;
+  // To be called by a thread that runs operators: makes the device its current one.
+  void enter_thread() const;
 
  private:
+  void copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from,
+                      bool asynchronous) const;
   at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const;
   c10::Device device_;
 };

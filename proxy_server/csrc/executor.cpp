@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "proxy_server/csrc/driver_errors.h"
 #include "replay/csrc/futex.h"
 
 namespace understudy::server {
@@ -25,6 +26,7 @@ constexpr int kFirstLooks = 64, kLooks = 50;  // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
 constexpr uint64_t kCrowdedNs = 20000;  // to offer the core takes longer than this only if somebody takes it
+constexpr int kDriverLost = 86;  // exit status of a device server whose driver is lost
 
 int available_cores() {
   cpu_set_t set;
@@ -41,7 +43,11 @@ uint64_t median(std::vector<uint64_t> values) {
 }  // namespace
 
 Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory)
-    : log(o.log_directory), driver(o.device), communicators(driver, log.page(), factory), options(o) {
+    : log(o.log_directory),
+      driver(o.device),
+      pinned(driver.device(), log.segment_bytes()),
+      communicators(driver, log.page(), factory),
+      options(o) {
   state = std::make_unique<DeviceState>(driver, log, o.policy, communicators);
   communicators.set_generation(o.generation);
 }
@@ -154,6 +160,7 @@ void Executor::detach() {
     fault_.reset();
   }
   gone->communicators.close();
+  gone->driver.synchronize();  // nothing may still read the log when it goes
 }
 
 std::optional<Fault> Executor::wait_for_fault(long milliseconds) {
@@ -177,11 +184,13 @@ void Executor::thread_main() {
     State next = State::kParked;
     std::optional<Fault> fault;
     try {
+      s.driver.enter_thread();
       next = run_records(s);
     } catch (const CollectiveError& e) {
       s.communicators.abort();  // peers that wait for this rank must learn of it
       if (!park_requested_.load()) fault = Fault{e.what(), s.at.index};
     } catch (const std::exception& e) {
+      if (s.driver.device().is_cuda() && !sticky_error(e.what()).empty()) end_with_the_driver(s, e.what());
       // A record we cannot trust: this session ends, no other is harmed.
       auto& page = s.log.page();
       std::snprintf(page.lost_message, sizeof page.lost_message, "the device server refused record %llu: %s",
@@ -198,6 +207,24 @@ void Executor::thread_main() {
     if (fault) fault_ = std::move(fault);
     changed_.notify_all();
   }
+}
+
+// The driver's context is lost, and with it all memory of the device: what proxyd does when a device server
+// dies is what is needed now.
+void Executor::end_with_the_driver(const Session& s, const std::string& error) const {
+  std::fprintf(stderr,
+               "understudy: the driver of %s is lost for this device server (%s)%s; it ends, and another one "
+               "takes over\n",
+               s.options.device.c_str(), std::string(sticky_error(error)).c_str(),
+               when_it_happened(s, error).c_str());
+  _exit(kDriverLost);
+}
+
+// Errors of a GPU come to light at whatever record looks next.
+std::string Executor::when_it_happened(const Session& s, const std::string& message) const {
+  if (!s.driver.device().is_cuda() || message.find("CUDA error: ") == std::string::npos) return {};
+  return " [in one of the records " + std::to_string(s.checked_index) + " to " + std::to_string(s.at.index) +
+         "; CUDA_LAUNCH_BLOCKING=1 in proxyd's environment finds out in which]";
 }
 
 // Waits until tail > s.at.offset. False: asked to park.

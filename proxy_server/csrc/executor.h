@@ -18,6 +18,7 @@
 #include "proxy_server/csrc/call_template.h"
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/device_state.h"
+#include "proxy_server/csrc/pinned_log.h"
 #include "replay/csrc/handle_map.h"
 #include "replay/csrc/log_reader.h"
 
@@ -68,6 +69,7 @@ class Executor {
     explicit Session(const AttachOptions& options, const BackendFactory& factory);
     replay::LogMap log;
     Driver driver;
+    PinnedLog pinned;
     Communicators communicators;
     std::unique_ptr<DeviceState> state;
     AttachOptions options;
@@ -78,6 +80,7 @@ class Executor {
     torch::jit::Stack stack;                                 // of the running operator
     std::vector<uint64_t> calls_per_step, bytes_per_step;
     uint64_t step_offset = 0, last_commit_offset = 0;
+    uint64_t checked_index = 0;  // the device had done, without an error, all records before this one
     std::vector<std::pair<uint64_t, uint64_t>> drills;  // (step, call) still to come
     uint32_t drills_seen = 0;
     bool spins = false;       // wait for records without sleeping first
@@ -106,6 +109,8 @@ class Executor {
   Template& find_template(Session& s, uint64_t offset);
   void reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, replay::ErrorKind error,
              bool comparable = true);
+  [[noreturn]] void end_with_the_driver(const Session& s, const std::string& error) const;
+  std::string when_it_happened(const Session& s, const std::string& message) const;
   void program_error(Session& s, const replay::Record& r, replay::ErrorKind kind, const std::string& message);
 
   BackendFactory factory_;

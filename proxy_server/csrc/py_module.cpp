@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "proxy_server/csrc/equivalents.h"
+#include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/executor.h"
 #include "proxy_server/csrc/operator_library.h"
 
@@ -75,6 +76,10 @@ PYBIND11_MODULE(_server, m) {
   m.def("has_foreign_libraries", &understudy::server::has_foreign_libraries);
   m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
   m.attr("EQUIVALENT_OPERATORS") = understudy::server::equivalent_operators();
+  m.def(
+      "sticky_error",
+      [](const std::string& message) { return std::string(understudy::server::sticky_error(message)); },
+      "The part of a message that names an error of the driver which nothing in the process survives.");
   py::class_<Executor>(m, "Executor")
       .def(py::init(&make_executor))
       .def("attach", &attach, py::arg("log_directory"), py::kw_only(), py::arg("device"), py::arg("threads"),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/executor.h"
 #include "proxy_server/csrc/memory_report.h"
 #include "replay/csrc/digest.h"
@@ -39,6 +40,11 @@ uint64_t checked_bytes(uint64_t bytes) {
 void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error,
                      bool comparable) {
   auto& page = s.log.page();
+  if (s.driver.device().is_cuda()) {
+    // A collective that park() aborted ends without an error and leaves anything in its buffers.
+    if (park_requested_.load()) throw CollectiveError("communication was aborted");
+    s.checked_index = s.at.index + 1;
+  }
   const uint64_t sequence = reply_words[0];
   const uint64_t seen = replay::digest(data, bytes);
   if (page.reply_sequence.load() >= sequence) {
@@ -126,7 +132,9 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         const c10::Storage& to = s.state->write(r.aux);
         if (offset > to.nbytes() || bytes > to.nbytes() - offset)
           throw LogError("a payload does not fit its buffer");
-        return s.driver.from_host(to, offset, bytes, payload);
+        s.pinned.pin(s.log.segments() +
+                     (payload - s.log.segments()) / s.log.segment_bytes() * s.log.segment_bytes());
+        return s.driver.upload(to, offset, bytes, payload);
       }
       case Kind::kDeviceToHost: {
         const uint64_t offset = words.next(), bytes = words.next();
@@ -188,7 +196,8 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   } catch (const replay::RewindError& e) {
     throw LogError(e.what());
   } catch (const c10::Error& e) {
-    const std::string message = e.what_without_backtrace();
+    if (s.driver.device().is_cuda() && !sticky_error(e.what()).empty()) throw;
+    const std::string message = e.what_without_backtrace() + when_it_happened(s, e.what());
     if (sync)
       reply(s, body, message.data(), message.size(), kind_of(e));
     else
