@@ -14,9 +14,13 @@ SOURCES := $(sort pyproject.toml CMakeLists.txt $(shell find replay proxy_client
 	protos recovery third_party -type f ! -path '*/__pycache__/*' ! -name '*.md' 2>/dev/null))
 SOURCES := $(wildcard $(SOURCES))
 INSTALLED := $(VENV)/.installed-$(firstword $(shell echo $(SOURCES) | cksum))
-REQUIREMENTS := $(VENV)/.requirements
+# One stamp for each PyTorch asked for: `make setup TORCH=torch==2.11.0` replaces the one that is there.
+REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-$(TORCH))
+# The tests whose scripts run on the device that UNDERSTUDY_TEST_DRIVER names.
+GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
+	tests/test_worker.py
 
-.PHONY: baseline leak-test help setup demo test bench conformance lint format clean install
+.PHONY: baseline leak-test help setup demo test test-gpu bench bench-gpu conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 14
 
@@ -42,7 +46,7 @@ $(REQUIREMENTS): pyproject.toml Makefile | $(PY)
 	r = p["build-system"]["requires"] + p["project"]["dependencies"] + p["project"]["optional-dependencies"]["dev"]; \
 	print(*(x for x in r if not x.startswith("torch")), sep="\n")' > $@.new
 	@echo "setup: build tools and libraries"; $(PIP) "$(TORCH)" -r $@.new
-	@mv $@.new $@
+	@mv $@.new $(VENV)/.wanted && rm -f $(VENV)/.requirements* && mv $(VENV)/.wanted $@
 
 $(INSTALLED): $(SOURCES) $(REQUIREMENTS)
 	@echo "setup: building and installing the project"
@@ -55,6 +59,13 @@ demo: setup  ## train natively, under the proxy, and with a device server killed
 
 test: setup  ## the whole test suite, against the installed packages
 	@$(VENV)/bin/pytest
+
+test-gpu: setup  ## the suite with real GPUs, against native CUDA; says so where there is none
+	@$(PY) bench/gpu.py --count >/dev/null || { echo "test-gpu: skipped, PyTorch finds no GPU here"; exit 0; }; \
+	UNDERSTUDY_TEST_DRIVER=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(VENV)/bin/pytest $(GPU_TESTS)
+
+bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
+	@$(PY) bench/gpu.py
 
 bench: setup  ## measure; table and bench/results/latest.json
 	@$(PY) bench/bench.py

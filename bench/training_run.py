@@ -21,6 +21,14 @@ NATIVE_ABORT = "terminate called without an active exception"
 NATIVE_ATTEMPTS = 5
 
 
+def driver() -> str:
+    """What runs are made on: `cpu`, or `cuda` if UNDERSTUDY_TEST_DRIVER says so."""
+    name = os.environ.get("UNDERSTUDY_TEST_DRIVER", "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"UNDERSTUDY_TEST_DRIVER={name} is not a driver: use cpu or cuda")
+    return name
+
+
 class RunFailed(RuntimeError):
     """A run ended with an error, or not at all; the message holds the end of its output."""
 
@@ -77,7 +85,7 @@ class Training:
         if proxied:
             command = under_proxy(command, self.ranks, report, drills)
         else:
-            command += ["--device", "cpu"]
+            command += ["--device", driver()]
         if self.pinned:
             command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
 
@@ -98,8 +106,8 @@ class Training:
 
 
 def under_proxy(command: list[str], ranks: int, report: Path, drills: tuple[str, ...] = ()) -> list[str]:
-    """The same command under proxyrun, with an embedded proxyd and one CPU device per rank."""
-    options = ["--devices", f"cpu:{ranks}", "--report", str(report)]
+    """The same command under proxyrun, with an embedded proxyd and one device per rank."""
+    options = ["--devices", f"{driver()}:{ranks}", "--report", str(report)]
     for drill in drills:
         options += ["--drill", drill]
     return [str(BIN / "proxyrun"), *options, *command]

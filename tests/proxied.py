@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from training_run import BIN
+from training_run import BIN, driver
+
+from recovery.launch import ranks_wanted
 
 WORKLOADS = Path(__file__).parent / "workloads"
 
@@ -27,6 +29,8 @@ class Ended:
 
 def run(command: list[str], *, folder: Path, options: tuple[str, ...] = (), timeout_s: float = 240) -> Ended:
     """`proxyrun OPTIONS COMMAND` with one thread per process."""
+    if driver() != "cpu" and "--devices" not in options:
+        options = ("--devices", f"{driver()}:{ranks_wanted(command)}", *options)
     report = folder / f"report-{random.randrange(10**9)}.json"
     done = subprocess.run(
         [str(BIN / "proxyrun"), "--report", str(report), *options, *command],

@@ -1,0 +1,66 @@
+"""A CUDA build of PyTorch in worker and device server: on `cpu` devices none of ours touches a driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import proxied
+import pytest
+import torch
+from training_run import BIN
+
+pytestmark = pytest.mark.skipif(
+    torch.version.cuda is None, reason="this PyTorch is a CPU build, which has no way to a driver"
+)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a libcuda.so.1 that notes every call."""
+    folder = tmp_path_factory.mktemp("watched")
+    source = proxied.WORKLOADS / "driver_watch.cpp"
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"), str(source)], check=True
+    )
+    return folder
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, library: Path, calls: Path) -> None:
+    paths = os.environ.get("LD_LIBRARY_PATH", "")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}:{paths}" if paths else str(library))
+    monkeypatch.setenv("DRIVER_WATCH_FILE", str(calls))
+
+
+def test_the_watch_sees_a_native_process_call_the_driver(
+    watched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, watched, tmp_path / "calls")
+    asks = "import torch; torch.cuda.is_available()"
+    subprocess.run([str(BIN / "python"), "-W", "ignore", "-c", asks], check=True)
+    assert (tmp_path / "calls").read_text().count("called") > 0
+
+
+def test_no_process_calls_the_driver_and_every_way_to_it_is_closed(
+    watched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch(monkeypatch, watched, tmp_path / "calls")
+    ended = proxied.run(proxied.python(proxied.WORKLOADS / "closed_driver.py"), folder=tmp_path)
+    assert ended.status == 0, ended.output[-3000:]
+    found: dict[str, Any] = json.loads(ended.output.strip().splitlines()[-1])
+    assert not (tmp_path / "calls").exists()
+    assert found["kernels"] == []
+    assert sorted(found["builtin"]) == found["harmless"]
+    assert found["unknown"] == []  # no row of the tables is dead
+    assert set(found["refusals"]) == {
+        "_cuda_getAllocator",
+        "_nccl_all_reduce",
+        "_broadcast",
+        "_CUDAGreenContext",
+    }
+    assert "use DistributedDataParallel instead" in found["refusals"]["_broadcast"]
+    assert found["nccl"] == "proxy_client.distributed"
