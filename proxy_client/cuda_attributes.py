@@ -42,6 +42,7 @@ def install_late(torch: ModuleType) -> None:
     torch.cuda._get_pynvml_handler = _refuse_nvml
     # Asked before every recurrent layer; PyTorch's own answer comes with a warning about the build.
     torch.backends.cudnn.is_acceptable = lambda _: False
+    cuda_build.close_late(torch)
     if torch.version.cuda is None:
         torch.version.cuda = f"{_COMPILED_VERSION // 1000}.{_COMPILED_VERSION % 1000 // 10}"
 

@@ -69,6 +69,13 @@ def close(torch_c: ModuleType, answered: frozenset[str]) -> None:
     torch_c._has_cusparselt = False  # type: ignore[attr-defined]
 
 
+def close_late(torch: ModuleType) -> None:
+    """Once torch is whole: takes back the kernels in Python (Triton) that it has put over ours at CUDA."""
+    native = getattr(torch, "_native", None)  # not before PyTorch 2.13
+    if native is not None and is_cuda_build(torch._C):
+        native.registry.deregister_op_overrides(disable_dispatch_keys="CUDA")
+
+
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
         instead = _INSTEAD.get(name)
