@@ -88,10 +88,10 @@ def resnet(blocks: tuple[int, ...], width: int, classes: int) -> nn.Sequential:
 
 
 def gpt2_step(device: str, batch: int, tiny: bool) -> Step:
-    """A training step on one random batch, as `zero_grad … optimizer.step()`; its loss."""
+    """A training step, its loss as the result, on one batch drawn on the host: the same for every device."""
     shape = (97, 16, 2, 2, 32) if tiny else (50257, 1024, 12, 12, 768)
     model = Gpt2(*shape).to(device)
-    ids = torch.randint(shape[0], (batch, shape[1] + 1), device=device)
+    ids = torch.randint(shape[0], (batch, shape[1] + 1)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 
     def step() -> Tensor:
@@ -107,8 +107,8 @@ def gpt2_step(device: str, batch: int, tiny: bool) -> Step:
 def resnet50_step(device: str, batch: int, tiny: bool) -> Step:
     """See `gpt2_step`."""
     model = (resnet((1, 1), 8, 10) if tiny else resnet((3, 4, 6, 3), 64, 1000)).to(device)
-    images = torch.randn(batch, 3, *((32, 32) if tiny else (224, 224)), device=device)
-    labels = torch.randint(10, (batch,), device=device)
+    images = torch.randn(batch, 3, *((32, 32) if tiny else (224, 224))).to(device)
+    labels = torch.randint(10, (batch,)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
 
     def step() -> Tensor:
