@@ -30,7 +30,7 @@ def step_times(folder: Path) -> list[dict[str, Any]]:
     """Native and proxied runs in turns: the ratio of each pair, and whether their losses were the same."""
     results = []
     for model, batch in MODELS.items():
-        training = Training("../bench/workloads/large_models.py", 1, STEPS, [model, "--batch", batch])
+        training = Training("bench/workloads/large_models.py", 1, STEPS, [model, "--batch", batch])
         native, proxied, same = [], [], []
         for turn in range(ROUNDS):
             one = training.run(folder / f"{model}-{turn}-native", proxied=False, timeout_s=1800)

@@ -28,7 +28,7 @@ def cuda_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("cuda_driver")
 @pytest.mark.parametrize("model", gpu.MODELS)
 def test_losses_equal_those_of_native_cuda_bit_for_bit(model: str, tmp_path: Path) -> None:
-    training = Training("../bench/workloads/large_models.py", 1, 12, [model, *TINY])
+    training = Training("bench/workloads/large_models.py", 1, 12, [model, *TINY])
     native = training.run(tmp_path / "native", proxied=False)
     assert training.run(tmp_path / "proxied", proxied=True).losses == native.losses
 
@@ -109,7 +109,7 @@ def test_operators_on_cpu_devices_give_the_bytes_of_the_cpu_in_the_same_comparis
 
 @pytest.mark.parametrize("model", gpu.MODELS)
 def test_the_models_of_the_gpu_bench_train_on_cpu_devices_bit_for_bit(model: str, tmp_path: Path) -> None:
-    training = Training("../bench/workloads/large_models.py", 1, 4, [model, *TINY])
+    training = Training("bench/workloads/large_models.py", 1, 4, [model, *TINY])
     native = training.run(tmp_path / "native", proxied=False)
     assert training.run(tmp_path / "proxied", proxied=True).losses == native.losses
 
