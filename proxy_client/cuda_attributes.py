@@ -173,6 +173,8 @@ def _absent_features(torch_c: ModuleType) -> dict[str, Any]:
 
 
 def _cudart() -> ModuleType:
+    from proxy_client import _client
+
     class CudaError(int):
         success = 0
 

@@ -26,7 +26,7 @@ constexpr int kFirstLooks = 64, kLooks = 50;  // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
 constexpr uint64_t kCrowdedNs = 20000;  // to offer the core takes longer than this only if somebody takes it
-constexpr int kDriverLost = 86;  // exit status of a device server whose driver is lost
+constexpr int kDriverLost = 86;         // exit status of a device server whose driver is lost
 
 int available_cores() {
   cpu_set_t set;
