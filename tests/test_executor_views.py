@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from executor_harness import ALLOCATE, FREE, OPERATOR, RESIZE, SYNCHRONIZE, Harness, vector
+from executor_harness import ALLOCATE, FREE, HOST_TO_DEVICE, OPERATOR, RESIZE, SYNCHRONIZE, Harness, vector
 
 from replay import RemoteError
 
@@ -54,6 +54,23 @@ def test_an_argument_that_an_operator_made_larger_is_read_in_its_old_shape_by_ot
         h.writer.append(OPERATOR, resize, [1])
         square(h, 1, 3)
         assert h.read(2) == h.read(3) == (1, 4, 9, 16)
+
+
+def test_what_an_operator_conjugates_lazily_is_conjugated_in_memory() -> None:
+    with Harness() as h:
+        no = 8
+        one_by_one = [1 | 9 << 8 | 2 << 16, 0, 1, 1, 1, 1]  # complex64
+        pivots = [1 | 3 << 8 | 1 << 16, 0, 1, 1]  # int32
+        h.new(1, [2, 1])  # LU = [[2 + i]]
+        h.new(3, [1, 0])  # B = [[1]]
+        h.new(4, [0, 0])
+        h.writer.append(ALLOCATE, 2, [4])
+        h.writer.append(HOST_TO_DEVICE, 2, [0, 4, 1])
+        key = [*one_by_one, *pivots, *one_by_one, no, no, *one_by_one]  # left, adjoint
+        solve = h.template("aten::linalg_lu_solve.out", key)
+        for _ in range(2):
+            h.writer.append(OPERATOR, solve, [1, 2, 3, 4])
+            assert h.read(4, 2) == pytest.approx((0.4, -0.2))
 
 
 def test_an_operator_that_fails_half_way_leaves_no_changed_view_behind() -> None:

@@ -21,8 +21,10 @@ class WrittenViews {
   // The operator ended: keep what still is as its spec says.
   void check() {
     for (const auto& [content, spec] : views_)
-      if (const at::Tensor* view = content->find(spec); view && !is_as_specified(*view, *content, *spec))
+      if (const at::Tensor* view = content->find(spec); view && !is_as_specified(*view, *content, *spec)) {
+        write_out(*view, *spec);
         content->forget(spec);
+      }
     views_.clear();
   }
   ~WrittenViews() {  // it failed half-way
@@ -38,6 +40,19 @@ class WrittenViews {
            impl.autograd_meta() == nullptr && impl.is_conj() == ((spec.flags & replay::kConjugate) != 0) &&
            impl.is_neg() == ((spec.flags & replay::kNegative) != 0);
   }
+
+  // An operator may conjugate or negate what it wrote lazily, by a bit that the worker's tensor does not have:
+  // do it for good.
+  static void write_out(const at::Tensor& view, const TensorSpec& spec) {
+    const bool conjugate = (spec.flags & replay::kConjugate) != 0;
+    const bool negative = (spec.flags & replay::kNegative) != 0;
+    if (view.is_conj() == conjugate && view.is_neg() == negative) return;
+    const at::Tensor value = view.resolve_conj().resolve_neg().clone();
+    view._set_conj(conjugate);
+    view._set_neg(negative);
+    view.copy_(value);
+  }
+
   c10::SmallVector<std::pair<Content*, const TensorSpec*>, 4> views_;
 };
 
