@@ -60,7 +60,7 @@ def install(torch: ModuleType) -> None:
     new = torch.Tensor.new
 
     def new_of_same_type(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_cuda or self.dtype not in legacy:
+        if not self.is_cuda or self.layout is not torch.strided or self.dtype not in legacy:
             return new(self, *args, **kwargs)
         return legacy[self.dtype](*args, **{"device": self.device, **kwargs})
 
