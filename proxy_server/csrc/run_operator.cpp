@@ -41,8 +41,8 @@ class WrittenViews {
            impl.is_neg() == ((spec.flags & replay::kNegative) != 0);
   }
 
-  // An operator may conjugate or negate what it wrote lazily, by a bit that the worker's tensor does not have:
-  // do it for good.
+  // An operator may conjugate or negate what it wrote lazily, by a bit that the worker's tensor does not
+  // have: do it for good.
   static void write_out(const at::Tensor& view, const TensorSpec& spec) {
     const bool conjugate = (spec.flags & replay::kConjugate) != 0;
     const bool negative = (spec.flags & replay::kNegative) != 0;
