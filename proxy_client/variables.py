@@ -61,6 +61,7 @@ VARIABLES = (
     Variable(
         "UNDERSTUDY_LOG_LEVEL", "debug, info, warning or error", _one_of("debug", "info", "warning", "error")
     ),
+    Variable("UNDERSTUDY_TEST_DRIVER", "cpu or cuda", _one_of("cpu", "cuda")),
     Variable("UNDERSTUDY_TEST_SEED", "a whole number", _number(0)),
 )  # fmt: skip
 
