@@ -68,6 +68,19 @@ def test_a_buffer_may_be_resized_and_rewound() -> None:
     assert table.live_bytes == 4
 
 
+def test_a_handle_given_again_names_its_former_buffer_after_a_rewind() -> None:
+    table = table_at_commit_one(a=b"old")
+    table.write(ord("a"), b"new")
+    table.free(ord("a"))
+    table.create(ord("a"), b"another")
+    table.commit()
+    table.free(ord("a"))
+    table.create(ord("a"), b"and another")
+    table.rewind(1)
+    assert table.read(ord("a")) == b"old"
+    assert (table.live_bytes, table.undo_bytes) == (3, 0)
+
+
 def test_several_epochs_are_undone_in_order() -> None:
     table = table_at_commit_one(a=b"1")
     for step in (b"2", b"3", b"4"):

@@ -1,12 +1,13 @@
 // The log: the one definition of its layout, used by the writer (worker), the reader (device server)
 // and the tools (proxyd, recoveryctl).  docs/log-format.md explains it to a person.
 //
-// A rank's log is a directory of four files in shared memory, created and removed by proxyd:
+// A rank's log is a directory of five files in shared memory, created and removed by proxyd:
 //
 //   control     ControlPage, then the reply area
 //   dictionary  templates of operator calls, append-only
 //   segments    `segment_count` segments of `segment_bytes`; sparse, so untouched ones cost nothing
 //   shadow      state saved at commits (manifests and rank-private buffers); sparse
+//   snapshot    the whole state at a commit now and then; sparse
 //
 // A log offset counts bytes since the session began and never wraps.  Offset -> byte in `segments`:
 //   logical = offset / segment_bytes;  physical = segment_of[logical % segment_count]
@@ -19,11 +20,13 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kVersion = 4;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kCommitRing = 64;
 inline constexpr uint64_t kMaxCommunicators = 32;
 inline constexpr uint64_t kMaxDrills = 256;
+inline constexpr uint64_t kRecentSteps = 8;
+inline constexpr uint64_t kSnapshots = 2;  // published: the one before stays until the new one counts
 inline constexpr uint64_t kAlign = 8;
 
 enum class Kind : uint16_t {
@@ -122,12 +125,13 @@ enum class Tag : uint8_t {
   kNested = 21,  // |dtype<<8|dim of each<<16
                  //                  value: components, raw buffer, then of each: sizes; strides; offset
 };
-// Tensor flags (bits 24..31 of a tensor word).
-inline constexpr uint64_t kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kFresh = 8;
+// Tensor flags (bits 24..31 of a tensor word). kOtherFlags: of a written argument, which the operator leaves
+// with other bits than it came with.
+inline constexpr uint64_t kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kFresh = 8, kOtherFlags = 16;
 
-// Output words: per return  [kind | items<<8]  (kind 0 = written argument, 1 = tensor, 2 = list), per item
-// [mode | dtype<<8 | dim<<16]; mode 0 (fresh) is followed by offset, storage bytes, sizes, strides; mode 1 =
-// none.
+// Output words: per return  [kind | items<<8]  (kind 0 = written argument, with flags instead of a count, 1 =
+// tensor, 2 = list), per item [mode | dtype<<8 | dim<<16 | flags<<24]; mode 0 (fresh) is followed by offset,
+// storage bytes, sizes, strides; mode 1 = none.
 
 // ---- collectives
 // ---------------------------------------------------------------------------------------------
@@ -172,22 +176,49 @@ enum class ErrorKind : uint32_t {
   kDistributed = 7,
   kLost = 8,
 };
-enum class DrillKind : uint32_t { kNone = 0, kKillServer = 1 };
-enum class DrillState : uint32_t { kArmed = 0, kFired = 1 };
+// Numbers of recovery/faults.py. The server does them itself, but for those that only proxyd can do: there it
+// waits until proxyd has.
+enum class DrillKind : uint32_t {
+  kNone = 0,
+  kKillServer = 1,
+  kStopServer = 2,
+  kCallError = 3,
+  kStickyError = 4,
+  kDriverSuspect = 5,
+  kCollectiveHang = 6,
+  kNetworkPartition = 7,
+  kLastingPartition = 8,
+  kDeviceGone = 9,
+  kBitFlip = 10,
+  kSlowRank = 11,
+  kKillSpare = 12,
+  kKillAllServers = 13,
+  kKillProxyd = 14,
+  kKillWorker = 15,
+};
+enum class DrillState : uint32_t { kArmed = 0, kFired = 1, kDone = 2 };  // done: proxyd has done its part
 
 struct Drill {
   uint32_t kind;
   std::atomic<uint32_t> state;
-  uint64_t step, call;   // minibatch and record in it, both from 1
+  uint64_t step, call;   // minibatch and record in it, both from 1; 0 and 0: the next record
   uint64_t fired_at_ns;  // CLOCK_MONOTONIC, written just before the fault
+  uint64_t detail;       // bit-flip: the handle of the buffer
+};
+
+// How far a communicator has come on this rank: collectives (or, between two ranks, messages) begun.
+struct StartedMark {
+  std::atomic<uint64_t> uid_low, uid_high, sequence, size;
 };
 
 struct CommunicatorMark {
-  uint64_t uid_low, uid_high, sequence;
+  uint64_t uid_low, uid_high, sequence, members;
 };
 
 inline constexpr uint32_t kCommitComplete = 1;  // its manifest and shadows can rebuild what no replica holds
 inline constexpr uint32_t kCommitFreesApplied = 2;  // the frees of the record at log_offset are already done
+inline constexpr uint32_t kCommitOptimizer =
+    4;  // an optimizer step without pre-images begins right behind it
 struct CommitEntry {
   uint64_t number;                    // from 1; commit 0 is the empty state before the first record
   uint64_t log_offset, record_index;  // where execution goes on after this commit
@@ -198,15 +229,32 @@ struct CommitEntry {
   CommunicatorMark communicator[kMaxCommunicators];
 };
 
+// The whole state at a commit, in `snapshot`: with the log since then this rank can be rebuilt by itself. The
+// manifest that `commit` names lies in `snapshot` too.
+struct SnapshotEntry {
+  std::atomic<uint64_t> serial;  // of the order it fulfils; 0 = none, or it is just being written
+  uint64_t bytes;                // copied for it; what had not changed since the one before was not
+  uint64_t nanoseconds;          // that the device server spent on it
+  CommitEntry commit;
+};
+
+// An order for a snapshot, in one word: serial and step. A server takes it at its first commit with that many
+// optimizer steps, or at its next commit if the step is kAtNextCommit.
+inline constexpr int kOrderStepBits = 36;
+inline constexpr uint64_t kAtNextCommit = (1ull << kOrderStepBits) - 1;
+inline uint64_t order_of(uint64_t serial, uint64_t step) { return serial << kOrderStepBits | step; }
+inline uint64_t serial_of(uint64_t order) { return order >> kOrderStepBits; }
+inline uint64_t step_of(uint64_t order) { return order & kAtNextCommit; }
+
 struct alignas(64) ControlPage {
   // Fixed when proxyd creates the log.
   uint64_t magic;
   uint32_t version, page_bytes;
-  uint64_t segment_bytes, segment_count, dictionary_bytes, reply_bytes, shadow_bytes;
+  uint64_t segment_bytes, segment_count, dictionary_bytes, reply_bytes, shadow_bytes, snapshot_bytes;
   uint32_t rank, world;
-  int32_t proxyd_pid;
-  uint32_t reserved;
-  uint64_t proxyd_start_ticks;  // field 22 of /proc/PID/stat: tells a reused pid apart
+  std::atomic<int32_t> proxyd_pid;  // who supervises; a proxyd that adopts the session writes itself
+  uint32_t proxyd_grace_s;          // so long a waiting worker hopes that a dead proxyd gets a successor
+  std::atomic<uint64_t> proxyd_start_ticks;  // field 22 of /proc/PID/stat: tells a reused pid apart
 
   // Written by the worker.
   alignas(64) std::atomic<uint64_t> tail;  // log offset behind the last published record
@@ -230,6 +278,24 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t> median_calls_per_step, median_bytes_per_step;
   std::atomic<uint32_t> degraded;  // 1 = the log was cut under pressure: no recovery until the next commit
   std::atomic<uint64_t> live_buffers, live_bytes, undo_bytes, shadow_used_bytes;
+  std::atomic<uint64_t> snapshot_used_bytes;
+  std::atomic<uint64_t> snapshots_taken, snapshot_ns;  // and what they took of the executor's time
+  std::atomic<uint64_t> snapshot_begun;                // serial of the newest order that was taken up
+  std::atomic<uint64_t> snapshot_failed;               // serial of the newest order that found no memory
+  std::atomic<uint64_t> recent_calls[kRecentSteps];    // records of minibatch n, in n % kRecentSteps
+  std::atomic<uint64_t> validated_step;                // newest minibatch whose validation has a result
+  std::atomic<uint64_t> validations_failed;            // so many of them differed; the last one is told in
+  char validation_message[512];
+  std::atomic<uint32_t> device_lost;  // 1 = the server ends because its device is gone; why:
+  char device_message[256];
+
+  // Written by the device server with every collective: which one it waits for while in_collective is 1 (uid
+  // 0: one that cannot be named), and how far it has come with each communicator.
+  alignas(64) std::atomic<uint64_t> wait_uid_low, wait_uid_high, wait_sequence;
+  std::atomic<uint32_t> started_count;
+  StartedMark started[kMaxCommunicators];
+  std::atomic<uint64_t>
+      partitioned_until_ns;  // CLOCK_MONOTONIC: by a drill, no peer can be reached until then
 
   // Written by the device server; read by the worker with every record and to recycle segments.
   alignas(64) std::atomic<uint32_t> server_sleeping;
@@ -248,14 +314,20 @@ struct alignas(64) ControlPage {
 
   // Written by proxyd.
   alignas(64) std::atomic<uint32_t> session_state;
-  std::atomic<uint64_t> floor_commit;  // no commit below this one will be asked for again
+  std::atomic<uint64_t> floor_commit;    // no commit below this one will be asked for again
+  std::atomic<uint64_t> snapshot_order;  // see order_of(); 0 = none yet
+  std::atomic<uint64_t>
+      snapshot_floor;  // serial: no older snapshot will be asked for; 0 = the beginning may be
+  std::atomic<uint32_t> snapshot_suspended;  // 1 = none is kept, and no log for their sake
   char lost_message[1024];
+  std::atomic<uint64_t> validate_step;  // the minibatch to be executed twice; 0 = none
   std::atomic<uint32_t> drill_count;
   Drill drills[kMaxDrills];
 
   alignas(64) std::atomic<uint64_t> commit_count;  // newest commit's number; commit n lies in commits[n %
                                                    // kCommitRing]
   CommitEntry commits[kCommitRing];
+  SnapshotEntry snapshots[kSnapshots];  // written by the device server
   uint32_t segment_of[kMaxSegments];
 };
 
@@ -265,7 +337,7 @@ struct ReplyHeader {
   uint32_t error_kind, reserved;
 };
 
-// ---- manifest of a commit (in `shadow`)
+// ---- manifest of a commit (in `shadow`, or in `snapshot`)
 // ------------------------------------------------------------------------
 inline constexpr uint64_t kManifestMagic = 0x31534546494e414dull;  // "MANIFES1"
 inline constexpr uint64_t kNotShadowed = ~0ull;

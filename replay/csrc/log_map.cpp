@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -14,6 +15,8 @@
 
 namespace understudy::replay {
 namespace {
+
+constexpr uint64_t kSmallestFile = 4096;
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
   throw LogError(what + " " + path + ": " + std::strerror(errno));
@@ -46,7 +49,7 @@ uint64_t page_bytes() { return (sizeof(ControlPage) + 4095) / 4096 * 4096; }
 }  // namespace
 
 void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes,
-                int32_t proxyd_pid, uint64_t proxyd_start_ticks) {
+                int32_t proxyd_pid, uint64_t proxyd_start_ticks, uint32_t proxyd_grace_s) {
   if (sizes.segment_count == 0 || sizes.segment_count > kMaxSegments)
     throw LogError("a log has 1 to " + std::to_string(kMaxSegments) + " segments");
   if (sizes.segment_bytes < (4ull << 20) || sizes.segment_bytes % 4096 != 0)
@@ -56,6 +59,7 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
   create_file(directory + "/dictionary", sizes.dictionary_bytes);
   create_file(directory + "/segments", sizes.segment_bytes * sizes.segment_count);
   create_file(directory + "/shadow", sizes.shadow_bytes);
+  create_file(directory + "/snapshot", std::max<uint64_t>(sizes.snapshot_bytes, kSmallestFile));
   Mapping control(directory + "/control", sizeof(ControlPage));
   auto* page = new (control.data()) ControlPage();
   page->version = kVersion;
@@ -65,10 +69,12 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
   page->dictionary_bytes = sizes.dictionary_bytes;
   page->reply_bytes = sizes.reply_bytes;
   page->shadow_bytes = sizes.shadow_bytes;
+  page->snapshot_bytes = sizes.snapshot_bytes;
   page->rank = rank;
   page->world = world;
   page->proxyd_pid = proxyd_pid;
   page->proxyd_start_ticks = proxyd_start_ticks;
+  page->proxyd_grace_s = proxyd_grace_s;
   page->step = 1;
   page->progress_ns = now_ns();
   page->magic = kMagic;
@@ -87,23 +93,34 @@ Mapping::Mapping(const std::string& path, uint64_t minimum_bytes) {
 }
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ != nullptr && ours_) munmap(data_, bytes_);
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      ours_(other.ours_) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(ours_, other.ours_);
   return *this;
 }
 
 LogMap::LogMap(const std::string& directory)
-    : control_(directory + "/control", sizeof(ControlPage)),
-      dictionary_(directory + "/dictionary", 8),
-      segments_(directory + "/segments", 4096),
-      shadow_(directory + "/shadow", 4096) {
+    : LogMap(directory, Mapping(directory + "/control", sizeof(ControlPage)),
+             Mapping(directory + "/dictionary", 8), Mapping(directory + "/segments", 4096),
+             Mapping(directory + "/shadow", kSmallestFile), Mapping(directory + "/snapshot", kSmallestFile)) {
+}
+
+LogMap::LogMap(const std::string& directory, Mapping control, Mapping dictionary, Mapping segments,
+               Mapping shadow, Mapping snapshot)
+    : control_(std::move(control)),
+      dictionary_(std::move(dictionary)),
+      segments_(std::move(segments)),
+      shadow_(std::move(shadow)),
+      snapshot_(std::move(snapshot)) {
   const ControlPage& p = page();
   if (p.magic != kMagic) throw LogError(directory + " holds no log of ours");
   if (p.version != kVersion)
@@ -113,18 +130,21 @@ LogMap::LogMap(const std::string& directory)
   reply_bytes_ = p.reply_bytes;
   segment_bytes_ = p.segment_bytes;
   segment_count_ = p.segment_count;
+  snapshot_bytes_ = p.snapshot_bytes;
   const bool fits = page_bytes_ >= sizeof(ControlPage) && page_bytes_ <= control_.bytes() &&
                     reply_bytes_ <= control_.bytes() - page_bytes_ && reply_bytes_ >= 4096 &&
-                    segment_bytes_ >= 4096 && segment_bytes_ <= segments_.bytes() && segment_count_ >= 1 &&
-                    segment_count_ <= kMaxSegments && segment_count_ <= segments_.bytes() / segment_bytes_;
+                    page_bytes_ % kAlign == 0 && segment_bytes_ % kAlign == 0 && segment_bytes_ >= 4096 &&
+                    segment_bytes_ <= segments_.bytes() && segment_count_ >= 1 &&
+                    snapshot_bytes_ <= snapshot_.bytes() && segment_count_ <= kMaxSegments &&
+                    segment_count_ <= segments_.bytes() / segment_bytes_;
   if (!fits) throw LogError(directory + ": sizes in the control page do not fit the files");
 }
 
-const Record& LogMap::record(uint64_t offset, uint64_t tail) const {
+Record LogMap::record(uint64_t offset, uint64_t tail) const {
   if (offset % kAlign != 0 || offset >= tail) throw LogError("a record begins outside the log");
   const uint64_t room = segment_bytes_ - offset % segment_bytes_;
   if (room < sizeof(Record)) throw LogError("a record header straddles two segments");
-  const auto& r = *reinterpret_cast<const Record*>(at(offset));
+  const Record r = copy_once(*reinterpret_cast<const Record*>(at(offset)));
   if (r.bytes < sizeof(Record) || r.bytes % kAlign != 0 || r.bytes > room || r.bytes > tail - offset)
     throw LogError("record " + std::to_string(r.index) + " has an impossible length of " +
                    std::to_string(r.bytes) + " bytes");
@@ -136,7 +156,7 @@ const Record& LogMap::record(uint64_t offset, uint64_t tail) const {
 }
 
 void LogMap::keep_out_of_forks() const {
-  for (const Mapping* m : {&control_, &dictionary_, &segments_, &shadow_})
+  for (const Mapping* m : {&control_, &dictionary_, &segments_, &shadow_, &snapshot_})
     madvise(m->data(), m->bytes(), MADV_DONTFORK);
 }
 
@@ -174,6 +194,13 @@ bool reserve_memory(uint8_t* begin, uint64_t bytes) {
   const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes + kPage - 1) / kPage * kPage;
   if (madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_WRITE) == 0) return true;
   return errno == EINVAL;  // a kernel before 5.14: nothing can be said
+}
+
+void give_memory_back(uint8_t* begin, uint64_t bytes) {
+  constexpr uintptr_t kPage = 4096;
+  const auto first = (reinterpret_cast<uintptr_t>(begin) + kPage - 1) / kPage * kPage;
+  const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes) / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_REMOVE);
 }
 
 uint64_t process_start_ticks(int32_t pid) { return read_process(pid).start_ticks; }

@@ -1,6 +1,7 @@
-// The four files of a rank's log, mapped.
+// The five files of a rank's log, mapped.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -12,22 +13,50 @@ struct LogError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What the worker may change at any moment is copied before it is looked at: what was checked is what is
+// used.
+template <class T>
+T copy_once(const T& shared) {
+  T copy;
+  std::memcpy(&copy, &shared, sizeof copy);
+  asm volatile("" ::: "memory");  // from here on `shared` may be another: the copy cannot be read from there
+  return copy;
+}
+
+// A text of the control page, which need not end.
+template <size_t Most>
+std::string text_of(const char (&text)[Most]) {
+  std::string copy(text, Most);
+  copy.resize(strnlen(copy.data(), copy.size()));
+  return copy;
+}
+
 struct LogSizes {
   uint64_t segment_bytes = 8ull << 20;
   uint64_t segment_count = 512;
   uint64_t dictionary_bytes = 256ull << 20;
   uint64_t reply_bytes = 4ull << 20;
   uint64_t shadow_bytes = 8ull << 30;
+  uint64_t snapshot_bytes = 0;  // 0: no snapshots
 };
 
 // Makes the files (mode 0600) in an existing directory. Sparse: only touched pages cost memory.
 void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes,
-                int32_t proxyd_pid, uint64_t proxyd_start_ticks);
+                int32_t proxyd_pid, uint64_t proxyd_start_ticks, uint32_t proxyd_grace_s = 0);
+
+// Memory of a log in which manifests and contents lie.
+struct Area {
+  uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+  const char* name = "";
+};
 
 class Mapping {
  public:
   Mapping() = default;
   Mapping(const std::string& path, uint64_t minimum_bytes);
+  // Memory of somebody else, who keeps it as long as this lives.
+  Mapping(uint8_t* memory, uint64_t bytes) : data_(memory), bytes_(bytes), ours_(false) {}
   ~Mapping();
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
@@ -39,6 +68,7 @@ class Mapping {
  private:
   uint8_t* data_ = nullptr;
   uint64_t bytes_ = 0;
+  bool ours_ = true;
 };
 
 // Everything that reads sizes from the control page checks them against the files' real sizes first, so a
@@ -46,6 +76,9 @@ class Mapping {
 class LogMap {
  public:
   explicit LogMap(const std::string& directory);
+  // `name` is what errors call it.
+  LogMap(const std::string& name, Mapping control, Mapping dictionary, Mapping segments, Mapping shadow,
+         Mapping snapshot = {});
   ControlPage& page() const { return *reinterpret_cast<ControlPage*>(control_.data()); }
   uint8_t* reply() const { return control_.data() + page_bytes_; }
   uint64_t reply_bytes() const { return reply_bytes_; }
@@ -53,28 +86,34 @@ class LogMap {
   uint64_t dictionary_bytes() const { return dictionary_.bytes(); }
   uint8_t* shadow() const { return shadow_.data(); }
   uint64_t shadow_bytes() const { return shadow_.bytes(); }
+  Area shadows() const { return {shadow_.data(), shadow_.bytes(), "shadow area"}; }
+  // Of no bytes where the log keeps no snapshots.
+  Area snapshots() const { return {snapshot_.data(), snapshot_bytes_, "snapshot area"}; }
   uint8_t* segments() const { return segments_.data(); }
   uint64_t segment_bytes() const { return segment_bytes_; }
   uint64_t segment_count() const { return segment_count_; }
   // Address of a log offset; throws LogError if the directory of segments is corrupt.
   uint8_t* at(uint64_t offset) const {
     const uint64_t logical = offset / segment_bytes_;
-    const uint32_t physical = page().segment_of[logical % segment_count_];
+    const uint32_t physical = copy_once(page().segment_of[logical % segment_count_]);
     if (physical >= segment_count_) throw LogError("the log names a segment that does not exist");
     return segments_.data() + physical * segment_bytes_ + offset % segment_bytes_;
   }
-  // A record after all checks of its header: alignment, bounds, index. Throws LogError.
-  const Record& record(uint64_t offset, uint64_t tail) const;
+  // The header of a record after all checks: alignment, bounds, kind. Throws LogError.
+  Record record(uint64_t offset, uint64_t tail) const;
   void keep_out_of_forks() const;
 
  private:
-  Mapping control_, dictionary_, segments_, shadow_;
+  Mapping control_, dictionary_, segments_, shadow_, snapshot_;
   uint64_t page_bytes_ = 0, reply_bytes_ = 0, segment_bytes_ = 0, segment_count_ = 0;
+  uint64_t snapshot_bytes_ = 0;
 };
 
 // Backs pages of a mapping with memory now. False if there is none: touching them would have killed the
 // process (SIGBUS), as in a container whose /dev/shm is small.
 bool reserve_memory(uint8_t* begin, uint64_t bytes);
+// Gives memory of a mapped file back; it reads as zeros then.
+void give_memory_back(uint8_t* begin, uint64_t bytes);
 
 bool process_is_alive(int32_t pid, uint64_t start_ticks);
 uint64_t process_start_ticks(int32_t pid);

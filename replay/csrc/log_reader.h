@@ -21,7 +21,7 @@ class LogReader {
     auto* const record = reinterpret_cast<Record*>(base_ + (offset - begin_));
     if (__builtin_expect(offset % kAlign != 0 || offset >= tail || end_ - offset < sizeof(Record), 0))
       refuse(offset, tail);
-    const Entry entry{*record, record->body()};
+    const Entry entry{copy_once(*record), record->body()};
     const Record& r = entry.header;
     if (__builtin_expect(r.bytes < sizeof(Record) || r.bytes % kAlign != 0 || r.bytes > end_ - offset ||
                              r.bytes > tail - offset || r.kind >= kKinds ||

@@ -137,12 +137,13 @@ void LogWriter::wait_for_segment() {
   p.backpressure.store(1);
   p.tail_futex.fetch_add(1);
   futex_wake(p.tail_futex);
+  uint64_t proxyd_gone_since_ns = 0;
   while (free_segments_.empty()) {
     const uint32_t seen = p.freed_futex.load();
     reclaim_segments();
     if (!free_segments_.empty()) break;
     raise_if_failed();
-    check_proxyd();
+    check_proxyd(proxyd_gone_since_ns);
     futex_wait(p.freed_futex, seen, kLivenessMilliseconds);
   }
   p.backpressure.store(0);
@@ -180,6 +181,7 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
       now = now_ns();
     }
   }
+  uint64_t proxyd_gone_since_ns = 0;
   while (!arrived()) {
     const uint32_t seen = p.reply_futex.load();
     p.worker_sleeping.store(1);
@@ -191,28 +193,39 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
         raise();
       }
       futex_wait(p.reply_futex, seen, kLivenessMilliseconds);
-      if (!arrived()) check_proxyd();
+      if (!arrived()) check_proxyd(proxyd_gone_since_ns);
     }
     p.worker_sleeping.store(0);
   }
 }
 
-void LogWriter::check_proxyd() const {
-  if (process_is_alive(page().proxyd_pid, page().proxyd_start_ticks)) return;
-  throw RemoteError(ErrorKind::kLost, "proxyd (pid " + std::to_string(page().proxyd_pid) +
-                                          ") is gone; the device session of rank " +
-                                          std::to_string(page().rank) + " cannot go on");
+// Device servers go on without proxyd, and a successor may come: only who waits for too long gives up.
+// `gone_since_ns` is the caller's, 0 when its wait begins.
+void LogWriter::check_proxyd(uint64_t& gone_since_ns) const {
+  const ControlPage& p = page();
+  const int32_t pid = p.proxyd_pid.load();
+  if (process_is_alive(pid, p.proxyd_start_ticks.load())) {
+    gone_since_ns = 0;
+    return;
+  }
+  const uint64_t now = now_ns();
+  if (gone_since_ns == 0) gone_since_ns = now;
+  if (now - gone_since_ns < p.proxyd_grace_s * 1'000'000'000ull) return;
+  throw RemoteError(ErrorKind::kLost,
+                    "proxyd (pid " + std::to_string(pid) + ") is gone, and no other has come in " +
+                        std::to_string(p.proxyd_grace_s) + " s; the device session of rank " +
+                        std::to_string(p.rank) + " cannot go on");
 }
 
 void LogWriter::raise() const {
   const ControlPage& p = page();
   if (p.error_kind.load(std::memory_order_acquire) == 0) {
-    const std::string message(p.lost_message, strnlen(p.lost_message, sizeof p.lost_message));
+    const std::string message = text_of(p.lost_message);
     throw RemoteError(ErrorKind::kLost, message.empty() ? "the device session was ended by proxyd" : message);
   }
   const auto kind = static_cast<ErrorKind>(p.error_kind.load(std::memory_order_acquire));
-  const std::string where(p.error_operator, strnlen(p.error_operator, sizeof p.error_operator));
-  const std::string what(p.error_message, strnlen(p.error_message, sizeof p.error_message));
+  const std::string where = text_of(p.error_operator);
+  const std::string what = text_of(p.error_message);
   throw RemoteError(kind,
                     what + " [device call " + where + ", record " + std::to_string(p.error_index) + "]");
 }

@@ -145,7 +145,7 @@ class LogWriter {
   void wait_for_segment();
   void wake_server(Kind kind);
   void wait_for_reply(uint64_t sequence);
-  void check_proxyd() const;
+  void check_proxyd(uint64_t& gone_since_ns) const;
   [[noreturn]] void raise() const;
 
   LogMap map_;

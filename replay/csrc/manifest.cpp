@@ -39,24 +39,25 @@ void Manifest::encode(uint8_t* to) const {
   std::memcpy(to, &header, sizeof header);
 }
 
-Manifest Manifest::read(const LogMap& log, const CommitEntry& entry) {
+Manifest Manifest::read(const Area& area, const CommitEntry& entry) {
   const std::string name = "the manifest of commit " + std::to_string(entry.number);
-  const uint64_t limit = log.shadow_bytes();
+  const uint64_t limit = area.bytes;
   if (entry.manifest_bytes == 0)
     throw LogError("commit " + std::to_string(entry.number) + " has no manifest");
   if (entry.manifest_bytes < sizeof(ManifestHeader) || entry.manifest_offset > limit ||
       entry.manifest_bytes > limit - entry.manifest_offset || entry.manifest_offset % 8 != 0)
-    throw LogError(name + " lies outside the shadow area");
-  const uint8_t* p = log.shadow() + entry.manifest_offset;
-  ManifestHeader h;
-  std::memcpy(&h, p, sizeof h);
+    throw LogError(name + " lies outside the " + area.name);
+  const uint8_t* const place = area.data + entry.manifest_offset;
+  const auto h = copy_once(*reinterpret_cast<const ManifestHeader*>(place));
   constexpr uint64_t kMost = 1ull << 32;
   if (h.magic != kManifestMagic || h.bytes != entry.manifest_bytes || h.commit != entry.number ||
       h.buffers > kMost || h.generators > kMost || h.communicators > kMost || h.settings > kMost ||
       h.bytes != sizeof h + h.buffers * sizeof(ManifestBuffer) + h.generators * sizeof(ManifestGenerator) +
                      h.communicators * sizeof(ManifestCommunicator) + h.settings * sizeof(ManifestSetting))
     throw LogError(name + " is damaged (header)");
-  p += sizeof h;
+  // The content is copied before its digest is taken, too: it may not become another one behind that.
+  const std::vector<uint8_t> content(place + sizeof h, place + h.bytes);
+  const uint8_t* p = content.data();
   if (digest(p, h.bytes - sizeof h) != h.digest) throw LogError(name + " is damaged (digest)");
   Manifest m;
   m.commit = h.commit;
@@ -69,10 +70,10 @@ Manifest Manifest::read(const LogMap& log, const CommitEntry& entry) {
   };
   for (const ManifestBuffer& b : m.buffers)
     if (b.shadow_offset != kNotShadowed && !inside(b.shadow_offset, b.bytes))
-      throw LogError(name + " names a shadow outside the shadow area");
+      throw LogError(name + " names a shadow outside the " + area.name);
   for (const ManifestGenerator& g : m.generators)
     if (!inside(g.shadow_offset, g.bytes))
-      throw LogError(name + " names a generator outside the shadow area");
+      throw LogError(name + " names a generator outside the " + area.name);
   return m;
 }
 

@@ -16,8 +16,9 @@ struct Manifest {
 
   uint64_t encoded_bytes() const;
   void encode(uint8_t* to) const;  // encoded_bytes() bytes
-  // Checks magic, counts, bounds of every reference into `shadow`, and the digest. Throws LogError.
-  static Manifest read(const LogMap& log, const CommitEntry& entry);
+  // Checks magic, counts, bounds of every reference into `area`, and the digest, all of a copy. `entry` must
+  // be one too: not the row of the ring. Throws LogError.
+  static Manifest read(const Area& area, const CommitEntry& entry);
 };
 
 }  // namespace understudy::replay

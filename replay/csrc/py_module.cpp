@@ -3,9 +3,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "replay/csrc/digest.h"
+#include "replay/csrc/log_view.h"
 #include "replay/csrc/log_writer.h"
 #include "replay/csrc/manifest.h"
 #include "replay/csrc/names.h"
@@ -15,103 +18,60 @@ namespace py = pybind11;
 namespace understudy::replay {
 namespace {
 
-struct Commit {
-  uint64_t number, log_offset, record_index, step, call;
-  bool complete, has_manifest;
-  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> communicators;
-};
-
 struct Buffer {
   uint64_t handle, bytes;
   std::optional<uint64_t> digest;
   bool shadowed;
 };
 
-std::vector<Commit> commits(const LogMap& log) {
-  const ControlPage& page = log.page();
-  std::vector<Commit> found;
-  const uint64_t newest = page.commit_count.load(std::memory_order_acquire);
-  const uint64_t oldest = newest > kCommitRing - 1 ? newest - (kCommitRing - 1) + 1 : 1;
-  for (uint64_t n = oldest; n <= newest; n++) {
-    const CommitEntry& e = page.commits[n % kCommitRing];
-    if (e.number != n) continue;
-    Commit c{e.number,
-             e.log_offset,
-             e.record_index,
-             e.step,
-             e.call,
-             (e.flags & kCommitComplete) != 0,
-             e.manifest_bytes != 0,
-             {}};
-    for (uint32_t i = 0; i < std::min<uint64_t>(e.communicators, kMaxCommunicators); i++)
-      c.communicators.emplace_back(e.communicator[i].uid_low, e.communicator[i].uid_high,
-                                   e.communicator[i].sequence);
-    std::atomic_thread_fence(std::memory_order_acquire);
-    // The server may have reused the entry while we read it.
-    if (page.commit_count.load() < n + kCommitRing - 1) found.push_back(std::move(c));
-  }
-  return found;
-}
-
-const CommitEntry& commit_entry(const LogMap& log, uint64_t number) {
-  const CommitEntry& e = log.page().commits[number % kCommitRing];
-  if (number == 0 || e.number != number)
-    throw LogError("commit " + std::to_string(number) + " is not in the ring");
-  return e;
-}
-
 std::vector<Buffer> manifest_buffers(const LogMap& log, uint64_t number) {
   std::vector<Buffer> found;
   if (number == 0) return found;
-  const Manifest manifest = Manifest::read(log, commit_entry(log, number));
+  const Manifest manifest = Manifest::read(log.shadows(), commit_entry(log, number));
   for (const ManifestBuffer& b : manifest.buffers)
     found.push_back({b.handle, b.bytes, b.has_digest == 1 ? std::optional(b.digest) : std::nullopt,
                      b.shadow_offset != kNotShadowed || b.has_digest == 2});
   return found;
 }
 
-std::string template_name(const LogMap& log, uint64_t offset) {
-  const uint64_t tail =
-      std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
-  if (offset % 8 != 0 || offset + sizeof(TemplateHeader) > tail) return "?";
-  const auto* header = reinterpret_cast<const TemplateHeader*>(log.dictionary() + offset);
-  if (header->name_bytes > tail - offset - sizeof(TemplateHeader)) return "?";
-  return std::string(reinterpret_cast<const char*>(header + 1), header->name_bytes);
+// Digests of some buffers at a commit, in the order asked for; none where it has none.
+std::vector<std::optional<uint64_t>> digests(const LogMap& log, uint64_t number,
+                                             const std::vector<uint64_t>& handles) {
+  std::vector<std::optional<uint64_t>> found(handles.size());
+  if (number == 0) return found;
+  const Manifest manifest = Manifest::read(log.shadows(), commit_entry(log, number));
+  std::unordered_map<uint64_t, uint64_t> of_handle;
+  of_handle.reserve(manifest.buffers.size());
+  for (const ManifestBuffer& b : manifest.buffers)
+    if (b.has_digest == 1) of_handle.emplace(b.handle, b.digest);
+  for (size_t i = 0; i < handles.size(); i++)
+    if (const auto it = of_handle.find(handles[i]); it != of_handle.end()) found[i] = it->second;
+  return found;
+}
+
+// A worker may write anything there, and a message that was cut may end within a character.
+py::str as_text(const std::string& bytes) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
 }
 
 // Records still in the log, as dictionaries; [first, first + count) by index.
 py::list dump(const LogMap& log, std::optional<uint64_t> first, std::optional<uint64_t> count) {
   py::list found;
-  const ControlPage& page = log.page();
-  const uint64_t tail = page.tail.load(std::memory_order_acquire);
-  uint64_t offset = page.freed_segments.load(std::memory_order_acquire) * log.segment_bytes();
-  while (offset < tail && (!count || found.size() < *count)) {
-    const Record& r = log.record(offset, tail);
-    const uint64_t here = offset;
-    offset += r.bytes;
-    if (static_cast<Kind>(r.kind) == Kind::kPad || (first && r.index < *first)) continue;
+  for_each_record(log, first, count, [&](RecordView&& r) {
     py::dict row;
     row["index"] = r.index;
-    row["offset"] = here;
+    row["offset"] = r.offset;
     row["bytes"] = r.bytes;
-    row["kind"] = name_of(static_cast<Kind>(r.kind));
+    row["kind"] = name_of(r.kind);
     row["aux"] = r.aux;
-    std::vector<uint64_t> frees(r.body(), r.body() + r.frees);
-    row["frees"] = frees;
-    row["done"] = here < page.cursor.load(std::memory_order_relaxed);
-    const auto kind = static_cast<Kind>(r.kind);
-    const uint64_t words = (r.bytes - sizeof(Record)) / 8 - r.frees;
-    const uint64_t* body = r.body() + r.frees;
-    if (kind == Kind::kOperator || kind == Kind::kOperatorSync) row["operator"] = template_name(log, r.aux);
-    if (kind == Kind::kCollective && words >= sizeof(CollectiveHeader) / 8) {
-      const auto* header = reinterpret_cast<const CollectiveHeader*>(body);
-      row["operator"] = name_of(static_cast<CollectiveKind>(header->kind));
-      row["sequence"] = header->sequence;
-    }
-    std::vector<uint64_t> values(body, body + std::min<uint64_t>(words, 16));
-    row["words"] = values;
+    row["frees"] = r.frees;
+    row["done"] = r.done;
+    if (r.operation) row["operator"] = as_text(*r.operation);
+    if (r.sequence) row["sequence"] = *r.sequence;
+    row["words"] = r.words;
     found.append(row);
-  }
+  });
   return found;
 }
 
@@ -143,7 +103,18 @@ void bind_rewind(py::module_& m) {
       .def("free", [](ByteTable& t, uint64_t h) { t.table.free(h); })
       .def("commit", [](ByteTable& t) { return t.table.commit(); })
       .def("release", [](ByteTable& t, uint64_t floor) { t.table.release(floor); })
+      .def("seal", [](ByteTable& t) { t.table.seal(); })
       .def("rewind", [](ByteTable& t, uint64_t target) { return t.table.rewind(target); })
+      .def("start_at", [](ByteTable& t, uint64_t number) { t.table.start_at(number); })
+      .def("adopt", [](ByteTable& t, uint64_t h, const py::bytes& c,
+                       bool available) { t.table.adopt(h, std::string(c), available); })
+      .def("rows",
+           [](ByteTable& t) {
+             std::vector<std::tuple<uint64_t, py::bytes, uint64_t, bool>> rows;
+             for (auto& [h, b] : t.table.buffers())
+               rows.emplace_back(h, py::bytes(b.content), b.born, b.available);
+             return rows;
+           })
       .def("handles",
            [](ByteTable& t) {
              std::vector<uint64_t> handles;
@@ -210,24 +181,72 @@ void bind_log(py::module_& m) {
           FIXED(error_index) READ(tail) READ(tail_index) READ(dictionary_tail) READ(cursor) READ(cursor_index)
               READ(phase) READ(step) READ(call) READ(progress_ns) READ(freed_segments) READ(backpressure)
                   READ(in_collective) READ(degraded) READ(live_buffers) READ(live_bytes) READ(undo_bytes)
-                      READ(shadow_used_bytes) READ(replies_compared) READ(replies_different)
-                          READ(median_calls_per_step) READ(median_bytes_per_step) READ(commit_count)
-                              READ(session_state) READ(error_kind)
+                      READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
+                          READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns) READ(replies_compared)
+                              READ(replies_different) READ(median_calls_per_step) READ(median_bytes_per_step)
+                                  READ(commit_count) READ(session_state) READ(error_kind) READ(device_lost)
+                                      READ(wait_sequence) READ(validated_step) READ(validations_failed)
+      .def_property_readonly("device_message",
+                             [](const LogMap& l) { return as_text(text_of(l.page().device_message)); })
+      .def_property_readonly(
+          "waits_for",
+          [](const LogMap& l) {
+            const auto& p = l.page();
+            return std::pair(load(p.wait_uid_low), load(p.wait_uid_high));
+          },
+          "The communicator (uid_low, uid_high) whose collective the server waits for while in_collective.")
+      .def(
+          "started",
+          [](const LogMap& l) {
+            std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> found;
+            const auto& p = l.page();
+            for (uint32_t i = 0; i < std::min<uint64_t>(load(p.started_count), kMaxCommunicators); i++)
+              found.emplace_back(load(p.started[i].uid_low), load(p.started[i].uid_high),
+                                 load(p.started[i].sequence), load(p.started[i].size));
+            return found;
+          },
+          "Of each communicator: (uid_low, uid_high, collectives begun, members).")
+      .def_property_readonly("recent_calls",
+                             [](const LogMap& l) {
+                               std::vector<uint64_t> calls;
+                               for (const auto& n : l.page().recent_calls) calls.push_back(load(n));
+                               return calls;
+                             })
+      .def_property_readonly("validation_message",
+                             [](const LogMap& l) { return as_text(text_of(l.page().validation_message)); })
+      .def_property(
+          "validate_step", [](const LogMap& l) { return load(l.page().validate_step); },
+          [](LogMap& l, uint64_t step) { l.page().validate_step.store(step, std::memory_order_release); })
       .def_property_readonly("error_operator",
-                             [](const LogMap& l) {
-                               const auto& p = l.page();
-                               return std::string(p.error_operator,
-                                                  strnlen(p.error_operator, sizeof p.error_operator));
-                             })
+                             [](const LogMap& l) { return as_text(text_of(l.page().error_operator)); })
       .def_property_readonly("error_message",
-                             [](const LogMap& l) {
-                               const auto& p = l.page();
-                               return std::string(p.error_message,
-                                                  strnlen(p.error_message, sizeof p.error_message));
-                             })
+                             [](const LogMap& l) { return as_text(text_of(l.page().error_message)); })
       .def_property(
           "floor_commit", [](const LogMap& l) { return load(l.page().floor_commit); },
           [](LogMap& l, uint64_t floor) { l.page().floor_commit.store(floor, std::memory_order_release); })
+      .def_property(
+          "snapshot_floor", [](const LogMap& l) { return load(l.page().snapshot_floor); },
+          [](LogMap& l, uint64_t serial) {
+            l.page().snapshot_floor.store(serial, std::memory_order_release);
+          })
+      .def_property(
+          "snapshot_suspended", [](const LogMap& l) { return load(l.page().snapshot_suspended) != 0; },
+          [](LogMap& l, bool on) {
+            l.page().snapshot_suspended.store(on ? 1 : 0, std::memory_order_release);
+          })
+      .def_property_readonly("snapshot_limit", [](const LogMap& l) { return l.snapshots().bytes; })
+      .def_property_readonly("snapshot_ordered",
+                             [](const LogMap& l) { return serial_of(load(l.page().snapshot_order)); })
+      .def(
+          "order_snapshot",
+          [](LogMap& l, uint64_t serial, std::optional<uint64_t> step) {
+            if (step && *step >= kAtNextCommit) throw LogError("no step can be that late");
+            l.page().snapshot_order.store(order_of(serial, step.value_or(kAtNextCommit)),
+                                          std::memory_order_release);
+          },
+          py::arg("serial"), py::arg("step") = py::none(),
+          "A snapshot of the first commit with so many optimizer steps; without a step: of the next commit.")
+      .def("snapshots", &snapshots, "Published snapshots, oldest first.")
       .def(
           "lose",
           [](LogMap& l, const std::string& message) {
@@ -240,7 +259,17 @@ void bind_log(py::module_& m) {
             }
           },
           "Ends the session; the worker raises `message` at its next call.")
+      .def(
+          "supervise",
+          [](LogMap& l, int32_t pid, uint64_t start_ticks) {
+            l.page().proxyd_start_ticks.store(start_ticks);
+            l.page().proxyd_pid.store(pid);
+          },
+          py::arg("pid"), py::arg("start_ticks"), "This proxyd supervises the session from here on.")
+      .def_property_readonly("proxyd_pid", [](const LogMap& l) { return l.page().proxyd_pid.load(); })
       .def("commits", &commits, "Commits still in the ring, oldest first.")
+      .def("digests", &digests, py::arg("commit"), py::arg("handles"),
+           "XXH3-64 of these buffers at a commit, None for one without.")
       .def("manifest", &manifest_buffers, py::arg("commit"), "Buffers alive at a commit; none for commit 0.")
       .def("add_drill",
            [](LogMap& l, uint32_t kind, uint64_t step, uint64_t call) {
@@ -252,18 +281,27 @@ void bind_log(py::module_& m) {
              p.drills[n].step = step;
              p.drills[n].call = call;
              p.drills[n].fired_at_ns = 0;
+             p.drills[n].detail = 0;
              p.drills[n].state.store(0);
              p.drill_count.store(n + 1, std::memory_order_release);
            })
       .def("drills",
            [](const LogMap& l) {
-             std::vector<std::tuple<uint32_t, uint64_t, uint64_t, bool, uint64_t>> found;
+             std::vector<std::tuple<uint32_t, uint64_t, uint64_t, uint32_t, uint64_t, uint64_t>> found;
              const ControlPage& p = l.page();
              for (uint32_t i = 0; i < std::min<uint64_t>(p.drill_count.load(), kMaxDrills); i++)
                found.emplace_back(p.drills[i].kind, p.drills[i].step, p.drills[i].call,
-                                  p.drills[i].state.load() != 0, p.drills[i].fired_at_ns);
+                                  p.drills[i].state.load(std::memory_order_acquire), p.drills[i].fired_at_ns,
+                                  p.drills[i].detail);
              return found;
            })
+      .def(
+          "drill_done",
+          [](LogMap& l, uint32_t slot) {
+            if (slot >= kMaxDrills) throw LogError("there is no drill " + std::to_string(slot));
+            l.page().drills[slot].state.store(static_cast<uint32_t>(DrillState::kDone));
+          },
+          "proxyd has done its part of a drill that fired: the server need not wait any longer.")
       .def("dump", &dump, py::arg("first") = py::none(), py::arg("count") = py::none())
       .def_static("now_ns", &now_ns, "CLOCK_MONOTONIC, nanoseconds.");
 #undef READ
@@ -277,15 +315,22 @@ PYBIND11_MODULE(_replay, m) {
   using namespace understudy::replay;
   py::register_exception<LogError>(m, "LogError", PyExc_RuntimeError);
   py::register_exception<RemoteError>(m, "RemoteError", PyExc_RuntimeError);
-  py::class_<Commit>(m, "Commit")
-      .def_readonly("number", &Commit::number)
-      .def_readonly("log_offset", &Commit::log_offset)
-      .def_readonly("record_index", &Commit::record_index)
-      .def_readonly("step", &Commit::step)
-      .def_readonly("call", &Commit::call)
-      .def_readonly("complete", &Commit::complete)
-      .def_readonly("has_manifest", &Commit::has_manifest)
-      .def_readonly("communicators", &Commit::communicators);
+  py::class_<CommitView>(m, "Commit")
+      .def_readonly("number", &CommitView::number)
+      .def_readonly("log_offset", &CommitView::log_offset)
+      .def_readonly("record_index", &CommitView::record_index)
+      .def_readonly("step", &CommitView::step)
+      .def_readonly("call", &CommitView::call)
+      .def_readonly("complete", &CommitView::complete)
+      .def_readonly("has_manifest", &CommitView::has_manifest)
+      .def_readonly("optimizer", &CommitView::optimizer)
+      .def_readonly("communicators", &CommitView::communicators)
+      .def_readonly("members", &CommitView::members);
+  py::class_<SnapshotView>(m, "Snapshot")
+      .def_readonly("serial", &SnapshotView::serial)
+      .def_readonly("bytes", &SnapshotView::bytes)
+      .def_readonly("seconds", &SnapshotView::seconds)
+      .def_readonly("commit", &SnapshotView::commit);
   py::class_<Buffer>(m, "Buffer")
       .def_readonly("handle", &Buffer::handle)
       .def_readonly("bytes", &Buffer::bytes)
@@ -295,18 +340,20 @@ PYBIND11_MODULE(_replay, m) {
       "create_log",
       [](const std::string& directory, uint32_t rank, uint32_t world, uint64_t segment_bytes,
          uint64_t segment_count, uint64_t dictionary_bytes, uint64_t reply_bytes, uint64_t shadow_bytes,
-         int32_t proxyd_pid, uint64_t proxyd_start_ticks) {
-        create_log(directory, rank, world,
-                   {segment_bytes, segment_count, dictionary_bytes, reply_bytes, shadow_bytes}, proxyd_pid,
-                   proxyd_start_ticks);
+         uint64_t snapshot_bytes, int32_t proxyd_pid, uint64_t proxyd_start_ticks, uint32_t proxyd_grace_s) {
+        create_log(
+            directory, rank, world,
+            {segment_bytes, segment_count, dictionary_bytes, reply_bytes, shadow_bytes, snapshot_bytes},
+            proxyd_pid, proxyd_start_ticks, proxyd_grace_s);
       },
       py::arg("directory"), py::kw_only(), py::arg("rank") = 0, py::arg("world") = 1,
       py::arg("segment_bytes") = LogSizes{}.segment_bytes,
       py::arg("segment_count") = LogSizes{}.segment_count,
       py::arg("dictionary_bytes") = LogSizes{}.dictionary_bytes,
       py::arg("reply_bytes") = LogSizes{}.reply_bytes, py::arg("shadow_bytes") = LogSizes{}.shadow_bytes,
-      py::arg("proxyd_pid") = 0, py::arg("proxyd_start_ticks") = 0,
-      "Makes the four files of a log (mode 0600) in an existing directory.");
+      py::arg("snapshot_bytes") = LogSizes{}.snapshot_bytes, py::arg("proxyd_pid") = 0,
+      py::arg("proxyd_start_ticks") = 0, py::arg("proxyd_grace_s") = 0,
+      "Makes the five files of a log (mode 0600) in an existing directory.");
   m.def("digest", [](const py::bytes& b) {
     const std::string_view text(b);
     return digest(text.data(), text.size());

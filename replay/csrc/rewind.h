@@ -27,6 +27,16 @@ struct RewindError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Who takes a snapshot copies contents later than the commit they belong to: it is called before a content it
+// still waits for (Buffer::captured) changes or goes.
+class Capture {
+ public:
+  virtual void before_change(uint64_t handle, uint32_t captured) = 0;
+
+ protected:
+  ~Capture() = default;
+};
+
 // `Store` knows how to keep contents: copy(content), hollow(content) (same size, no content),
 // recycle(content), bytes(content).
 template <class Content, class Store>
@@ -43,6 +53,8 @@ class BufferTable {
     bool in_flight = false;   // a collective still works on it
     uint64_t digest_version = ~0ull, digest = 0;
     uint64_t shadow_version = ~0ull, shadow_offset = 0;
+    uint64_t snapshot_version = ~0ull, snapshot_offset = 0;
+    uint32_t captured = 0;  // its row, from 1, in a snapshot that still has to copy it
   };
 
   explicit BufferTable(Store& store) : store_(store) { epochs_.emplace_back(); }
@@ -51,6 +63,9 @@ class BufferTable {
   void protect(bool keep) { protect_ = keep; }
   // While false, writes take no pre-image and the commits before them are out of reach.
   void preimages(bool on) { preimages_ = on; }
+  // Neither this epoch's commit nor one before can be reached any more.
+  void seal() { unreachable_below_ = epoch_ + 1; }
+  void set_capture(Capture* capture) { capture_ = capture; }
 
   uint64_t epoch() const { return epoch_; }
   // The oldest commit rewind() can reach; above epoch() while none can be.
@@ -89,6 +104,7 @@ class BufferTable {
     return b;
   }
   void begin_write(uint64_t handle, Buffer& b) {
+    if (__builtin_expect(b.captured != 0, 0)) let_capture(handle, b);
     b.version++;
     if (b.saved != epoch_) save(handle, b);
   }
@@ -105,6 +121,7 @@ class BufferTable {
     Buffer* found = buffers_.find(handle);
     if (found == nullptr) throw RewindError("handle " + std::to_string(handle) + " is freed but not alive");
     Buffer& b = *found;
+    if (__builtin_expect(b.captured != 0, 0)) let_capture(handle, b);
     usage_.remove(store_.bytes(b.content));
     if (protect_ && b.born < epoch_) {
       const uint64_t first =
@@ -147,6 +164,8 @@ class BufferTable {
       Epoch& e = epochs_.back();
       for (auto& [handle, b] : e.freed) {
         if (b.available) undo_bytes_ -= store_.bytes(b.content);
+        forget(handle);              // one made since, that was given the same handle
+        b.snapshot_version = ~0ull;  // whoever let go of snapshots meanwhile did not find it in the table
         usage_.add(store_.bytes(b.content));
         buffers_.insert(handle, std::move(b));
       }
@@ -174,10 +193,7 @@ class BufferTable {
       if (b.saved >= target) b.saved = target - 1;
       if (b.touched >= target) b.touched = target - 1;
     }
-    for (const uint64_t handle : born_later) {
-      usage_.remove(store_.bytes(buffers_.find(handle)->content));
-      buffers_.erase(handle);
-    }
+    for (const uint64_t handle : born_later) forget(handle);
     return restored;
   }
 
@@ -199,6 +215,12 @@ class BufferTable {
   }
 
  private:
+  void let_capture(uint64_t handle, Buffer& b) {
+    const uint32_t captured = b.captured;
+    b.captured = 0;
+    capture_->before_change(handle, captured);
+  }
+
   struct Epoch {
     std::vector<std::pair<uint64_t, Content>> preimages;
     std::vector<std::pair<uint64_t, Buffer>> freed;
@@ -207,10 +229,7 @@ class BufferTable {
   void save(uint64_t handle, Buffer& b) {
     b.saved = epoch_;
     if (!protect_) return;
-    if (!preimages_) {  // from here on only later commits can be reached
-      unreachable_below_ = epoch_ + 1;
-      return;
-    }
+    if (!preimages_) return seal();  // from here on only later commits can be reached
     epochs_.back().preimages.emplace_back(handle, store_.copy(b.content));
     undo_bytes_ += store_.bytes(b.content);
   }
@@ -226,6 +245,13 @@ class BufferTable {
     copy.available = false;
     copy.replicated = b.replicated;
     return copy;
+  }
+
+  void forget(uint64_t handle) {
+    Buffer* b = buffers_.find(handle);
+    if (b == nullptr) return;
+    usage_.remove(store_.bytes(b->content));
+    buffers_.erase(handle);
   }
 
   void forget(Epoch& e) {
@@ -247,6 +273,7 @@ class BufferTable {
   uint64_t undo_bytes_ = 0;
   Usage usage_;
   bool protect_ = true, preimages_ = true;
+  Capture* capture_ = nullptr;
 };
 
 }  // namespace understudy::replay

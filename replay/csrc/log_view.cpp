@@ -1,0 +1,112 @@
+#include "replay/csrc/log_view.h"
+
+#include <algorithm>
+
+#include "replay/csrc/log_reader.h"
+#include "replay/csrc/names.h"
+#include "replay/csrc/templates.h"
+
+namespace understudy::replay {
+
+namespace {
+
+CommitView describe(const CommitEntry& e) {
+  CommitView c{e.number,
+               e.log_offset,
+               e.record_index,
+               e.step,
+               e.call,
+               (e.flags & kCommitComplete) != 0,
+               e.manifest_bytes != 0,
+               (e.flags & kCommitOptimizer) != 0,
+               {},
+               {}};
+  for (uint32_t i = 0; i < std::min<uint64_t>(e.communicators, kMaxCommunicators); i++) {
+    const CommunicatorMark& mark = e.communicator[i];
+    c.communicators.emplace_back(mark.uid_low, mark.uid_high, mark.sequence);
+    c.members.push_back(mark.members);
+  }
+  return c;
+}
+
+}  // namespace
+
+std::vector<CommitView> commits(const LogMap& log) {
+  const ControlPage& page = log.page();
+  std::vector<CommitView> found;
+  const uint64_t newest = page.commit_count.load(std::memory_order_acquire);
+  const uint64_t most = std::min<uint64_t>(newest, kCommitRing - 1);
+  for (uint64_t left = most; left > 0; left--) {
+    const uint64_t n = newest - left + 1;
+    const CommitEntry e = copy_once(page.commits[n % kCommitRing]);
+    if (e.number != n) continue;
+    CommitView c = describe(e);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    // The server may have reused the entry while we read it.
+    if (page.commit_count.load() - n < kCommitRing - 1) found.push_back(std::move(c));
+  }
+  return found;
+}
+
+std::vector<SnapshotView> snapshots(const LogMap& log) {
+  std::vector<SnapshotView> found;
+  for (const SnapshotEntry& e : log.page().snapshots) {
+    const uint64_t serial = e.serial.load(std::memory_order_acquire);
+    if (serial == 0) continue;
+    SnapshotView s{serial, e.bytes, static_cast<double>(e.nanoseconds) / 1e9, describe(copy_once(e.commit))};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (e.serial.load() == serial) found.push_back(std::move(s));  // else it was replaced meanwhile
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.serial < b.serial; });
+  return found;
+}
+
+CommitEntry commit_entry(const LogMap& log, uint64_t number) {
+  const CommitEntry e = copy_once(log.page().commits[number % kCommitRing]);
+  if (number == 0 || e.number != number)
+    throw LogError("commit " + std::to_string(number) + " is not in the ring");
+  return e;
+}
+
+std::string template_name(const LogMap& log, uint64_t offset) {
+  try {
+    return read_template(log, offset).name;
+  } catch (const LogError&) {
+    return "?";
+  }
+}
+
+void for_each_record(const LogMap& log, std::optional<uint64_t> first, std::optional<uint64_t> count,
+                     const std::function<void(RecordView&&)>& see) {
+  const ControlPage& page = log.page();
+  const uint64_t tail = page.tail.load(std::memory_order_acquire);
+  const uint64_t freed = page.freed_segments.load(std::memory_order_acquire);
+  if (freed > tail / log.segment_bytes()) return;  // all of it was freed meanwhile
+  uint64_t offset = freed * log.segment_bytes();
+  if (tail - offset > log.segment_count() * log.segment_bytes())
+    throw LogError("the log claims to hold more than it has room for");
+  LogReader reader(log);
+  for (uint64_t seen = 0; offset < tail && (!count || seen < *count);) {
+    const auto [r, all] = reader.read(offset, tail);
+    const uint64_t here = offset;
+    offset += r.bytes;
+    const auto kind = static_cast<Kind>(r.kind);
+    if (kind == Kind::kPad || (first && r.index < *first)) continue;
+    RecordView view{r.index, here, r.bytes, kind, r.aux, {}, {}, {}, {}, {}};
+    view.frees.assign(all, all + r.frees);
+    view.done = here < page.cursor.load(std::memory_order_relaxed);
+    const uint64_t words = (r.bytes - sizeof(Record)) / 8 - r.frees;
+    const uint64_t* body = all + r.frees;
+    if (kind == Kind::kOperator || kind == Kind::kOperatorSync) view.operation = template_name(log, r.aux);
+    if (kind == Kind::kCollective && words >= sizeof(CollectiveHeader) / 8) {
+      const auto* header = reinterpret_cast<const CollectiveHeader*>(body);
+      view.operation = name_of(static_cast<CollectiveKind>(header->kind));
+      view.sequence = header->sequence;
+    }
+    view.words.assign(body, body + std::min<uint64_t>(words, 16));
+    see(std::move(view));
+    seen++;
+  }
+}
+
+}  // namespace understudy::replay

@@ -1,0 +1,55 @@
+// What the tools show of a log: its commits and its records. The log may be a hostile worker's.
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "replay/csrc/log_map.h"
+
+namespace understudy::replay {
+
+struct CommitView {
+  uint64_t number, log_offset, record_index, step, call;
+  bool complete, has_manifest;
+  bool optimizer;  // an optimizer step without pre-images begins right behind it
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> communicators;  // uid low, uid high, sequence
+  std::vector<uint64_t> members;                                        // of each of them
+};
+
+struct SnapshotView {
+  uint64_t serial, bytes;
+  double seconds;  // that copying it took
+  CommitView commit;
+};
+
+// Commits still in the ring, oldest first.
+std::vector<CommitView> commits(const LogMap& log);
+
+// Published snapshots, oldest first.
+std::vector<SnapshotView> snapshots(const LogMap& log);
+
+// The row of one commit; throws LogError if it is not in the ring.
+CommitEntry commit_entry(const LogMap& log, uint64_t number);
+
+struct RecordView {
+  uint64_t index, offset, bytes;
+  Kind kind;
+  uint64_t aux;
+  std::vector<uint64_t> frees;
+  bool done;
+  std::optional<std::string> operation;  // of operators and collectives
+  std::optional<uint64_t> sequence;      // of collectives
+  std::vector<uint64_t> words;           // the first of the body
+};
+
+// The operator of a template, "?" if there is no template at this offset.
+std::string template_name(const LogMap& log, uint64_t offset);
+
+// Records still in the log, [first, first + count) by index; throws LogError at the first that cannot be
+// read.
+void for_each_record(const LogMap& log, std::optional<uint64_t> first, std::optional<uint64_t> count,
+                     const std::function<void(RecordView&&)>& see);
+
+}  // namespace understudy::replay

@@ -1,0 +1,147 @@
+"""Records and a control page as no worker of ours would write them; fuzz/ tries what needs no PyTorch."""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from executor_harness import (
+    COLLECTIVE,
+    COMMUNICATOR_CREATE,
+    GENERATOR_SET,
+    OPERATOR,
+    SYNCHRONIZE,
+    Harness,
+    vector,
+)
+
+from proxy_server import _server
+from replay import Log, LogError, RemoteError
+
+
+class WithPeers(Harness):
+    """Its communicators have one member: the executor itself."""
+
+    def new_executor(self) -> _server.Executor:
+        def connect(uid: str, generation: int, rank: int, size: int, timeout_ms: int) -> object:
+            return dist.ProcessGroupGloo(dist.HashStore(), rank, size, datetime.timedelta(seconds=10))
+
+        executor = _server.Executor(connect)
+        executor.attach(self.directory, device="cpu:0", threads=1, generation=0, **self.options)
+        return executor
+
+
+def patch(harness: Harness, old: bytes, new: bytes) -> None:
+    """Writes over a place of the control page that only `old` marks."""
+    control = Path(harness.directory) / "control"
+    at = control.read_bytes().index(old)
+    with control.open("r+b") as file:
+        file.seek(at)
+        file.write(new)
+
+
+def test_a_generator_state_that_would_draw_from_memory_behind_it_is_refused() -> None:
+    state = bytearray(torch.Generator().get_state().numpy().tobytes())
+    struct.pack_into("<i", state, 8, 624)  # numbers left
+    struct.pack_into("<Q", state, 16, 624)  # the next one: behind the last
+    words = struct.unpack(f"<{len(state) // 8}Q", state)
+    with Harness() as h:
+        h.writer.append(GENERATOR_SET, 5, [len(state), *words])
+        with pytest.raises(RemoteError, match="Invalid mt19937 state"):
+            h.synchronize()
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2, 622, 623, 624, 625, 1247, 1248])
+def test_every_state_a_generator_can_be_in_is_accepted(drawn: int) -> None:
+    generator = torch.Generator()
+    for _ in range(drawn):
+        torch.randint(2**31, (), generator=generator)
+    state = generator.get_state().numpy().tobytes()
+    with Harness() as h:
+        h.writer.append(GENERATOR_SET, 5, [len(state), *struct.unpack(f"<{len(state) // 8}Q", state)])
+        h.synchronize()
+
+
+def all_reduce(h: Harness, size: int, stride: int) -> None:
+    header = [1, 0, 0, 0, 1, 0, 1, 0]  # kind, reduction, peer, tag, sequence, inputs, outputs, splits
+    h.writer.append(COLLECTIVE, 7, [*header, 1 | 6 << 8 | 1 << 16, 1, 0, size, stride])
+
+
+def test_a_collective_reaches_no_further_than_its_buffer_whatever_the_strides() -> None:
+    with WithPeers() as h:
+        h.new(1, [1, 2, 3, 4])
+        h.writer.append(COMMUNICATOR_CREATE, 7, [1, 2, 0, 1, 10_000])
+        all_reduce(h, size=4, stride=1)
+        assert h.read(1) == (1, 2, 3, 4)
+        all_reduce(h, size=1 << 20, stride=0)
+        with pytest.raises(RemoteError, match="more elements than its buffer"):
+            h.synchronize()
+
+
+def test_splits_that_only_add_up_are_refused() -> None:
+    with WithPeers() as h:
+        h.new(1, [1, 2, 3, 4])
+        h.new(2, [1, 2, 3, 4])
+        h.writer.append(COMMUNICATOR_CREATE, 7, [1, 2, 0, 1, 10_000])
+        tensor = [1 | 6 << 8 | 1 << 16, 1, 0, 4, 1]
+        other = [tensor[0], 2, *tensor[2:]]
+        h.writer.append(COLLECTIVE, 7, [9, 0, 0, 0, 1, 1, 1, 4, *tensor, *other, 2**64 - 4, 8, 4, 0])
+        with pytest.raises(RemoteError, match="splits its tensors impossibly"):
+            h.synchronize()
+
+
+def failed(h: Harness, message: bytes) -> None:
+    """A program error whose text the worker then writes over."""
+    h.new(1, [1, 2, 3, 4])
+    h.writer.append(OPERATOR, h.template("aten::no_such_operator", vector()), [1])
+    with pytest.raises(RemoteError, match="no operator"):
+        h.synchronize()
+    patch(h, h.log.error_message.encode(), message)
+
+
+def last_reply(h: Harness) -> bytes:
+    control = (Path(h.directory) / "control").read_bytes()
+    (reply_at,) = struct.unpack_from("<I", control, 12)
+    (size,) = struct.unpack_from("<Q", control, reply_at)
+    return control[reply_at + 16 :][:size]
+
+
+def test_an_error_text_without_an_end_is_answered_with_as_much_as_its_field_holds() -> None:
+    with Harness() as h:
+        failed(h, b"x" * (4096 + 48))  # and what follows, up to the next field
+        h.writer.append(SYNCHRONIZE, 0, [1 << 40, 0])
+        while h.log.cursor_index < h.log.tail_index:
+            assert h.executor.wait_for_fault(1) is None
+        assert last_reply(h).startswith(b"x" * 4096 + b" [device call operator, record ")
+        assert h.log.error_message == "x" * 4096
+
+
+def test_an_error_text_that_ends_within_a_character_can_be_read() -> None:
+    with Harness() as h:
+        failed(h, "é".encode()[:1] + b"\0")
+        assert h.log.error_message == "�"
+
+
+def test_a_dump_names_only_operators_that_lie_in_the_dictionary() -> None:
+    with Harness() as h:
+        h.executor.park()
+        outside = [2**64 - 8, 2**64 - 16, 2**64 - 24, 1 << 40]
+        for aux in outside:
+            h.writer.append(OPERATOR, aux, [])
+        h.writer.append(OPERATOR, h.template("aten::\xff", []), [])
+        assert [row["operator"] for row in h.log.dump()][:4] == ["?"] * 4
+
+
+def test_a_log_that_claims_more_records_than_it_has_room_for_is_not_dumped() -> None:
+    with Harness() as h:
+        h.executor.park()
+        for i in range(3):
+            h.writer.append(SYNCHRONIZE, i, [1, 2])
+        tail = h.log.tail
+        patch(h, struct.pack("<QQ", tail, 3), struct.pack("<QQ", 1 << 62, 3))
+        with pytest.raises(LogError, match="more than it has room for"):
+            Log(h.directory).dump()
