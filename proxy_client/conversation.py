@@ -8,8 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 _DEADLINE_SECONDS = 240.0
+_RETURN_SECONDS = 60.0
+"""How long a proxyd that died may take to come back."""
+_STOPPED_SECONDS = 2.0
+"""The same, of one that was stopped in order."""
 
 
 def _open_session(request: dict[str, object]) -> dict[str, object]:
@@ -19,12 +24,25 @@ def _open_session(request: dict[str, object]) -> dict[str, object]:
     from protos import control_pb2, control_pb2_grpc
 
     socket = str(request.pop("socket"))
-    with grpc.insecure_channel(f"unix:{socket}") as channel:
+    wanted = control_pb2.OpenSessionRequest(**request)
+    options = [("grpc.max_reconnect_backoff_ms", 500)]
+    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
         stub = control_pb2_grpc.DaemonStub(channel)
-        try:
-            session = stub.OpenSession(control_pb2.OpenSessionRequest(**request), timeout=_DEADLINE_SECONDS)
-        except grpc.RpcError as error:
-            return {"error": f"proxyd does not answer at {socket}: {error.code().name}: {error.details()}"}
+        deadline = time.monotonic() + _DEADLINE_SECONDS
+        while True:
+            try:
+                # One that was stopped has removed its socket; one that starts makes it anew in no time.
+                patience = _RETURN_SECONDS if os.path.exists(socket) else _STOPPED_SECONDS
+                grpc.channel_ready_future(channel).result(patience)
+                session = stub.OpenSession(wanted, timeout=_DEADLINE_SECONDS)
+                break
+            except grpc.FutureTimeoutError:
+                return {"error": f"proxyd does not answer at {socket}: nobody listens there"}
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                    return {
+                        "error": f"proxyd does not answer at {socket}: {error.code().name}: {error.details()}"
+                    }
     if session.error:
         return {"error": session.error}
     device = session.capability

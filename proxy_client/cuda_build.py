@@ -21,15 +21,9 @@ _HARMLESS = frozenset(
     }
 )
 
-# Further names that reach the driver, and what a script uses instead.
+# Further names that reach the driver, and what a script uses instead. What a CPU build has too has a row in
+# `refusals.py`, which is put over these afterwards.
 _INSTEAD = {
-    "_broadcast": "DistributedDataParallel",
-    "_broadcast_coalesced": "DistributedDataParallel",
-    "_broadcast_out": "DistributedDataParallel",
-    "_gather": "DistributedDataParallel",
-    "_gather_out": "DistributedDataParallel",
-    "_scatter": "DistributedDataParallel",
-    "_scatter_out": "DistributedDataParallel",
     "_CUDAGreenContext": "torch.cuda.Stream",
     "_CUDAPluggableAllocator": "the device's own allocator",
     "_FastCudaLauncher": "PyTorch's own operators",

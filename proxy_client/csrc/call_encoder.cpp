@@ -1,18 +1,13 @@
 #include "proxy_client/csrc/call_encoder.h"
 
 #include "proxy_client/csrc/below_autograd.h"
+#include "proxy_client/csrc/device_check.h"
 #include "proxy_client/csrc/generators.h"
 
 namespace understudy::client {
 
 using c10::IValue;
 using replay::Tag;
-
-namespace {
-
-constexpr int64_t kMaxCpuTensorBytes = 512 << 10;  // a record holds 1 MiB
-
-}  // namespace
 
 void CallEncoder::generator(const std::optional<at::Generator>& generator) {
   put(Tag::kGenerator);
@@ -106,15 +101,13 @@ void CallEncoder::host_tensor(const at::Tensor& tensor) {
   const BelowAutograd guard;
   TORCH_CHECK(tensor.device().is_cpu(), "Expected all tensors to be on the same device, but found ",
               tensor.device(), " and cuda");
-  const at::Tensor dense = tensor.resolve_conj().resolve_neg().contiguous();
-  TORCH_CHECK_NOT_IMPLEMENTED(static_cast<int64_t>(dense.nbytes()) <= kMaxCpuTensorBytes, "a CPU tensor of ",
-                              dense.nbytes(),
-                              " bytes is an argument of a cuda operator; move it to the device first");
+  const bool fits = tensor.nbytes() <= kMaxHostTensorBytes;  // else check_devices() will refuse it
+  const at::Tensor dense = fits ? tensor.resolve_conj().resolve_neg().contiguous() : tensor;
   key_.push(tensor_word(Tag::kCpuTensor, *dense.unsafeGetTensorImpl(),
                         static_cast<uint64_t>(tensor.scalar_type())) |
             (tensor.unsafeGetTensorImpl()->is_wrapped_number() ? replay::kWrappedNumber << 24 : 0));
   for (const int64_t size : tensor.sizes()) key_.push(static_cast<uint64_t>(size));
-  values_.push_bytes(dense.const_data_ptr(), dense.nbytes());
+  if (fits) values_.push_bytes(dense.const_data_ptr(), dense.nbytes());
 }
 
 void CallEncoder::device(c10::Device device) {

@@ -4,6 +4,7 @@
 
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/virtual_memory.h"
+#include "replay/csrc/log_format.h"
 
 namespace understudy::client {
 
@@ -12,6 +13,15 @@ at::Tensor make_tensor(c10::Storage storage, const Layout& layout) {
                                                          c10::scalarTypeToTypeMeta(layout.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(layout.sizes, layout.strides, layout.offset);
   return tensor;
+}
+
+uint64_t lazy_flags(const at::Tensor& tensor) {
+  return (tensor.is_conj() ? replay::kConjugate : 0) | (tensor.is_neg() ? replay::kNegative : 0);
+}
+
+void set_lazy_flags(const at::Tensor& tensor, uint64_t flags) {
+  if (tensor.is_complex()) tensor._set_conj((flags & replay::kConjugate) != 0);
+  tensor._set_neg((flags & replay::kNegative) != 0);
 }
 
 c10::Storage make_storage(size_t bytes, c10::DeviceIndex device, uint64_t handle) {

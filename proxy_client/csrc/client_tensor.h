@@ -17,6 +17,11 @@ struct Layout {
   c10::IntArrayRef sizes, strides;
 };
 
+// What a tensor's conjugation and negation bits say (replay::kConjugate, replay::kNegative), and setting
+// them.
+uint64_t lazy_flags(const at::Tensor& tensor);
+void set_lazy_flags(const at::Tensor& tensor, uint64_t flags);
+
 at::Tensor make_tensor(c10::Storage storage, const Layout& layout);
 // A storage for a buffer that a record in the log creates.
 c10::Storage make_storage(size_t bytes, c10::DeviceIndex device, uint64_t handle);

@@ -1,9 +1,11 @@
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 
 #include <algorithm>
 
 #include "proxy_client/csrc/below_autograd.h"
 #include "proxy_client/csrc/client_tensor.h"
+#include "proxy_client/csrc/device_check.h"
 #include "proxy_client/csrc/pending_call.h"
 #include "proxy_client/csrc/server_reply.h"
 #include "proxy_client/csrc/shape_inference.h"
@@ -32,14 +34,11 @@ bool has_boolean_index(Arguments arguments) {
   return false;
 }
 
-void check_written_arguments(const OperatorInfo& info, Arguments arguments) {
-  for (size_t i = 0; i < arguments.size(); i++) {
-    if (!info.writes[i] || !arguments[i].isTensor()) continue;
-    const Tensor& tensor = arguments[i].toTensor();
-    TORCH_CHECK(!tensor.defined() || tensor.is_cuda(), info.name,
-                ": Expected all tensors to be on the same device, but it would write to a tensor on ",
-                tensor.device(), " with arguments on cuda");
-  }
+// copy_ has no meta kernel that could say so.
+void check_copy(const Tensor& to, const Tensor& from) {
+  const auto shape = at::infer_size(to.sizes(), from.sizes());
+  TORCH_CHECK(to.sizes() == c10::IntArrayRef(shape), "output with shape ", to.sizes(),
+              " doesn't match the broadcast shape ", c10::IntArrayRef(shape));
 }
 
 enum class Plan { kAsync, kLearn, kSync };
@@ -53,6 +52,7 @@ Plan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Argument
     // In place, or nothing returned: there is no shape to know. The first call waits all the same, because
     // arguments that do not fit together must raise here, not later and for good.
     if (!changing) return Plan::kLearn;
+    if (info.name == "aten::copy_") check_copy(arguments[0].toTensor(), arguments[1].toTensor());
     if (boolean_index || !infer_shapes(op, info, arguments, entry)) entry.results.resize(info.returns.size());
     return Plan::kAsync;
   }
@@ -68,13 +68,13 @@ bool gives_composite(const std::vector<IValue>& values) {
                      [](const IValue& value) { return value.isTensor() && is_composite(value.toTensor()); });
 }
 
-// True if the driver's kernel gave this out= argument another shape. (A conjugated argument comes back as a
-// copy, which says nothing.)
+// True if the driver's kernel gave this out= argument another shape, or conjugated it lazily.
 bool was_resized(const Tensor& mine, const IValue& returned) {
   if (!returned.isTensor() || !returned.toTensor().defined()) return false;
   const Tensor& theirs = returned.toTensor();
   if (!mine.has_storage() || !theirs.has_storage()) return false;
-  return theirs.is_alias_of(mine) && (mine.sizes() != theirs.sizes() || mine.strides() != theirs.strides());
+  return theirs.is_alias_of(mine) && (mine.sizes() != theirs.sizes() || mine.strides() != theirs.strides() ||
+                                      lazy_flags(mine) != lazy_flags(theirs));
 }
 
 // What a synchronous execution told about the results of all later ones.
@@ -89,9 +89,11 @@ void learn_results(const OperatorInfo& info, Arguments arguments, const std::vec
       const IValue& written = arguments[static_cast<size_t>(info.returns[i].alias)];
       if (!written.isTensor() || !was_resized(written.toTensor(), values[i])) continue;
       const Tensor& theirs = values[i].toTensor();
+      const uint64_t flags = lazy_flags(theirs);
+      if (flags != lazy_flags(written.toTensor())) result.flags = flags | replay::kOtherFlags;
       for (size_t k = 0; k < device_arguments.size(); k++)
         if (device_arguments[k].is_same(written.toTensor()))
-          entry.resizes.push_back({k, theirs.sizes().vec(), theirs.strides().vec()});
+          entry.resizes.push_back({k, theirs.sizes().vec(), theirs.strides().vec(), flags});
       continue;
     }
     if (values[i].isTensorList()) {
@@ -126,9 +128,11 @@ std::vector<IValue> exchange(const PendingCall& pending, uint64_t dictionary_off
 // The server's kernel may have resized an out= argument: do as it did.
 IValue written_argument(const PendingCall& call, size_t result, const IValue& returned) {
   const IValue& argument = call.arguments[static_cast<size_t>(call.info.returns[result].alias)];
-  if (argument.isTensor() && was_resized(argument.toTensor(), returned))
-    resize_tensor(argument.toTensor(), returned.toTensor().sizes(), returned.toTensor().strides(),
-                  /*record=*/false);
+  if (argument.isTensor() && was_resized(argument.toTensor(), returned)) {
+    const Tensor& theirs = returned.toTensor();
+    resize_tensor(argument.toTensor(), theirs.sizes(), theirs.strides(), /*record=*/false);
+    set_lazy_flags(argument.toTensor(), lazy_flags(theirs));
+  }
   return argument;
 }
 
@@ -163,7 +167,7 @@ void run_sync(const PendingCall& call, const CallTemplate& entry, Results& resul
 void run_first(const PendingCall& call, Results& results) {
   const BelowAutograd guard;
   count(&Statistics::misses);
-  check_written_arguments(call.info, call.arguments);
+  check_devices(call.op, call.info, call.arguments);
   auto entry = std::make_unique<CallTemplate>();
   entry->key.assign(call.encoding.key.data(), call.encoding.key.data() + call.encoding.key.size());
   const Plan plan = plan_call(call.op, call.info, call.arguments, *entry);

@@ -28,8 +28,8 @@ Tensor make_fresh(const Output& output, c10::DeviceIndex device, uint64_t handle
                      {output.dtype, output.offset, output.sizes, output.strides});
 }
 
-Tensor make_output(const Output& output, c10::ArrayRef<Tensor> device_arguments, c10::DeviceIndex device,
-                   uint64_t& next_handle) {
+Tensor make_plain_output(const Output& output, c10::ArrayRef<Tensor> device_arguments,
+                         c10::DeviceIndex device, uint64_t& next_handle) {
   switch (output.origin) {
     case Output::Origin::kUndefined:
       return {};
@@ -42,6 +42,13 @@ Tensor make_output(const Output& output, c10::ArrayRef<Tensor> device_arguments,
       break;
   }
   return make_fresh(output, device, next_handle++);
+}
+
+Tensor make_output(const Output& output, c10::ArrayRef<Tensor> device_arguments, c10::DeviceIndex device,
+                   uint64_t& next_handle) {
+  Tensor made = make_plain_output(output, device_arguments, device, next_handle);
+  if (C10_UNLIKELY(output.flags != 0)) set_lazy_flags(made, output.flags);
+  return made;
 }
 
 }  // namespace
@@ -67,8 +74,10 @@ void run_async(const PendingCall& call, const CallTemplate& entry, Results& resu
   }
   call.timer.finish(&Statistics::output_ticks);
   append_operator(call.log, entry, call.encoding.values, first_handle);
-  for (const Resize& resize : entry.resizes)
+  for (const Resize& resize : entry.resizes) {
     resize_tensor(device_arguments[resize.argument], resize.sizes, resize.strides, /*record=*/false);
+    set_lazy_flags(device_arguments[resize.argument], resize.flags);
+  }
   call.timer.finish(&Statistics::append_ticks);
 }
 

@@ -11,6 +11,7 @@
 
 #include "proxy_client/csrc/autograd_drain.h"
 #include "proxy_client/csrc/cpu_branches.h"
+#include "proxy_client/csrc/device_check.h"
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/generators.h"
 #include "proxy_client/csrc/host_access.h"
@@ -185,6 +186,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("cpu_branches_used", [] {
     py::dict used;
     for (const auto& [name, count] : cpu_branches_used()) used[name] = count;
+    return used;
+  });
+  module.def("host_arguments_used", [] {
+    py::dict used;
+    for (const auto& [name, count] : host_arguments_used()) used[py::str(name)] = count;
     return used;
   });
   module.def("register_process_group", &register_process_group);

@@ -11,6 +11,8 @@
 #include "proxy_client/csrc/direct_call.h"
 #include "proxy_client/csrc/local_kernels.h"
 #include "proxy_client/csrc/operator_call.h"
+#include "proxy_client/csrc/own_kernel.h"
+#include "proxy_client/csrc/random_checks.h"
 #include "proxy_client/csrc/silent_warnings.h"
 #include "proxy_client/csrc/transfers.h"
 
@@ -52,14 +54,6 @@ std::set<std::string> forwarded_operators() {
   return names;
 }
 
-// Operators with a kernel of their own here.
-struct OwnKernel {
-  template <class Function>
-  OwnKernel(const char* operator_name, Function kernel) : name(operator_name), function(kernel) {}
-  const char* name;
-  torch::CppFunction function;
-};
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(forward_boxed()); }
@@ -87,6 +81,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
       {"copy_", TORCH_FN(copy_)},
       {"_copy_from", TORCH_FN(copy_from)},
       {"_local_scalar_dense", TORCH_FN(local_scalar_dense)},
+      // their numbers are checked here
+      {"cauchy_", TORCH_FN(cauchy_)},
+      {"exponential_", TORCH_FN(exponential_)},
+      {"geometric_", TORCH_FN(geometric_)},
+      {"log_normal_", TORCH_FN(log_normal_)},
+      {"normal_", TORCH_FN(normal_)},
+      {"uniform_", TORCH_FN(uniform_)},
       // decided here
       {"scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention)},
   };

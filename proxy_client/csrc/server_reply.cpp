@@ -125,14 +125,21 @@ class ReplyReader {
     const uint64_t bytes = take();
     layout.sizes = take_sizes(dims);
     layout.strides = take_sizes(dims);
-    if ((word >> 24 & replay::kFresh) != 0) return make_tensor(make_storage(bytes, device_, handle), layout);
+    const uint64_t flags = word >> 24;
+    if ((flags & replay::kFresh) != 0)
+      return with_flags(make_tensor(make_storage(bytes, device_, handle), layout), flags);
     for (const at::Tensor& argument : arguments_)
       if (locate(argument).handle == handle) {
         c10::StorageImpl& storage = *argument.storage().unsafeGetStorageImpl();
         if (bytes > storage.nbytes()) resize_storage(storage, bytes, /*record=*/false);
-        return make_tensor(argument.storage(), layout);
+        return with_flags(make_tensor(argument.storage(), layout), flags);
       }
     TORCH_CHECK(false, "the device server's reply names a buffer that is not an argument of the call");
+  }
+
+  static at::Tensor with_flags(at::Tensor made, uint64_t flags) {
+    if ((flags & (replay::kConjugate | replay::kNegative)) != 0) set_lazy_flags(made, flags);
+    return made;
   }
 
   const uint64_t* next_;

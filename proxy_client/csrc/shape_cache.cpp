@@ -7,6 +7,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/custom_operators.h"
 
 namespace understudy::client {
@@ -55,8 +56,8 @@ const CallTemplate* TemplateTable::find_shared(const WordBuffer& key, uint64_t h
 }
 
 const CallTemplate* TemplateTable::keep(std::unique_ptr<CallTemplate> entry, uint64_t hash) {
-  entry->direct =
-      !entry->synchronous && !entry->constant && !entry->needs_arguments && entry->resizes.empty();
+  entry->direct = !entry->synchronous && !entry->constant && !entry->needs_arguments && !entry->lazy &&
+                  entry->resizes.empty();
   const CallTemplate* kept = entry.get();
   {
     std::unique_lock<std::shared_mutex> lock(cache().mutex);
@@ -100,6 +101,7 @@ Output describe_output(const at::Tensor& tensor, c10::ArrayRef<at::Tensor> devic
   output.bytes = storage_bytes;
   output.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
   output.strides.assign(tensor.strides().begin(), tensor.strides().end());
+  output.flags = lazy_flags(tensor);
   for (size_t i = 0; i < device_arguments.size(); i++) {
     if (!device_arguments[i].defined()) continue;
     if (device_arguments[i].is_same(tensor)) {
@@ -121,6 +123,7 @@ void summarise(CallTemplate& entry) {
   for (const Result& result : entry.results)
     for (const Output& output : result.outputs) {
       if (output.origin == Output::Origin::kFresh) entry.fresh++;
+      if (output.flags != 0) entry.lazy = true;
       if (output.origin == Output::Origin::kView || output.origin == Output::Origin::kArgument)
         entry.needs_arguments = true;
     }
@@ -130,11 +133,13 @@ void publish(LogWriter& log, const OperatorInfo& info, const Encoding& encoding,
   std::vector<uint64_t> words;
   if (!entry.synchronous)
     for (const Result& result : entry.results) {
-      words.push_back(static_cast<uint64_t>(result.kind) | result.outputs.size() << 8);
+      const bool written = result.kind == Result::Kind::kWrittenArgument;
+      words.push_back(static_cast<uint64_t>(result.kind) | (written ? result.flags : result.outputs.size())
+                                                               << 8);
       for (const Output& output : result.outputs) {
         const bool fresh = output.origin == Output::Origin::kFresh;
         words.push_back((fresh ? 0 : 1) | static_cast<uint64_t>(output.dtype) << 8 |
-                        output.sizes.size() << 16);
+                        output.sizes.size() << 16 | output.flags << 24);
         if (!fresh) continue;
         words.push_back(static_cast<uint64_t>(output.offset));
         words.push_back(output.bytes);

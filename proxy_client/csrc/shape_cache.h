@@ -25,6 +25,7 @@ struct Output {
   int64_t offset = 0;
   size_t bytes = 0;  // of the storage
   c10::SmallVector<int64_t, 5> sizes, strides;
+  uint64_t flags = 0;  // as lazy_flags()
 };
 
 // One value that a call returns.
@@ -32,12 +33,14 @@ struct Result {
   enum class Kind : uint64_t { kWrittenArgument = 0, kTensor = 1, kTensorList = 2 };
   Kind kind = Kind::kWrittenArgument;
   std::vector<Output> outputs;
+  uint64_t flags = 0;  // of a written argument: kOtherFlags and the bits, if they are not those it came with
 };
 
 // A device argument that the call gives another shape (out= variants).
 struct Resize {
   size_t argument;
   std::vector<int64_t> sizes, strides;
+  uint64_t flags = 0;  // as lazy_flags()
 };
 
 struct CallTemplate {
@@ -51,6 +54,7 @@ struct CallTemplate {
   std::vector<Resize> resizes;
   size_t fresh = 0;                     // outputs with Origin::kFresh
   bool needs_arguments = false;         // results refer to device arguments
+  bool lazy = false;                    // results are conjugated or negated by a bit
   bool direct = false;                  // nothing but fresh results and written arguments
   std::optional<c10::IValue> constant;  // the remembered result of an operator that depends on metadata only
 };

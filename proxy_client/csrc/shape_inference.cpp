@@ -78,7 +78,7 @@ std::vector<Resize> find_resizes(const std::vector<Tensor>& before, const std::v
   std::vector<Resize> resizes;
   for (size_t i = 0; i < before.size(); i++)
     if (before[i].sizes() != twins[i].sizes() || before[i].strides() != twins[i].strides())
-      resizes.push_back({i, twins[i].sizes().vec(), twins[i].strides().vec()});
+      resizes.push_back({i, twins[i].sizes().vec(), twins[i].strides().vec(), lazy_flags(twins[i])});
   return resizes;
 }
 

@@ -4,15 +4,9 @@
 
 #include <vector>
 
-namespace understudy::client {
+#include "proxy_client/csrc/own_kernel.h"
 
-// An operator with a kernel of its own in the worker.
-struct OwnKernel {
-  template <class Function>
-  OwnKernel(const char* operator_name, Function kernel) : name(operator_name), function(kernel) {}
-  const char* name;
-  torch::CppFunction function;
-};
+namespace understudy::client {
 
 torch::CppFunction forward_composites();
 

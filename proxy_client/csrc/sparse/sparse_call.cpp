@@ -6,6 +6,7 @@
 #include "proxy_client/csrc/call_encoding.h"
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/device_check.h"
 #include "proxy_client/csrc/nested/nested_tensor.h"
 #include "proxy_client/csrc/server_reply.h"
 #include "proxy_client/csrc/shape_cache.h"
@@ -84,7 +85,7 @@ void encode_composite(const Tensor& tensor, Encoding& out) {
 class SparseCall {
  public:
   SparseCall(const c10::OperatorHandle& op, const OperatorInfo& info, Arguments arguments)
-      : info_(info), arguments_(arguments), log_(log_for(bound_device())) {
+      : op_(op), info_(info), arguments_(arguments), log_(log_for(bound_device())) {
     TORCH_CHECK(arguments.size() == op.schema().arguments().size());
     for (size_t i = 0; i < arguments.size(); i++) {
       if (!info.writes[i]) continue;
@@ -144,6 +145,7 @@ class SparseCall {
       return *known;
     }
     count(&Statistics::misses);
+    check_devices(op_, info_, arguments_);
     auto entry = std::make_unique<CallTemplate>();
     entry->key.assign(key.data(), key.data() + key.size());
     entry->synchronous = !writes_ || !info_.returns_written || info_.has_out || !written_.empty();
@@ -200,6 +202,7 @@ class SparseCall {
   }
 
   StageTimer timer_;
+  const c10::OperatorHandle& op_;
   const OperatorInfo& info_;
   const Arguments arguments_;
   LogWriter& log_;
