@@ -10,7 +10,7 @@ import torch.distributed as dist
 from proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
 
 CONNECT_TIMEOUT_MS = 15_000
-"""How long members of a communicator wait for each other; a dead peer is known long before."""
+"""How long members of a communicator take to connect once all have come; a dead peer is known long before."""
 
 
 class BackendFactory:
@@ -34,6 +34,7 @@ class BackendFactory:
         store = RendezvousStore(self._channel, self._gate, prefix, CONNECT_TIMEOUT_MS)
         self._stores.append(store)
         timeout = datetime.timedelta(milliseconds=max(timeout_ms, 1000))
+        _meet(store, rank, size, timeout)
         if self._driver == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
@@ -47,3 +48,12 @@ class BackendFactory:
         backend = gloo(store, rank, size, options)
         backend._set_default_timeout(timeout)
         return backend
+
+
+def _meet(store: RendezvousStore, rank: int, size: int, timeout: datetime.timedelta) -> None:
+    """Wait for all members, as long as the program lets a collective take: a peer's program may be late.
+
+    Each writes a key of its own: it can do so twice, if it does not know whether a proxyd that died did it.
+    """
+    store.set(f"member/{rank}", b"1")
+    store.wait([f"member/{member}" for member in range(size)], timeout)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -20,6 +18,8 @@ from protos import control_pb2_grpc as rpc
 from proxy_server import _server
 from proxy_server.backends import BackendFactory
 from proxy_server.capability import Capability
+from proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_channel
+from proxy_server.guardian import Charge, Guardian, Identity
 from proxy_server.rendezvous_store import RendezvousGate
 
 CHUNK_BYTES = 2 << 20
@@ -28,28 +28,24 @@ CHUNK_BYTES = 2 << 20
 NO_CONTENT = 2**64 - 1
 """Offset of a chunk that says: this buffer's content was not kept here."""
 
-PR_SET_PDEATHSIG = 1
-MESSAGE_LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies: proxyd's death must leave nothing behind."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
-
 
 class DeviceService(rpc.DeviceServerServicer):
     """Maps requests to the executor. Steering calls are serialised; reads of state may overlap."""
 
-    def __init__(self, daemon: grpc.Channel, capability: Capability) -> None:
+    def __init__(self, daemon: grpc.Channel, capability: Capability, guardian: Guardian) -> None:
         self._capability = capability
         self._gate = RendezvousGate()
         self._factory = BackendFactory(daemon, capability.driver, self._gate)
-        self._daemon = rpc.DaemonStub(daemon)
+        self._reporter = FaultReporter(daemon)
+        self._guardian = guardian
         self._steering = threading.Lock()
         self._attached: pb.AttachRequest | None = None
         self._generation = 0
+        self._newest = 0
+        self._parked = False
+        self._restoring = self._rebuilding = False
+        self._holds_state = False
+        self._restored_commit = 0
         self.device = ""
         self.executor = _server.Executor(self._factory)
         threading.Thread(target=self._report_faults, name="faults", daemon=True).start()
@@ -60,17 +56,21 @@ class DeviceService(rpc.DeviceServerServicer):
             attached = self._attached
             if fault is None or attached is None:
                 continue
-            message, record_index = fault
-            with contextlib.suppress(grpc.RpcError):  # a dead proxyd needs no report
-                self._daemon.ReportFault(
-                    pb.FaultReport(
-                        job=attached.job,
-                        rank=attached.rank,
-                        generation=self._generation,
-                        message=message,
-                        record_index=record_index,
-                    )
+            kind, message, record_index = fault
+            self._reporter.tell(
+                pb.FaultReport(
+                    job=attached.job, rank=attached.rank, generation=self._generation, kind=kind,
+                    message=message, record_index=record_index,
                 )
+            )  # fmt: skip
+
+    def _refuse_old(self, generation: int, context: grpc.ServicerContext) -> None:
+        """Raise if proxyd has begun another round since it sent this, or died; else note its generation."""
+        if not context.is_active():
+            raise RuntimeError("whoever asked for this has died or waits no more")
+        if generation < self._newest:
+            raise RuntimeError(f"a request of generation {generation} came after one of {self._newest}")
+        self._newest = generation
 
     # ------------------------------------------------------------------ service
     def Health(self, request: pb.HealthRequest, context: grpc.ServicerContext) -> pb.HealthReply:
@@ -87,9 +87,13 @@ class DeviceService(rpc.DeviceServerServicer):
             try:
                 self._factory.job = request.job
                 self._factory.forget()
-                self._gate.open()
-                self._generation = request.generation
+                self._gate.begin()
+                self._generation = self._newest = request.generation
                 self._attached = request
+                self._holds_state, self._parked, self._restored_commit = request.run, not request.run, 0
+                self._reporter.forget()
+                worker = Identity(request.worker.pid, request.worker.start_ticks)
+                self._guardian.work_for(Charge(worker, Path(request.log_directory)))
                 self.executor.attach(
                     request.log_directory,
                     device=self.device or f"{self._capability.driver}:0",
@@ -105,9 +109,12 @@ class DeviceService(rpc.DeviceServerServicer):
             return pb.AttachReply()
 
     def Park(self, request: pb.ParkRequest, context: grpc.ServicerContext) -> pb.ParkReply:
-        self._gate.cancel()
+        if request.generation >= self._newest and context.is_active():
+            self._gate.cancel(request.generation)
         with self._steering:
             try:
+                self._refuse_old(request.generation, context)
+                self._parked = True
                 self.executor.park()
             except Exception as error:  # noqa: BLE001
                 return pb.ParkReply(error=f"{type(error).__name__}: {error}")
@@ -116,7 +123,11 @@ class DeviceService(rpc.DeviceServerServicer):
     def Rewind(self, request: pb.RewindRequest, context: grpc.ServicerContext) -> pb.RewindReply:
         with self._steering:
             try:
-                return pb.RewindReply(bytes=self.executor.rewind(request.commit))
+                self._refuse_old(request.generation, context)
+                self._holds_state = False
+                rewound = self.executor.rewind(request.commit)
+                self._holds_state = True
+                return pb.RewindReply(bytes=rewound)
             except Exception as error:  # noqa: BLE001
                 return pb.RewindReply(error=f"{type(error).__name__}: {error}")
 
@@ -124,18 +135,34 @@ class DeviceService(rpc.DeviceServerServicer):
         begin = time.monotonic()
         with self._steering:
             try:
-                shadow_bytes = self.executor.restore(request.commit)
-                copied = sum(self._copy_from(source) for source in request.sources)
+                self._refuse_old(request.generation, context)
+                self._restoring, self._holds_state = True, False
+                if request.from_snapshot and request.commit:
+                    shadow_bytes = self.executor.restore_snapshot(request.commit)
+                else:
+                    shadow_bytes = self.executor.restore(request.commit)
+                lost: list[int] = []
+                copied = sum(self._copy_from(source, lost) for source in request.sources)
                 self.executor.complete_restore(
                     [(copy.handle, copy.digest) for source in request.sources for copy in source.copies]
                 )
+                if request.HasField("roll_forward"):
+                    roll = request.roll_forward
+                    self.executor.roll_forward(
+                        rolled=list(roll.rolled), steady=list(roll.steady), own=list(roll.own),
+                        lost=[*roll.lost, *lost],
+                    )  # fmt: skip
+                self._holds_state, self._restored_commit = True, request.commit
             except Exception as error:  # noqa: BLE001
                 return pb.RestoreReply(error=f"{type(error).__name__}: {error}")
+            finally:
+                self._restoring = False
         return pb.RestoreReply(
             copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin
         )
 
-    def _copy_from(self, source: pb.ReplicaSource) -> int:
+    def _copy_from(self, source: pb.ReplicaSource, lost: list[int]) -> int:
+        """Fetch contents; answers the bytes, and adds to `lost` what is not there any more."""
         wanted: dict[int, list[int]] = defaultdict(list)
         for copy in source.copies:
             wanted[copy.source_handle].append(copy.handle)
@@ -146,6 +173,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 for handle in wanted[chunk.handle]:
                     if chunk.offset == NO_CONTENT:
                         self.executor.mark_lost(handle)
+                        lost.append(handle)
                     else:
                         self.executor.adopt_replica(handle, chunk.offset, chunk.data)
                         copied += len(chunk.data)
@@ -169,17 +197,24 @@ class DeviceService(rpc.DeviceServerServicer):
         begin = time.monotonic()
         with self._steering:
             try:
+                self._refuse_old(request.generation, context)
                 self._factory.forget()
-                self._gate.open()
+                self._rebuilding = True
+                self._gate.open(request.generation)
                 self._generation = request.generation
                 rebuilt = self.executor.rebuild(request.generation)
             except Exception as error:  # noqa: BLE001
                 return pb.RebuildReply(error=f"{type(error).__name__}: {error}")
+            finally:
+                self._rebuilding = False
         return pb.RebuildReply(communicators=rebuilt, seconds=time.monotonic() - begin)
 
     def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> pb.ResumeReply:
         with self._steering:
             try:
+                self._refuse_old(request.generation, context)
+                self._parked = False
+                self._reporter.forget()
                 self.executor.resume()
             except Exception as error:  # noqa: BLE001
                 return pb.ResumeReply(error=f"{type(error).__name__}: {error}")
@@ -192,24 +227,52 @@ class DeviceService(rpc.DeviceServerServicer):
         return pb.ReplicatedReply()
 
     def Detach(self, request: pb.DetachRequest, context: grpc.ServicerContext) -> pb.DetachReply:
-        self._gate.cancel()
+        self._gate.cancel(self._newest)
         with self._steering:
             try:
                 self.executor.detach()
                 self._attached = None
                 self._factory.forget()
+                self._reporter.forget()
+                self._guardian.work_for(None)
             except Exception as error:  # noqa: BLE001
                 return pb.DetachReply(error=f"{type(error).__name__}: {error}")
             return pb.DetachReply(spent=_server.has_foreign_libraries())
 
+    def Adopt(self, request: pb.AdoptRequest, context: grpc.ServicerContext) -> pb.AdoptReply:
+        self._guardian.follow(Identity(request.proxyd.pid, request.proxyd.start_ticks))
+        if self._rebuilding:  # waits for peers at a store that opens once all have been adopted
+            self._gate.cancel(self._newest)
+        if not self._restoring:  # that may take minutes, and will have to be done again
+            with self._steering:
+                return self._account()
+        return self._account()
 
-def serve(socket: Path, device: str, daemon_socket: str, capability: Capability) -> None:
-    """Run one device server until its parent dies or it is told to end. Does not return."""
+    def _account(self) -> pb.AdoptReply:
+        """How things stand, for a successor of the proxyd that knew."""
+        attached = self._attached
+        if attached is None:
+            return pb.AdoptReply(newest_generation=self._newest)
+        holds_state = self._holds_state and not self.executor.rolling
+        return pb.AdoptReply(
+            job=attached.job, rank=attached.rank, holds_state=holds_state, parked=self._parked,
+            attached_generation=attached.generation, generation=self._generation,
+            newest_generation=self._newest, restored_commit=self._restored_commit,
+            fault=self._reporter.take(),
+        )  # fmt: skip
+
+
+def serve(
+    socket: Path, device: str, daemon_socket: str, capability: Capability, proxyd: Identity, grace_s: float
+) -> None:
+    """Run one device server until it is told to end, or its guardian finds that nobody needs it. Does not
+    return.
+    """
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for proxyd, which ends us in good order
-    daemon = grpc.insecure_channel(f"unix:{daemon_socket}", options=MESSAGE_LIMIT)
-    service = DeviceService(daemon, capability)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent to a stopped process when the spawner ends
+    service = DeviceService(daemon_channel(daemon_socket), capability, Guardian(socket, proxyd, grace_s))
     service.device = device
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=MESSAGE_LIMIT)
     rpc.add_DeviceServerServicer_to_server(service, server)

@@ -22,20 +22,33 @@ class RendezvousCancelled(RuntimeError):
 
 
 class RendezvousGate:
-    """Waits under way, to be cancelled together; closed until ``open()`` is called again."""
+    """Waits under way, to be cancelled together; closed until ``open()`` is called again.
+
+    Requests may overtake each other: parked for one generation, a server must not wait for peers of an older.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waits: set[grpc.Future] = set()
         self._closed = False
+        self._oldest = 0
 
-    def open(self) -> None:
+    def begin(self) -> None:
+        """Open it for a session whose generations count anew."""
         with self._lock:
+            self._closed, self._oldest = False, 0
+
+    def open(self, generation: int) -> None:
+        """Raises RendezvousCancelled if the server has been parked for a newer one."""
+        with self._lock:
+            if generation < self._oldest:
+                raise RendezvousCancelled(f"parked for generation {self._oldest}, newer than {generation}")
             self._closed = False
 
-    def cancel(self) -> None:
+    def cancel(self, generation: int) -> None:
+        """End all waits, of older generations for good."""
         with self._lock:
-            self._closed = True
+            self._closed, self._oldest = True, max(self._oldest, generation)
             waits = list(self._waits)
         for wait in waits:
             wait.cancel()

@@ -10,6 +10,7 @@ milliseconds and shares its memory. Speaks JSON lines: requests on stdin, answer
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -19,6 +20,16 @@ from typing import Any
 
 NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """NCCL's watchdog would end a device server whose peer is gone; here the coordinator decides what happens."""
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; the device servers it forked live on."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
 
 
 def answer(message: dict[str, Any]) -> None:
@@ -35,22 +46,23 @@ def reap(*_: object) -> None:
         return
 
 
-def spawn(request: dict[str, Any], daemon_socket: str, capability: Any) -> int:
+def spawn(request: dict[str, Any], arguments: argparse.Namespace, capability: Any, proxyd: Any) -> int:
     """Fork one device server; returns its pid."""
     from proxy_server import device_server
 
-    parent = os.getpid()
     pid = os.fork()
     if pid != 0:
         return pid
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        device_server.die_with_parent(parent)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(2, 1)  # stdout belongs to the spawner's conversation
         os.close(null)
-        device_server.serve(Path(request["socket"]), str(request["device"]), daemon_socket, capability)
+        device_server.serve(
+            Path(request["socket"]), str(request["device"]), arguments.daemon_socket, capability, proxyd,
+            arguments.grace,
+        )  # fmt: skip
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the spawner's loop
         sys.stderr.write(f"understudy: a device server could not start: {error}\n")
     finally:
@@ -63,12 +75,17 @@ def main() -> None:
     parser.add_argument("--runtime", required=True)
     parser.add_argument("--driver", required=True)
     parser.add_argument("--parent", type=int, required=True, help="proxyd's pid; we die with it")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        required=True,
+        help="seconds that a server whose proxyd and worker have ended lives",
+    )
     arguments = parser.parse_args()
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if arguments.driver == "cuda":
         os.environ.update(NCCL_ENVIRONMENT)
     from proxy_server.capability import DriverUnavailable, find_capability
-    from proxy_server.device_server import die_with_parent
 
     die_with_parent(arguments.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -77,6 +94,8 @@ def main() -> None:
         import torch.distributed
 
         from proxy_server import _server
+        from proxy_server.guardian import Identity
+        from replay import process_start_ticks
 
         installed = torch.__version__.split("+")[0]
         if installed != _server.TORCH_VERSION:
@@ -91,11 +110,12 @@ def main() -> None:
     except (DriverUnavailable, ImportError) as error:
         answer({"error": str(error)})
         sys.exit(2)
+    proxyd = Identity(arguments.parent, process_start_ticks(arguments.parent))
     signal.signal(signal.SIGCHLD, reap)
     answer({"ready": {"torch_version": installed, "capability": capability.__dict__}})
     for line in sys.stdin:
         request = json.loads(line)
-        pid = spawn(request["spawn"], arguments.daemon_socket, capability)
+        pid = spawn(request["spawn"], arguments, capability, proxyd)
         answer({"spawned": {"pid": pid, "socket": request["spawn"]["socket"]}})
 
 

@@ -6,6 +6,8 @@ import os
 import shutil
 import struct
 import tempfile
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 import torch.distributed  # noqa: F401 - the executor's communicators are its types
@@ -13,6 +15,7 @@ import torch.distributed  # noqa: F401 - the executor's communicators are its ty
 from proxy_server import _server
 from replay import Log, LogWriter, create_log
 
+PATIENCE_S = 30.0
 FLOAT, LONG = 6, 4  # c10::ScalarType
 (PAD, OPERATOR, OPERATOR_SYNC, FREE, ALLOCATE, RESIZE, HOST_TO_DEVICE, DEVICE_TO_HOST, SEED, GENERATOR_GET,
  GENERATOR_SET, GENERATOR_FREE, PHASE, COMMIT, SETTING, COMMUNICATOR_CREATE, COMMUNICATOR_DESTROY, COLLECTIVE,
@@ -34,15 +37,22 @@ def no_backend(*_: object) -> None:
 
 class Harness:
     def __init__(
-        self, *, protect: bool = True, optimizer_preimages: bool = True, segment_count: int = 8
+        self,
+        *,
+        protect: bool = True,
+        optimizer_preimages: bool = True,
+        segment_count: int = 8,
+        world: int = 2,
+        snapshot_bytes: int = 0,
     ) -> None:
         self.directory = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
         create_log(
             self.directory,
-            world=2,
+            world=world,
             segment_bytes=4 << 20,
             segment_count=segment_count,
             shadow_bytes=256 << 20,
+            snapshot_bytes=snapshot_bytes,
             proxyd_pid=os.getpid(),
         )
         self.options = {"protect": protect, "optimizer_preimages": optimizer_preimages}
@@ -86,3 +96,16 @@ class Harness:
 
     def synchronize(self) -> None:
         self.writer.call(SYNCHRONIZE, 0, [])
+
+    def run_all(self) -> None:
+        """Wait until every record is done, without adding one."""
+        self.wait(lambda: self.log.cursor_index == self.log.tail_index, "did not run its records")
+
+    def wait(self, over: Callable[[], bool], problem: str) -> None:
+        """For shared memory, which has no event here."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not over():
+            if self.log.session_state != 0:
+                self.synchronize()  # raises what was wrong
+            assert time.monotonic() < deadline, f"the executor {problem}"
+            time.sleep(0)

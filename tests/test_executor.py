@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
+import psutil
 import pytest
 import torch
 from executor_harness import (
@@ -13,6 +14,7 @@ from executor_harness import (
     DEVICE_TO_HOST,
     FLOAT,
     HOST_TO_DEVICE,
+    MEMORY,
     OPERATOR,
     OPERATOR_SYNC,
     PHASE,
@@ -144,6 +146,24 @@ def test_the_optimizer_phase_without_pre_images_closes_the_way_back() -> None:
             h.executor.rewind(1)
 
 
+def test_a_rank_parked_right_behind_its_optimizer_step_stands_at_a_commit() -> None:
+    """Nothing has run behind the step yet, so the commit was still to come, and the one before is gone."""
+    with Harness(optimizer_preimages=False) as h:
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [1, 1, 1, 1])
+        h.commit()
+        h.writer.append(PHASE, 1, [])
+        h.add(1, 2)
+        h.commit()
+        h.run_all()
+        assert (h.log.commit_count, h.log.phase) == (1, 1), "who parks now must not count on commit 1"
+        h.executor.park()
+        assert (h.log.commit_count, h.log.phase) == (2, 0)
+        h.executor.rewind(2)
+        h.executor.resume()
+        assert h.read(1) == (2, 2, 2, 2)
+
+
 def test_an_unprotected_rank_frees_its_log_at_every_commit() -> None:
     with Harness(protect=False, segment_count=2) as h:
         h.new(1, [0.0] * 4)
@@ -176,6 +196,22 @@ def test_a_full_log_of_a_rank_whose_peers_do_not_follow_is_cut_and_says_so() -> 
         h.add(1, 2)
         h.synchronize()
         assert h.log.degraded == 0, "a complete commit can be gone back to again"
+
+
+def test_storages_of_sizes_that_never_come_back_are_not_kept() -> None:
+    with Harness() as h:
+        sizes = [(1 << 20) + 4096 * n for n in range(300)]
+        for handle, size in enumerate(sizes, 1):
+            h.writer.append(ALLOCATE, handle, [size])
+            h.commit()
+            h.writer.append(PHASE, 0, [])
+            h.writer.free_later(handle)
+            h.synchronize()
+            h.log.floor_commit = h.log.commit_count
+        statistics = struct.unpack("<14Q", h.writer.call(MEMORY, 0, []))
+        live, reserved = statistics[0], statistics[8]
+        assert live <= sizes[-1]
+        assert reserved - live < 80 << 20 < sum(sizes) // 5
 
 
 HOSTILE = {
@@ -305,3 +341,17 @@ def test_operators_that_write_undeclared_arguments_really_do() -> None:
     mean, variance = torch.zeros(3), torch.ones(3)
     torch.ops.aten.batch_norm_update_stats(x, mean, variance, 0.1)
     assert not torch.equal(mean, torch.zeros(3)) and not torch.equal(variance, torch.ones(3))
+
+
+def test_a_session_that_ends_gives_its_memory_back_to_the_system() -> None:
+    buffers, floats = 8, 4 << 20  # of 16 MiB: from the heap, which keeps what is freed meanwhile
+    process = psutil.Process()
+    before = process.memory_info().rss
+    with Harness() as harness:
+        for handle in range(1, 1 + buffers):
+            harness.writer.append(ALLOCATE, handle, [4 * floats])
+            key = [*vector(floats), 17, double(1.0)]
+            harness.writer.append(OPERATOR, harness.template("aten::fill_.Scalar", key), [handle])
+        harness.synchronize()
+        assert process.memory_info().rss - before > buffers * 4 * floats * 3 // 4
+    assert process.memory_info().rss - before < buffers * 4 * floats // 2

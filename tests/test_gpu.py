@@ -107,7 +107,7 @@ def test_operators_on_cpu_devices_give_the_bytes_of_the_cpu_in_the_same_comparis
     assert {name for name, seen in under_proxy.items() if name in native and native[name] != seen} == set()
 
 
-@pytest.mark.parametrize("model", gpu.MODELS)
+@pytest.mark.parametrize("model", ["gpt2", pytest.param("resnet50", marks=pytest.mark.long)])
 def test_the_models_of_the_gpu_bench_train_on_cpu_devices_bit_for_bit(model: str, tmp_path: Path) -> None:
     training = Training("bench/workloads/large_models.py", 1, 4, [model, *TINY])
     native = training.run(tmp_path / "native", proxied=False)

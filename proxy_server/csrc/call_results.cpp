@@ -60,7 +60,7 @@ void CallResults::put_composite(const Tensor& tensor) {
     header(Tag::kSparse, static_cast<uint64_t>(impl.sparse_dim()));
     words_.push_back(impl.coalesced() ? 1 : 0);
     put_dense(impl.indices());
-    put_dense(impl.values());
+    put_dense(impl.values().resolve_conj().resolve_neg());
     return;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() != at::kMkldnn, "tensors of layout ", tensor.layout(),
@@ -69,7 +69,7 @@ void CallResults::put_composite(const Tensor& tensor) {
   header(Tag::kSparseCompressed, static_cast<uint64_t>(tensor.layout()));
   put_dense(impl.compressed_indices());
   put_dense(impl.plain_indices());
-  put_dense(impl.values());
+  put_dense(impl.values().resolve_conj().resolve_neg());
 }
 
 // As the values of an argument, with the number of dimensions in front.
@@ -81,7 +81,7 @@ void CallResults::put_nested(const Tensor& tensor) {
   words_.push_back(static_cast<uint64_t>(Tag::kNested) | static_cast<uint64_t>(tensor.scalar_type()) << 8 |
                    static_cast<uint64_t>(sizes.size(1)) << 16);
   words_.push_back(static_cast<uint64_t>(sizes.size(0)));
-  put_dense(impl.get_unsafe_storage_as_tensor());
+  put_dense(impl.get_unsafe_storage_as_tensor().resolve_conj().resolve_neg());
   for (const Tensor& numbers : {sizes, impl.get_nested_strides(), impl.get_storage_offsets()}) {
     const Tensor plain = numbers.contiguous();
     const auto* first = reinterpret_cast<const uint64_t*>(plain.const_data_ptr<int64_t>());
@@ -93,7 +93,7 @@ void CallResults::put_dense(const Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !tensor.is_quantized(),
       "quantized tensors are not supported on the virtual device; keep them on the CPU");
-  Tensor plain = tensor.resolve_conj().resolve_neg();
+  Tensor plain = tensor;
   uint64_t handle = 0;
   for (const auto& [storage, known] : known_)
     if (storage == plain.storage().unsafeGetStorageImpl()) handle = known;
@@ -109,8 +109,10 @@ void CallResults::put_dense(const Tensor& tensor) {
     handle = next_++;
     state_.create(handle, plain.storage());
   }
+  const uint64_t flags = (fresh ? replay::kFresh : 0) | (plain.is_conj() ? replay::kConjugate : 0) |
+                         (plain.is_neg() ? replay::kNegative : 0);
   words_.push_back(static_cast<uint64_t>(Tag::kTensor) | static_cast<uint64_t>(plain.scalar_type()) << 8 |
-                   static_cast<uint64_t>(plain.dim()) << 16 | (fresh ? replay::kFresh : 0) << 24);
+                   static_cast<uint64_t>(plain.dim()) << 16 | flags << 24);
   words_.push_back(handle);
   words_.push_back(static_cast<uint64_t>(plain.storage_offset()));
   words_.push_back(plain.storage().nbytes());

@@ -9,6 +9,7 @@
 #include "proxy_server/csrc/composite.h"
 #include "proxy_server/csrc/operator_library.h"
 #include "proxy_server/csrc/words.h"
+#include "replay/csrc/templates.h"
 
 namespace understudy::server {
 namespace {
@@ -193,13 +194,22 @@ ArgumentSpec parse_argument(Words& words, const Driver& driver, SpecTable& specs
   return a;
 }
 
+uint64_t lazy_flags(uint64_t word) {
+  if ((word & ~(replay::kConjugate | replay::kNegative)) != 0) throw LogError("unknown flags of a result");
+  return word;
+}
+
 ReturnSpec parse_return(Words& words, SpecTable& specs) {
   ReturnSpec r;
   const uint64_t word = words.next();
   r.kind = word & 255;
   if (r.kind > 2) throw LogError("unknown kind of result");
+  if (r.kind == 0) {
+    r.flags = word >> 8 & replay::kOtherFlags;
+    r.flags |= lazy_flags(word >> 8 & ~replay::kOtherFlags);
+    return r;
+  }
   const uint64_t n = words.count(word >> 8);
-  if (r.kind == 0 && n != 0) throw LogError("a written argument needs no result description");
   if (r.kind == 1 && n != 1) throw LogError("a tensor result needs one description");
   for (uint64_t i = 0; i < n; i++) {
     OutputSpec o;
@@ -209,6 +219,9 @@ ReturnSpec parse_return(Words& words, SpecTable& specs) {
       TensorSpec t;
       t.dtype = scalar_type(w >> 8 & 255);
       t.type = c10::scalarTypeToTypeMeta(t.dtype);
+      t.flags = static_cast<decltype(t.flags)>(lazy_flags(w >> 24));
+      if ((t.flags & replay::kConjugate) != 0 && !c10::isComplexType(t.dtype))
+        throw LogError("a result that is not complex is conjugated");
       const uint64_t dim = w >> 16 & 255;
       if (dim > kMaxDimensions) throw LogError("a tensor has too many dimensions");
       t.offset = static_cast<int64_t>(words.next());
@@ -301,18 +314,8 @@ at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Dr
 
 std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver,
                                          SpecTable& specs) {
-  const uint64_t tail =
-      std::min(log.page().dictionary_tail.load(std::memory_order_acquire), log.dictionary_bytes());
-  replay::TemplateHeader header;
-  if (offset % 8 != 0 || offset > tail || tail - offset < sizeof header)
-    throw LogError("a template lies outside the dictionary");
-  std::memcpy(&header, log.dictionary() + offset, sizeof header);
-  const uint64_t padded = (uint64_t{header.name_bytes} + 7) / 8 * 8;
-  const uint64_t needed = sizeof header + padded + 8ull * header.key_words + 8ull * header.output_words;
-  if (header.bytes != needed || needed > tail - offset) throw LogError("a template has an impossible length");
-  const uint8_t* p = log.dictionary() + offset + sizeof header;
-  const std::string text(reinterpret_cast<const char*>(p), header.name_bytes);
-  const OperatorName parsed = parse_operator_name(text);
+  const replay::TemplateParts parts = replay::read_template(log, offset);
+  const OperatorName parsed = parse_operator_name(parts.name);
   const std::string name = parsed.full();
   const bool allowed = parsed.base.rfind("aten::", 0) == 0
                            ? parsed.libraries.empty() && refused().count(parsed.base) == 0
@@ -322,13 +325,12 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t off
   const auto op = c10::Dispatcher::singleton().findSchema({parsed.base, parsed.overload});
   TORCH_CHECK_NOT_IMPLEMENTED(op.has_value(), "the device server has no operator ", name);
   auto t = std::make_unique<Template>(Template{name, *op, {}, {}, false, false, false});
-  const auto* words = reinterpret_cast<const uint64_t*>(p + padded);
-  Words key(words, header.key_words);
+  Words key(parts.key, parts.key_words);
   while (key.left() != 0) t->arguments.push_back(parse_argument(key, driver, specs, 0));
   if (t->arguments.size() != op->schema().arguments().size())
     throw LogError("a call of " + name + " has " + std::to_string(t->arguments.size()) +
                    " arguments instead of " + std::to_string(op->schema().arguments().size()));
-  Words outputs(words + header.key_words, header.output_words);
+  Words outputs(parts.outputs, parts.output_words);
   while (outputs.left() != 0) t->returns.push_back(parse_return(outputs, specs));
   if (!t->returns.empty() && t->returns.size() != op->schema().returns().size())
     throw LogError("a call of " + name + " describes the wrong number of results");

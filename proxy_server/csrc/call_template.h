@@ -55,7 +55,8 @@ struct OutputSpec {
 };
 
 struct ReturnSpec {
-  uint64_t kind = 0;  // 0 = a written argument, 1 = tensor, 2 = list
+  uint64_t kind = 0;   // 0 = a written argument, 1 = tensor, 2 = list
+  uint64_t flags = 0;  // of a written argument: kOtherFlags and the bits, if they are not those it came with
   std::vector<OutputSpec> items;
 };
 

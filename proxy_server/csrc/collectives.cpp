@@ -1,15 +1,14 @@
 #include "proxy_server/csrc/collectives.h"
 
-#include <sys/socket.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 
 #include "proxy_server/csrc/call_template.h"
 #include "proxy_server/csrc/device_state.h"
+#include "replay/csrc/futex.h"
 #include "replay/csrc/names.h"
 
 namespace understudy::server {
@@ -20,7 +19,11 @@ using replay::CollectiveKind;
 using replay::LogError;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-constexpr uint64_t kPeerRow = ~0ull;  // in a manifest row's `size`: counts messages with the peer in `rank`
+constexpr uint64_t kGivenUp = ~0ull;  // in a commit's mark: the communicator is gone since the commit before
+constexpr uint64_t kPeerRow = ~0ull;  // in a manifest row's `size`: counts messages with the peer in `rank`,
+                                      // and in `timeout_ms` those of them that were sent to it
+
+constexpr std::chrono::milliseconds kPatience{200};  // with a wait that nobody may end
 
 std::string hexadecimal(uint64_t high, uint64_t low) {
   char text[33];
@@ -29,22 +32,14 @@ std::string hexadecimal(uint64_t high, uint64_t low) {
   return text;
 }
 
-// ProcessGroupGloo::abort() of PyTorch 2.13 does not wake a wait for a peer that is alive; the end of its
-// sockets does, at once. Only communicators have Internet sockets in this process (our gRPC is on Unix
-// sockets).
-void shut_down_peer_sockets() {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    sockaddr_storage address{};
-    socklen_t size = sizeof address;
-    int listening = 0;
-    socklen_t listening_size = sizeof listening;
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) continue;
-    if (address.ss_family != AF_INET && address.ss_family != AF_INET6) continue;
-    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &listening_size) == 0 && listening != 0)
-      continue;
-    shutdown(fd, SHUT_RDWR);
-  }
+// Messages between two ranks count as a communicator of these two.
+uint64_t uid_of_pair(uint64_t uid_low, uint64_t one, uint64_t other) {
+  const uint64_t pair = std::min(one, other) * 65536 + std::max(one, other) + 1;
+  return uid_low ^ (pair * 0x9E3779B97F4A7C15ull);
+}
+
+uint64_t uid_of_messages(uint64_t uid_low, uint64_t from, uint64_t to) {
+  return uid_low ^ ((from * 65536 + to + 1) * 0x9E3779B97F4A7C15ull);
 }
 
 bool is_point_to_point(CollectiveKind kind) {
@@ -200,6 +195,25 @@ WorkPointer start_on(Call& call, c10d::Backend& backend) {
   throw LogError("unknown collective");
 }
 
+// Backends take the elements from one piece of memory, whatever the strides say; Gloo does not look at them.
+void check_dense_extent(const c10::Storage& storage, const at::Tensor& tensor) {
+  const uint64_t room = storage.nbytes() / tensor.itemsize();  // extent_of() saw to it that nothing overflows
+  const auto offset = static_cast<uint64_t>(tensor.storage_offset());
+  if (tensor.numel() != 0 && (offset > room || static_cast<uint64_t>(tensor.numel()) > room - offset))
+    throw LogError("a collective's tensor has more elements than its buffer");
+}
+
+// c10d looks only at the sum of all.
+int64_t checked_split(uint64_t elements) {
+  if (elements > (1ull << 40)) throw LogError("a collective splits its tensors impossibly");
+  return static_cast<int64_t>(elements);
+}
+
+void check_rank(uint64_t rank, uint64_t size) {
+  if (size == 0 || size > 65536 || rank >= size)
+    throw LogError("a communicator has an impossible rank or size");
+}
+
 }  // namespace
 
 void Communicators::create(uint64_t handle, Words body) {
@@ -209,21 +223,29 @@ void Communicators::create(uint64_t handle, Words body) {
   c.rank = body.next();
   c.size = body.next();
   c.timeout_ms = body.next();
-  if (c.size == 0 || c.size > 65536 || c.rank >= c.size)
-    throw LogError("a communicator has an impossible rank or size");
+  check_rank(c.rank, c.size);
   std::lock_guard<std::mutex> lock(backends_mutex_);
   if (!communicators_.emplace(handle, std::move(c)).second) throw LogError("a communicator is created twice");
 }
 
 void Communicators::destroy(uint64_t handle, BufferTable& table) {
   wait_for_all(table);
+  const auto known = communicators_.find(handle);
+  if (known == communicators_.end()) throw LogError("unknown communicator " + std::to_string(handle));
+  for (replay::CommunicatorMark mark : marks_of(known->second)) {
+    mark.sequence = kGivenUp;
+    given_up_.push_back(mark);
+  }
   std::lock_guard<std::mutex> lock(backends_mutex_);
-  if (communicators_.erase(handle) == 0) throw LogError("unknown communicator " + std::to_string(handle));
+  communicators_.erase(known);
 }
 
 c10d::Backend& Communicators::connected(Communicator& c) {
   if (!c.backend) {
     if (aborted_.load()) throw CollectiveError("communication was aborted");
+    if (replay::now_ns() < page_.partitioned_until_ns.load())
+      throw CollectiveError("cannot connect to the peers: no route to them (a drill)");
+    page_.wait_uid_low.store(0, std::memory_order_relaxed);
     page_.in_collective.store(1);
     c10::intrusive_ptr<c10d::Backend> backend;
     try {
@@ -267,6 +289,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
       const TensorSpec spec = parse_tensor(word, body);
       const c10::Storage& storage = written ? state.write(buffer) : state.read(buffer);
       into.push_back(view_of(storage, spec, driver_));
+      check_dense_extent(storage, into.back());
       buffers.push_back(buffer);
     }
   };
@@ -274,8 +297,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   tensors(header.outputs, true, call.outputs);
   body.count(header.splits);
   for (uint64_t i = 0; i < header.splits; i++)
-    (i < header.splits / 2 ? call.output_splits : call.input_splits)
-        .push_back(static_cast<int64_t>(body.next()));
+    (i < header.splits / 2 ? call.output_splits : call.input_splits).push_back(checked_split(body.next()));
 
   WorkPointer work;
   try {
@@ -291,6 +313,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
     c.sequence++;
   } else if (!any) {
     c.peer_sequence[header.peer]++;
+    if (call.kind == CollectiveKind::kSend) c.sent[header.peer]++;
   }
   for (const uint64_t buffer : buffers)
     if (BufferTable::Buffer* b = state.table().find(buffer)) b->in_flight = true;
@@ -300,18 +323,66 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
     if (finish) finish();
     if (any) at::Tensor(out[1]).fill_(work->sourceRank());  // the second result tells who sent
   };
-  in_flight_.push_back({work, std::move(buffers), std::move(keep), replay::name_of(call.kind)});
+  InFlight begun{work, std::move(buffers), std::move(keep), replay::name_of(call.kind)};
+  begun.may_miss_abort = driver_.device().is_cpu() && !is_point_to_point(call.kind);
+  if (!is_point_to_point(call.kind)) {
+    begun.uid_low = c.uid_low, begun.uid_high = c.uid_high, begun.sequence = c.sequence;
+  } else if (!any) {
+    begun.uid_low = uid_of_pair(c.uid_low, header.peer, c.rank), begun.uid_high = c.uid_high;
+    begun.sequence = c.peer_sequence[header.peer];
+  }
+  in_flight_.push_back(std::move(begun));
+  publish_started();
   if (any) {
     wait_for_all(state.table());
     c.peer_sequence[static_cast<uint64_t>(work->sourceRank())]++;
+    publish_started();
   }
+}
+
+// So that proxyd can tell a rank that waits for a peer's program from one that waits in vain.
+void Communicators::publish_started() {
+  uint32_t n = 0;
+  const auto put = [&](uint64_t low, uint64_t high, uint64_t sequence, uint64_t size) {
+    if (n == replay::kMaxCommunicators) return;
+    replay::StartedMark& mark = page_.started[n++];
+    mark.uid_low.store(low, std::memory_order_relaxed);
+    mark.uid_high.store(high, std::memory_order_relaxed);
+    mark.sequence.store(sequence, std::memory_order_relaxed);
+    mark.size.store(size, std::memory_order_relaxed);
+  };
+  for (const auto& [handle, c] : communicators_) {
+    put(c.uid_low, c.uid_high, c.sequence, c.size);
+    for (const auto& [peer, sequence] : c.peer_sequence)
+      put(uid_of_pair(c.uid_low, peer, c.rank), c.uid_high, sequence, 2);
+  }
+  page_.started_count.store(n, std::memory_order_release);
+}
+
+void Communicators::wait(InFlight& f) {
+  if (hang_next_) {
+    hang_next_ = false;
+    while (!aborted_.load()) usleep(20000);
+    throw std::runtime_error("it never ended (a drill)");
+  }
+  while (f.may_miss_abort && !f.work->isCompleted()) {
+    try {
+      if (f.work->wait(kPatience)) return;  // some kinds never say isCompleted()
+    } catch (const std::exception&) {       // its time or ours is out, or it failed: what follows tells
+      if (aborted_.load() && !ends(f)) throw std::runtime_error("communication was aborted");
+    }
+  }
+  if (!f.work->wait()) throw std::runtime_error("the collective did not complete");
 }
 
 void Communicators::finish_oldest(BufferTable& table) {
   InFlight& f = in_flight_.front();
+  page_.wait_uid_low.store(f.uid_low, std::memory_order_relaxed);
+  page_.wait_uid_high.store(f.uid_high, std::memory_order_relaxed);
+  page_.wait_sequence.store(f.sequence, std::memory_order_relaxed);
   page_.in_collective.store(1);
   try {
-    if (!f.work->wait()) throw std::runtime_error("the collective did not complete");
+    wait(f);
   } catch (const c10::Error& e) {
     page_.in_collective.store(0);
     throw CollectiveError(f.name + ": " + e.what_without_backtrace());
@@ -344,45 +415,34 @@ void Communicators::wait_for_all(BufferTable& table) {
   while (!in_flight_.empty()) finish_oldest(table);
 }
 
-void Communicators::forget_in_flight(BufferTable& table) {
-  for (InFlight& f : in_flight_) {
-    try {
-      f.work->wait();  // its threads must have left our memory before we bring old content back
-    } catch (const std::exception&) {
-      // Expected: it was aborted.
-    }
+std::vector<replay::CommunicatorMark> Communicators::marks_of(const Communicator& c) {
+  std::vector<replay::CommunicatorMark> marks;
+  // Its members connect all together, at their first use or at a rebuild: the first use counts, too, so that
+  // no cut has some of them before it and others behind.
+  if (c.size > 1) marks.push_back({c.uid_low, c.uid_high, c.sequence + (used(c) ? 1 : 0), c.size});
+  // Messages from one rank to another count as a communicator of these two, for each direction: a send may
+  // end before its message is received, so two that cross each other must not make up for one another.
+  for (const auto& [peer, sequence] : c.peer_sequence) {
+    const auto sends = c.sent.find(peer);
+    const uint64_t sent = sends == c.sent.end() ? 0 : sends->second;
+    marks.push_back({uid_of_messages(c.uid_low, c.rank, peer), c.uid_high, sent, 2});
+    marks.push_back({uid_of_messages(c.uid_low, peer, c.rank), c.uid_high, sequence - sent, 2});
   }
-  in_flight_.clear();
-  for (auto& [handle, b] : table.buffers()) b.in_flight = false;
-  std::map<uint64_t, Communicator> old;
-  {
-    std::lock_guard<std::mutex> lock(backends_mutex_);
-    for (auto& [handle, c] : communicators_) old[handle].backend = std::move(c.backend);
-  }
+  return marks;
 }
 
-void Communicators::abort() {
-  aborted_.store(true);
-  std::lock_guard<std::mutex> lock(backends_mutex_);
-  for (auto& [handle, c] : communicators_)
-    if (c.backend) c.backend->abort();
-  shut_down_peer_sockets();
-}
-
-void Communicators::marks(replay::CommitEntry& entry) const {
+void Communicators::marks(replay::CommitEntry& entry) {
   uint32_t n = 0;
-  const auto put = [&](uint64_t low, uint64_t high, uint64_t sequence) {
-    if (n < replay::kMaxCommunicators) entry.communicator[n] = {low, high, sequence};
+  const auto put = [&](const replay::CommunicatorMark& mark) {
+    if (n < replay::kMaxCommunicators) entry.communicator[n] = mark;
     n++;
   };
-  for (const auto& [handle, c] : communicators_) {
-    if (c.size > 1) put(c.uid_low, c.uid_high, c.sequence);
-    // Messages between two ranks count as a communicator of these two.
-    for (const auto& [peer, sequence] : c.peer_sequence) {
-      const uint64_t pair = std::min(peer, c.rank) * 65536 + std::max(peer, c.rank) + 1;
-      put(c.uid_low ^ (pair * 0x9E3779B97F4A7C15ull), c.uid_high, sequence);
-    }
-  }
+  for (const auto& [handle, c] : communicators_)
+    for (const auto& mark : marks_of(c)) put(mark);
+  // One that was made, used and given up since the commit before: nobody would know that its members stand
+  // on different sides of it.
+  for (const auto& mark : given_up_) put(mark);
+  given_up_.clear();
   entry.communicators = n;
 }
 
@@ -391,7 +451,8 @@ std::vector<replay::ManifestCommunicator> Communicators::manifest() const {
   for (const auto& [handle, c] : communicators_) {
     rows.push_back({handle, c.uid_low, c.uid_high, c.rank, c.size, c.sequence, c.timeout_ms});
     for (const auto& [peer, sequence] : c.peer_sequence)
-      rows.push_back({handle, c.uid_low, c.uid_high, peer, kPeerRow, sequence, 0});
+      rows.push_back({handle, c.uid_low, c.uid_high, peer, kPeerRow, sequence,
+                      c.sent.count(peer) != 0 ? c.sent.at(peer) : 0});
   }
   return rows;
 }
@@ -402,8 +463,10 @@ void Communicators::restore(const std::vector<replay::ManifestCommunicator>& row
     Communicator& c = restored[row.communicator];
     if (row.size == kPeerRow) {
       c.peer_sequence[row.rank] = row.sequence;
+      c.sent[row.rank] = row.timeout_ms;
       continue;
     }
+    check_rank(row.rank, row.size);
     c.uid_low = row.uid_low;
     c.uid_high = row.uid_high;
     c.rank = row.rank;
@@ -411,8 +474,10 @@ void Communicators::restore(const std::vector<replay::ManifestCommunicator>& row
     c.sequence = row.sequence;
     c.timeout_ms = row.timeout_ms;
   }
+  given_up_.clear();
   std::lock_guard<std::mutex> lock(backends_mutex_);
   communicators_ = std::move(restored);
+  publish_started();
 }
 
 uint32_t Communicators::rebuild(uint32_t generation) {
@@ -420,20 +485,12 @@ uint32_t Communicators::rebuild(uint32_t generation) {
   aborted_.store(false);
   std::vector<Communicator*> in_use;
   for (auto& [handle, c] : communicators_)
-    if (c.sequence != 0 && c.size > 1) in_use.push_back(&c);
+    if (used(c) && c.size > 1) in_use.push_back(&c);
   std::sort(in_use.begin(), in_use.end(), [](const Communicator* a, const Communicator* b) {
     return std::pair(a->uid_high, a->uid_low) < std::pair(b->uid_high, b->uid_low);
   });
   for (Communicator* c : in_use) connected(*c);
   return static_cast<uint32_t>(in_use.size());
-}
-
-void Communicators::close() {
-  abort();
-  in_flight_.clear();
-  std::map<uint64_t, Communicator> old;
-  std::lock_guard<std::mutex> lock(backends_mutex_);
-  old.swap(communicators_);
 }
 
 }  // namespace understudy::server

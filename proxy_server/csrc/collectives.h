@@ -53,8 +53,13 @@ class Communicators {
   // From any thread: whoever waits for a peer gets an error at once.
   void abort();
   bool aborted() const { return aborted_.load(); }
+  bool under_way() const { return !in_flight_.empty(); }
+  // For drills: the next collective that is waited for never ends; no peer can be reached any more.
+  void hang_once() { hang_next_ = true; }
+  void cut_off();
 
-  void marks(replay::CommitEntry& entry) const;
+  // Once for each commit: also tells what was given up since the one before.
+  void marks(replay::CommitEntry& entry);
   std::vector<replay::ManifestCommunicator> manifest() const;
   void restore(const std::vector<replay::ManifestCommunicator>& rows);  // connects nothing
   // Connects all communicators that were in use, in an order all members share. Returns how many.
@@ -67,6 +72,7 @@ class Communicators {
     uint64_t uid_low = 0, uid_high = 0, rank = 0, size = 0, timeout_ms = 0;
     uint64_t sequence = 0;                       // collectives of all members
     std::map<uint64_t, uint64_t> peer_sequence;  // sends and receives with one peer
+    std::map<uint64_t, uint64_t> sent;           // the sends among them
     c10::intrusive_ptr<c10d::Backend> backend;
   };
   struct InFlight {
@@ -74,18 +80,29 @@ class Communicators {
     std::vector<uint64_t> buffers;
     std::function<void()> finish;  // on the executor's thread, when the work is done
     std::string name;
+    bool may_miss_abort = false;                       // see ends()
+    uint64_t uid_low = 0, uid_high = 0, sequence = 0;  // as in the control page; 0 if it cannot be named
   };
 
+  static bool used(const Communicator& c) { return c.sequence != 0 || !c.peer_sequence.empty(); }
+  static std::vector<replay::CommunicatorMark> marks_of(const Communicator& c);
   c10d::Backend& connected(Communicator& c);
   void finish_oldest(BufferTable& table);
+  void wait(InFlight& f);
+  bool ends(const InFlight& f) const;
+  void publish_started();
 
   const Driver& driver_;
   replay::ControlPage& page_;
   BackendFactory factory_;
   uint32_t generation_ = 0;
   std::map<uint64_t, Communicator> communicators_;
+  std::vector<replay::CommunicatorMark> given_up_;  // since the last commit
   std::deque<InFlight> in_flight_;
+  std::vector<InFlight> abandoned_;  // aborted, and still not ended
+  std::vector<c10::intrusive_ptr<c10d::Backend>> abandoned_backends_;
   std::atomic<bool> aborted_{false};
+  bool hang_next_ = false;
   mutable std::mutex backends_mutex_;  // abort() comes from another thread
 };
 

@@ -2,9 +2,11 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
+#include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
 #include "replay/csrc/manifest.h"
 
@@ -15,6 +17,11 @@ using replay::LogError;
 using replay::Manifest;
 using replay::Setting;
 
+// What was born in a minibatch and is alive where its optimizer step begins: a loss is shadowed there, what
+// is larger than this (a gradient, which replicas hold too) is not.
+constexpr uint64_t kMostForShadow = 1 << 20;  // bytes
+constexpr uint64_t kLeastVictim = 16;  // bytes, of what a drill spoils: a parameter rather than a counter
+
 DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy policy,
                          Communicators& communicators)
     : driver_(driver),
@@ -23,7 +30,8 @@ DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy polic
       communicators_(communicators),
       store_(driver),
       table_(store_),
-      shadows_(log),
+      shadows_(log.shadows()),
+      snapshots_(driver, log, table_),
       uploads_(driver.device()) {
   table_.protect(policy.protect);
   start_of_session();
@@ -65,12 +73,18 @@ void DeviceState::set(Setting setting, uint64_t value) {
   throw LogError("unknown setting " + std::to_string(static_cast<uint64_t>(setting)));
 }
 
+void DeviceState::apply_deterministic() {
+  const auto asked = settings_.find(static_cast<uint64_t>(Setting::kDeterministic));
+  const uint64_t value = asked == settings_.end() ? 0 : asked->second;
+  at::globalContext().setDeterministicAlgorithms(value != 0, value == 2);
+}
+
 void DeviceState::phase(replay::Phase phase) {
   table_.preimages(phase != replay::Phase::kOptimizer || policy_.optimizer_preimages);
 }
 
-const CommitEntry& DeviceState::entry(uint64_t number) const {
-  const CommitEntry& e = log_.page().commits[number % replay::kCommitRing];
+CommitEntry DeviceState::entry(uint64_t number) const {
+  const CommitEntry e = replay::copy_once(log_.page().commits[number % replay::kCommitRing]);
   if (number == 0 || e.number != number)
     throw LogError("commit " + std::to_string(number) + " is no longer known");
   return e;
@@ -80,7 +94,13 @@ Position DeviceState::position_of(const CommitEntry& e) const {
   return {e.log_offset, e.record_index, (e.flags & replay::kCommitFreesApplied) != 0, e.step, e.call};
 }
 
-uint64_t DeviceState::commit(const Position& position) {
+bool DeviceState::committed_for_optimizer(uint64_t record_index) const {
+  if (table_.epoch() == 0) return false;
+  const CommitEntry e = entry(table_.epoch());
+  return e.record_index == record_index && (e.flags & replay::kCommitOptimizer) != 0;
+}
+
+uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_snapshot) {
   communicators_.wait_for_all(table_);
   const uint64_t number = table_.epoch() + 1;
   CommitEntry e{};
@@ -89,7 +109,8 @@ uint64_t DeviceState::commit(const Position& position) {
   e.record_index = position.index;
   e.step = position.steps;
   e.call = position.call;
-  e.flags = position.frees_done ? replay::kCommitFreesApplied : 0;
+  e.flags =
+      (position.frees_done ? replay::kCommitFreesApplied : 0) | (optimizer ? replay::kCommitOptimizer : 0);
   communicators_.marks(e);
   if (policy_.protect) {
     Manifest m;
@@ -101,7 +122,8 @@ uint64_t DeviceState::commit(const Position& position) {
       if (!b.available) {
         row.has_digest = 2;
       } else {
-        if (b.born < table_.epoch()) {  // what lives for one minibatch only is not worth a digest
+        const bool fresh = b.born == table_.epoch();
+        if (!fresh || optimizer) {  // what lives for one minibatch only is not worth a digest
           if (b.digest_version != b.version) {
             b.digest = driver_.digest(b.content);
             b.digest_version = b.version;
@@ -109,7 +131,9 @@ uint64_t DeviceState::commit(const Position& position) {
           row.digest = b.digest;
           row.has_digest = 1;
         }
-        if (!b.replicated) {
+        if (b.replicated || (optimizer && fresh && row.bytes > kMostForShadow)) {
+          b.shadow_version = ~0ull;  // from here on nobody keeps its shadow
+        } else {
           if (b.shadow_version == b.version) {
             shadows_.keep(b.shadow_offset, number);
             row.shadow_offset = b.shadow_offset;
@@ -157,10 +181,33 @@ uint64_t DeviceState::commit(const Position& position) {
   auto& page = log_.page();
   page.commits[number % replay::kCommitRing] = e;
   page.commit_count.store(number, std::memory_order_release);
+  // Not before: behind an optimizer's step without pre-images there is no other commit to go back to.
+  page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
   if (e.flags & replay::kCommitComplete) page.degraded.store(0);
+  if (__builtin_expect(for_snapshot && snapshots_.ordered(e.step), 0)) begin_snapshot(e);
   apply_floor();
   publish_statistics();
   return number;
+}
+
+void DeviceState::begin_snapshot(const CommitEntry& e) {
+  if (e.communicators > replay::kMaxCommunicators) return;  // no cut can be found with it
+  Manifest rest;
+  rest.commit = e.number;
+  rest.communicators = communicators_.manifest();
+  for (const auto& [setting, value] : settings_) rest.settings.push_back({setting, value});
+  std::vector<std::pair<uint64_t, at::Tensor>> generators;
+  for (auto& [id, g] : generators_) generators.emplace_back(id, g.get_state());
+  snapshots_.begin(e, std::move(rest), generators);
+}
+
+bool DeviceState::snapshot_now() {
+  if (!snapshots_.enabled() || log_.page().world > 1) return false;
+  if (snapshots_.holds(table_.epoch())) return true;
+  begin_snapshot(entry(table_.epoch()));
+  while (advance_snapshot(~0ull)) {
+  }
+  return snapshots_.holds(table_.epoch());
 }
 
 uint64_t DeviceState::floor() const {
@@ -172,15 +219,17 @@ uint64_t DeviceState::floor() const {
 }
 
 bool DeviceState::apply_floor() {
-  const uint64_t target = floor();
-  if (target <= applied_floor_) return false;
-  applied_floor_ = target;
-  table_.release(target);
-  shadows_.release(target);
+  if (const uint64_t target = floor(); target > applied_floor_) {
+    applied_floor_ = target;
+    table_.release(target);
+    shadows_.release(target);
+    floor_offset_ = entry(target).log_offset;
+  }
+  snapshots_.apply_floor();
   auto& page = log_.page();
-  const uint64_t freed = entry(target).log_offset / log_.segment_bytes();
+  const uint64_t freed = std::min(floor_offset_, snapshots_.keeps_log_from()) / log_.segment_bytes();
   if (freed <= page.freed_segments.load(std::memory_order_relaxed)) return false;
-  uploads_.wait(target);
+  uploads_.wait(applied_floor_);
   page.freed_segments.store(freed, std::memory_order_release);
   page.freed_futex.fetch_add(1);
   replay::futex_wake(page.freed_futex);
@@ -190,16 +239,23 @@ bool DeviceState::apply_floor() {
 void DeviceState::cut_log() {
   log_.page().floor_commit.store(table_.epoch(), std::memory_order_release);
   if (policy_.protect) log_.page().degraded.store(1);
+  snapshots_.cut(entry(table_.epoch()).log_offset);
   apply_floor();
 }
 
-void DeviceState::load_generators(const Manifest& manifest) {
+// And where what it names lies. A commit that the rank was brought to by its snapshot has none of its own.
+Manifest DeviceState::manifest_of(uint64_t number, const uint8_t*& base) const {
+  const CommitEntry& e = entry(number);
+  const bool own = e.manifest_bytes != 0 || !snapshots_.holds(number);
+  base = own ? shadows_.at(0) : snapshots_.at(0);
+  return own ? Manifest::read(shadows_.area(), e) : snapshots_.manifest(snapshots_.entry(number));
+}
+
+void DeviceState::load_generators(const Manifest& manifest, const uint8_t* base) {
   std::map<uint64_t, at::Generator> kept;
   for (const auto& g : manifest.generators) {
     at::Generator generator = this->generator(g.generator);
-    at::Tensor state = at::empty({static_cast<int64_t>(g.bytes)}, at::kByte);
-    std::memcpy(state.mutable_data_ptr(), shadows_.at(g.shadow_offset), g.bytes);
-    generator.set_state(state);
+    driver_.set_state(generator, base + g.shadow_offset, g.bytes);
     kept.emplace(g.generator, std::move(generator));
   }
   generators_ = std::move(kept);
@@ -216,6 +272,7 @@ void DeviceState::begin_forward(replay::ControlPage& page) {
 }
 
 std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
+  snapshots_.abandon();
   communicators_.forget_in_flight(table_);
   uploads_.clear();
   driver_.synchronize();
@@ -226,57 +283,124 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   page.error_kind.store(0);
   applied_floor_ = std::min(applied_floor_, target);
   if (target == 0) {
+    floor_offset_ = 0;
     start_of_session();
     communicators_.restore({});
     return {Position{}, bytes};
   }
-  const Manifest manifest = Manifest::read(log_, entry(target));
+  const CommitEntry e = entry(target);
+  floor_offset_ = std::min(floor_offset_, e.log_offset);
+  const uint8_t* base = nullptr;
+  const Manifest manifest = manifest_of(target, base);
   shadows_.rewind(target);
   for (auto& [handle, b] : table_.buffers()) b.shadow_version = b.digest_version = ~0ull;
-  load_generators(manifest);
+  if (driver_.device().is_cpu()) check_content(manifest);
+  load_generators(manifest, base);
   load_settings(manifest);
   communicators_.restore(manifest.communicators);
-  return {position_of(entry(target)), bytes};
+  return {position_of(e), bytes};
+}
+
+// Memory that changed by itself since the commit: its pre-image, taken at the first write afterwards, is
+// wrong too, and only the commit's own digest knows. (On a GPU every byte would have to cross the bus.)
+void DeviceState::check_content(const Manifest& manifest) {
+  for (const auto& row : manifest.buffers) {
+    BufferTable::Buffer* b = table_.find(row.handle);
+    if (row.has_digest != 1 || b == nullptr || !b->available) continue;
+    b->digest = driver_.digest(b->content);
+    b->digest_version = b->version;
+    if (b->digest != row.digest)
+      throw LogError("buffer " + std::to_string(row.handle) + " (" + std::to_string(row.bytes) +
+                     " bytes) is not what it was at commit " + std::to_string(manifest.commit) +
+                     ": its memory was corrupted");
+  }
 }
 
 std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
   auto& page = log_.page();
+  snapshots_.abandon();
+  communicators_.forget_in_flight(table_);
+  uploads_.clear();
+  driver_.synchronize();
   begin_forward(page);
   page.error_kind.store(0);
   page.commit_count.store(target, std::memory_order_release);
   applied_floor_ = target;
+  floor_offset_ = 0;
+  start_of_session();
+  table_.start_at(target);
+  shadows_.adopt({});
   if (target == 0) {
-    table_.start_at(0);
-    start_of_session();
     communicators_.restore({});
     return {Position{}, 0};
   }
-  const CommitEntry& e = entry(target);
-  const Manifest manifest = Manifest::read(log_, e);
-  table_.start_at(target);
-  shadows_.adopt(manifest, e);
+  const CommitEntry e = entry(target);
+  floor_offset_ = e.log_offset;
+  const Manifest manifest = Manifest::read(shadows_.area(), e);
+  shadows_.adopt({{&manifest, &e, target}});
   uint64_t bytes = 0;
   for (const auto& row : manifest.buffers) {
-    if (row.has_digest == 2) {
-      table_.adopt(row.handle,
-                   store_.hollow(c10::Storage(c10::Storage::use_byte_size_t(), row.bytes,
-                                              c10::DataPtr(nullptr, driver_.device()), nullptr, false)),
-                   false);
-      continue;
-    }
-    BufferTable::Buffer& b = table_.adopt(row.handle, driver_.allocate(row.bytes), true);
+    adopt_buffer(row, shadows_.at(0));
     if (row.shadow_offset == replay::kNotShadowed) continue;
-    driver_.from_host(b.content, 0, row.bytes, shadows_.at(row.shadow_offset));
-    if (row.has_digest == 1 && driver_.digest(b.content) != row.digest)
-      throw LogError("the shadow of buffer " + std::to_string(row.handle) + " is damaged");
+    BufferTable::Buffer& b = *table_.find(row.handle);
     b.shadow_offset = row.shadow_offset;
     b.shadow_version = b.version;
     bytes += row.bytes;
   }
-  load_generators(manifest);
+  load_generators(manifest, shadows_.at(0));
   load_settings(manifest);
   communicators_.restore(manifest.communicators);
   return {position_of(e), bytes};
+}
+
+std::pair<Position, uint64_t> DeviceState::restore_snapshot(uint64_t target) {
+  CommitEntry e = snapshots_.entry(target);
+  const Manifest manifest = snapshots_.manifest(e);
+  restore(0);
+  applied_floor_ = target;
+  floor_offset_ = e.log_offset;
+  table_.start_at(target);
+  uint64_t bytes = 0;
+  for (const auto& row : manifest.buffers) {
+    adopt_buffer(row, snapshots_.at(0));
+    BufferTable::Buffer& b = *table_.find(row.handle);
+    if (row.shadow_offset == replay::kNotShadowed) continue;
+    b.snapshot_offset = row.shadow_offset;
+    b.snapshot_version = b.version;
+    bytes += row.bytes;
+  }
+  load_generators(manifest, snapshots_.at(0));
+  load_settings(manifest);
+  communicators_.restore(manifest.communicators);
+  // It is the rank's newest commit now, though without a manifest in `shadow`: that one is of the snapshot.
+  e.manifest_offset = e.manifest_bytes = 0;
+  e.flags &= replay::kCommitFreesApplied;
+  auto& page = log_.page();
+  page.commits[target % replay::kCommitRing] = e;
+  page.commit_count.store(target, std::memory_order_release);
+  return {position_of(e), bytes};
+}
+
+// A buffer of a commit, with its content if that lies in host memory.
+void DeviceState::adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base) {
+  if (row.has_digest == 2) {
+    table_.adopt(row.handle, without_content(row.bytes), false);
+    return;
+  }
+  BufferTable::Buffer& b = table_.adopt(row.handle, driver_.allocate(row.bytes), true);
+  if (row.shadow_offset == replay::kNotShadowed) return;
+  driver_.from_host(b.content, 0, row.bytes, base + row.shadow_offset);
+  if (row.has_digest == 1 && driver_.digest(b.content) != row.digest)
+    throw LogError("the shadow of buffer " + std::to_string(row.handle) + " is damaged");
+}
+
+c10::Storage DeviceState::without_content(uint64_t bytes) const {
+  return store_.hollow(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                                    c10::DataPtr(nullptr, driver_.device()), nullptr, false));
+}
+
+void DeviceState::create_without_content(uint64_t handle, uint64_t bytes) {
+  table_.create(handle, without_content(bytes)).available = false;
 }
 
 void DeviceState::adopt_replica(uint64_t handle, uint64_t offset, const void* data, uint64_t bytes) {
@@ -284,6 +408,7 @@ void DeviceState::adopt_replica(uint64_t handle, uint64_t offset, const void* da
   if (b == nullptr || offset > b->content.nbytes() || bytes > b->content.nbytes() - offset)
     throw LogError("a replica sent bytes that do not fit buffer " + std::to_string(handle));
   driver_.from_host(b->content, offset, bytes, data);
+  b->shadow_version = ~0ull;  // if it has one, that holds something else
 }
 
 void DeviceState::mark_lost(uint64_t handle) {
@@ -318,10 +443,46 @@ bool DeviceState::has_content(uint64_t handle) {
   return b != nullptr && b->available;
 }
 
+std::vector<std::pair<uint64_t, uint64_t>> DeviceState::content_digests() {
+  communicators_.wait_for_all(table_);
+  std::vector<std::pair<uint64_t, uint64_t>> found;
+  found.reserve(table_.size());
+  for (auto& [handle, b] : table_.buffers())
+    if (b.available) found.emplace_back(handle, driver_.digest(b.content));
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> DeviceState::generator_digests() const {
+  std::vector<std::pair<uint64_t, uint64_t>> found;
+  for (const auto& [id, generator] : generators_) {
+    const at::Tensor state = generator.get_state();
+    found.emplace_back(id, replay::digest(state.const_data_ptr(), state.nbytes()));
+  }
+  return found;
+}
+
 void DeviceState::set_replicated(const std::vector<uint64_t>& handles) {
   for (auto& [handle, b] : table_.buffers()) b.replicated = false;
   for (const uint64_t handle : handles)
     if (BufferTable::Buffer* b = table_.find(handle)) b->replicated = true;
+}
+
+uint64_t DeviceState::flip_bit() {
+  uint64_t victim = 0;
+  for (auto& [handle, b] : table_.buffers()) {
+    if (b.born >= table_.epoch() || !b.available || b.in_flight || b.content.nbytes() < kLeastVictim)
+      continue;
+    if (victim == 0 || handle < victim) victim = handle;
+  }
+  if (victim == 0) return 0;
+  const Content& content = table_.find(victim)->content;
+  const uint64_t middle = content.nbytes() / 2;
+  uint8_t byte = 0;
+  driver_.to_host(content, middle, 1, &byte);
+  byte ^= 1;
+  driver_.from_host(content, middle, 1, &byte);
+  return victim;
 }
 
 void DeviceState::publish_statistics() {

@@ -10,6 +10,7 @@
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/shadow_area.h"
+#include "proxy_server/csrc/snapshots.h"
 #include "proxy_server/csrc/upload_marks.h"
 #include "replay/csrc/log_map.h"
 #include "replay/csrc/rewind.h"
@@ -54,37 +55,64 @@ class DeviceState {
     return b.content;
   }
   void create(uint64_t handle, Content content) { table_.create(handle, std::move(content)); }
+  // A buffer of which only name and size are known.
+  void create_without_content(uint64_t handle, uint64_t bytes);
 
   at::Generator& generator(uint64_t id);
   void forget_generator(uint64_t id) { generators_.erase(id); }
   void set(replay::Setting setting, uint64_t value);
+  void apply_deterministic();  // as the program set it, after a validation
   void phase(replay::Phase phase);
 
-  // Makes a commit at `position` and publishes it. Returns its number.
-  uint64_t commit(const Position& position);
+  // Makes a commit at `position` and publishes it. Returns its number. `optimizer`: a step without pre-images
+  // begins right behind it; who does not live to finish it is rolled forward from there. `for_snapshot`: a
+  // snapshot that is ordered may be one of this commit.
+  uint64_t commit(const Position& position, bool optimizer = false, bool for_snapshot = true);
+  // Whether the newest commit is of that kind, and lies at this record.
+  bool committed_for_optimizer(uint64_t record_index) const;
+  // Copies a portion of a snapshot, if one is being taken; whether there is more to do.
+  bool advance_snapshot(uint64_t bytes) { return snapshots_.under_way() && snapshots_.advance(bytes); }
+  // For a rank alone whose log is full: a snapshot of the commit that has just been made, at once. False if
+  // it takes none.
+  bool snapshot_now();
   // Lets go of what no commit at or above the floor needs; true if log segments became free.
   bool apply_floor();
   // The log must shrink whatever it costs: only the newest commit stays.
   void cut_log();
 
-  // In place, back to a commit. Returns where to go on, and the bytes brought back.
+  // In place, back to a commit. Returns where to go on, and the bytes brought back. Throws if a buffer's
+  // content is not the commit's.
   std::pair<Position, uint64_t> rewind(uint64_t target);
   // A fresh server: the state of commit `target` but for the content replicas hold (see adopt_replica).
   std::pair<Position, uint64_t> restore(uint64_t target);
+  // Fresh or not: all of the state of commit `target`, from its snapshot.
+  std::pair<Position, uint64_t> restore_snapshot(uint64_t target);
   // Content of a replica for a restored buffer; complete() checks digests and throws if one differs.
   void adopt_replica(uint64_t handle, uint64_t offset, const void* data, uint64_t bytes);
   void mark_lost(uint64_t handle);
   void complete_restore(const std::vector<std::pair<uint64_t, uint64_t>>& digests);
   void read_state(uint64_t handle, uint64_t offset, uint64_t bytes, void* to);
   bool has_content(uint64_t handle);
+  // (handle, XXH3-64) of all content, by handle; generators likewise. Waits for collectives in flight.
+  std::vector<std::pair<uint64_t, uint64_t>> content_digests();
+  std::vector<std::pair<uint64_t, uint64_t>> generator_digests() const;
+  uint64_t digest(const Content& content) const { return driver_.digest(content); }
   void set_replicated(const std::vector<uint64_t>& handles);
   void publish_statistics();
+  // Changes one bit of the oldest buffer that was alive at the last commit, unnoticed by any bookkeeping.
+  // Returns its handle, 0 if there is none.
+  uint64_t flip_bit();
 
  private:
-  const replay::CommitEntry& entry(uint64_t number) const;
+  replay::CommitEntry entry(uint64_t number) const;
+  c10::Storage without_content(uint64_t bytes) const;
   Position position_of(const replay::CommitEntry& entry) const;
-  void load_generators(const replay::Manifest& manifest);
+  replay::Manifest manifest_of(uint64_t number, const uint8_t*& base) const;
+  void begin_snapshot(const replay::CommitEntry& entry);
+  void load_generators(const replay::Manifest& manifest, const uint8_t* base);
+  void adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base);
   void load_settings(const replay::Manifest& manifest);
+  void check_content(const replay::Manifest& manifest);
   void start_of_session();
   void begin_forward(replay::ControlPage& page);
   uint64_t floor() const;
@@ -96,10 +124,11 @@ class DeviceState {
   StorageStore store_;
   BufferTable table_;
   ShadowArea shadows_;
+  Snapshots snapshots_;
   UploadMarks uploads_;
   std::map<uint64_t, at::Generator> generators_;
   std::map<uint64_t, uint64_t> settings_;
-  uint64_t applied_floor_ = 0;
+  uint64_t applied_floor_ = 0, floor_offset_ = 0;
   bool shadow_full_warned_ = false;
 };
 

@@ -1,10 +1,16 @@
 #include "proxy_server/csrc/driver.h"
 
+#include <malloc.h>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+#include <climits>
 #include <cstring>
+#include <utility>
 
 #include "replay/csrc/digest.h"
 
@@ -12,6 +18,30 @@ namespace understudy::server {
 namespace {
 
 constexpr uint64_t kPoolBytes = 2ull << 30;  // of pre-image storages kept for reuse
+constexpr int kLargestHeapBlock =
+    32 << 20;  // bytes; the most that glibc takes from the heap and not from mmap
+
+// A device keeps the memory it has once had, as the caching allocator of a GPU does. By default glibc gives
+// the pages of every large buffer back when it is freed and takes them again for the next: 9,000 page faults,
+// 15 ms, in a step of the example GPT. One heap for all threads, since those of other threads are of 64 MiB.
+void keep_freed_memory() {
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, kLargestHeapBlock);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
+
+// PyTorch checks `left` and `next` each for itself. Together they say how far behind `next` numbers are taken
+// before new ones are made, which must not lie behind the last of them.
+void check_mersenne_twister(const uint8_t* state, uint64_t bytes) {
+  constexpr uint64_t kLeftAt = 8, kNextAt = 16, kNumbers = 624;
+  if (bytes < kNextAt + 8) return;  // PyTorch refuses it
+  int32_t left;
+  uint64_t next;
+  std::memcpy(&left, state + kLeftAt, sizeof left);
+  std::memcpy(&next, state + kNextAt, sizeof next);
+  TORCH_CHECK(left >= 1 && next <= kNumbers && next + static_cast<uint64_t>(left) <= kNumbers + 1,
+              "Invalid mt19937 state");
+}
 
 }  // namespace
 
@@ -19,7 +49,10 @@ Driver::Driver(const std::string& spec) : device_(spec) {
   TORCH_CHECK_VALUE(device_.is_cpu() || device_.is_cuda(), "unknown device '", spec,
                     "': use cpu:N or cuda:N");
   // Tensors know only one CPU; cpu:N would seem to be another, and every result would be copied there.
-  if (device_.is_cpu()) device_ = c10::Device(c10::kCPU);
+  if (device_.is_cpu()) {
+    device_ = c10::Device(c10::kCPU);
+    keep_freed_memory();
+  }
   if (device_.is_cuda()) {
     TORCH_CHECK(at::detail::getCUDAHooks().deviceCount() > device_.index(), "there is no ", spec,
                 " in this process: the cuda driver needs a GPU and a CUDA build of PyTorch");
@@ -37,6 +70,14 @@ c10::Storage Driver::allocate(uint64_t bytes) const {
         .storage();
   auto* allocator = at::getCPUAllocator();
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true);
+}
+
+void Driver::clear(const c10::Storage& storage) const {
+  if (storage.nbytes() == 0) return;
+  if (device_.is_cpu())
+    std::memset(storage.mutable_data(), 0, storage.nbytes());
+  else
+    bytes_of(storage, 0, storage.nbytes()).zero_();
 }
 
 at::Tensor Driver::bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const {
@@ -105,15 +146,31 @@ at::Generator Driver::new_generator() const {
                           : at::detail::getCUDAHooks().getNewGenerator(device_.index());
 }
 
+void Driver::set_state(at::Generator& generator, const uint8_t* from, uint64_t bytes) const {
+  at::Tensor state = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+  if (bytes != 0) std::memcpy(state.mutable_data_ptr(), from, bytes);
+  if (device_.is_cpu()) check_mersenne_twister(state.const_data_ptr<uint8_t>(), bytes);
+  generator.set_state(state);
+}
+
 void Driver::synchronize() const {
   if (device_.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device_.index());
 }
 
+void Driver::give_back_freed_memory() const {
+  if (device_.is_cpu())
+    malloc_trim(0);
+  else
+    c10::getDeviceAllocator(device_.type())->emptyCache();
+}
+
 c10::Storage StorageStore::copy(const c10::Storage& from) {
   auto it = pool_.find(from.nbytes());
-  if (it == pool_.end() || it->second.empty() || from.nbytes() == 0) return driver_.duplicate(from);
-  c10::Storage to = std::move(it->second.back());
-  it->second.pop_back();
+  if (it == pool_.end() || from.nbytes() == 0) return driver_.duplicate(from);
+  it->second.wanted = true;
+  if (it->second.storages.empty()) return driver_.duplicate(from);
+  c10::Storage to = std::move(it->second.storages.back());
+  it->second.storages.pop_back();
   pooled_bytes_ -= to.nbytes();
   if (driver_.device().is_cpu()) {
     std::memcpy(to.mutable_data(), from.data(), from.nbytes());
@@ -130,9 +187,24 @@ c10::Storage StorageStore::hollow(const c10::Storage& from) const {
 void StorageStore::recycle(Content&& content) {
   c10::Storage storage = content.release();
   if (!driver_.device().is_cpu() || storage.use_count() != 1 || storage.data() == nullptr) return;
+  if (pooled_bytes_ > sweep_bytes_ || pool_.size() > sweep_sizes_) sweep();
   if (pooled_bytes_ + storage.nbytes() > kPoolBytes) return;
   pooled_bytes_ += storage.nbytes();
-  pool_[storage.nbytes()].push_back(std::move(storage));
+  pool_[storage.nbytes()].storages.push_back(std::move(storage));
+}
+
+// Shapes that never come back would fill the pool for good.
+void StorageStore::sweep() {
+  for (auto at = pool_.begin(); at != pool_.end();) {
+    if (std::exchange(at->second.wanted, false)) {
+      ++at;
+    } else {
+      pooled_bytes_ -= at->first * at->second.storages.size();
+      at = pool_.erase(at);
+    }
+  }
+  sweep_bytes_ = std::max(kFirstSweepBytes, 2 * pooled_bytes_);
+  sweep_sizes_ = std::max(kFirstSweepSizes, 2 * pool_.size());
 }
 
 }  // namespace understudy::server

@@ -19,6 +19,7 @@ class Driver {
   c10::DispatchKey key() const { return device_.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA; }
 
   c10::Storage allocate(uint64_t bytes) const;
+  void clear(const c10::Storage& storage) const;  // to zeroes
   c10::Storage duplicate(const c10::Storage& from) const;
   void to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const;
   void from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
@@ -26,8 +27,11 @@ class Driver {
   void upload(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
   uint64_t digest(const c10::Storage& storage) const;  // XXH3-64 of the content
   at::Generator new_generator() const;
+  // `from` is copied first. Throws c10::Error for what no generator could be in.
+  void set_state(at::Generator& generator, const uint8_t* from, uint64_t bytes) const;
   at::Generator default_generator() const;
   void synchronize() const;
+  void give_back_freed_memory() const;  // to the operating system, which a device does only when asked
   // To be called by a thread that runs operators: makes the device its current one.
   void enter_thread() const;
 
@@ -39,7 +43,7 @@ class Driver {
 };
 
 // Keeps contents for the rewind rules; storages of pre-images are used again (a fresh page costs more than a
-// copy).
+// copy), by size. Sizes that nobody asks for again are given up whenever the pool has doubled.
 class StorageStore {
  public:
   explicit StorageStore(const Driver& driver) : driver_(driver) {}
@@ -51,9 +55,19 @@ class StorageStore {
   uint64_t pooled_bytes() const { return pooled_bytes_; }
 
  private:
+  struct Spare {
+    std::vector<c10::Storage> storages;
+    bool wanted = false;  // asked for since the last sweep
+  };
+  static constexpr uint64_t kFirstSweepBytes = 64 << 20;
+  static constexpr size_t kFirstSweepSizes = 1024;
+  void sweep();
+
   const Driver& driver_;
-  std::unordered_map<uint64_t, std::vector<c10::Storage>> pool_;
+  std::unordered_map<uint64_t, Spare> pool_;
   uint64_t pooled_bytes_ = 0;
+  uint64_t sweep_bytes_ = kFirstSweepBytes;
+  size_t sweep_sizes_ = kFirstSweepSizes;
 };
 
 }  // namespace understudy::server

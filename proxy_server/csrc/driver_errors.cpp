@@ -23,6 +23,11 @@ constexpr std::string_view kStickyErrors[] = {
 
 }  // namespace
 
+bool driver_error(std::string_view message) {
+  return message.find("CUDA error: ") != std::string_view::npos &&
+         message.find("CUDA error: out of memory") == std::string_view::npos;
+}
+
 std::string_view sticky_error(std::string_view message) {
   const size_t start = message.find("CUDA error: ");
   if (start == std::string_view::npos) return {};

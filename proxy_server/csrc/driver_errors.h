@@ -1,8 +1,20 @@
 // Errors of a driver that nothing in the process survives.
 #pragma once
+#include <stdexcept>
 #include <string_view>
 
 namespace understudy::server {
+
+// A call failed because of its driver or device and not (as far as can be told here) because of the program.
+// `suspect`: the driver is not to be trusted any more, but its memory can still be read.
+struct DriverError : std::runtime_error {
+  explicit DriverError(const std::string& message, bool suspect = false)
+      : std::runtime_error(message), suspect(suspect) {}
+  bool suspect;
+};
+
+// Whether `message` is the driver's own: such a call is worth another attempt, on another server if need be.
+bool driver_error(std::string_view message);
 
 // The part of `message` that names an error after which every further call of the driver fails in this
 // process, so that only another device server can go on; empty if there is none.

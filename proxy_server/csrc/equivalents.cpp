@@ -99,6 +99,40 @@ Tensor batch_norm_backward_elemt(const Tensor& grad_out, const Tensor& input, co
   return out.to(input.scalar_type());
 }
 
+// ---- products whose result is wider than their factors: the factors are widened first
+
+using at::ScalarType;
+using c10::Scalar;
+
+Tensor mm_wide(const Tensor& self, const Tensor& mat2, ScalarType type) {
+  return at::mm(self.to(type), mat2.to(type));
+}
+Tensor& mm_wide_out(const Tensor& self, const Tensor& mat2, ScalarType type, Tensor& out) {
+  return at::mm_out(out, self.to(type), mat2.to(type));
+}
+Tensor bmm_wide(const Tensor& self, const Tensor& mat2, ScalarType type) {
+  return at::bmm(self.to(type), mat2.to(type));
+}
+Tensor& bmm_wide_out(const Tensor& self, const Tensor& mat2, ScalarType type, Tensor& out) {
+  return at::bmm_out(out, self.to(type), mat2.to(type));
+}
+Tensor addmm_wide(const Tensor& self, const Tensor& mat1, const Tensor& mat2, ScalarType type,
+                  const Scalar& beta, const Scalar& alpha) {
+  return at::addmm(self.to(type), mat1.to(type), mat2.to(type), beta, alpha);
+}
+Tensor& addmm_wide_out(const Tensor& self, const Tensor& mat1, const Tensor& mat2, ScalarType type,
+                       const Scalar& beta, const Scalar& alpha, Tensor& out) {
+  return at::addmm_out(out, self.to(type), mat1.to(type), mat2.to(type), beta, alpha);
+}
+Tensor baddbmm_wide(const Tensor& self, const Tensor& batch1, const Tensor& batch2, ScalarType type,
+                    const Scalar& beta, const Scalar& alpha) {
+  return at::baddbmm(self.to(type), batch1.to(type), batch2.to(type), beta, alpha);
+}
+Tensor& baddbmm_wide_out(const Tensor& self, const Tensor& batch1, const Tensor& batch2, ScalarType type,
+                         const Scalar& beta, const Scalar& alpha, Tensor& out) {
+  return at::baddbmm_out(out, self.to(type), batch1.to(type), batch2.to(type), beta, alpha);
+}
+
 // ---- the table
 
 struct Equivalent {
@@ -116,6 +150,14 @@ std::vector<Equivalent> equivalents() {
   table.emplace_back("batch_norm_elemt", TORCH_FN(batch_norm_elemt));
   table.emplace_back("batch_norm_backward_reduce", TORCH_FN(batch_norm_backward_reduce));
   table.emplace_back("batch_norm_backward_elemt", TORCH_FN(batch_norm_backward_elemt));
+  table.emplace_back("mm.dtype", TORCH_FN(mm_wide));
+  table.emplace_back("mm.dtype_out", TORCH_FN(mm_wide_out));
+  table.emplace_back("bmm.dtype", TORCH_FN(bmm_wide));
+  table.emplace_back("bmm.dtype_out", TORCH_FN(bmm_wide_out));
+  table.emplace_back("addmm.dtype", TORCH_FN(addmm_wide));
+  table.emplace_back("addmm.dtype_out", TORCH_FN(addmm_wide_out));
+  table.emplace_back("baddbmm.dtype", TORCH_FN(baddbmm_wide));
+  table.emplace_back("baddbmm.dtype_out", TORCH_FN(baddbmm_wide_out));
   return table;
 }
 

@@ -3,13 +3,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <sched.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "proxy_server/csrc/driver_errors.h"
 #include "replay/csrc/futex.h"
+#include "replay/csrc/names.h"
 
 namespace understudy::server {
 
@@ -22,7 +22,8 @@ namespace {
 constexpr uint64_t kAutomaticCommitBytes = 64ull << 20;  // of log without an optimizer step
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
-constexpr int kFirstLooks = 64, kLooks = 50;  // between looks at the clock
+constexpr uint64_t kSnapshotPortion = 1 << 20;  // bytes; a record that arrives waits for no more
+constexpr int kFirstLooks = 64, kLooks = 50;    // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
 constexpr uint64_t kCrowdedNs = 20000;  // to offer the core takes longer than this only if somebody takes it
@@ -47,7 +48,8 @@ Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory
       driver(o.device),
       pinned(driver.device(), log.segment_bytes()),
       communicators(driver, log.page(), factory),
-      options(o) {
+      options(o),
+      validation(log.page()) {
   state = std::make_unique<DeviceState>(driver, log, o.policy, communicators);
   communicators.set_generation(o.generation);
 }
@@ -103,6 +105,8 @@ void Executor::attach(const AttachOptions& options) {
   auto session = std::make_unique<Session>(options, factory_);
   std::lock_guard<std::mutex> lock(mutex_);
   session_ = std::move(session);
+  session_->log.page().device_lost.store(0);
+  rolling_.store(false);
   state_ = State::kParked;
   park_requested_.store(false);
   fault_.reset();
@@ -140,10 +144,30 @@ uint64_t Executor::restore(uint64_t commit) {
   return stand_at(s, s.state->restore(commit));
 }
 
+uint64_t Executor::restore_snapshot(uint64_t commit) {
+  Session& s = need_parked();
+  return stand_at(s, s.state->restore_snapshot(commit));
+}
+
+void Executor::roll_forward(const RollForward::Contents& contents) {
+  Session& s = need_parked();
+  s.roll.begin(contents, *s.state);
+  rolling_.store(true);
+}
+
+DeviceState& Executor::parked_state() {
+  Session& s = need_parked();
+  if (rolling()) throw LogError("the device server is between two commits");
+  return *s.state;
+}
+
 uint64_t Executor::stand_at(Session& s, const std::pair<Position, uint64_t>& result) {
   s.at = result.first;
+  s.roll = {};
+  rolling_.store(false);
   s.commit_pending = false;
   s.log.page().cursor_index.store(s.at.index);
+  s.log.page().cursor.store(s.at.offset);
   return result.second;
 }
 
@@ -161,6 +185,9 @@ void Executor::detach() {
   }
   gone->communicators.close();
   gone->driver.synchronize();  // nothing may still read the log when it goes
+  const Driver driver = gone->driver;
+  gone.reset();
+  driver.give_back_freed_memory();  // the next session may be long in coming
 }
 
 std::optional<Fault> Executor::wait_for_fault(long milliseconds) {
@@ -188,7 +215,15 @@ void Executor::thread_main() {
       next = run_records(s);
     } catch (const CollectiveError& e) {
       s.communicators.abort();  // peers that wait for this rank must learn of it
-      if (!park_requested_.load()) fault = Fault{e.what(), s.at.index};
+      if (!park_requested_.load()) fault = Fault{FaultKind::kCollective, e.what(), s.at.index};
+    } catch (const ValidationPause& e) {
+      fault = Fault{FaultKind::kValidation, e.what(), s.at.index};
+    } catch (const RollForwardRefused& e) {
+      fault = Fault{FaultKind::kRollForward, e.what(), s.at.index};
+    } catch (const DriverError& e) {
+      s.communicators.abort();
+      if (!park_requested_.load())
+        fault = Fault{e.suspect ? FaultKind::kSuspect : FaultKind::kCall, e.what(), s.at.index};
     } catch (const std::exception& e) {
       if (s.driver.device().is_cuda() && !sticky_error(e.what()).empty()) end_with_the_driver(s, e.what());
       // A record we cannot trust: this session ends, no other is harmed.
@@ -235,6 +270,8 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
     return tail != s.at.offset;
   };
   page.cursor.store(s.at.offset, std::memory_order_release);
+  while (s.state->advance_snapshot(kSnapshotPortion) && !park_requested_.load(std::memory_order_relaxed))
+    if (arrived()) return true;
   for (int i = 0; i < kFirstLooks && s.spins; i++) {
     if (arrived()) return true;
     replay::cpu_relax();
@@ -276,9 +313,14 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
 // follow, cut the log all the same. Training goes on; until the next complete commit a fault cannot be
 // survived.
 void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
+  if (s.roll.active()) throw RollForwardRefused("the log is full");
   const uint64_t newest = s.log.page().commit_count.load();
   const bool behind = newest == 0 || s.last_commit_offset != s.at.offset;
   if (behind || s.commit_pending) make_commit(s, s.at);
+  if (s.state->snapshot_now()) {
+    s.state->apply_floor();
+    return;
+  }
   if (replay::now_ns() - idle_since_ns < kPressurePatienceNs && s.options.policy.protect) return;
   if (!s.options.policy.protect || s.log.page().degraded.load() != 0)
     return s.state->cut_log();  // said already
@@ -301,16 +343,18 @@ State Executor::run_records(Session& s) {
   page.step.store(s.at.steps + 1);
   page.call.store(s.at.call);
   s.step_offset = s.last_commit_offset = s.at.offset;
+  begin_minibatch(s);
   uint64_t tail = page.tail.load(std::memory_order_acquire);
   replay::LogReader reader(s.log);
   for (;;) {
-    if (s.at.offset == tail && !wait_for_records(s, tail)) return State::kParked;
-    if (__builtin_expect(park_requested_.load(std::memory_order_relaxed), 0)) return State::kParked;
+    if (s.at.offset == tail && !wait_for_records(s, tail)) return parked_at(s);
+    if (__builtin_expect(park_requested_.load(std::memory_order_relaxed), 0)) return parked_at(s);
     const auto [r, body] = reader.read(s.at.offset, tail);
     if (r.index != s.at.index)
       throw LogError("record " + std::to_string(s.at.index) + " carries number " + std::to_string(r.index));
     const uint64_t bytes = r.bytes;
     const auto kind = static_cast<Kind>(r.kind);
+    if (__builtin_expect(kind == Kind::kPhase && s.validation.active(), 0)) validate(s, r);
     if (kind != Kind::kPad) {
       begin_record(s, r, body);
       run_record(s, r, body + r.frees);
@@ -320,7 +364,10 @@ State Executor::run_records(Session& s) {
     s.at.frees_done = false;
     page.cursor_index.store(s.at.index, std::memory_order_relaxed);
     page.cursor.store(s.at.offset, std::memory_order_relaxed);
-    if ((s.at.index & 63) == 0) page.progress_ns.store(replay::now_ns(), std::memory_order_relaxed);
+    if ((s.at.index & 63) == 0) {
+      page.progress_ns.store(replay::now_ns(), std::memory_order_relaxed);
+      s.state->advance_snapshot(kSnapshotPortion);
+    }
     if (kind == Kind::kEnd) return State::kEnded;
     // Long stretches without an optimizer step (evaluation, generation): the log must not grow for ever.
     if (replay::is_sync(kind) && s.at.offset - s.last_commit_offset > kAutomaticCommitBytes &&
@@ -330,39 +377,69 @@ State Executor::run_records(Session& s) {
   }
 }
 
+// Between two records. A commit that waits for the next one is made now if the state is complete and there
+// would be no other to go back to.
+State Executor::parked_at(Session& s) {
+  const bool only = s.options.policy.protect && !s.options.policy.optimizer_preimages;
+  try {
+    if (only && s.commit_pending && !s.communicators.under_way()) make_commit(s, s.at);
+  } catch (const RollForwardRefused&) {  // whoever asked to park sees that there is no commit
+  }
+  return State::kParked;
+}
+
 // Counts the record, fires drills, does its frees, and completes a commit that waited for them.
 void Executor::begin_record(Session& s, const Record& r, const uint64_t* frees) {
   auto& page = s.log.page();
+  s.at.call++;
+  page.call.store(s.at.call, std::memory_order_relaxed);
+  if (__builtin_expect(!s.drills.empty() || page.drill_count.load(std::memory_order_relaxed) != s.drills_seen,
+                       0))
+    fire_drills(s, r);
   if (!s.at.frees_done) {
-    s.at.call++;
-    page.call.store(s.at.call, std::memory_order_relaxed);
-    if (__builtin_expect(
-            !s.drills.empty() || page.drill_count.load(std::memory_order_relaxed) != s.drills_seen, 0))
-      fire_drill(s);
     const bool failed = page.error_kind.load(std::memory_order_relaxed) != 0;
     for (uint16_t i = 0; i < r.frees; i++) {
       const uint64_t handle = frees[i];
       if (failed && s.state->table().find(handle) == nullptr) continue;  // its maker was skipped
       s.state->table().free(handle);
+      if (__builtin_expect(s.roll.active(), 0)) s.roll.forget(handle);
     }
     s.at.frees_done = true;
   }
   // A commit takes effect at the first record that does something: what the program frees right after its
   // optimizer step (zero_grad) is then no longer part of it.
-  if (s.commit_pending && static_cast<Kind>(r.kind) != Kind::kFree) {
+  const auto kind = static_cast<Kind>(r.kind);
+  const bool optimizer = kind == Kind::kPhase && begins_optimizer(s, r);
+  if (optimizer || (s.commit_pending && kind != Kind::kFree)) {
     Position here = s.at;
     here.call--;  // this record has not run
-    make_commit(s, here);
+    make_commit(s, here, optimizer);
   }
 }
 
-void Executor::make_commit(Session& s, const Position& position) {
+// Inside a step without pre-images there is no way back, so there is a commit right before it: a rank that
+// dies inside can be rolled forward from there.
+bool Executor::begins_optimizer(Session& s, const Record& r) const {
+  const Policy& policy = s.options.policy;
+  return static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer && policy.protect &&
+         !policy.optimizer_preimages && s.log.page().error_kind.load(std::memory_order_relaxed) == 0 &&
+         !s.state->committed_for_optimizer(r.index);
+}
+
+void Executor::make_commit(Session& s, const Position& position, bool optimizer) {
+  if (s.roll.active()) {
+    if (!s.commit_pending) throw RollForwardRefused("a step begins within the step");
+    s.roll.finish(*s.state);
+    rolling_.store(false);
+  }
   {
     std::lock_guard<std::mutex> lock(inbox_mutex_);
     if (replicated_inbox_) s.state->set_replicated(*replicated_inbox_);
     replicated_inbox_.reset();
   }
-  s.state->commit(position);
+  // Everything is about to change where a step begins, unless one has just ended: no place for a snapshot.
+  const bool for_snapshot = !optimizer || s.commit_pending;
+  s.state->commit(position, optimizer, for_snapshot);
   s.commit_pending = false;
   s.last_commit_offset = position.offset;
 }
@@ -379,40 +456,55 @@ void Executor::end_of_step(Session& s) {
     s.calls_per_step.push_back(s.at.call);
     s.bytes_per_step.push_back(s.at.offset - s.step_offset);
   }
+  page.recent_calls[s.at.steps % replay::kRecentSteps].store(s.at.call, std::memory_order_relaxed);
   s.step_offset = s.at.offset;
   s.at.call = 0;
+  begin_minibatch(s);
   page.step.store(s.at.steps + 1, std::memory_order_relaxed);
   page.call.store(0, std::memory_order_relaxed);
   if (s.at.steps % 16 == 1) publish_medians(s);
 }
 
+// On a GPU kernels may add in any order; a minibatch that is to be the same twice must not.
+void Executor::begin_minibatch(Session& s) {
+  s.validation.begin(s.options.policy.protect ? s.at.steps + 1 : 0);
+  if (s.validation.active() && s.driver.device().is_cuda())
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+}
+
+std::string Executor::name_of_record(Session& s, uint64_t index) {
+  replay::LogReader reader(s.log);
+  for (uint64_t offset = s.last_commit_offset; offset < s.at.offset;) {
+    const auto [r, body] = reader.read(offset, s.at.offset);
+    const auto kind = static_cast<Kind>(r.kind);
+    if (r.index == index)
+      return kind == Kind::kOperator || kind == Kind::kOperatorSync ? find_template(s, r.aux).name
+                                                                    : replay::name_of(kind);
+    offset += r.bytes;
+  }
+  return "a call before the commit";
+}
+
+// The end of a backward pass that is being validated; throws ValidationPause after the first pass.
+void Executor::validate(Session& s, const Record& r) {
+  if (static_cast<replay::Phase>(r.aux) != replay::Phase::kOptimizer) return;
+  if (s.validation.at_end(*s.state))
+    throw ValidationPause("validation of step " + std::to_string(s.at.steps + 1));
+  if (s.driver.device().is_cuda()) s.state->apply_deterministic();
+  std::string message = s.validation.difference();
+  if (const auto record = s.validation.differing_record(); record && !message.empty())
+    message = "replay differs: " + message + " (" + name_of_record(s, *record) + ")";
+  else if (!message.empty())
+    message = "replay differs: " + message;
+  if (!message.empty())
+    std::fprintf(stderr, "understudy: rank %u, step %llu: %s\n", s.log.page().rank,
+                 static_cast<unsigned long long>(s.at.steps + 1), message.c_str());
+  s.validation.publish(message);
+}
+
 void Executor::publish_medians(Session& s) {
   s.log.page().median_calls_per_step.store(median(s.calls_per_step), std::memory_order_relaxed);
   s.log.page().median_bytes_per_step.store(median(s.bytes_per_step), std::memory_order_relaxed);
-}
-
-void Executor::load_drills(Session& s) {
-  auto& page = s.log.page();
-  const uint32_t n = std::min<uint32_t>(page.drill_count.load(std::memory_order_acquire), replay::kMaxDrills);
-  s.drills.clear();
-  for (uint32_t i = 0; i < n; i++)
-    if (page.drills[i].state.load() == static_cast<uint32_t>(replay::DrillState::kArmed))
-      s.drills.emplace_back(page.drills[i].step, page.drills[i].call);
-  s.drills_seen = page.drill_count.load();
-}
-
-void Executor::fire_drill(Session& s) {
-  auto& page = s.log.page();
-  if (page.drill_count.load(std::memory_order_relaxed) != s.drills_seen) load_drills(s);
-  for (uint32_t i = 0; i < std::min<uint32_t>(s.drills_seen, replay::kMaxDrills); i++) {
-    replay::Drill& d = page.drills[i];
-    if (d.step != s.at.steps + 1 || d.call != s.at.call ||
-        d.state.load() != static_cast<uint32_t>(replay::DrillState::kArmed))
-      continue;
-    d.fired_at_ns = replay::now_ns();
-    d.state.store(static_cast<uint32_t>(replay::DrillState::kFired), std::memory_order_release);
-    if (d.kind == static_cast<uint32_t>(replay::DrillKind::kKillServer)) kill(getpid(), SIGKILL);
-  }
 }
 
 }  // namespace understudy::server

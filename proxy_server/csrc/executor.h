@@ -19,6 +19,8 @@
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/device_state.h"
 #include "proxy_server/csrc/pinned_log.h"
+#include "proxy_server/csrc/roll_forward.h"
+#include "proxy_server/csrc/validation.h"
 #include "replay/csrc/handle_map.h"
 #include "replay/csrc/log_reader.h"
 
@@ -28,7 +30,10 @@ class WrittenViews;
 
 enum class State { kIdle, kParked, kRunning, kEnded };
 
+enum class FaultKind { kCollective, kCall, kSuspect, kValidation, kRollForward };
+
 struct Fault {
+  FaultKind kind = FaultKind::kCollective;
   std::string message;
   uint64_t record_index = 0;
 };
@@ -50,18 +55,22 @@ class Executor {
   // Control. All throw std::exception; none may run beside another (the caller serialises them).
   void attach(const AttachOptions& options);  // idle -> parked; commit 0 or what restore() follows
   void resume();
-  void park();                            // -> parked (or ended); aborts what it waits for
-  uint64_t rewind(uint64_t commit);       // parked; returns bytes brought back
-  uint64_t restore(uint64_t commit);      // parked, fresh; returns bytes taken from shadows
-  uint32_t rebuild(uint32_t generation);  // parked
-  void detach();                          // -> idle, as new
-  DeviceState& parked_state() { return *need_parked().state; }
+  void park();                                 // -> parked (or ended); aborts what it waits for
+  uint64_t rewind(uint64_t commit);            // parked; returns bytes brought back
+  uint64_t restore(uint64_t commit);           // parked, fresh; returns bytes taken from shadows
+  uint64_t restore_snapshot(uint64_t commit);  // parked; returns bytes taken from the snapshot
+  uint32_t rebuild(uint32_t generation);       // parked
+  // parked, behind restore(): what runs from here on finishes an optimizer step (see RollForward)
+  void roll_forward(const RollForward::Contents& contents);
+  void detach();  // -> idle, as new
+  DeviceState& parked_state();
+  bool rolling() const { return rolling_.load(); }     // the state is of no commit
   void set_replicated(std::vector<uint64_t> handles);  // takes effect at the next commit
 
   State current() const;
   uint64_t cursor_index() const;
   uint64_t commit() const;
-  // Waits for a fault of this executor's own (a failed collective); nothing after `milliseconds`.
+  // Waits for a fault of this executor's own (a failed collective or call); nothing after `milliseconds`.
   std::optional<Fault> wait_for_fault(long milliseconds);
 
  private:
@@ -73,6 +82,8 @@ class Executor {
     Communicators communicators;
     std::unique_ptr<DeviceState> state;
     AttachOptions options;
+    Validation validation;
+    RollForward roll;
     Position at;
     bool commit_pending = false;
     SpecTable specs;
@@ -83,27 +94,37 @@ class Executor {
     uint64_t checked_index = 0;  // the device had done, without an error, all records before this one
     std::vector<std::pair<uint64_t, uint64_t>> drills;  // (step, call) still to come
     uint32_t drills_seen = 0;
-    bool spins = false;       // wait for records without sleeping first
-    bool short_pause = true;  // the worker's last pause was one worth waiting for
+    bool sticky_error = false;  // by a drill: every call fails
+    uint64_t slow_step = 0;     // by a drill: the minibatch whose records take longer
+    bool spins = false;         // wait for records without sleeping first
+    bool short_pause = true;    // the worker's last pause was one worth waiting for
   };
 
   Session& need_session() const;
   Session& need_parked() const;
-  static uint64_t stand_at(Session& s, const std::pair<Position, uint64_t>& result);
+  uint64_t stand_at(Session& s, const std::pair<Position, uint64_t>& result);
   void thread_main();
   State run_records(Session& s);
+  State parked_at(Session& s);
   bool wait_for_records(Session& s, uint64_t& tail);
   void run_record(Session& s, const replay::Record& r, uint64_t* body);
   void begin_record(Session& s, const replay::Record& r, const uint64_t* frees);
-  void make_commit(Session& s, const Position& position);
+  void make_commit(Session& s, const Position& position, bool optimizer = false);
+  bool begins_optimizer(Session& s, const replay::Record& r) const;
+  bool runs_in_roll(Session& s, const replay::Record& r, const uint64_t* reply_words, Words words);
   void relieve_pressure(Session& s, uint64_t idle_since_ns);
   void load_drills(Session& s);
-  void fire_drill(Session& s);
+  void fire_drills(Session& s, const replay::Record& r);
+  void fire_drill(Session& s, const replay::Record& r, replay::Drill& drill);
+  std::string call_name(Session& s, const replay::Record& r) const;
   void end_of_step(Session& s);
+  void begin_minibatch(Session& s);
+  void validate(Session& s, const replay::Record& r);
+  std::string name_of_record(Session& s, uint64_t index);
   void publish_medians(Session& s);
 
   void run_operator(Session& s, const replay::Record& r, Words words);
-  void run_kernel(Session& s, const Template& t, WrittenViews& written);
+  void run_kernel(Session& s, const Template& t, WrittenViews& written, bool told);
   void run_operator_sync(Session& s, const replay::Record& r, uint64_t* reply_words, Words words);
   void bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t);
   Template& find_template(Session& s, uint64_t offset);
@@ -120,6 +141,7 @@ class Executor {
   State state_ = State::kIdle;
   bool stop_ = false;
   std::atomic<bool> park_requested_{false};
+  std::atomic<bool> rolling_{false};
   std::mutex inbox_mutex_;
   std::optional<std::vector<uint64_t>> replicated_inbox_;
   std::optional<Fault> fault_;

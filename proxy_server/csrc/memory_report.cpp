@@ -22,11 +22,14 @@ uint64_t available_host_memory() {
   return 0;
 }
 
-MemoryStatistics report_host(MemoryQuery query, DeviceState& state) {
+MemoryStatistics report_host(MemoryQuery query, DeviceState& state, const Driver& driver) {
   replay::Usage& usage = state.table().usage();
   if (query == MemoryQuery::kResetPeak) usage.reset_peak();
   if (query == MemoryQuery::kResetAccumulated) usage.reset_accumulated();
-  if (query == MemoryQuery::kEmptyCache) state.drop_spare_storages();
+  if (query == MemoryQuery::kEmptyCache) {
+    state.drop_spare_storages();
+    driver.give_back_freed_memory();
+  }
   MemoryStatistics s{usage.bytes(), usage.blocks(), usage.bytes(), 0, 0};
   const uint64_t kept = state.table().undo_bytes() + state.spare_storage_bytes();
   s.reserved.current += kept;
@@ -43,11 +46,12 @@ MemoryCounter counter(const c10::CachingAllocator::StatArray& pools) {
           static_cast<uint64_t>(all.allocated), static_cast<uint64_t>(all.freed)};
 }
 
-MemoryStatistics report_device(MemoryQuery query, const c10::Device& device) {
+MemoryStatistics report_device(MemoryQuery query, const Driver& driver) {
+  const c10::Device device = driver.device();
   auto* allocator = c10::getDeviceAllocator(device.type());
   if (query == MemoryQuery::kResetPeak) allocator->resetPeakStats(device.index());
   if (query == MemoryQuery::kResetAccumulated) allocator->resetAccumulatedStats(device.index());
-  if (query == MemoryQuery::kEmptyCache) allocator->emptyCache();
+  if (query == MemoryQuery::kEmptyCache) driver.give_back_freed_memory();
   const auto stats = allocator->getDeviceStats(device.index());
   const auto [free_bytes, total_bytes] = allocator->getMemoryInfo(device.index());
   return {counter(stats.allocated_bytes), counter(stats.allocation), counter(stats.reserved_bytes),
@@ -58,7 +62,7 @@ MemoryStatistics report_device(MemoryQuery query, const c10::Device& device) {
 
 MemoryStatistics report_memory(MemoryQuery query, DeviceState& state, const Driver& driver) {
   if (static_cast<uint64_t>(query) >= replay::kMemoryQueries) throw replay::LogError("unknown memory query");
-  return driver.device().is_cpu() ? report_host(query, state) : report_device(query, driver.device());
+  return driver.device().is_cpu() ? report_host(query, state, driver) : report_device(query, driver);
 }
 
 }  // namespace understudy::server

@@ -13,6 +13,7 @@ namespace py = pybind11;
 using understudy::server::AttachOptions;
 using understudy::server::BackendRequest;
 using understudy::server::Executor;
+using understudy::server::FaultKind;
 using understudy::server::State;
 using Release = py::call_guard<py::gil_scoped_release>;
 
@@ -28,6 +29,22 @@ const char* name_of(State state) {
       return "running";
     case State::kEnded:
       return "ended";
+  }
+  return "unknown";
+}
+
+const char* name_of(FaultKind kind) {
+  switch (kind) {
+    case FaultKind::kCollective:
+      return "collective";
+    case FaultKind::kCall:
+      return "call";
+    case FaultKind::kValidation:
+      return "validation";
+    case FaultKind::kSuspect:
+      return "suspect";
+    case FaultKind::kRollForward:
+      return "roll-forward";
   }
   return "unknown";
 }
@@ -88,6 +105,14 @@ PYBIND11_MODULE(_server, m) {
       .def("park", &Executor::park, Release())
       .def("rewind", &Executor::rewind, Release())
       .def("restore", &Executor::restore, Release())
+      .def("restore_snapshot", &Executor::restore_snapshot, Release())
+      .def(
+          "roll_forward",
+          [](Executor& e, std::vector<uint64_t> rolled, std::vector<uint64_t> steady,
+             std::vector<uint64_t> own, std::vector<uint64_t> lost) {
+            e.roll_forward({std::move(rolled), std::move(steady), std::move(own), std::move(lost)});
+          },
+          py::kw_only(), py::arg("rolled"), py::arg("steady"), py::arg("own"), py::arg("lost"), Release())
       .def("rebuild", &Executor::rebuild, Release())
       .def("detach", &Executor::detach, Release())
       .def("set_replicated", &Executor::set_replicated, Release())
@@ -113,13 +138,15 @@ PYBIND11_MODULE(_server, m) {
           Release())
       .def(
           "wait_for_fault",
-          [](Executor& e, long milliseconds) -> std::optional<std::pair<std::string, uint64_t>> {
+          [](Executor& e,
+             long milliseconds) -> std::optional<std::tuple<std::string, std::string, uint64_t>> {
             const auto fault = e.wait_for_fault(milliseconds);
             if (!fault) return std::nullopt;
-            return std::pair(fault->message, fault->record_index);
+            return std::tuple(name_of(fault->kind), fault->message, fault->record_index);
           },
           Release())
       .def_property_readonly("state", [](const Executor& e) { return name_of(e.current()); })
       .def_property_readonly("cursor_index", &Executor::cursor_index)
-      .def_property_readonly("commit", &Executor::commit);
+      .def_property_readonly("commit", &Executor::commit)
+      .def_property_readonly("rolling", &Executor::rolling);
 }

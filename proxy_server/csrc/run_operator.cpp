@@ -17,18 +17,25 @@ using replay::Tag;
 // operator did to its metadata (resize_, transpose_, an out= variant).
 class WrittenViews {
  public:
-  void add(Content& content, const TensorSpec* spec) { views_.push_back({&content, spec}); }
-  // The operator ended: keep what still is as its spec says.
-  void check() {
-    for (const auto& [content, spec] : views_)
+  void add(uint64_t handle, Content& content, const TensorSpec* spec) {
+    views_.push_back({handle, &content, spec});
+  }
+  // What the operator left in them, for a validation.
+  void note(Validation& validation, uint64_t record, const DeviceState& state) const {
+    for (const Written& w : views_) validation.note(record, w.handle, state.digest(*w.content));
+  }
+  // The operator ended: keep what still is as its spec says. `results` are its own, of which the worker
+  // expects what `t` says, or is told.
+  void check(const Template& t, const torch::jit::Stack& results, bool told) {
+    for (const auto& [handle, content, spec] : views_)
       if (const at::Tensor* view = content->find(spec); view && !is_as_specified(*view, *content, *spec)) {
-        write_out(*view, *spec);
+        write_out(*view, expected_flags(*view, *spec, t, results, told));
         content->forget(spec);
       }
     views_.clear();
   }
   ~WrittenViews() {  // it failed half-way
-    for (const auto& [content, spec] : views_) content->forget(spec);
+    for (const Written& w : views_) w.content->forget(w.spec);
   }
 
  private:
@@ -41,11 +48,23 @@ class WrittenViews {
            impl.is_neg() == ((spec.flags & replay::kNegative) != 0);
   }
 
+  static uint64_t expected_flags(const at::Tensor& view, const TensorSpec& spec, const Template& t,
+                                 const torch::jit::Stack& results, bool told) {
+    const uint64_t now = (view.is_conj() ? replay::kConjugate : 0) | (view.is_neg() ? replay::kNegative : 0);
+    for (size_t i = 0; i < results.size(); i++)
+      if (results[i].isTensor() && results[i].toTensor().is_same(view)) {
+        if (told) return now;
+        if (i < t.returns.size() && (t.returns[i].flags & replay::kOtherFlags) != 0)
+          return t.returns[i].flags;
+      }
+    return spec.flags;
+  }
+
   // An operator may conjugate or negate what it wrote lazily, by a bit that the worker's tensor does not
   // have: do it for good.
-  static void write_out(const at::Tensor& view, const TensorSpec& spec) {
-    const bool conjugate = (spec.flags & replay::kConjugate) != 0;
-    const bool negative = (spec.flags & replay::kNegative) != 0;
+  static void write_out(const at::Tensor& view, uint64_t expected) {
+    const bool conjugate = (expected & replay::kConjugate) != 0;
+    const bool negative = (expected & replay::kNegative) != 0;
     if (view.is_conj() == conjugate && view.is_neg() == negative) return;
     const at::Tensor value = view.resolve_conj().resolve_neg().clone();
     view._set_conj(conjugate);
@@ -53,7 +72,12 @@ class WrittenViews {
     view.copy_(value);
   }
 
-  c10::SmallVector<std::pair<Content*, const TensorSpec*>, 4> views_;
+  struct Written {
+    uint64_t handle;
+    Content* content;
+    const TensorSpec* spec;
+  };
+  c10::SmallVector<Written, 4> views_;
 };
 
 namespace {
@@ -144,7 +168,7 @@ class Values {
     const uint64_t handle = words_.next();
     Content& content = a.written ? state_.write(handle) : state_.read(handle);
     if (storages_ != nullptr) storages_->emplace_back(content.storage().unsafeGetStorageImpl(), handle);
-    if (a.written) written_.add(content, a.tensor);
+    if (a.written) written_.add(handle, content, a.tensor);
     check_extent(content, *a.tensor);
     if (const at::Tensor* known = content.find(a.tensor)) return *known;
     return content.keep(a.tensor, view_of(content, *a.tensor, driver_));
@@ -189,22 +213,29 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
               " gave a ", result.scalar_type(), " tensor of shape ", result.sizes(),
               " where the worker expects ", want.dtype, " ", c10::IntArrayRef(want.sizes));
   bool same = result.storage().use_count() == 1 && result.storage_offset() == want.offset &&
-              result.storage().nbytes() >= spec.storage_bytes && !result.is_conj() && !result.is_neg();
+              result.storage().nbytes() >= spec.storage_bytes &&
+              result.is_conj() == ((want.flags & replay::kConjugate) != 0) &&
+              result.is_neg() == ((want.flags & replay::kNegative) != 0);
   for (size_t i = 0; same && result.numel() > 1 && i < want.sizes.size(); i++)
     same = want.sizes[i] == 1 || want.strides[i] == result.stride(static_cast<int64_t>(i));
   if (!same) {
     c10::Storage storage = s.driver.allocate(spec.storage_bytes);
     view_of(storage, want, s.driver).copy_(result);
     s.state->create(handle, std::move(storage));
-    return;
+  } else {
+    Content content(result.storage());
+    if (is_view(result, want)) content.keep(spec.tensor, std::move(result));
+    s.state->create(handle, std::move(content));
   }
-  Content content(result.storage());
-  if (is_view(result, want)) content.keep(spec.tensor, std::move(result));
-  s.state->create(handle, std::move(content));
+  if (__builtin_expect(s.validation.active(), 0)) {
+    Content& content = s.state->read(handle);
+    if (t.name.find("empty") != std::string::npos) s.driver.clear(content);  // what nobody wrote is no result
+    s.validation.note(s.at.index, handle, s.state->digest(content));
+  }
 }
 
 // Runs the kernel: arguments on the stack become results.
-void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written) {
+void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, bool told) {
   std::optional<at::NoGradGuard> unrecorded;
   if (__builtin_expect(t.without_gradients, 0)) unrecorded.emplace();
   if (t.on_driver) {
@@ -212,7 +243,8 @@ void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written) 
   } else {
     t.op.callBoxed(s.stack);
   }
-  written.check();
+  if (__builtin_expect(s.validation.active(), 0)) written.note(s.validation, s.at.index, *s.state);
+  written.check(t, s.stack, told);
 }
 
 void Executor::run_operator(Session& s, const Record& r, Words words) {
@@ -222,7 +254,7 @@ void Executor::run_operator(Session& s, const Record& r, Words words) {
     WrittenViews written;
     Values values(*s.state, s.driver, words, written);
     for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
-    run_kernel(s, t, written);
+    run_kernel(s, t, written, /*told=*/false);
   }
   if (s.stack.size() < t.returns.size()) throw LogError("a call returned too little");
   for (size_t i = 0; i < t.returns.size(); i++) {
@@ -252,7 +284,7 @@ void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_wo
     Values values(*s.state, s.driver, words, written, &storages);
     for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
     first_handle = words.next();
-    run_kernel(s, t, written);
+    run_kernel(s, t, written, /*told=*/true);
     written_composites = std::move(values.written_composites);
   }
   const torch::jit::Stack stack = std::move(s.stack);
@@ -260,6 +292,7 @@ void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_wo
   for (const c10::IValue& value : stack)  // a changed argument follows below, once
     results.add(is_one_of(value, written_composites) ? c10::IValue() : value);
   for (const at::Tensor& composite : written_composites) results.add(composite);
+  if (__builtin_expect(s.roll.active(), 0)) s.roll.note_results(first_handle, *s.state);
   const std::vector<uint64_t>& answer = results.words();
   reply(s, reply_words, answer.data(), 8 * answer.size(), ErrorKind::kNone);
 }

@@ -69,16 +69,47 @@ void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64
   if (page.worker_sleeping.load(std::memory_order_seq_cst) != 0) replay::futex_wake(page.reply_futex);
 }
 
+std::string Executor::call_name(Session& s, const Record& r) const {
+  const auto kind = static_cast<Kind>(r.kind);
+  if (kind == Kind::kOperator || kind == Kind::kOperatorSync)
+    if (const auto* known = s.templates.find(r.aux)) return (*known)->name;
+  return replay::name_of(kind);
+}
+
 void Executor::program_error(Session& s, const Record& r, ErrorKind kind, const std::string& message) {
   auto& page = s.log.page();
   if (page.error_kind.load() != 0) return;
-  std::string name = replay::name_of(static_cast<Kind>(r.kind));
-  if (static_cast<Kind>(r.kind) == Kind::kOperator)
-    if (const auto* known = s.templates.find(r.aux)) name = (*known)->name;
-  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", name.c_str());
+  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", call_name(s, r).c_str());
   std::snprintf(page.error_message, sizeof page.error_message, "%s", message.c_str());
   page.error_index = r.index;
   page.error_kind.store(static_cast<uint32_t>(kind), std::memory_order_release);
+}
+
+// While an optimizer step is finished with contents of its end: whether the record is to be run.
+bool Executor::runs_in_roll(Session& s, const Record& r, const uint64_t* reply_words, Words words) {
+  switch (static_cast<Kind>(r.kind)) {
+    case Kind::kOperator:
+      return s.roll.runs_operator(find_template(s, r.aux), words, *s.state);
+    case Kind::kOperatorSync:
+      s.roll.check_sync_operator(find_template(s, r.aux), words);
+      return true;
+    case Kind::kHostToDevice:
+      return s.roll.runs_upload(r.aux);
+    case Kind::kDeviceToHost:
+      return s.roll.runs_read(r.aux, s.log.page().reply_sequence.load() >= reply_words[0]);
+    case Kind::kResize:
+      s.roll.check_resize(r.aux);
+      return true;
+    case Kind::kCommit:
+      if (static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep) return true;
+      throw RollForwardRefused("a commit lies within the step");
+    case Kind::kCollective:
+    case Kind::kCommunicatorCreate:
+    case Kind::kCommunicatorDestroy:
+      throw RollForwardRefused("a collective lies within the step");
+    default:
+      return true;
+  }
 }
 
 void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
@@ -89,6 +120,8 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   if (sync && count < 2) throw LogError("a sync record is too short");
   Words words(body + (sync ? 2 : 0), count - (sync ? 2 : 0));
   if (kind == Kind::kEnd) {
+    if (s.roll.active() && page.error_kind.load() == 0)
+      throw RollForwardRefused("the program ends within the step");
     publish_medians(s);
     if (page.error_kind.load() == 0) s.communicators.wait_for_all(s.state->table());
     page.session_state.store(static_cast<uint32_t>(replay::SessionState::kClosed));
@@ -97,13 +130,15 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   }
   if (page.error_kind.load(std::memory_order_relaxed) != 0) {  // the program failed: nothing runs any more
     if (sync) {
-      const std::string message = std::string(page.error_message) + " [device call " + page.error_operator +
-                                  ", record " + std::to_string(page.error_index) + "]";
+      const std::string message = replay::text_of(page.error_message) + " [device call " +
+                                  replay::text_of(page.error_operator) + ", record " +
+                                  std::to_string(page.error_index) + "]";
       reply(s, body, message.data(), message.size(), static_cast<ErrorKind>(page.error_kind.load()));
     }
     return;
   }
   try {
+    if (__builtin_expect(s.roll.active(), 0) && !runs_in_roll(s, r, body, words)) return;
     switch (kind) {
       case Kind::kOperator:
         return run_operator(s, r, words);
@@ -113,11 +148,15 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kFree:
       case Kind::kEnd:
         return;
-      case Kind::kAllocate:
-        return s.state->create(r.aux, s.driver.allocate(checked_bytes(words.next())));
+      case Kind::kAllocate: {
+        c10::Storage fresh = s.driver.allocate(checked_bytes(words.next()));
+        if (__builtin_expect(s.validation.active(), 0)) s.driver.clear(fresh);
+        return s.state->create(r.aux, std::move(fresh));
+      }
       case Kind::kResize: {
         const uint64_t bytes = checked_bytes(words.next());
         c10::Storage fresh = s.driver.allocate(bytes);
+        if (__builtin_expect(s.validation.active(), 0)) s.driver.clear(fresh);
         const c10::Storage& old = s.state->write(r.aux);
         if (const uint64_t kept = std::min<uint64_t>(bytes, old.nbytes()); kept != 0) {
           std::vector<uint8_t> content(kept);
@@ -156,9 +195,7 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kGeneratorSet: {
         const uint64_t bytes = words.next();
         const uint8_t* content = words.take_bytes(bytes);
-        at::Tensor state = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-        if (bytes != 0) std::memcpy(state.mutable_data_ptr(), content, bytes);
-        return s.state->generator(r.aux).set_state(state);
+        return s.driver.set_state(s.state->generator(r.aux), content, bytes);
       }
       case Kind::kGeneratorFree:
         return s.state->forget_generator(r.aux);
@@ -168,7 +205,6 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         return s.state->phase(static_cast<replay::Phase>(r.aux));
       }
       case Kind::kCommit:
-        page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
         if (static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep) end_of_step(s);
         s.commit_pending = true;
         return;
@@ -191,6 +227,10 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
     }
   } catch (const CollectiveError&) {
     throw;
+  } catch (const DriverError&) {
+    throw;
+  } catch (const RollForwardRefused&) {
+    throw;
   } catch (const LogError&) {
     throw;
   } catch (const replay::RewindError& e) {
@@ -198,6 +238,9 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   } catch (const c10::Error& e) {
     if (s.driver.device().is_cuda() && !sticky_error(e.what()).empty()) throw;
     const std::string message = e.what_without_backtrace() + when_it_happened(s, e.what());
+    if (s.driver.device().is_cuda() && driver_error(message) && kind_of(e) == ErrorKind::kRuntime)
+      throw DriverError(message + " [device call " + call_name(s, r) + ", record " + std::to_string(r.index) +
+                        "]");
     if (sync)
       reply(s, body, message.data(), message.size(), kind_of(e));
     else

@@ -1,6 +1,7 @@
 #include "proxy_server/csrc/shadow_area.h"
 
 #include <algorithm>
+#include <string>
 
 namespace understudy::server {
 namespace {
@@ -33,16 +34,8 @@ std::optional<uint64_t> ShadowArea::allocate(uint64_t bytes, uint64_t commit) {
     insert(offset, size, commit, commit);
     return offset;
   }
-  if (bytes > log_.shadow_bytes() - top_) {
-    // Forget how the free space was cut up; what lies behind the last block can be used again.
-    top_ = 0;
-    for (const auto& [offset, block] : blocks_) top_ = std::max(top_, offset + block.bytes);
-    free_by_size_.clear();
-    uint64_t end = 0;
-    for (const auto& [offset, block] : blocks_) {
-      if (offset > end) free_by_size_.emplace(offset - end, end);
-      end = offset + block.bytes;
-    }
+  if (bytes > area_.bytes - top_) {
+    find_free_space();  // forget how it was cut up; what lies behind the last block can be used again
     auto it = free_by_size_.lower_bound(bytes);
     if (it != free_by_size_.end()) {
       const uint64_t offset = it->second, size = it->first;
@@ -51,10 +44,10 @@ std::optional<uint64_t> ShadowArea::allocate(uint64_t bytes, uint64_t commit) {
       insert(offset, bytes, commit, commit);
       return offset;
     }
-    if (bytes > log_.shadow_bytes() - top_) return std::nullopt;
+    if (bytes > area_.bytes - top_) return std::nullopt;
   }
   const uint64_t offset = top_;
-  if (!replay::reserve_memory(log_.shadow() + offset, bytes)) return std::nullopt;  // /dev/shm is full
+  if (!replay::reserve_memory(area_.data + offset, bytes)) return std::nullopt;  // /dev/shm is full
   top_ += bytes;
   insert(offset, bytes, commit, commit);
   return offset;
@@ -82,24 +75,48 @@ void ShadowArea::rewind(uint64_t target) {
   }
 }
 
-void ShadowArea::adopt(const replay::Manifest& manifest, const replay::CommitEntry& entry) {
+void ShadowArea::adopt(const std::vector<Published>& published) {
   blocks_.clear();
-  free_by_size_.clear();
   used_ = 0;
-  const uint64_t n = entry.number;
-  const auto add = [&](uint64_t offset, uint64_t bytes) {
-    if (blocks_.find(offset) == blocks_.end()) insert(offset, round_up(bytes), n, n);
-  };
-  add(entry.manifest_offset, entry.manifest_bytes);
-  for (const auto& b : manifest.buffers)
-    if (b.shadow_offset != replay::kNotShadowed) add(b.shadow_offset, b.bytes);
-  for (const auto& g : manifest.generators) add(g.shadow_offset, g.bytes);
-  top_ = 0;
-  for (const auto& [offset, block] : blocks_) top_ = std::max(top_, offset + block.bytes);
+  for (const Published& p : published) {
+    const auto add = [&](uint64_t offset, uint64_t bytes) {
+      const auto known = blocks_.find(offset);
+      if (known == blocks_.end())
+        insert(offset, round_up(bytes), p.number, p.number);
+      else if (round_up(bytes) > known->second.bytes)
+        throw replay::LogError("two shadows of commit " + std::to_string(p.number) + " share one place");
+      else
+        keep(offset, p.number);
+    };
+    add(p.entry->manifest_offset, p.entry->manifest_bytes);
+    for (const auto& b : p.manifest->buffers)
+      if (b.shadow_offset != replay::kNotShadowed) add(b.shadow_offset, b.bytes);
+    for (const auto& g : p.manifest->generators) add(g.shadow_offset, g.bytes);
+  }
+  // What a hostile worker wrote there has a right digest too, but not the layout that allocate() makes.
   uint64_t end = 0;
   for (const auto& [offset, block] : blocks_) {
-    if (offset > end) free_by_size_.emplace(offset - end, end);
+    if (offset % kBlockAlign != 0 || offset < end || offset > area_.bytes ||
+        block.bytes > area_.bytes - offset)
+      throw replay::LogError(std::string("contents in the ") + area_.name + " overlap or are out of place");
     end = offset + block.bytes;
+  }
+  find_free_space();
+}
+
+void ShadowArea::clear() {
+  blocks_.clear();
+  used_ = 0;
+  find_free_space();
+  replay::give_memory_back(area_.data, area_.bytes);
+}
+
+void ShadowArea::find_free_space() {
+  free_by_size_.clear();
+  top_ = 0;
+  for (const auto& [offset, block] : blocks_) {
+    if (offset > top_) free_by_size_.emplace(offset - top_, top_);
+    top_ = std::max(top_, offset + block.bytes);
   }
 }
 

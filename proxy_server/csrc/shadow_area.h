@@ -1,11 +1,14 @@
-// The shadow area: host memory owned by proxyd in which commits keep what no replica holds.
+// An area of host memory owned by proxyd, in which commits keep what no replica holds (`shadow`) or, now and
+// then, everything (`snapshot`).
 //
 // Blocks are never changed once a published manifest names them, so a server that dies at any instant leaves
-// every published commit whole.
+// every published commit whole.  A block belongs to commits `first` to `last` (of `snapshot`: to snapshots,
+// by serial).
 #pragma once
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "replay/csrc/manifest.h"
 
@@ -13,7 +16,14 @@ namespace understudy::server {
 
 class ShadowArea {
  public:
-  explicit ShadowArea(const replay::LogMap& log) : log_(log) {}
+  explicit ShadowArea(const replay::Area& area) : area_(area) {}
+
+  // What a server that died has published.
+  struct Published {
+    const replay::Manifest* manifest;
+    const replay::CommitEntry* entry;
+    uint64_t number;
+  };
 
   // A new block for commit `commit`, or nothing if the area is full.
   std::optional<uint64_t> allocate(uint64_t bytes, uint64_t commit);
@@ -23,9 +33,12 @@ class ShadowArea {
   void release(uint64_t floor);
   // Commits above `target` are void.
   void rewind(uint64_t target);
-  // A fresh server takes over: everything but `manifest` (at `entry`) is free.
-  void adopt(const replay::Manifest& manifest, const replay::CommitEntry& entry);
-  uint8_t* at(uint64_t offset) const { return log_.shadow() + offset; }
+  // A fresh server takes over: everything but what these name is free.
+  void adopt(const std::vector<Published>& published);
+  // Nothing is kept any more, and the memory is given back.
+  void clear();
+  const replay::Area& area() const { return area_; }
+  uint8_t* at(uint64_t offset) const { return area_.data + offset; }
   uint64_t used() const { return used_; }
 
  private:
@@ -34,8 +47,9 @@ class ShadowArea {
   };
   void insert(uint64_t offset, uint64_t bytes, uint64_t first, uint64_t last);
   std::map<uint64_t, Block>::iterator erase(std::map<uint64_t, Block>::iterator it);
+  void find_free_space();
 
-  const replay::LogMap& log_;
+  replay::Area area_;
   std::map<uint64_t, Block> blocks_;                // by offset
   std::multimap<uint64_t, uint64_t> free_by_size_;  // bytes -> offset: warm pages first
   uint64_t top_ = 0, used_ = 0;

@@ -13,7 +13,7 @@ class Words {
   uint64_t left() const { return static_cast<uint64_t>(end_ - at_); }
   uint64_t next() {
     if (__builtin_expect(at_ == end_, 0)) fail();
-    return *at_++;
+    return *static_cast<const volatile uint64_t*>(at_++);  // once: a worker could change it
   }
   double next_double() {
     const uint64_t bits = next();

@@ -5,6 +5,9 @@ import sys
 import types
 
 import torch
+from torch.cuda import comm
+
+from proxy_client.refusals import REFUSALS, Where
 
 cuda_build = sys.modules["proxy_client.cuda_build"]
 
@@ -26,9 +29,11 @@ def is_ours(name: str, key: str) -> bool:
     return "proxy_client/csrc/" in line
 
 
-def is_builtin(name: str) -> bool:
-    """Whether torch._C still has a C function of its own there."""
+def is_pytorchs_own(name: str) -> bool:
+    """Whether torch._C still has its own C function or class there."""
     value = getattr(torch._C, name)
+    if isinstance(value, type):
+        return value.__module__.startswith("torch")
     return isinstance(value, types.BuiltinFunctionType) and value.__module__ != "proxy_client._client"
 
 
@@ -61,24 +66,47 @@ def train() -> float:
     return loss.item()
 
 
+def moved_within_one_device() -> dict[str, bool]:
+    """What torch.cuda.comm calls, by the name it has in torch._C: whether one device got the same bits."""
+    here = torch.arange(6.0, device="cuda")
+    out = {name: torch.empty(6, device="cuda") for name in ("_broadcast_out", "_scatter_out", "_gather_out")}
+    moved = {
+        "_broadcast": comm.broadcast(here, [0])[0],
+        "_broadcast_coalesced": comm.broadcast_coalesced([here], [0])[0][0],
+        "_broadcast_out": comm.broadcast(here, out=[out["_broadcast_out"]])[0],
+        "_scatter": comm.scatter(here, [0])[0],
+        "_scatter_out": comm.scatter(here, out=[out["_scatter_out"]])[0],
+        "_gather": comm.gather([here[:2], here[2:]], 0, 0),
+        "_gather_out": comm.gather([here[:2], here[2:]], 0, out=out["_gather_out"]),
+    }
+    right = {name: torch.equal(result, here) for name, result in moved.items()}
+    return right | {name: right[name] and torch.equal(filled, here) for name, filled in out.items()}
+
+
 def refusals() -> dict[str, str]:
     """What the closed names say."""
     said = {}
-    for name in ("_cuda_getAllocator", "_nccl_all_reduce", "_broadcast", "_CUDAGreenContext"):
+    for name in ("_cuda_getAllocator", "_CUDAGreenContext", "_CUDAPluggableAllocator"):
         try:
             getattr(torch._C, name)()
         except NotImplementedError as refusal:
             said[name] = str(refusal)
+    try:
+        comm.broadcast(torch.ones(1, device="cuda"), [0, 1])
+    except NotImplementedError as refusal:
+        said["_broadcast"] = str(refusal)
     return said
 
 
-answers = [name for name in dir(torch._C) if name.startswith(("_cuda_", "_nccl_"))]
+in_tables = {*cuda_build._INSTEAD, *(n for row in REFUSALS if row.where is Where.TORCH_C for n in row.names)}
+ways = [name for name in dir(torch._C) if name.startswith(("_cuda_", "_nccl_")) or name in in_tables]
 print(
     json.dumps(
         {
             "loss": train(),
             "kernels": own_kernels_of_cuda(),
-            "builtin": [n for n in answers if is_builtin(n)],
+            "own": [name for name in ways if is_pytorchs_own(name)],
+            "one_device": moved_within_one_device(),
             "harmless": sorted(cuda_build._HARMLESS),
             "unknown": [n for n in (*cuda_build._INSTEAD, *cuda_build._HARMLESS) if not hasattr(torch._C, n)],
             "refusals": refusals(),

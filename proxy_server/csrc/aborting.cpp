@@ -1,0 +1,98 @@
+// Getting out of collectives whose peers are gone, at once and without a new process.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "proxy_server/csrc/collectives.h"
+#include "replay/csrc/futex.h"
+
+namespace understudy::server {
+namespace {
+
+constexpr uint64_t kEndsWithinNs = 100000000;  // a collective that was aborted
+constexpr useconds_t kLookUs = 200;
+
+// ProcessGroupGloo::abort() of PyTorch 2.13 does not wake a wait for a peer that is alive; the end of its
+// sockets does, at once. Only communicators have Internet sockets in this process (our gRPC is on Unix
+// sockets).
+void shut_down_peer_sockets() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    int listening = 0;
+    socklen_t listening_size = sizeof listening;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) continue;
+    if (address.ss_family != AF_INET && address.ss_family != AF_INET6) continue;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &listening_size) == 0 && listening != 0)
+      continue;
+    shutdown(fd, SHUT_RDWR);
+  }
+}
+
+}  // namespace
+
+// Gloo of PyTorch 2.13 may miss that its sockets are gone if that happens while a collective begins; such a
+// collective waits until its time is out. It does nothing any more, and what it would have written goes out
+// of use with the rewind; only its tensors and its communicator must live on as long as it does.
+bool Communicators::ends(const InFlight& f) const {
+  if (!f.may_miss_abort) return true;
+  for (const uint64_t until = replay::now_ns() + kEndsWithinNs; !f.work->isCompleted(); usleep(kLookUs))
+    if (replay::now_ns() > until) return false;
+  return true;
+}
+
+void Communicators::forget_in_flight(BufferTable& table) {
+  std::erase_if(abandoned_, [](const InFlight& f) { return f.work->isCompleted(); });
+  if (abandoned_.empty()) abandoned_backends_.clear();
+  for (InFlight& f : in_flight_) {
+    if (!ends(f)) {
+      abandoned_.push_back(std::move(f));
+      continue;
+    }
+    try {
+      f.work->wait();  // its threads must have left our memory before we bring old content back
+    } catch (const std::exception&) {
+      // Expected: it was aborted.
+    }
+  }
+  in_flight_.clear();
+  for (auto& [handle, b] : table.buffers()) b.in_flight = false;
+  std::vector<c10::intrusive_ptr<c10d::Backend>> old;
+  {
+    std::lock_guard<std::mutex> lock(backends_mutex_);
+    for (auto& [handle, c] : communicators_) old.push_back(std::move(c.backend));
+  }
+  if (!abandoned_.empty()) std::move(old.begin(), old.end(), std::back_inserter(abandoned_backends_));
+}
+
+void Communicators::abort() {
+  aborted_.store(true);
+  std::lock_guard<std::mutex> lock(backends_mutex_);
+  for (auto& [handle, c] : communicators_)
+    if (c.backend) c.backend->abort();
+  shut_down_peer_sockets();
+}
+
+void Communicators::cut_off() {
+  const std::lock_guard<std::mutex> lock(backends_mutex_);
+  shut_down_peer_sockets();
+}
+
+void Communicators::close() {
+  abort();
+  in_flight_.clear();
+  std::map<uint64_t, Communicator> old;
+  std::lock_guard<std::mutex> lock(backends_mutex_);
+  old.swap(communicators_);
+  std::erase_if(abandoned_, [](const InFlight& f) { return f.work->isCompleted(); });
+  if (abandoned_.empty()) return;
+  // To destroy these would wait for them.
+  static auto& left = *std::make_unique<std::vector<c10::intrusive_ptr<c10d::Backend>>>().release();
+  std::move(abandoned_backends_.begin(), abandoned_backends_.end(), std::back_inserter(left));
+}
+
+}  // namespace understudy::server

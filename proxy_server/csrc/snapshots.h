@@ -1,0 +1,88 @@
+// Snapshots: the whole state at a commit, in host memory owned by proxyd. With the log since then a rank can
+// be rebuilt by itself, whatever became of the others.
+//
+// They are copy-on-write: at the commit only a list of buffers is made. Their contents are copied afterwards,
+// in portions by the executor's own thread, while it waits for records and between them; the writes are
+// known, so a buffer that is about to change and was not copied yet is copied then (Capture). A snapshot is
+// published when it is whole: one that its server did not live to finish is never seen by anybody.
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "proxy_server/csrc/collectives.h"
+#include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/shadow_area.h"
+#include "replay/csrc/log_map.h"
+#include "replay/csrc/rewind.h"
+
+namespace understudy::server {
+
+class Snapshots final : public replay::Capture {
+ public:
+  Snapshots(const Driver& driver, replay::LogMap& log, BufferTable& table);
+
+  // Whether proxyd wants one of the commit that has just been made, with so many optimizer steps done.
+  bool ordered(uint64_t steps) const {
+    const uint64_t order = log_.page().snapshot_order.load(std::memory_order_acquire);
+    if (replay::serial_of(order) <= begun() || suspended_) return false;
+    return replay::step_of(order) == steps || replay::step_of(order) == replay::kAtNextCommit;
+  }
+  // Takes one of the commit that has just been made; `rest`: all of its manifest but the buffers.
+  void begin(const replay::CommitEntry& commit, replay::Manifest rest,
+             const std::vector<std::pair<uint64_t, at::Tensor>>& generators);
+  bool enabled() const { return area_.area().bytes != 0 && !suspended_; }
+  bool under_way() const { return making_.has_value(); }
+  // Copies up to about `bytes`; whether there is more to do.
+  bool advance(uint64_t bytes);
+  void before_change(uint64_t handle, uint32_t captured) override;
+  // The state goes back: what has not been copied cannot be had any more.
+  void abandon();
+
+  // The published snapshot of a commit that a server may be brought to; throws LogError.
+  replay::CommitEntry entry(uint64_t commit) const;
+  replay::Manifest manifest(const replay::CommitEntry& entry) const;
+  bool holds(uint64_t commit) const;
+  const uint8_t* at(uint64_t offset) const { return area_.at(offset); }
+
+  // Lets go of snapshots that are not needed any more; everything if proxyd has suspended them.
+  void apply_floor();
+  // Log offset from which records must stay for the sake of a snapshot.
+  uint64_t keeps_log_from() const;
+  // The log before `offset` goes: from snapshots of then no way leads to the present any more.
+  void cut(uint64_t offset);
+
+ private:
+  struct Row {
+    uint64_t handle, bytes, done = 0;  // done: of its bytes
+    uint64_t version;
+  };
+  struct Making {
+    uint64_t serial;
+    replay::CommitEntry commit;
+    replay::Manifest manifest;
+    std::vector<Row> rows;  // of manifest.buffers, in their order
+    size_t next = 0;        // rows before it are copied
+    uint64_t copied = 0, nanoseconds = 0;
+  };
+
+  void adopt();
+  bool copy(size_t row, uint64_t limit);
+  void publish();
+  void fail();
+  // Serial of the newest order that was taken up.
+  uint64_t begun() const { return log_.page().snapshot_begun.load(std::memory_order_relaxed); }
+  void forget_unfinished();
+  // The oldest snapshot that may still be asked for. A rank alone needs only its own newest.
+  uint64_t floor() const;
+
+  const Driver& driver_;
+  replay::LogMap& log_;
+  BufferTable& table_;
+  ShadowArea area_;
+  std::optional<Making> making_;
+  uint64_t released_ = 0;
+  bool suspended_ = false, failed_before_ = false;
+  bool beginning_ = true;  // the log is kept since its beginning, as long as there is no snapshot
+};
+
+}  // namespace understudy::server
