@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that ends is no news to us
 
@@ -14,7 +16,19 @@ import grpc.aio
 from protos import control_pb2 as pb
 from protos import control_pb2_grpc as rpc
 
-__all__ = ["OPTIONS", "address", "asynchronous_channel", "blocking_channel", "pb", "rpc", "trouble"]
+__all__ = [
+    "OPTIONS",
+    "ChannelClosed",
+    "address",
+    "answer",
+    "asynchronous_channel",
+    "blocking_channel",
+    "pb",
+    "rpc",
+    "trouble",
+]
+
+Value = TypeVar("Value")
 
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", 64 << 20),
@@ -41,6 +55,25 @@ def asynchronous_channel(socket: str | Path) -> grpc.aio.Channel:
 def blocking_channel(socket: str | Path) -> grpc.Channel:
     """For command lines."""
     return grpc.insecure_channel(address(socket), options=OPTIONS)
+
+
+class ChannelClosed(grpc.RpcError):  # type: ignore[misc]
+    """The channel to a server was closed while it was asked."""
+
+
+async def answer(call: Awaitable[Value]) -> Value:
+    """What a server answers; raises grpc.RpcError.
+
+    grpc.aio cancels whoever waits on a channel that is closed; a task that nobody cancelled must not end as
+    if somebody had.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise ChannelClosed("its channel was closed") from None
 
 
 def trouble(problem: grpc.RpcError) -> str:

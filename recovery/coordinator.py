@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 
 import structlog
 
 from recovery.control import pb
-from recovery.facts import FaultFacts, FaultKind, Phase
+from recovery.facts import FaultFacts, FaultKind
+from recovery.faults import BY_NUMBER
+from recovery.incidents import CALLS, ECHOES, Fault, Outcome, causes_of, entry_of, told_of, with_tried
 from recovery.jobs import Job, Session
-from recovery.planner import PlanName
+from recovery.leases import Leases
+from recovery.planner import PlanName, parked_anywhere, plan
 from recovery.recovery_round import Result, Round, RoundFailed
 from recovery.servers import ServerPool
+from recovery.standing import Standing
 
 log = structlog.get_logger()
 
@@ -22,69 +26,175 @@ MOST_ROUNDS = 8
 """Plans tried for one incident before giving up."""
 PEER_DEATH_WITHIN = 0.25
 """Seconds a failed collective waits for the notice of a death that explains it."""
+LONGEST_PAUSE = 16.0
+"""Seconds between two plans, the most; each pause is twice the one before (networks heal, spares start)."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What was noticed, where the rank stood, and since when."""
+class _Stage(Enum):
+    """What a recovery's task does."""
 
-    kind: FaultKind
-    rank: int
-    step: int
-    call: int
-    phase: Phase
-    record_index: int
-    message: str
-    happened_ns: int
-    noticed_ns: int
-    drill: bool
+    GATHERING = auto()
+    """Ranks that are to be validated are awaited."""
+    PREPARING = auto()
+    """A round is about to begin."""
+    RESTORING = auto()
+    """A round steers the servers."""
+    REPLAYING = auto()
+    """All run; they are on their way back to where they were."""
 
 
 class Coordinator:
     """Carries plans out for one job.  Everything it does happens in one task at a time."""
 
     def __init__(
-        self, job: Job, pool: ServerPool, keeps_optimizer_preimages: bool, follow: Callable[[Session], None]
+        self,
+        job: Job,
+        pool: ServerPool,
+        keeps_optimizer_preimages: bool,
+        follow: Callable[[Session], None],
+        leases: Leases,
+        note: Callable[[], None] = lambda: None,
     ) -> None:
-        """`follow` is told of every session that got a new server."""
+        """`follow` is told of every session that got a new server; `note` writes down `corruption`."""
+        self._leases = leases
+        self._note = note
         self._job = job
         self._pool = pool
-        self._follow = follow
-        self._keeps_optimizer_preimages = keeps_optimizer_preimages
+        self._round = Round(job, pool, keeps_optimizer_preimages, follow, leases)
         self._faults: list[Fault] = []
+        self._known = 0
+        """How many of them the round under way was planned for."""
         self._interrupt = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._failures: dict[int, tuple[int, int]] = {}
+        self._failures: dict[tuple[int, FaultKind], tuple[int, int]] = {}
+        """How often a rank has failed in one way at one record: (record, times)."""
+        self._tried: list[str] = []
+        self._compared = (0, 0)
         self._reach: dict[int, int] = {}
-        self._replaying = False
+        self._trusted: dict[int, int] = {}
+        self._standing = Standing(job)
+        self._stage = _Stage.PREPARING
 
     @property
     def restoring(self) -> bool:
         """Whether ranks are on their way to a common commit: floors must not move."""
-        return self._task is not None and not self._replaying
+        return self._task is not None and self._stage in (_Stage.PREPARING, _Stage.RESTORING)
+
+    def stands(self, session: Session) -> bool:
+        """Whether its server stands still on purpose: at the end of a minibatch that is validated."""
+        return session in self._standing.sessions()
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a recovery, or a validation, is under way."""
+        return self._task is not None
+
+    @property
+    def corruption(self) -> pb.JournaledCorruption | None:
+        """The corruption that is being repaired: nobody else could tell any more which commits are right."""
+        found = [fault for fault in self._faults if fault.kind is FaultKind.SILENT_CORRUPTION]
+        if not found:
+            return None
+        return pb.JournaledCorruption(rank=found[0].rank, message=found[0].message, trusted=self._trusted)
 
     def server_died(self, session: Session) -> None:
         """The pidfd of a session's server became readable."""
         if session.server.retired or not session.active:
             return
-        noticed = session.server.process.ended_ns
-        happened, step, call, drill = _death(session)
-        self._notice(session, FaultKind.SERVER_DIED, step, call, "", happened, noticed, drill)
+        if (verdict := session.server.verdict) is not None:
+            self._notice(session, verdict.kind, verdict.happened_ns, verdict.noticed_ns, verdict.evidence,
+                         counts=verdict.counts)  # fmt: skip
+            return
+        gone = session.log.device_message if session.log.device_lost else ""
+        if gone:
+            self._leases.fence(session, gone)
+        kind = FaultKind.DEVICE_GONE if gone else FaultKind.SERVER_DIED
+        self._notice(session, kind, session.log.progress_ns, session.server.process.ended_ns,
+                     gone or "its process ended", message=gone)  # fmt: skip
 
     def collective_failed(self, session: Session, generation: int, message: str, record_index: int) -> None:
         """A device server reported that a collective failed on it."""
-        if generation != self._job.generation or self.restoring or not session.active:
-            return  # an echo of what is being repaired
+        if generation != session.generation or not session.active:
+            return
+        if self.restoring and session in self._concerned() and self._repairs(generation):
+            return  # an echo
         now = time.monotonic_ns()
-        self._notice(
-            session, FaultKind.COLLECTIVE_FAILED, session.log.step, session.log.call, message, now, now,
-            False, record_index,
-        )  # fmt: skip
+        self._notice(session, FaultKind.COLLECTIVE_FAILED, now, now, message, message, record_index)
+
+    def _repairs(self, generation: int) -> bool:
+        """Whether the recovery on its way replaces communicators of that generation anyway."""
+        return generation < self._job.generation or self._stage is _Stage.PREPARING
+
+    def call_failed(
+        self, session: Session, generation: int, suspect: bool, message: str, record_index: int
+    ) -> None:
+        """A device server reported that a call failed because of its driver; it stands at that record."""
+        server = session.server
+        if not session.active or generation < server.generation:
+            return  # of a server that has been replaced
+        if suspect:
+            server.suspect = True
+        elif record_index <= server.failed_at:
+            session.hollow = True  # it did not get past its last failure: another server has to
+        server.failed_at = record_index
+        now = time.monotonic_ns()
+        kind = FaultKind.DRIVER_SUSPECT if suspect else FaultKind.CALL_FAILED
+        self._notice(session, kind, now, now, message, message, record_index)
+
+    def collective_hung(self, session: Session, happened_ns: int, evidence: str, counts: bool) -> None:
+        """The watch saw a collective that every member has begun and that does not end."""
+        if self.restoring or not session.active:
+            return
+        self._notice(session, FaultKind.COLLECTIVE_HUNG, happened_ns, time.monotonic_ns(), evidence, evidence,
+                     counts=counts)  # fmt: skip
+
+    def corruption_found(self, session: Session, message: str, trusted: Mapping[int, int]) -> bool:
+        """State that should equal its replicas does not; `trusted`: rank -> newest commit where it did.
+
+        False: it cannot be repaired, as the job cannot go back, and training goes on with what there is.
+        """
+        fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (session.rank,), message=message, trusted=trusted)
+        possible = plan(parked_anywhere(self._round.facts(fault)))
+        if possible.name is PlanName.GIVE_UP:
+            log.error("corrupted state stays", job=self._job.name, rank=session.rank, difference=message,
+                      reason=possible.reason)  # fmt: skip
+            session.note = f"corrupted, and not repaired: {message}; {possible.reason}"
+            return False
+        self._trusted = dict(trusted)
+        now = time.monotonic_ns()
+        self._notice(session, FaultKind.SILENT_CORRUPTION, now, now, message, message, counts=False)
+        self._note()
+        return True
+
+    def validation_reached(self, session: Session, generation: int) -> None:
+        """A rank has executed the minibatch that is to be validated once, and stands at its end."""
+        if not session.active or generation != session.generation:
+            return
+        self._standing.add(session, generation)
+        if self._task is None:
+            self._start()
+
+    def roll_forward_refused(self, session: Session, generation: int, message: str) -> None:
+        """Its server cannot be rolled through the step that it is in: another way has to be found."""
+        if not session.active or generation < session.server.generation or not session.rolling:
+            return
+        log.warning("not rolled forward", job=self._job.name, rank=session.rank, problem=message)
+        session.refused_commit = session.rolled_commit
+        session.break_off_roll_forward()
+        self._interrupt.set()  # a recovery lasts until its ranks are through
 
     def worker_left(self, session: Session) -> None:
-        """A worker ended: whatever needs its rank has to be planned again."""
-        if self._task is not None and not self._replaying:
+        """A worker ended: whatever needs its rank has to be planned again.
+
+        No plan contains a rank whose program has ended or failed: when many such workers leave at once, each
+        would use up one of the rounds.
+        """
+        self._standing.look_again()
+        if self.restoring and session.log.session_state == 0:
             self._interrupt.set()
+
+    def _concerned(self) -> list[Session]:
+        return self._round.concerned([fault.rank for fault in self._faults])[0]
 
     async def finish(self) -> None:
         """Wait for a recovery under way."""
@@ -98,47 +208,100 @@ class Coordinator:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _notice(
-        self, session: Session, kind: FaultKind, step: int, call: int, message: str, happened: int,
-        noticed: int, drill: bool, record_index: int = -1,
+        self, session: Session, kind: FaultKind, happened: int, noticed: int, evidence: str,
+        message: str = "", record_index: int = -1, counts: bool = True,
     ) -> None:  # fmt: skip
         index = session.log.cursor_index if record_index < 0 else record_index
-        fault = Fault(kind, session.rank, step, call, session.phase, index, message, happened, noticed, drill)
+        step, call = session.log.step, session.log.call
+        injected = self._injected(session, kind)
+        if injected is not None:
+            happened, step, call = injected
+        drill = injected is not None and kind not in CALLS  # an injected error is as good as a real one
+        fault = Fault(
+            kind, session.rank, step, call, session.phase, index, message, happened, noticed, drill, evidence
+        )
         log.warning(
             "fault", job=self._job.name, kind=kind.value, rank=fault.rank, step=step, call=call, record=index,
-            phase=fault.phase.value, drill=drill, message=message,
+            phase=fault.phase.value, drill=drill, evidence=evidence,
         )  # fmt: skip
-        if not drill:
-            last, count = self._failures.get(fault.rank, (-1, 0))
-            self._failures[fault.rank] = (index, count + 1 if last == index else 1)
+        # A server that is being prepared runs no record.
+        if counts and not drill and (kind in CALLS or not self.restoring):
+            last, count = self._failures.get((fault.rank, kind), (-1, 0))
+            self._failures[fault.rank, kind] = (index, count + 1 if last == index else 1)
         self._faults.append(fault)
         self._interrupt.set()
+        self._standing.look_again()
+        if kind in CALLS:  # that record has to be passed this time
+            self._reach[fault.rank] = max(self._reach.get(fault.rank, 0), index + 1)
         if self._task is None:
-            for other in self._job.active_sessions():
-                self._reach[other.rank] = max(self._reach.get(other.rank, 0), other.log.cursor_index)
-            self._task = asyncio.create_task(self._recover())
-            self._task.add_done_callback(self._recovered)
+            self._start()
+
+    def _start(self) -> None:
+        self._stage = _Stage.PREPARING if self._faults else _Stage.GATHERING
+        self._compared = self._replies()
+        for other in self._job.active_sessions():
+            self._reach[other.rank] = max(self._reach.get(other.rank, 0), other.log.cursor_index)
+        self._task = asyncio.create_task(self._recover())
+        self._task.add_done_callback(self._recovered)
+
+    def _injected(self, session: Session, kind: FaultKind) -> tuple[int, int, int] | None:
+        """When and where a drill caused this: (CLOCK_MONOTONIC ns, step, call), or None if none did.
+
+        What other ranks are told of a collective may have been done to one of its other members.
+        """
+        if kind is FaultKind.SERVER_DIED and session.killed_ns:
+            at_ns, session.killed_ns = session.killed_ns, 0
+            session.drills_seen.update(slot for slot, mark in enumerate(session.log.drills()) if mark[3])
+            return at_ns, session.log.step, session.log.call
+        for member in [session, *(self._job.active_sessions() if kind in ECHOES else ())]:
+            fired = [
+                (at_ns, step or member.log.step, call or member.log.call, slot)
+                for slot, (number, step, call, state, at_ns, _) in enumerate(member.log.drills())
+                if state and slot not in member.drills_seen and BY_NUMBER[number].noticed_as is kind
+            ]
+            if fired:
+                at_ns, step, call, slot = max(fired)
+                member.drills_seen.add(slot)
+                return at_ns, step, call
+        return None
+
+    def _replies(self) -> tuple[int, int]:
+        """Replayed values compared so far, and how many of them differed."""
+        logs = [session.log for session in self._job.active_sessions()]
+        return sum(log.replies_compared for log in logs), sum(log.replies_different for log in logs)
 
     def _recovered(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        self._replaying = False
         if not task.cancelled() and task.exception() is not None:
             log.error("the recovery itself failed", job=self._job.name, exc_info=task.exception())
             for session in self._job.active_sessions():
                 session.lose(f"Understudy failed to recover this job: {task.exception()}")
+            self._faults = []
+            self._standing.forget()
+        elif not task.cancelled() and (self._faults or self._standing.sessions()):
+            self._start()  # noticed when all was over
 
     async def _recover(self) -> None:
         async with self._job.opening:
-            if self._faults[0].kind is FaultKind.COLLECTIVE_FAILED:
+            possible = bool(self._faults) or await self._can_validate()
+            self._stage = _Stage.PREPARING
+            if not possible:
+                self._reach = {}
+                return await self._release()
+            if self._faults and self._faults[0].kind is FaultKind.COLLECTIVE_FAILED:
                 await self._await_explanation()
             problem = ""
+            pause = PEER_DEATH_WITHIN
             result: Result | None = None
             for attempt in range(1, MOST_ROUNDS + 1):
                 try:
-                    result = await self._round(attempt)
+                    result = await self._attempt(attempt)
                 except RoundFailed as failure:
+                    self._stage = _Stage.PREPARING
                     problem = str(failure)
                     log.warning("recovery round failed", job=self._job.name, attempt=attempt, problem=problem)
-                    await self._interrupted(PEER_DEATH_WITHIN)
+                    await self._interrupted(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
                     result = None
                 if result is not None:
                     break
@@ -150,10 +313,10 @@ class Coordinator:
         async with self._job.changed:
             self._job.changed.notify_all()
 
-    async def _round(self, attempt: int) -> Result | None:
+    async def _attempt(self, attempt: int) -> Result | None:
         """One plan carried out and replayed to the point of the fault; None if another fault came between."""
         self._interrupt.clear()
-        self._replaying = False
+        self._stage = _Stage.RESTORING
         self._job.generation += 1
         log.info("recovery round", job=self._job.name, attempt=attempt, generation=self._job.generation)
         work = asyncio.create_task(self._restore_and_replay())
@@ -167,15 +330,18 @@ class Coordinator:
             await asyncio.gather(work, stop, return_exceptions=True)
 
     async def _restore_and_replay(self) -> Result:
-        round_ = Round(self._job, self._pool, self._keeps_optimizer_preimages, self._follow)
-        result = await round_.run(self._fault_facts())
-        self._replaying = True
-        if result.plan.name is not PlanName.GIVE_UP:
-            await self._replayed()
+        self._known = len(self._faults)
+        result = await self._round.run(self._fault_facts(), self._tried)
+        self._stage = _Stage.REPLAYING
+        await self._replayed()
         return result
 
     def _fault_facts(self) -> FaultFacts:
-        worst = max(self._faults, key=lambda fault: self._attempts(fault))
+        if not self._faults:
+            everybody = tuple(session.rank for session in self._job.active_sessions())
+            return FaultFacts(FaultKind.VALIDATION, everybody)
+        causes = causes_of(self._faults)
+        worst = max(causes, key=lambda fault: self._attempts(fault))
         attempts = self._attempts(worst)
         message = worst.message
         if not message and attempts > 1:
@@ -183,10 +349,10 @@ class Coordinator:
                 f"the device server of rank {worst.rank} died {attempts} times at record {worst.record_index}"
             )
         ranks = tuple(sorted({fault.rank for fault in self._faults}))
-        return FaultFacts(self._faults[0].kind, ranks, worst.phase, attempts, message)
+        return FaultFacts(causes[0].kind, ranks, worst.phase, attempts, message, self._trusted)
 
     def _attempts(self, fault: Fault) -> int:
-        index, count = self._failures.get(fault.rank, (-1, 0))
+        index, count = self._failures.get((fault.rank, fault.kind), (-1, 0))
         return count if index == fault.record_index and not fault.drill else 1
 
     async def _replayed(self) -> None:
@@ -194,11 +360,29 @@ class Coordinator:
         pause = 0.001
         while any(
             session.active and not session.log.error_kind
-            and session.log.cursor_index < self._reach.get(session.rank, 0)
+            and (session.log.cursor_index < self._reach.get(session.rank, 0) or session.rolling)
             for session in self._job.active_sessions()
         ):  # fmt: skip
+            if self._standing.sessions():  # its new server does not know that it has been there before
+                await self._release()
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 0.02)
+
+    async def _can_validate(self) -> bool:
+        """Whether all stand and can go back, or a fault came first: nobody is ended for a validation."""
+        everybody = await self._standing.everybody(lambda: bool(self._faults))
+        if self._faults:
+            return True
+        return everybody and plan(self._round.facts(self._fault_facts())).name is PlanName.REWIND_IN_PLACE
+
+    async def _release(self) -> None:
+        """Let ranks go on that stand at the end of a minibatch for a validation that does not come about."""
+        for session, problem in await self._standing.release():  # they would stand there for ever
+            session.hollow = True
+            now = time.monotonic_ns()
+            self._notice(
+                session, FaultKind.SERVER_HUNG, now, now, f"it did not resume: {problem}", counts=False
+            )
 
     async def _await_explanation(self) -> None:
         """A collective fails because a peer died more often than not: give that notice time to arrive."""
@@ -216,13 +400,12 @@ class Coordinator:
             return
 
     def _conclude(self, result: Result) -> None:
-        now = time.monotonic_ns()
-        recovered = result.plan.name is not PlanName.GIVE_UP
-        for session in self._job.active_sessions():
-            session.state = "running"
-        self._record(
-            self._faults, result.plan.name.value, result.plan.reason, recovered, result.copied_bytes,
-            (result.attached_ns, result.restored_ns, result.resumed_ns, now),
+        for session in self._job.sessions.values():  # also one whose program ended meanwhile
+            if session.state == "recovering":
+                session.state = "running"
+        self._end_incident(
+            self._known, result.plan.name, result.plan.reason, result.copied_bytes,
+            (result.attached_ns, result.restored_ns, result.resumed_ns, time.monotonic_ns()),
         )  # fmt: skip
 
     def _abandon(self, problem: str) -> None:
@@ -230,55 +413,42 @@ class Coordinator:
         reason += f", the last one because {problem}" if problem else ""
         for session in self._job.active_sessions():
             session.lose(reason)
-        now = time.monotonic_ns()
-        self._record(self._faults, PlanName.GIVE_UP.value, reason, False, 0, (now, now, now, now))
+        self._end_incident(len(self._faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
 
-    def _record(
-        self,
-        faults: Sequence[Fault],
-        plan: str,
-        reason: str,
-        recovered: bool,
-        copied: int,
-        marks: Sequence[int],
+    def _end_incident(
+        self, known: int, plan_name: PlanName, reason: str, copied: int, marks: Sequence[int]
     ) -> None:
-        """One entry per fault.  Faults of one incident share what was done; each has its own notice.
+        """Tell of the first `known` faults.  Others came when their ranks were back and had gone on."""
+        faults, later = self._faults[:known], self._faults[known:]
+        compared, different = (now - then for now, then in zip(self._replies(), self._compared, strict=True))
+        outcome = Outcome(
+            plan_name, with_tried(reason, plan_name, self._tried), self._job.generation, copied, compared,
+            different, marks,
+        )  # fmt: skip
+        told = told_of(faults)
+        for fault in faults:  # echoes do not tell against the records where they were noticed
+            if fault.rank not in {cause.rank for cause in told}:
+                self._failures.pop((fault.rank, fault.kind), None)
+        for fault in told:
+            self._job.recoveries.append(entry_of(fault, outcome))
+            log.info("recovery", job=self._job.name, rank=fault.rank, plan=plan_name.value,
+                     recovered=outcome.recovered, reason=outcome.reason,
+                     total_s=round(self._job.recoveries[-1].total_s, 6))  # fmt: skip
+        self._judge_replay(faults, outcome)
+        self._faults, self._tried, self._trusted = later, [], {}
+        self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}
 
-        A collective that failed because a peer's server died is that death's echo, not a fault of its own.
+    def _judge_replay(self, faults: Sequence[Fault], outcome: Outcome) -> None:
+        """A replay that gave other values than the program was given is not to be relied on again.
+
+        Values that corrupted state had given are right to differ; a validation has its own verdict.
         """
-        deaths = [fault for fault in faults if fault.kind is FaultKind.SERVER_DIED]
-        for fault in deaths or faults:
-            points = [max(mark, fault.noticed_ns) for mark in marks]
-            spans = [
-                (end - start) / 1e9 for start, end in zip([fault.noticed_ns, *points], points, strict=False)
-            ]
-            self._job.recoveries.append(
-                pb.Recovery(
-                    fault=fault.kind.value, rank=fault.rank, step=fault.step, call=fault.call,
-                    phase=fault.phase.value, plan=plan, reason=reason,
-                    detect_s=max(0, fault.noticed_ns - fault.happened_ns) / 1e9,
-                    restart_s=spans[0], copy_s=spans[1], communicators_s=spans[2], replay_s=spans[3],
-                    total_s=max(0, points[-1] - fault.happened_ns) / 1e9,
-                    generation=self._job.generation, copied_bytes=copied, recovered=recovered,
-                )
-            )  # fmt: skip
-            log.info("recovery", job=self._job.name, rank=fault.rank, plan=plan, recovered=recovered,
-                     reason=reason, total_s=round(self._job.recoveries[-1].total_s, 6))  # fmt: skip
-        self._faults = []
-        self._reach = {}
-
-
-def _death(session: Session) -> tuple[int, int, int, bool]:
-    """When and where a server died: (CLOCK_MONOTONIC ns, step, call, whether a drill did it).
-
-    A drill notes the moment; otherwise the server's last progress is an upper bound for the time to detect.
-    """
-    fired = [mark for mark in session.log.drills() if mark[3]]
-    if len(fired) > session.drills_seen:
-        session.drills_seen = len(fired)
-        _, step, call, _, at_ns = max(fired, key=lambda mark: mark[4])
-        return at_ns, step, call, True
-    if session.killed_ns:
-        at_ns, session.killed_ns = session.killed_ns, 0
-        return at_ns, session.log.step, session.log.call, True
-    return session.log.progress_ns, session.log.step, session.log.call, False
+        corrupted = any(fault.kind is FaultKind.SILENT_CORRUPTION for fault in faults)
+        if not outcome.values_different or not outcome.recovered or not faults or corrupted:
+            return
+        message = (
+            f"{outcome.values_different} of {outcome.values_compared} replayed values differ from those "
+            "delivered before"
+        )
+        log.error("the log is not replayable", job=self._job.name, difference=message)
+        self._job.distrust_replay(message)

@@ -14,8 +14,11 @@ from recovery.facts import BEGINNING, CommitFacts, RankFacts, Uid
 
 Cut = dict[int, CommitFacts]
 
-_DESTROYED = 1 << 64
-"""Sequence of a communicator that a rank had and gave up: ahead of every number it ever reached."""
+_DESTROYED = (1 << 64) - 1
+"""Sequence of a communicator that a rank had and gave up: ahead of every number it ever reached.
+
+The first commit behind that carries this itself, as no commit may know of one that came and went in between.
+"""
 _LARGEST_SEARCH = 4096
 
 
@@ -25,19 +28,35 @@ def is_young(rank: RankFacts) -> bool:
 
 
 def memberships(ranks: Sequence[RankFacts]) -> dict[Uid, list[int]]:
-    """Communicator -> ranks that have it, or may get it from records behind their newest commit."""
+    """Communicator -> ranks that have it, or may get it from records behind their newest commit.
+
+    While fewer ranks than it has members are known to have it, any other rank may be the missing one.
+    """
     members: dict[Uid, set[int]] = {}
+    sizes: dict[Uid, int] = {}
     for rank in ranks:
-        for commit in rank.commits:
-            for low, high, _ in commit.communicators:
+        for commit in (*rank.snapshots, *rank.commits):
+            for index, (low, high, _) in enumerate(commit.communicators):
                 members.setdefault((low, high), set()).add(rank.rank)
+                sizes[low, high] = commit.members[index] if commit.members else 0
     young = {rank.rank for rank in ranks if is_young(rank)}
-    return {uid: sorted(having | young) for uid, having in sorted(members.items())}
+    everybody = {rank.rank for rank in ranks}
+
+    def of(uid: Uid, having: set[int]) -> set[int]:
+        if not sizes[uid]:  # not known
+            return having | young
+        return everybody if len(having) < sizes[uid] else having
+
+    return {uid: sorted(of(uid, having)) for uid, having in sorted(members.items())}
 
 
 def connected(ranks: Sequence[RankFacts], start: Sequence[int]) -> set[int]:
-    """Ranks that share a communicator with one of `start`, transitively; `start` included."""
+    """Ranks that share a communicator with one of `start`, transitively; `start` included.
+
+    Of young ranks it is not known yet, so any two of them may.
+    """
     groups = [set(members) for members in memberships(ranks).values()]
+    groups.append({rank.rank for rank in ranks if is_young(rank)})
     reached = set(start)
     while True:
         more = {rank for group in groups if group & reached for rank in group} - reached
@@ -109,11 +128,17 @@ def _sequences(rank: RankFacts, choices: Sequence[CommitFacts]) -> list[dict[Uid
     """Per chosen commit: communicator -> collectives done, `_DESTROYED` where it is gone again."""
     of_number: dict[int, dict[Uid, int]] = {0: {}}
     known: set[Uid] = set()
-    for commit in rank.commits:
+    for commit in by_number(rank.snapshots, rank.commits):
         now = {(low, high): sequence for low, high, sequence in commit.communicators}
         of_number[commit.number] = {uid: _DESTROYED for uid in known - now.keys()} | now
         known |= now.keys()
     return [of_number[choice.number] for choice in choices]
+
+
+def by_number(*some: Sequence[CommitFacts]) -> list[CommitFacts]:
+    """All of them, oldest first; of two with one number that of the later sequence."""
+    found = {commit.number: commit for commits in some for commit in commits}
+    return [found[number] for number in sorted(found)]
 
 
 def kept_commits(rank: RankFacts) -> list[CommitFacts]:

@@ -12,10 +12,15 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from recovery.control import OPTIONS, address, rpc
+from recovery.adoption import Successor
+from recovery.control import OPTIONS, address, pb, rpc
+from recovery.inheritance import Inheritance, claim_inheritance
+from recovery.journaling import Journaling
+from recovery.metrics import Metrics, serve_metrics
 from recovery.processes import Watched
-from recovery.rendezvous import RendezvousService, Store
-from recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory, remove_leftovers
+from recovery.rendezvous import FILE as STORE
+from recovery.rendezvous import Notes, RendezvousService, Store
+from recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
 from recovery.servers import ServerPool
 from recovery.service import DaemonService
 from recovery.sessions import Desk
@@ -25,8 +30,8 @@ from recovery.spawner import SpawnerError, default_command
 
 log = structlog.get_logger()
 
-SpawnerCommand = Callable[[Path, Path, str], list[str]]
-"""(proxyd's socket, runtime directory, driver) -> command."""
+SpawnerCommand = Callable[[Path, Path, str, float], list[str]]
+"""(proxyd's socket, runtime directory, driver, grace of device servers) -> command."""
 
 
 async def serve(
@@ -37,24 +42,30 @@ async def serve(
 ) -> None:
     """Serve until SIGINT, SIGTERM, or the end of `parent_pid`; leaves nothing behind.
 
-    Raises BadInput or SpawnerError, with a sentence for the user, if it cannot start.
+    First adopts the jobs of a proxyd that died at the same socket.  Raises BadInput or SpawnerError, with a
+    sentence for the user, if it cannot start.
     """
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = grpc.aio.server(options=OPTIONS)
     with claim(settings.socket):
-        for leftover in remove_leftovers():
-            log.warning("removed what a dead proxyd left behind", path=str(leftover))
+        inheritance = claim_inheritance(settings)
         _bind(server, settings.socket)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(settings.socket.unlink, missing_ok=True)
         cleanup.push_async_callback(server.stop, 0)
-        runtime = RuntimeDirectory()
-        cleanup.callback(runtime.remove)
-        command = spawner_command(settings.socket, runtime.path, settings.devices.kind)
+        runtime = inheritance.runtime if inheritance is not None else RuntimeDirectory.make()
+        leaving = contextlib.ExitStack()  # what was not adopted is left for another try
+        cleanup.push(leaving)
+        leaving.callback(runtime.release if inheritance is not None else runtime.remove)
+        command = spawner_command(
+            settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s
+        )
         pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
         cleanup.push_async_callback(pool.stop)
+        for session in _sessions(inheritance):
+            pool.lease(settings.devices.names[session.device_index])
         starting = asyncio.create_task(pool.start())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -62,10 +73,19 @@ async def serve(
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return
-        store = Store()
+        store = Store(Notes(runtime.path / STORE))
         desk = Desk(settings, runtime, pool, starting.result(), store)
+        if inheritance is not None:
+            await Successor(inheritance, desk, pool).adopt()
+            leaving.pop_all()
+            leaving.callback(runtime.remove)
+        journaling = Journaling(desk, pool, runtime.path)
+        journaling.note()
+        desk.run_beside(journaling.run())
         rpc.add_DaemonServicer_to_server(DaemonService(desk, pool), server)
         rpc.add_RendezvousServicer_to_server(RendezvousService(store), server)
+        if settings.metrics:
+            await _serve_metrics(desk, settings.metrics, cleanup)
         await server.start()
         cleanup.push_async_callback(server.stop, 0.2)
         cleanup.push_async_callback(desk.close, "proxyd was stopped")
@@ -76,6 +96,15 @@ async def serve(
         ready()
         await _stopped(stop, parent_pid)
         log.info("stopping")
+
+
+async def _serve_metrics(desk: Desk, address: str, cleanup: contextlib.AsyncExitStack) -> None:
+    metrics = Metrics(desk.jobs)
+    desk.on_closed = metrics.forget
+    http = serve_metrics(metrics, address)
+    cleanup.callback(http.server_close)
+    cleanup.push_async_callback(asyncio.to_thread, http.shutdown)
+    log.info("metrics", address=address)
 
 
 def _bind(server: grpc.aio.Server, socket: Path) -> None:
@@ -100,6 +129,11 @@ async def _stopped(stop: asyncio.Event, parent_pid: int) -> None:
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
+
+
+def _sessions(inheritance: Inheritance | None) -> list[pb.JournaledSession]:
+    jobs = inheritance.journal.jobs if inheritance is not None else []
+    return [session for job in jobs for session in job.sessions]
 
 
 def _warn_of_little_memory(settings: Settings) -> None:

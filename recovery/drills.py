@@ -1,21 +1,19 @@
-"""Faults injected on purpose: `kill-server rank=1 step=30 call=120`."""
+"""Faults ordered on purpose: `kill-server rank=1 step=30 call=120`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from recovery.control import pb
+from recovery.faults import BY_NAME
 from recovery.settings import BadInput
-
-KINDS = {"kill-server": 1}
-"""Name -> DrillKind of the log."""
 
 _EXAMPLE = "write for example 'kill-server rank=1 step=30 call=120'"
 
 
 @dataclass(frozen=True)
 class Drill:
-    """Kill the device server of `rank` just before record `call` of minibatch `step`; step 0 means now."""
+    """Fault `kind` of `rank` just before record `call` of minibatch `step`; step 0 means now."""
 
     kind: str
     rank: int
@@ -31,12 +29,17 @@ class Drill:
         return pb.Drill(kind=self.kind, rank=self.rank, step=self.step, call=self.call)
 
 
+def unknown(kind: str) -> str:
+    """What to say of a fault that does not exist."""
+    named = repr(kind) if kind else "an empty drill"
+    return f"unknown drill {named} (there are: {', '.join(BY_NAME)})"
+
+
 def parse_drill(text: str) -> Drill:
     """Parse the command line's spelling; raises BadInput with a sentence."""
     words = text.split()
-    if not words or words[0] not in KINDS:
-        named = repr(words[0]) if words else "an empty drill"
-        raise BadInput(f"unknown drill {named} (there is: {', '.join(KINDS)}); {_EXAMPLE}")
+    if not words or words[0] not in BY_NAME:
+        raise BadInput(f"{unknown(words[0] if words else '')}; {_EXAMPLE}")
     numbers: dict[str, int] = {}
     for word in words[1:]:
         name, equals, value = word.partition("=")

@@ -5,45 +5,108 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from recovery.settings import BadInput
 
+MOST_RESTARTS = 5
+"""Of a proxyd that is killed again and again."""
+STOP_S = 20.0
+
 
 class EmbeddedDaemon:
-    """A child process with a socket of its own; it stops when we end, however that happens."""
+    """A child process with a socket of its own; it stops when we end, however that happens.
 
-    def __init__(self, devices: str, spares: int) -> None:
-        """Start it and wait until it serves; raises BadInput with its sentence."""
+    If it is killed, it is started again, and adopts what it left.
+    """
+
+    def __init__(
+        self,
+        devices: str,
+        spares: int,
+        more: Sequence[str] = (),
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Start it, with `more` options, and wait until it serves; raises BadInput with its sentence.
+
+        `tell` gets a sentence whenever it has to be started again.
+        """
         self._directory = Path(tempfile.mkdtemp(prefix="understudy-"))
         self.socket = self._directory / "proxyd.sock"
-        ours, theirs = os.pipe()
-        command = [
+        self._command = [
             sys.executable, "-P", "-m", "recovery.proxyd", "--devices", devices, "--socket", str(self.socket),
             "--spares", str(spares), "--log-level", os.environ.get("UNDERSTUDY_LOG_LEVEL", "error"),
-            "--ready-fd", str(theirs), "--parent-pid", str(os.getpid()),
+            "--parent-pid", str(os.getpid()), *more,
         ]  # fmt: skip
-        # A session of its own: Ctrl-C is for the command, whose end then is ours.
-        self._process = subprocess.Popen(
-            command, pass_fds=[theirs], start_new_session=True, stdin=subprocess.DEVNULL
-        )
-        os.close(theirs)
-        with open(ours, "rb") as pipe:
-            line = pipe.readline()
-        answer = json.loads(line) if line else {}
-        if not answer.get("ready"):
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._process, ready = self._launch()
+        problem = _answer(ready)
+        if problem:
             self.stop()
-            raise BadInput(str(answer.get("error", "the embedded proxyd ended while it started")))
+            raise BadInput(problem)
+        self._guard = threading.Thread(target=self._restart_when_killed, name="embedded proxyd", daemon=True)
+        self._guard.start()
 
     def stop(self) -> None:
         """End it; it leaves nothing behind."""
+        with self._lock:
+            self._stopping = True
+        if (self._process.poll() or 0) < 0:  # killed once too often: what it left has to be ended
+            self._process, ready = self._launch()
+            _answer(ready)
         self._process.terminate()
         try:
-            self._process.wait(20)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
+        """The process, and the pipe on which it will say that it is ready, or why not."""
+        ours, theirs = os.pipe()
+        # A session of its own: Ctrl-C is for the command, whose end then is ours.
+        process = subprocess.Popen(
+            [*self._command, "--ready-fd", str(theirs)],
+            pass_fds=[theirs], start_new_session=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(theirs)
+        return process, ours
+
+    def _restart_when_killed(self) -> None:
+        for attempt in range(1, MOST_RESTARTS + 2):
+            status = self._process.wait()
+            with self._lock:
+                if self._stopping or status >= 0:
+                    return
+                number = signal.Signals(-status)
+                how = f"the embedded proxyd (pid {self._process.pid}) was ended by {number.name}"
+                if attempt > MOST_RESTARTS:
+                    self._tell(
+                        f"{how} once too often: the job goes on without one, until something else breaks"
+                    )
+                    self.socket.unlink(missing_ok=True)  # nobody need wait for another
+                    return
+                self._tell(f"{how}; starting it again ({attempt} of at most {MOST_RESTARTS} times)")
+                self._process, ready = self._launch()
+            problem = _answer(ready)
+            if problem and not self._stopping:
+                self._tell(f"the embedded proxyd did not start again: {problem}")
+
+
+def _answer(ready: int) -> str:
+    """Empty once it serves, or why it does not."""
+    with open(ready, "rb") as pipe:
+        line = pipe.readline()
+    answer = json.loads(line) if line else {}
+    return (
+        "" if answer.get("ready") else str(answer.get("error", "the embedded proxyd ended while it started"))
+    )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import replay
+from recovery.cuts import connected
 from recovery.facts import BufferFacts, CommitFacts, Manifest, RankFacts
-from recovery.jobs import Session
+from recovery.jobs import Job, Session
+
+KEPT_COMMITS = replay.COMMIT_RING - 4
+"""Commits behind the newest for which a server keeps anything at all, wherever the floor is."""
 
 
 class LogManifests(Mapping[int, Manifest]):
@@ -36,16 +41,33 @@ class LogManifests(Mapping[int, Manifest]):
 
 def commit_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
     """All commits still in the ring, oldest first."""
+    return tuple(_commit_facts(commit) for commit in log.commits())
+
+
+def snapshot_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
+    """Commits whose snapshots may be asked for, oldest first."""
     return tuple(
-        CommitFacts(
-            number=commit.number,
-            step=commit.step,
-            complete=commit.complete,
-            has_manifest=commit.has_manifest,
-            communicators=tuple(commit.communicators),
-        )
-        for commit in log.commits()
+        _commit_facts(snapshot.commit)
+        for snapshot in log.snapshots()
+        if snapshot.serial >= log.snapshot_floor
     )
+
+
+def _commit_facts(commit: replay.Commit) -> CommitFacts:
+    return CommitFacts(
+        number=commit.number,
+        step=commit.step,
+        complete=commit.complete,
+        has_manifest=commit.has_manifest,
+        communicators=tuple(commit.communicators),
+        members=tuple(commit.members),
+        optimizer=commit.optimizer,
+    )
+
+
+def _without_shadows_before(restored: int, commits: tuple[CommitFacts, ...]) -> tuple[CommitFacts, ...]:
+    """What shadows of its predecessors held, a server overwrites; their manifests may still look whole."""
+    return tuple(replace(c, has_manifest=False) if c.number < restored else c for c in commits)
 
 
 def rank_facts(
@@ -53,15 +75,40 @@ def rank_facts(
 ) -> RankFacts:
     """What is known of one rank now."""
     log = session.log
-    alive = session.server.process.running and not session.hollow
+    alive = session.has_state
+    known = commit_facts(log) if commits is None else tuple(commits)
     return RankFacts(
         rank=session.rank,
         generation=session.generation,
         alive=alive,
-        commits=commit_facts(log) if commits is None else tuple(commits),
+        commits=_without_shadows_before(session.resumed_commit, known),
         log_complete_from_start=log.freed_segments == 0,
         manifests=LogManifests(log),
-        floor_commit=max(log.floor_commit, session.restored_commit if alive else 0),
+        floor_commit=max(
+            log.floor_commit, session.restored_commit if alive else 0, log.commit_count - KEPT_COMMITS
+        ),
         phase=session.phase,
         optimizer_preimages=optimizer_preimages,
+        suspect=session.server.suspect,
+        snapshots=snapshot_facts(log),
+        protected=session.world > 1,
+        refused_commit=session.refused_commit,
     )
+
+
+def concerned(
+    job: Job, faulted: Sequence[int], optimizer_preimages: bool
+) -> tuple[list[Session], tuple[int, ...]]:
+    """Sessions that must go back together because of a fault, and which of the ranks they need have left.
+
+    Who shares no communicator with them is not disturbed: to be parked breaks the collectives under way.
+    """
+    here = {session.rank: session for session in job.active_sessions()}
+    gone = dict(job.last_facts)
+    for session in job.sessions.values():
+        if session.rank not in here:  # its program has ended, and its worker is about to
+            gone[session.rank] = rank_facts(session, optimizer_preimages)
+    begun = [rank for rank, s in here.items() if s.state == "recovering" or not s.has_state]
+    known = [rank_facts(session, optimizer_preimages) for session in here.values()]
+    ranks = connected([*known, *gone.values()], [*faulted, *begun])
+    return [here[rank] for rank in sorted(ranks & here.keys())], tuple(sorted(ranks & gone.keys()))

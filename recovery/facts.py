@@ -18,7 +18,15 @@ class FaultKind(Enum):
     """What was noticed."""
 
     SERVER_DIED = "server-died"
+    SERVER_STOPPED = "server-stopped"
+    SERVER_HUNG = "server-hung"
+    DEVICE_GONE = "device-gone"
     COLLECTIVE_FAILED = "collective-failed"
+    COLLECTIVE_HUNG = "collective-hung"
+    CALL_FAILED = "call-failed"
+    DRIVER_SUSPECT = "driver-suspect"
+    SILENT_CORRUPTION = "silent-corruption"
+    VALIDATION = "validation"
 
 
 Uid = tuple[int, int]
@@ -27,13 +35,19 @@ Uid = tuple[int, int]
 
 @dataclass(frozen=True)
 class CommitFacts:
-    """One commit of a rank.  `communicators`: (uid_low, uid_high, collectives done so far)."""
+    """One commit of a rank.  `communicators`: (uid_low, uid_high, collectives done so far).
+
+    `members`: how many ranks each of them has; empty if that is not known.  `optimizer`: an optimizer step
+    without pre-images begins right behind it.
+    """
 
     number: int
     step: int
     complete: bool = True
     has_manifest: bool = True
     communicators: tuple[tuple[int, int, int], ...] = ()
+    members: tuple[int, ...] = ()
+    optimizer: bool = False
 
 
 BEGINNING = CommitFacts(number=0, step=0)
@@ -58,7 +72,10 @@ class RankFacts:
     """One rank: `alive` is its device server's; `commits`: all that are still known, oldest first.
 
     `manifests` maps a commit's number to the buffers alive at it, and may load them on demand.
-    `floor_commit`: below it neither pre-images nor log are kept.
+    `floor_commit`: below it neither pre-images nor log are kept, but for the log since the oldest of
+    `snapshots`: commits whose whole state lies in host memory, oldest first.  `protected`: the server keeps
+    pre-images.  `suspect`: its driver is not to be trusted any more, but its memory can be read.
+    `refused_commit`: its server could not be rolled forward from there.
     """
 
     rank: int
@@ -70,28 +87,49 @@ class RankFacts:
     floor_commit: int = 0
     phase: Phase = Phase.FORWARD_BACKWARD
     optimizer_preimages: bool = True
+    suspect: bool = False
+    snapshots: tuple[CommitFacts, ...] = ()
+    protected: bool = True
+    refused_commit: int = 0
 
     @property
     def newest(self) -> CommitFacts:
         """The last commit, or the beginning."""
         return self.commits[-1] if self.commits else BEGINNING
 
+    @property
+    def communicates(self) -> bool:
+        """Whether it had a communicator at any commit that is still known."""
+        return any(commit.communicators for commit in self.commits)
+
 
 @dataclass(frozen=True)
 class FaultFacts:
-    """The fault that started a recovery; `attempts`: how often that record has failed by now."""
+    """The fault that started a recovery; `attempts`: how often that record has failed by now.
+
+    `trusted`: rank -> its newest commit whose content is known to be right; empty unless it was corrupted.
+    """
 
     kind: FaultKind
     ranks: tuple[int, ...]
     phase: Phase = Phase.FORWARD_BACKWARD
     attempts: int = 1
     message: str = ""
+    trusted: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All of a job.  `departed` ranks had a session that is over: nobody can run their collectives again."""
+    """Everybody whom the fault concerns.
+
+    `departed`: ranks among them whose session is over, so that nobody can run their collectives again.
+    `homeless` ranks need another device, as theirs has failed.
+    `not_replayable`: empty, or how a validation or a recovery found that replay gives other bits.
+    """
 
     ranks: tuple[RankFacts, ...]
     fault: FaultFacts
     departed: tuple[int, ...] = ()
+    homeless: tuple[int, ...] = ()
+    free_devices: int = 0
+    not_replayable: str = ""

@@ -7,13 +7,15 @@ import asyncio
 import grpc
 import structlog
 
-from recovery.control import pb, trouble
+import replay
+from recovery.control import answer, pb, trouble
 from recovery.coordinator import Coordinator
 from recovery.evidence import LogManifests, commit_facts, rank_facts
 from recovery.facts import CommitFacts
 from recovery.jobs import Job, Session
 from recovery.planner import consistent_floor
-from recovery.replicas import ReplicaTracker
+from recovery.replicas import Group, ReplicaGroups, ReplicaTracker
+from recovery.validation import ValidationSchedule
 
 log = structlog.get_logger()
 
@@ -25,11 +27,20 @@ REPLICA_CHECK_COMMITS = 16
 class FloorKeeper:
     """Moves the floors of one job's ranks up to their newest consistent cut."""
 
-    def __init__(self, job: Job, coordinator: Coordinator, keeps_optimizer_preimages: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        coordinator: Coordinator,
+        keeps_optimizer_preimages: bool,
+        validations: ValidationSchedule,
+    ) -> None:
         self._job = job
+        self._validations = validations
         self._coordinator = coordinator
         self._keeps_optimizer_preimages = keeps_optimizer_preimages
         self._tracker = ReplicaTracker()
+        self._groups = ReplicaGroups()
+        self._deviated: dict[Group, int] = {}
         self._checked: int = 0
         self._next_check = 1
         self._generation = 0
@@ -54,6 +65,7 @@ class FloorKeeper:
             self._generation = self._job.generation
             self._tracker.forget()
             self._commits.clear()
+        self._validations.look(sessions)
         if not sessions or not self._read(sessions):
             return False
         if len(sessions) < sessions[0].world:
@@ -65,6 +77,8 @@ class FloorKeeper:
             for session in sessions
         ]
         floors = consistent_floor(ranks)
+        if not self._uncorrupted(sessions, floors):
+            return True
         for session in sessions:
             floor = floors.get(session.rank, 0)
             if floor > session.log.floor_commit:
@@ -72,6 +86,57 @@ class FloorKeeper:
         if floors and min(floors.values()) >= self._next_check:
             await self._announce_replicas(sessions, floors)
         return True
+
+    def _uncorrupted(self, sessions: list[Session], floors: dict[int, int]) -> bool:
+        """Whether replicas agree at the cut to which the floors are to move; else they stay."""
+        logs = {session.rank: session.log for session in sessions}
+
+        def digests(rank: int, handles: list[int]) -> list[int | None]:
+            commit = self._commit(rank, floors[rank])
+            if commit is not None and not commit.has_manifest:
+                return [None] * len(handles)  # there was no room for one, so there is nothing to compare
+            return logs[rank].digests(floors[rank], handles)
+
+        try:
+            found = self._groups.deviations(digests)
+        except replay.LogError as problem:
+            log.debug("replicas not compared", job=self._job.name, problem=str(problem))
+            return False  # the commit has just been overwritten: the next look finds a newer one
+        if not found:
+            return True
+        if self._coordinator.recovering:
+            return False  # the next look finds it again, if it is still there
+        steps = {rank: self._step(rank, number) for rank, number in floors.items()}
+        again = [
+            deviation.group
+            for deviation in found
+            if self._deviated.get(deviation.group) == steps[deviation.group[0][0]]
+        ]
+        if again:  # replay computes the same difference: it is the program's own
+            log.warning(
+                "replicas have parted", job=self._job.name, step=max(steps.values()), buffers=len(again)
+            )
+            self._groups.distrust(again)
+            return False
+        first = found[0]
+        rank = first.suspects[0] if first.suspects else first.group[0][0]
+        repaired = self._coordinator.corruption_found(
+            self._job.sessions[rank],
+            f"{first} at step {steps[rank]}" + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""),
+            {session.rank: session.log.floor_commit for session in sessions},
+        )
+        if repaired:
+            self._deviated.update({deviation.group: steps[deviation.group[0][0]] for deviation in found})
+        else:
+            self._groups.distrust([deviation.group for deviation in found])
+        return False
+
+    def _commit(self, rank: int, number: int) -> CommitFacts | None:
+        return next((commit for commit in self._commits[rank] if commit.number == number), None)
+
+    def _step(self, rank: int, number: int) -> int:
+        commit = self._commit(rank, number)
+        return commit.step if commit is not None else 0
 
     def _read(self, sessions: list[Session]) -> bool:
         """Read commits that are new or were not complete; whether there were any."""
@@ -90,6 +155,7 @@ class FloorKeeper:
         """A rank has left for good: no recovery is possible any more, and the log must not fill up."""
         for session in sessions:
             session.log.floor_commit = max(session.log.floor_commit, session.log.commit_count)
+            session.log.snapshot_suspended = True
             session.note = "a peer has ended: a fault of this rank can no longer be repaired"
 
     async def _announce_replicas(self, sessions: list[Session], floors: dict[int, int]) -> None:
@@ -97,13 +163,16 @@ class FloorKeeper:
             session.rank: LogManifests(session.log).get(floors[session.rank], ()) for session in sessions
         }
         believed = self._tracker.check(manifests)
+        self._groups.learn(manifests)
         self._checked += 1
         # Often at first, so that shadows are dropped early; then rarely.
         self._next_check = min(floors.values()) + min(REPLICA_CHECK_COMMITS, 2 ** (self._checked - 1))
         await asyncio.gather(
             *(
-                session.server.stub.SetReplicated(
-                    pb.ReplicatedRequest(handles=sorted(believed[session.rank])), timeout=10
+                answer(
+                    session.server.stub.SetReplicated(
+                        pb.ReplicatedRequest(handles=sorted(believed[session.rank])), timeout=10
+                    )
                 )
                 for session in sessions
             )

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import replay
 from recovery.control import pb
-from recovery.drills import KINDS, Drill
-from recovery.facts import Phase
+from recovery.drills import Drill
+from recovery.facts import Phase, RankFacts
+from recovery.faults import BY_NAME
 from recovery.processes import Watched
 from recovery.servers import Server
 
@@ -44,12 +45,27 @@ class Session:
     note: str = ""
     killed_ns: int = 0
     """When a drill of `recoveryctl` killed the server."""
+    asked_index: int = -1
+    """The device its worker asked for; it may have had to move."""
+    stash: Server | None = None
+    """Its former server, while the new one copies from it."""
     hollow: bool = False
     """Its server is fresh and holds no state yet."""
     restored_commit: int = 0
     """Where its server's memory begins: it has no pre-images of what came before."""
-    drills_seen: int = 0
-    """Fired drills whose deaths were handled."""
+    resumed_commit: int = 0
+    """Of the newest restored server that ran on: it overwrites what shadows of its predecessors held."""
+    former_resumed_commit: int = 0
+    """The one before, while the newest one is rolled forward."""
+    rolled_commit: int = 0
+    """Where its newest server began to be rolled forward; 0 if it was not."""
+    refused_commit: int = 0
+    """From where that turned out to be impossible."""
+    snapshot_note: str = ""
+    """Why no snapshot can be had, if so."""
+    drills_seen: set[int] = field(default_factory=set)
+    """Slots of drills that fired and whose consequences were noticed."""
+    alarms: tuple[int, int] = (-1, 0)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once nothing of the session is left."""
 
@@ -59,9 +75,44 @@ class Session:
         return self.state in ("running", "recovering") and self.log.session_state == 0
 
     @property
+    def has_state(self) -> bool:
+        """Whether its server runs and holds the rank's memory."""
+        return self.server.process.running and not self.hollow
+
+    def break_off_roll_forward(self) -> None:
+        """Its server stands still amid its step, and has overwritten nothing: it has made no commit."""
+        self.hollow = True
+        self.resumed_commit = self.former_resumed_commit
+
+    @property
+    def rolling(self) -> bool:
+        """Whether its server has yet to finish the step through which it is rolled forward."""
+        return 0 < self.rolled_commit >= self.log.commit_count
+
+    @property
+    def inside_step(self) -> bool:
+        """Whether its server executes an optimizer step, and has not seen its end."""
+        if self.phase is not Phase.OPTIMIZER:
+            return False
+        commits = self.log.commits()
+        return self.log.step <= (commits[-1].step if commits else 0) + 1
+
+    @property
     def phase(self) -> Phase:
         """What its server executes."""
         return PHASES[min(self.log.phase, 1)]
+
+    def adopted_from(self, worker_pid: int) -> bool:
+        """Whether a predecessor opened it for that worker, who has not begun to use it."""
+        return bool(self.job.adoptions) and self.worker.pid == worker_pid and self.log.tail_index == 0
+
+    def doublings(self, record: int) -> int:
+        """How often a sleeping server was ended at this record: each time the next gets twice as long."""
+        return self.alarms[1] if self.alarms[0] == record else 0
+
+    def note_alarm(self, record: int) -> None:
+        """A server was ended at this record on suspicion."""
+        self.alarms = (record, self.doublings(record) + 1)
 
     def lose(self, message: str) -> None:
         """Its worker raises `message` at its next call."""
@@ -94,7 +145,14 @@ class Session:
             log_directory=str(self.directory),
             backpressure=bool(log.backpressure),
             recoveries=self.recoveries,
-            note=self.note or (CUT_LOG if log.degraded else ""),
+            note=self.note or (CUT_LOG if log.degraded else self.snapshot_note),
+            snapshot_bytes=log.snapshot_used_bytes,
+            snapshots=log.snapshots_taken,
+            snapshot_s=log.snapshot_ns / 1e9,
+            snapshot_commit=max(
+                (kept.commit.number for kept in log.snapshots() if kept.serial == log.snapshot_floor),
+                default=0,
+            ),
         )
 
 
@@ -109,6 +167,7 @@ class Ended:
     bytes_per_step: int
     replies_compared: int
     replies_different: int
+    recent_calls: tuple[int, ...]
     status: pb.RankStatus
 
 
@@ -119,6 +178,8 @@ class ScheduledDrill:
     drill: Drill
     slot: int = -1
     fired: bool = False
+    account: str = ""
+    """What proxyd did when it fired."""
 
 
 @dataclass(eq=False)
@@ -132,7 +193,15 @@ class Job:
     ended: list[Ended] = field(default_factory=list)
     departed: dict[int, bool] = field(default_factory=dict)
     """Ranks whose worker has left and has no successor yet -> whether it left in order."""
+    last_facts: dict[int, RankFacts] = field(default_factory=dict)
+    """Of those ranks, what was known when they left."""
     recoveries: list[pb.Recovery] = field(default_factory=list)
+    validations: int = 0
+    """Minibatches that were executed twice."""
+    not_replayable: str = ""
+    """Where the two executions differed."""
+    adoptions: list[pb.Adoption] = field(default_factory=list)
+    """When a successor of a proxyd that died took it over."""
     generation: int = 0
     openings: int = 0
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -141,16 +210,32 @@ class Job:
     """Notified when a recovery or a session ended."""
     closing: bool = False
 
+    def adopted_from(self, launcher_pid: int) -> bool:
+        """Whether a predecessor opened it for that launcher, and no rank has come yet."""
+        known = self.launcher is not None and self.launcher.pid == launcher_pid
+        return known and bool(self.adoptions) and not self.openings
+
     def active_sessions(self) -> list[Session]:
         """Sessions that recovery concerns, by rank."""
         return [self.sessions[rank] for rank in sorted(self.sessions) if self.sessions[rank].active]
+
+    def distrust_replay(self, message: str) -> None:
+        """Replay was seen to give other bits: from now on only what needs none may be relied on."""
+        self.not_replayable = self.not_replayable or message
+        for session in self.active_sessions():
+            session.note = f"not replayable, so no fault can be survived: {message}"
 
     def arm(self, session: Session) -> None:
         """Write the drills for a session's rank that have not fired into its log."""
         for scheduled in self.drills:
             if scheduled.drill.rank == session.rank and not scheduled.fired and scheduled.drill.step:
-                scheduled.slot = len(session.log.drills())
-                session.log.add_drill(KINDS[scheduled.drill.kind], scheduled.drill.step, scheduled.drill.call)
+                self.put(session, scheduled)
+
+    def put(self, session: Session, scheduled: ScheduledDrill) -> None:
+        """Write a drill into the log of its rank."""
+        drill = scheduled.drill
+        scheduled.slot = len(session.log.drills())
+        session.log.add_drill(BY_NAME[drill.kind].number, drill.step, drill.call)
 
     def note_fired(self, session: Session) -> None:
         """Take over from the log which drills fired."""
@@ -173,6 +258,7 @@ class Job:
                 bytes_per_step=log.median_bytes_per_step,
                 replies_compared=log.replies_compared,
                 replies_different=log.replies_different,
+                recent_calls=tuple(log.recent_calls),
                 status=session.status(),
             )
         )
@@ -192,4 +278,8 @@ class Job:
             ranks=[ended.status for ended in self.ended],
             replies_compared=sum(ended.replies_compared for ended in self.ended),
             replies_different=sum(ended.replies_different for ended in self.ended),
+            validations=self.validations,
+            not_replayable=self.not_replayable,
+            recent_calls=next((ended.recent_calls for ended in self.ended if ended.rank == 0), ()),
+            adoptions=self.adoptions,
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from recovery.cuts import Cut, CutSearch, connected, is_young, kept_commits
-from recovery.facts import CommitFacts, Facts, FaultKind, Phase, RankFacts
+from recovery.cuts import Cut, CutSearch, by_number, connected, is_young, kept_commits
+from recovery.facts import BEGINNING, CommitFacts, Facts, FaultFacts, FaultKind, Phase, RankFacts
 from recovery.replicas import Copy, match
+from recovery.roll_forward import RollForward, floor_for_roll_forward, roll_forward
 
 MAXIMUM_ATTEMPTS = 3
 """A record that fails this often is wrong itself: its error belongs to the program (never loop)."""
@@ -21,17 +22,27 @@ class PlanName(Enum):
     """The rungs of the ladder (design.md §8) that exist."""
 
     RESTART_COPY_REPLAY = "restart-copy-replay"
+    ROLL_FORWARD = "roll-forward"
+    STASH_RESTART_RESTORE = "stash-restart-restore"
     REWIND_IN_PLACE = "rewind-in-place"
+    RESTORE_SNAPSHOT_REPLAY = "restore-snapshot-replay"
     GIVE_UP = "give-up"
 
 
 @dataclass(frozen=True)
 class Restart:
-    """Attach the rank to a ready server at `commit`, rebuild its state there with `copies`, replay."""
+    """Attach the rank to a ready server at `commit`, rebuild its state there with `copies`, replay.
+
+    `stash`: its own old server is rewound first and is where the copies come from.
+    `roll_forward`: `commit` lies right before an optimizer step that others have finished, and some copies
+    are of the step's end.
+    """
 
     rank: int
     commit: int
     copies: tuple[Copy, ...]
+    stash: bool = False
+    roll_forward: RollForward | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,15 @@ class Rewind:
 
 
 @dataclass(frozen=True)
+class Reload:
+    """Bring the rank to `commit` by its snapshot (0: the beginning), replay; on a new server if `fresh`."""
+
+    rank: int
+    commit: int
+    fresh: bool
+
+
+@dataclass(frozen=True)
 class Lose:
     """End the session: its worker raises `message`."""
 
@@ -50,14 +70,7 @@ class Lose:
     message: str
 
 
-@dataclass(frozen=True)
-class Continue:
-    """Let a parked rank that the fault does not concern go on."""
-
-    rank: int
-
-
-Action = Restart | Rewind | Lose | Continue
+Action = Restart | Rewind | Reload | Lose
 
 
 @dataclass(frozen=True)
@@ -71,41 +84,98 @@ class Plan:
     @property
     def targets(self) -> dict[int, int]:
         """Rank -> commit it goes back to."""
-        return {action.rank: action.commit for action in self.actions if isinstance(action, Restart | Rewind)}
+        return {
+            action.rank: action.commit
+            for action in self.actions
+            if isinstance(action, Restart | Rewind | Reload)
+        }
 
 
 def plan(facts: Facts) -> Plan:
     """The cheapest plan that brings every rank to one consistent cut, or `GIVE_UP` with the reason."""
     fault = facts.fault
     if fault.attempts >= MAXIMUM_ATTEMPTS:
-        return _give_up(
-            facts, fault.message or f"rank {fault.ranks[0]} failed {fault.attempts} times at one record"
-        )
+        reason = fault.message or f"rank {fault.ranks[0]} failed {fault.attempts} times at one record"
+        return _give_up(facts, reason, fault.ranks)
+    if facts.not_replayable:
+        reason = f"replay would give other numbers: {facts.not_replayable}"
+        return _give_up(facts, reason, fault.ranks)
     stranded = _stranded_by_departure(facts)
     if stranded:
-        return _give_up(facts, stranded)
+        return _give_up(facts, stranded, [rank.rank for rank in facts.ranks])
+    if len(facts.homeless) > facts.free_devices:
+        return _give_up(facts, _no_device(facts), facts.homeless)
+    without = _without_snapshots(facts)
+    return without if isinstance(without, Plan) else _from_snapshots(facts, without)
+
+
+def parked_anywhere(facts: Facts) -> Facts:
+    """These facts as they may be once the ranks are parked: each may be in its optimizer step by then."""
+    ranks = tuple(replace(rank, phase=Phase.OPTIMIZER) for rank in facts.ranks)
+    return replace(facts, ranks=ranks)
+
+
+@dataclass(frozen=True)
+class _Obstacle:
+    """Why a way is barred, and by which ranks."""
+
+    reason: str
+    culprits: Sequence[int]
+
+
+def _without_snapshots(facts: Facts) -> Plan | _Obstacle:
+    """The newest cut that pre-images, shadows and replicas lead to; or why they lead to none."""
     choices: dict[int, list[CommitFacts]] = {}
     for rank in facts.ranks:
         choices[rank.rank], why_none = _reachable(rank, facts)
         if why_none:
-            return _give_up(facts, why_none)
-    dead = [rank for rank in facts.ranks if not rank.alive]
+            return _Obstacle(why_none, [rank.rank])
+    leaving = [rank for rank in facts.ranks if not rank.alive or rank.suspect]
     first_obstacle = ""
     for cut in CutSearch(facts.ranks, choices).newest_first():
-        restarts, obstacle = _restarts(dead, facts.ranks, cut)
+        restarts, obstacle = _restarts(leaving, facts.ranks, cut)
         if not obstacle:
             return _go_back(facts, cut, restarts)
         first_obstacle = first_obstacle or obstacle
-    return _give_up(facts, first_obstacle or "the ranks share no commit that all of them can still reach")
+    reason = first_obstacle or "the ranks share no commit that all of them can still reach"
+    return _Obstacle(reason, [rank.rank for rank in leaving] or facts.fault.ranks)
+
+
+def _from_snapshots(facts: Facts, obstacle: _Obstacle) -> Plan:
+    """The newest cut at which every rank has a snapshot, or that it reaches by itself; else `GIVE_UP`."""
+    choices: dict[int, list[CommitFacts]] = {}
+    rewindable: dict[int, set[int]] = {}
+    for rank in facts.ranks:
+        by_itself = _reachable(rank, facts)[0] if rank.alive and not rank.suspect else []
+        beginning = [BEGINNING] if rank.log_complete_from_start else []
+        newest = facts.fault.trusted.get(rank.rank, rank.newest.number)
+        snapshots = [snapshot for snapshot in rank.snapshots if snapshot.number <= newest]
+        choices[rank.rank] = by_number(beginning, snapshots, by_itself)
+        rewindable[rank.rank] = {commit.number for commit in by_itself}
+    cut = CutSearch(facts.ranks, choices).newest()
+    if cut is None:
+        if facts.fault.trusted:  # wrong numbers end no training
+            return plan(replace(facts, fault=replace(facts.fault, trusted={})))
+        return _give_up(facts, obstacle.reason, obstacle.culprits)
+    actions: list[Action] = []
+    for rank in facts.ranks:
+        number = cut[rank.rank].number
+        rewinds = number in rewindable[rank.rank]
+        fresh = not rank.alive or rank.suspect
+        actions.append(Rewind(rank.rank, number) if rewinds else Reload(rank.rank, number, fresh=fresh))
+    where = ", ".join(f"rank {rank} at commit {cut[rank].number}" for rank in sorted(cut))
+    reason = f"{obstacle.reason}; newest consistent snapshots: {where}"
+    return Plan(PlanName.RESTORE_SNAPSHOT_REPLAY, reason, tuple(actions))
 
 
 def consistent_floor(ranks: Sequence[RankFacts]) -> dict[int, int]:
     """Per rank the commit below which nothing will be asked for: the newest cut that every rank completed.
 
     A rank whose commits stay incomplete (state neither shadowed nor replicated) holds the floor back for
-    `COMPLETE_WITHIN` commits only: after that, a reduced guarantee is better than a full log.
+    `COMPLETE_WITHIN` commits only: after that, a reduced guarantee is better than a full log.  Ranks without
+    pre-images in the optimizer step keep what is needed to roll a peer, or them, through the newest one.
     """
-    kept = {rank.rank: kept_commits(rank) for rank in ranks}
+    kept = {rank.rank: _releasable(rank) for rank in ranks}
     complete = {
         rank: [commit for commit in commits if commit.number == 0 or commit.complete]
         for rank, commits in kept.items()
@@ -119,9 +189,19 @@ def consistent_floor(ranks: Sequence[RankFacts]) -> dict[int, int]:
     return {rank: commit.number for rank, commit in cut.items()}
 
 
+def _releasable(rank: RankFacts) -> list[CommitFacts]:
+    """Commits that the floor may rise to."""
+    kept = kept_commits(rank)
+    bound = floor_for_roll_forward(rank.commits)
+    return kept if bound is None else [commit for commit in kept if commit.number <= bound]
+
+
 def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     """Commits this rank can go back to, oldest first, or a sentence why there are none."""
-    kept = kept_commits(rank)
+    trusted = facts.fault.trusted
+    kept = [c for c in kept_commits(rank) if c.number <= trusted.get(rank.rank, c.number)]
+    if rank.snapshots and kept and kept[0] is BEGINNING:
+        del kept[0]  # snapshots are nearer
     if not rank.alive:
         rebuildable = [
             commit for commit in kept if commit.number == 0 or (commit.complete and commit.has_manifest)
@@ -137,6 +217,10 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
             [],
             f"the device server of rank {rank.rank} died before any of its commits was saved completely",
         )
+    if not rank.protected:
+        return [], f"rank {rank.rank} keeps no pre-images, as it is alone"
+    known = {snapshot.number for snapshot in rank.snapshots}
+    kept = [commit for commit in kept if commit.number == 0 or commit.has_manifest or commit.number in known]
     if rank.optimizer_preimages:
         return kept, "" if kept else f"rank {rank.rank} keeps no commit that it could go back to"
     if rank.phase is Phase.OPTIMIZER:
@@ -145,10 +229,12 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     return newest, "" if newest else f"rank {rank.rank} keeps no commit that it could go back to"
 
 
-def _restarts(dead: Sequence[RankFacts], ranks: Sequence[RankFacts], cut: Cut) -> tuple[list[Restart], str]:
-    """How the dead ranks get their state at `cut`, or a sentence naming what has no replica."""
+def _restarts(
+    leaving: Sequence[RankFacts], ranks: Sequence[RankFacts], cut: Cut
+) -> tuple[list[Restart], str]:
+    """How ranks that leave their servers get their state at `cut`, or a sentence: what has no replica."""
     restarts: list[Restart] = []
-    for rank in dead:
+    for rank in leaving:
         commit = cut[rank.rank]
         if commit.number == 0:
             restarts.append(Restart(rank.rank, 0, ()))
@@ -160,10 +246,15 @@ def _restarts(dead: Sequence[RankFacts], ranks: Sequence[RankFacts], cut: Cut) -
             o for o in ranks if o.alive and cut[o.rank].step == commit.step and cut[o.rank].has_manifest
         ]
         offers = {other.rank: other.manifests.get(cut[other.rank].number, ()) for other in same_step}
+        if rank.alive:
+            offers = {rank.rank: wanted}
         copies, missing = match(wanted, offers)
+        if missing and not rank.alive and (rolled := roll_forward(rank, commit, ranks, cut)) is not None:
+            restarts.append(Restart(rank.rank, commit.number, rolled[0], roll_forward=rolled[1]))
+            continue
         if missing:
             return [], _no_replica(rank, commit, len(missing), missing[0].bytes, missing[0].handle, ranks)
-        restarts.append(Restart(rank.rank, commit.number, tuple(copies)))
+        restarts.append(Restart(rank.rank, commit.number, tuple(copies), stash=rank.alive))
     return restarts, ""
 
 
@@ -180,26 +271,30 @@ def _no_replica(
     )
 
 
+def _no_device(facts: Facts) -> str:
+    who = ", ".join(map(str, facts.homeless))
+    free = f"only {facts.free_devices} are free" if facts.free_devices else "no other is free"
+    why = f" ({facts.fault.message})" if facts.fault.message else ""
+    return f"the device of rank {who} is gone{why}, and {free}: start proxyd with more --devices than ranks"
+
+
 def _stranded_by_departure(facts: Facts) -> str:
     """A sentence if a rank that is needed for replay has left."""
-    if not facts.departed:
+    if not facts.departed or not any(is_young(rank) or rank.communicates for rank in facts.ranks):
         return ""
-    for rank in facts.ranks:
-        if rank.rank in facts.fault.ranks and (is_young(rank) or any(c.communicators for c in rank.commits)):
-            gone = ", ".join(str(rank) for rank in facts.departed)
-            text = f"the worker of rank {gone} has ended, so nobody can take part in its collectives again"
-            return f"{text} ({facts.fault.message})" if facts.fault.message else text
-    return ""
+    gone = ", ".join(str(rank) for rank in facts.departed)
+    text = f"the worker of rank {gone} has ended, so nobody can take part in its collectives again"
+    return f"{text} ({facts.fault.message})" if facts.fault.message else text
 
 
 def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     actions: list[Action] = list(restarts)
-    actions += [Rewind(rank.rank, cut[rank.rank].number) for rank in facts.ranks if rank.alive]
+    replaced = {restart.rank for restart in restarts}
+    actions += [Rewind(rank.rank, cut[rank.rank].number) for rank in facts.ranks if rank.rank not in replaced]
     where = ", ".join(f"rank {rank} at commit {cut[rank].number}" for rank in sorted(cut))
     if not restarts:
-        cause = "a collective failed and every device server is alive"
-        if facts.fault.kind is not FaultKind.COLLECTIVE_FAILED:
-            cause = "every device server is alive"
+        template = _IN_PLACE.get(facts.fault.kind, "every device server is alive")
+        cause = template.format(message=facts.fault.message)
         return Plan(PlanName.REWIND_IN_PLACE, f"{cause}; newest consistent cut: {where}", tuple(actions))
     died = ", ".join(str(restart.rank) for restart in restarts)
     copied = sum(copy.bytes for restart in restarts for copy in restart.copies)
@@ -209,15 +304,52 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
         if sources
         else "nothing has to be copied"
     )
-    reason = f"the device server of rank {died} died; {source}; newest consistent cut: {where}"
-    return Plan(PlanName.RESTART_COPY_REPLAY, reason, tuple(actions))
+    what = _RESTARTED.get(facts.fault.kind, "died")
+    rolled = ", ".join(str(restart.rank) for restart in restarts if restart.roll_forward is not None)
+    if rolled:
+        what += f", rank {rolled} inside an optimizer step that the others have finished"
+    reason = f"the device server of rank {died} {what}; {source}; newest consistent cut: {where}"
+    if rolled:
+        name = PlanName.ROLL_FORWARD
+    elif all(restart.stash for restart in restarts):
+        name = PlanName.STASH_RESTART_RESTORE
+    else:
+        name = PlanName.RESTART_COPY_REPLAY
+    return Plan(name, reason, tuple(actions))
 
 
-def _give_up(facts: Facts, reason: str) -> Plan:
-    concerned = connected(facts.ranks, facts.fault.ranks) | {
-        rank.rank for rank in facts.ranks if not rank.alive
-    }
-    actions: list[Action] = [
-        Lose(rank.rank, reason) if rank.rank in concerned else Continue(rank.rank) for rank in facts.ranks
-    ]
+_IN_PLACE = {
+    FaultKind.COLLECTIVE_FAILED: "a collective failed and every device server is alive",
+    FaultKind.COLLECTIVE_HUNG: "a collective hung and every device server is alive",
+    FaultKind.CALL_FAILED: "a call failed for the first time and every device server is alive",
+    FaultKind.SILENT_CORRUPTION: "{message}",
+    FaultKind.VALIDATION: "the log is being validated",
+}
+_RESTARTED = {
+    FaultKind.SERVER_STOPPED: "was stopped",
+    FaultKind.SERVER_HUNG: "hung",
+    FaultKind.DEVICE_GONE: "lost its device",
+    FaultKind.CALL_FAILED: "did not get past a failed call",
+    FaultKind.DRIVER_SUSPECT: "is suspect",
+}
+
+
+def _give_up(facts: Facts, reason: str, culprits: Sequence[int]) -> Plan:
+    """Give up the culprits and who communicates with them.
+
+    The others stand parked, with the collectives they had begun broken off: they need a plan of their own.
+    """
+    if facts.fault.kind in (FaultKind.CALL_FAILED, FaultKind.DRIVER_SUSPECT) and (
+        facts.fault.message not in reason
+    ):
+        reason = f"{facts.fault.message}; it could not be recovered from: {reason}"
+    lost = connected(facts.ranks, culprits) & {rank.rank for rank in facts.ranks}
+    if not lost:
+        lost = {rank.rank for rank in facts.ranks}
+    actions: list[Action] = [Lose(rank.rank, reason) for rank in facts.ranks if rank.rank in lost]
+    others = tuple(rank for rank in facts.ranks if rank.rank not in lost)
+    if others:
+        fault = FaultFacts(FaultKind.COLLECTIVE_FAILED, ())
+        homeless = tuple(rank for rank in facts.homeless if rank not in lost)
+        actions += plan(replace(facts, ranks=others, fault=fault, homeless=homeless)).actions
     return Plan(PlanName.GIVE_UP, reason, tuple(actions))

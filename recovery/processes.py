@@ -9,19 +9,44 @@ import select
 import signal
 import time
 
+import replay
+from recovery.control import pb
+
 
 class Watched:
     """A process that is not our child, followed until it ends."""
 
-    def __init__(self, pid: int) -> None:
-        """Raises ProcessLookupError if there is no such process."""
+    def __init__(self, pid: int, started: int = 0) -> None:
+        """Raises ProcessLookupError if there is no such process; `started`: the start ticks it must have."""
         self.pid = pid
         self.ended = asyncio.Event()
         self.ended_ns = 0
         """CLOCK_MONOTONIC of the notice."""
         self._fd = os.pidfd_open(pid)
+        self.start_ticks = start_ticks(pid)
+        """With the pid it names this very process."""
+        if started and self.start_ticks != started:  # asked when the pidfd held whatever has the pid now
+            os.close(self._fd)
+            raise ProcessLookupError(f"process {pid} has ended, and its pid was given to another one")
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._on_end)
+
+    @classmethod
+    def of(cls, pid: int, started: int) -> Watched:
+        """A process that may have ended already."""
+        try:
+            return cls(pid, started)
+        except ProcessLookupError:
+            return cls.gone(pid, started)
+
+    @classmethod
+    def gone(cls, pid: int, started: int) -> Watched:
+        """A process that has ended, noticed now."""
+        gone = cls.__new__(cls)
+        gone.pid, gone.start_ticks, gone._fd = pid, started, -1
+        gone.ended, gone.ended_ns = asyncio.Event(), time.monotonic_ns()
+        gone.ended.set()
+        return gone
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._fd)
@@ -34,6 +59,10 @@ class Watched:
         if self._fd < 0 or self.ended.is_set():
             return False
         return not select.select([self._fd], [], [], 0)[0]
+
+    def message(self) -> pb.Process:
+        """As it travels."""
+        return pb.Process(pid=self.pid, start_ticks=self.start_ticks)
 
     def send(self, number: signal.Signals) -> None:
         """Signal it, if it still runs."""
@@ -65,3 +94,8 @@ def start_ticks(pid: int) -> int:
             return int(stat.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def is_same_process(pid: int, started: int) -> bool:
+    """Whether the process that had this pid and these start ticks still runs."""
+    return replay.process_is_alive(pid, started)

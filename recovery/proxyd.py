@@ -9,7 +9,15 @@ from pathlib import Path
 
 from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.daemon import serve
-from recovery.settings import BadInput, Settings, parse_bytes, parse_devices
+from recovery.settings import (
+    BadInput,
+    Settings,
+    parse_address,
+    parse_bytes,
+    parse_devices,
+    parse_seconds,
+    parse_share,
+)
 from recovery.socket_path import default_socket
 from recovery.spawner import SpawnerError
 from recovery.structured_log import configure
@@ -32,8 +40,31 @@ def parser() -> Parser:
         "--shadow-limit", default="8GiB", metavar="SIZE", help="of the saved state of a rank (8GiB)"
     )
     parser.add_argument(
+        "--snapshot-overhead", default="1%", metavar="SHARE",
+        help="of the time for snapshots of the whole state; 0 switches them off (1%%)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--snapshot-limit", default="8GiB", metavar="SIZE", help="of the snapshots of a rank (8GiB)"
+    )
+    parser.add_argument(
         "--optimizer-preimages", choices=["auto", "on", "off"], default="auto",
         help="keep what an optimizer step overwrites, so that it can be undone (auto: on for cpu)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--hang-timeout", default="300", metavar="SECONDS",
+        help="the longest that a record or a collective may take, whatever seems to go on (300)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--validate-every", type=int, default=1000, metavar="N",
+        help="execute every N-th minibatch twice, to see that replay gives the same bits; 0: never (1000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics", default="", metavar="[HOST:]PORT",
+        help="serve metrics for Prometheus there, on this machine only unless a host is named (off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--adoption-grace", default="600", metavar="SECONDS",
+        help="how long a job whose worker waits or has ended outlives a proxyd that died (600)",
     )  # fmt: skip
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     parser.add_argument(
@@ -48,13 +79,23 @@ def settings_of(arguments: list[str] | None = None) -> tuple[Settings, int, int,
     given = parser().parse_args(arguments)
     if not 0 <= given.spares <= 64:
         raise BadInput(f"--spares {given.spares} is not possible: 0 to 64")
+    if given.validate_every < 0:
+        raise BadInput(f"--validate-every {given.validate_every} is not possible: 0 or more")
+    if given.metrics:
+        parse_address(given.metrics)
     settings = Settings(
         devices=parse_devices(given.devices),
         socket=(given.socket or default_socket()).absolute(),
         spares=given.spares,
         log_bytes=parse_bytes(given.log_cap, "--log-cap"),
         shadow_bytes=parse_bytes(given.shadow_limit, "--shadow-limit"),
+        snapshot_overhead=parse_share(given.snapshot_overhead, "--snapshot-overhead"),
+        snapshot_bytes=parse_bytes(given.snapshot_limit, "--snapshot-limit"),
         optimizer_preimages=given.optimizer_preimages,
+        validate_every=given.validate_every,
+        hang_timeout_s=parse_seconds(given.hang_timeout, "--hang-timeout"),
+        metrics=given.metrics,
+        adoption_grace_s=parse_seconds(given.adoption_grace, "--adoption-grace"),
     )
     return settings, given.ready_fd, given.parent_pid, given.log_level
 

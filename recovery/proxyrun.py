@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ from recovery.control import blocking_channel, pb, rpc, trouble
 from recovery.drills import Drill, parse_drill
 from recovery.embedded import EmbeddedDaemon
 from recovery.launch import Command, environment, ranks_wanted
-from recovery.report import drill_of, summary, write
-from recovery.settings import BadInput, parse_devices
+from recovery.report import account_of_adoption, drill_of, summary, write
+from recovery.settings import BadInput, parse_devices, parse_seconds, parse_share
 from recovery.socket_path import default_socket, is_answering
 
 PROGRAM = "proxyrun"
+RETURN_S = 60.0
+"""How long a proxyd that died may take to come back."""
+STOPPED_S = 2.0
+"""The same, of one that was stopped in order."""
 DRILL_NEVER_FIRED = 3
 """Exit status of a run that succeeded although a scheduled fault never happened."""
 
@@ -37,19 +42,32 @@ class Order:
     devices: str
     socket: Path
     spares: int
+    options: tuple[str, ...] = ()
+    """Of the embedded proxyd."""
 
 
 def parse(arguments: list[str] | None = None) -> Order:
     """The command line; raises BadInput."""
     parser = Parser(prog=PROGRAM, description="Run a training command whose devices may fail.")
     parser.add_argument(
-        "--drill", action="append", default=[], metavar="'kill-server rank=R step=S call=C'",
-        help="kill the device server of rank R just before record C of its minibatch S (from 1; repeatable)",
+        "--drill", action="append", default=[], metavar="'FAULT rank=R step=S call=C'",
+        help="inject a fault at rank R just before record C of its minibatch S (from 1; repeatable); "
+        "recoveryctl drill --list names the faults",
     )  # fmt: skip
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a JSON summary of the run")
     parser.add_argument("--devices", default="", metavar="KIND:COUNT", help="of the embedded proxyd")
     parser.add_argument("--socket", type=Path, help="of a running proxyd")
     parser.add_argument("--spares", type=int, default=1, metavar="N", help="of the embedded proxyd (1)")
+    parser.add_argument("--hang-timeout", default="", metavar="SECONDS", help="of the embedded proxyd (300)")
+    parser.add_argument(
+        "--validate-every", type=int, default=None, metavar="N", help="of the embedded proxyd (1000)"
+    )
+    parser.add_argument(
+        "--snapshot-overhead", default="", metavar="SHARE", help="of the embedded proxyd (1%%; 0: none)"
+    )
+    parser.add_argument(
+        "--adoption-grace", default="", metavar="SECONDS", help="of the embedded proxyd (600)"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND …", help="python, torchrun, …")
     given = parser.parse_args(arguments)
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
@@ -57,6 +75,18 @@ def parse(arguments: list[str] | None = None) -> Order:
         raise BadInput("no command: write for example proxyrun torchrun --nproc-per-node 2 train.py")
     if given.devices:
         parse_devices(given.devices)
+    options: list[str] = []
+    if given.hang_timeout:
+        parse_seconds(given.hang_timeout, "--hang-timeout")
+        options += ["--hang-timeout", given.hang_timeout]
+    if given.adoption_grace:
+        parse_seconds(given.adoption_grace, "--adoption-grace")
+        options += ["--adoption-grace", given.adoption_grace]
+    if given.validate_every is not None:
+        options += ["--validate-every", str(given.validate_every)]
+    if given.snapshot_overhead:
+        parse_share(given.snapshot_overhead, "--snapshot-overhead")
+        options += ["--snapshot-overhead", given.snapshot_overhead]
     if not 0 <= given.spares <= 64:
         raise BadInput(f"--spares {given.spares} is not possible: 0 to 64")
     if given.report is not None and not os.access(given.report.absolute().parent, os.W_OK):
@@ -65,7 +95,7 @@ def parse(arguments: list[str] | None = None) -> Order:
         )
     drills = [parse_drill(text) for text in given.drill]
     socket = (given.socket or default_socket()).absolute()
-    return Order(command, drills, given.report, given.devices, socket, given.spares)
+    return Order(command, drills, given.report, given.devices, socket, given.spares, tuple(options))
 
 
 def run(order: Order) -> int:
@@ -79,7 +109,9 @@ def run(order: Order) -> int:
                 )
         else:
             devices = order.devices or f"cpu:{ranks_wanted(order.command)}"
-            embedded = EmbeddedDaemon(devices, order.spares)
+            embedded = EmbeddedDaemon(
+                devices, order.spares, order.options, tell=lambda sentence: say(PROGRAM, sentence)
+            )
             cleanup.callback(embedded.stop)
             socket = embedded.socket
         return _run_under(order, socket)
@@ -87,13 +119,10 @@ def run(order: Order) -> int:
 
 def _run_under(order: Order, socket: Path) -> int:
     job = uuid.uuid4().hex
-    # No channel stays open while the command runs: proxyd may be asked to do without us for weeks.
-    with blocking_channel(socket) as channel:
-        daemon = rpc.DaemonStub(channel)
-        node = daemon.Describe(pb.DescribeRequest(), wait_for_ready=True, timeout=30)
-        drills = [drill.message() for drill in order.drills]
-        request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid())
-        opened = daemon.OpenJob(request, timeout=30)
+    node = _ask(socket, lambda daemon: daemon.Describe(pb.DescribeRequest(), timeout=30))
+    drills = [drill.message() for drill in order.drills]
+    request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid())
+    opened = _ask(socket, lambda daemon: daemon.OpenJob(request, timeout=30))
     if opened.error:
         raise BadInput(opened.error)
     began = time.monotonic()
@@ -110,13 +139,36 @@ def _run_under(order: Order, socket: Path) -> int:
 
 def _close(socket: Path, job: str) -> Any:
     try:
-        with blocking_channel(socket) as channel:
-            return rpc.DaemonStub(channel).CloseJob(pb.CloseJobRequest(job=job), timeout=120)
+        return _ask(socket, lambda daemon: daemon.CloseJob(pb.CloseJobRequest(job=job), timeout=120))
+    except BadInput as problem:
+        return pb.JobReport(error=f"proxyd did not report on the run: {problem}")
     except grpc.RpcError as problem:
         return pb.JobReport(error=f"proxyd did not report on the run: {trouble(problem)}")
 
 
+def _ask(socket: Path, question: Callable[[Any], Any]) -> Any:
+    """One conversation with proxyd, or if it dies with its successor.  Raises BadInput, grpc.RpcError.
+
+    No channel stays open while the command runs: proxyd may be asked to do without us for weeks.
+    """
+    deadline = time.monotonic() + RETURN_S
+    with blocking_channel(socket) as channel:
+        while True:
+            # One that was stopped has removed its socket; one that starts makes it anew in no time.
+            patience = deadline - time.monotonic() if socket.exists() else STOPPED_S
+            try:
+                grpc.channel_ready_future(channel).result(max(0.0, patience))
+                return question(rpc.DaemonStub(channel))
+            except grpc.FutureTimeoutError:
+                raise BadInput(f"nobody answers at {socket}") from None
+            except grpc.RpcError as problem:
+                if problem.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                    raise
+
+
 def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
+    for adoption in report.adoptions:
+        say(PROGRAM, account_of_adoption(adoption))
     for recovery in report.recoveries:
         what = f"{recovery.fault} on rank {recovery.rank} in step {recovery.step}, call {recovery.call}"
         if recovery.recovered:

@@ -11,17 +11,20 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
-from recovery.control import address, pb, trouble
-from recovery.evidence import rank_facts
+from recovery.control import address, answer, pb, trouble
+from recovery.evidence import concerned, rank_facts
 from recovery.facts import Facts, FaultFacts
 from recovery.jobs import Job, Session
-from recovery.planner import Continue, Lose, Plan, PlanName, Restart, Rewind, plan
+from recovery.leases import Leases
+from recovery.planner import Lose, Plan, Reload, Restart, Rewind, plan
 from recovery.servers import Server, ServerPool
 from recovery.spawner import SpawnerError
 
 log = structlog.get_logger()
 Value = TypeVar("Value")
 
+LOOK_S, STUCK_S = 0.001, 0.5
+"""Pause between looks at ranks inside their optimizer step; if none moves for so long, they are stuck."""
 PARK_S, ATTACH_S, REWIND_S, RESTORE_S, REBUILD_S, RESUME_S = 20.0, 30.0, 120.0, 600.0, 60.0, 20.0
 """Deadlines of the steps, seconds."""
 
@@ -42,78 +45,125 @@ class Result:
 
 
 class Round:
-    """Carries out one plan for one job in one generation."""
+    """Carries out plans for one job, one in each generation."""
 
     def __init__(
-        self, job: Job, pool: ServerPool, keeps_optimizer_preimages: bool, follow: Callable[[Session], None]
+        self,
+        job: Job,
+        pool: ServerPool,
+        keeps_optimizer_preimages: bool,
+        follow: Callable[[Session], None],
+        leases: Leases,
     ) -> None:
         """`follow` is told of every session that got a new server."""
+        self._leases = leases
         self._job = job
         self._pool = pool
         self._follow = follow
         self._keeps_optimizer_preimages = keeps_optimizer_preimages
 
-    async def run(self, fault: FaultFacts) -> Result:
-        """Until every rank was resumed or lost; raises RoundFailed."""
-        sessions = self._job.active_sessions()
-        for session in sessions:
-            session.state = "recovering"
-        survivors = [session for session in sessions if _has_state(session)]
-        await _all(self._park(session) for session in survivors)
-        facts = Facts(
+    def concerned(self, faulted: Sequence[int]) -> tuple[list[Session], tuple[int, ...]]:
+        """Sessions that must go back together because of a fault, and ranks that they need but have left."""
+        return concerned(self._job, faulted, self._keeps_optimizer_preimages)
+
+    def facts(self, fault: FaultFacts) -> Facts:
+        """What is known now of everybody whom a fault concerns."""
+        sessions, departed = self.concerned(fault.ranks)
+        return Facts(
             ranks=tuple(rank_facts(session, self._keeps_optimizer_preimages) for session in sessions),
             fault=fault,
-            departed=tuple(sorted(self._job.departed)),
+            departed=departed,
+            not_replayable=self._job.not_replayable,
+            homeless=tuple(session.rank for session in sessions if self._leases.is_homeless(session)),
+            free_devices=len(self._leases.free()),
         )
+
+    async def run(self, fault: FaultFacts, tried: list[str]) -> Result:
+        """Until every rank was resumed or lost; raises RoundFailed.  The plan's name is added to `tried`."""
+        sessions, _ = self.concerned(fault.ranks)
+        for session in sessions:
+            session.state = "recovering"
+        survivors = [session for session in sessions if session.has_state]
+        for session in sessions:
+            self._drop_stash(session)
+        await self._let_steps_end(survivors)
+        await _all(self._park(session) for session in survivors)
+        for session in survivors:
+            if session.rolling:
+                session.break_off_roll_forward()
+        facts = self.facts(fault)  # without those whose program ended meanwhile
+        if not {rank.rank for rank in facts.ranks} <= {session.rank for session in sessions}:
+            raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
         chosen = plan(facts)
         log.info(
             "plan", job=self._job.name, plan=chosen.name.value, reason=chosen.reason, targets=chosen.targets
         )
-        if chosen.name is PlanName.GIVE_UP:
-            return await self._give_up(chosen)
-        return await self._go_back(chosen, sessions)
+        tried.append(chosen.name.value)
+        for action in chosen.actions:
+            if isinstance(action, Lose):
+                self._job.sessions[action.rank].lose(action.message)
+        concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
+        return await self._go_back(chosen, [session for session in concerned_ranks if session.active])
 
     async def _go_back(self, chosen: Plan, sessions: Sequence[Session]) -> Result:
         result = Result(chosen)
         of_rank = {session.rank: session for session in sessions}
         restarts = [action for action in chosen.actions if isinstance(action, Restart)]
         rewinds = [action for action in chosen.actions if isinstance(action, Rewind)]
+        reloads = [action for action in chosen.actions if isinstance(action, Reload)]
         await _all(
             [
-                *(self._attach(of_rank[action.rank], action.commit) for action in restarts),
+                *(self._replace(of_rank[action.rank], action) for action in restarts),
+                *(
+                    self._attach(of_rank[action.rank], action.commit, stash=False)
+                    for action in reloads
+                    if action.fresh
+                ),
                 *(self._rewind(of_rank[action.rank], action.commit) for action in rewinds),
             ]
         )
         result.attached_ns = time.monotonic_ns()
-        copied = await _all(self._restore(of_rank, action) for action in restarts)
+        copied = await _all(
+            [
+                *(self._restore(of_rank, action) for action in restarts),
+                *(self._reload(of_rank[action.rank], action) for action in reloads),
+            ]
+        )
         result.copied_bytes = sum(copied)
+        for session in sessions:
+            self._drop_stash(session)
         result.restored_ns = time.monotonic_ns()
         await _all(self._rebuild(session) for session in sessions)
         await _all(self._resume(session) for session in sessions)
         result.resumed_ns = time.monotonic_ns()
-        for session in sessions:
-            session.generation = self._job.generation
-        for action in restarts or rewinds:
-            of_rank[action.rank].recoveries += 1
+        counted: Sequence[Restart | Reload | Rewind] = restarts or reloads or rewinds
+        for rank in {action.rank for action in counted}:
+            of_rank[rank].recoveries += 1
         return result
 
-    async def _give_up(self, chosen: Plan) -> Result:
-        now = time.monotonic_ns()
-        for action in chosen.actions:
-            session = self._job.sessions.get(action.rank)
-            if session is None:
-                continue
-            if isinstance(action, Lose):
-                session.lose(action.message)
-            elif isinstance(action, Continue):
-                await self._resume(session)
-                session.state = "running"
-        return Result(chosen, now, now, now)
+    async def _let_steps_end(self, survivors: Sequence[Session]) -> None:
+        """Out of an optimizer step without pre-images no way leads back, but most ranks soon reach its end.
+
+        Not those that wait for a rank that has died, or for their program.
+        """
+        if self._keeps_optimizer_preimages:
+            return
+        loop = asyncio.get_running_loop()
+        seen: list[int] = []
+        moved = loop.time()
+        while inside := [session for session in survivors if session.active and session.inside_step]:
+            cursors = [session.log.cursor_index for session in inside]
+            if cursors != seen:
+                seen, moved = cursors, loop.time()
+            elif loop.time() - moved > STUCK_S:
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def _park(self, session: Session) -> None:
         reason = f"recovery, generation {self._job.generation}"
         try:
-            reply = await session.server.stub.Park(pb.ParkRequest(reason=reason), timeout=PARK_S)
+            request = pb.ParkRequest(reason=reason, generation=self._job.generation)
+            reply = await answer(session.server.stub.Park(request, timeout=PARK_S))
         except grpc.RpcError as problem:
             self._suspect(session, f"it did not park: {trouble(problem)}")
             raise RoundFailed(f"rank {session.rank} did not park: {trouble(problem)}") from problem
@@ -121,9 +171,15 @@ class Round:
             self._suspect(session, reply.error)
             raise RoundFailed(f"rank {session.rank} did not park: {reply.error}")
 
-    async def _attach(self, session: Session, commit: int) -> None:
-        server = await self._replacement(session)
-        session.server, session.hollow = server, True
+    async def _replace(self, session: Session, action: Restart) -> None:
+        if action.stash:
+            await self._rewind(session, action.commit)
+        await self._attach(session, action.commit, action.stash)
+
+    async def _attach(self, session: Session, commit: int, stash: bool) -> None:
+        server = await self._replacement(session, stash)
+        session.server, session.hollow, session.rolled_commit = server, True, 0
+        server.generation = self._job.generation
         self._follow(session)
         request = pb.AttachRequest(
             job=self._job.name,
@@ -135,20 +191,38 @@ class Round:
             generation=self._job.generation,
             from_commit=commit,
             run=False,
+            worker=session.worker.message(),
         )
         reply = await _answer(session, "attach", server.stub.Attach(request, timeout=ATTACH_S))
         _check(session, "attach", reply.error)
 
-    async def _replacement(self, session: Session) -> Server:
-        """A ready server in place of the session's, whose process is ended if it is not yet."""
-        self._pool.retire(session.server)
+    def _drop_stash(self, session: Session) -> None:
+        if session.stash is session.server:  # a round that was interrupted before there was another one
+            session.server.retired = False
+        elif session.stash is not None:
+            self._pool.retire(session.stash)
+        session.stash = None
+
+    async def _replacement(self, session: Session, stash: bool) -> Server:
+        """A ready server in place of the session's, whose process is ended if it is not yet.
+
+        `stash`: it lives on until its state has been copied.
+        """
+        if stash:
+            session.server.retired = True
+            session.stash = session.server
+        else:
+            self._pool.retire(session.server)
+        if self._leases.is_homeless(session) and not self._leases.move(session):
+            raise RoundFailed(f"{session.device} of rank {session.rank} is gone, and no other is free")
         try:
             return await self._pool.take(session.device)
         except SpawnerError as problem:
             raise RoundFailed(f"rank {session.rank} got no new device server: {problem}") from problem
 
     async def _rewind(self, session: Session, commit: int) -> None:
-        call = session.server.stub.Rewind(pb.RewindRequest(commit=commit), timeout=REWIND_S)
+        request = pb.RewindRequest(commit=commit, generation=self._job.generation)
+        call = session.server.stub.Rewind(request, timeout=REWIND_S)
         reply = await _answer(session, "rewind", call)
         if reply.error:
             # Its memory cannot be trusted any more, but a replica's can.
@@ -165,25 +239,47 @@ class Round:
                 )
             )
         sources = [
-            pb.ReplicaSource(address=address(of_rank[rank].server.socket), rank=rank, copies=wanted)
+            pb.ReplicaSource(address=address(_holder(of_rank[rank]).socket), rank=rank, copies=wanted)
             for rank, wanted in copies.items()
         ]
-        call = session.server.stub.Restore(
-            pb.RestoreRequest(commit=action.commit, sources=sources), timeout=RESTORE_S
-        )
+        request = pb.RestoreRequest(commit=action.commit, sources=sources, generation=self._job.generation)
+        if (roll := action.roll_forward) is not None:
+            message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost)
+            request.roll_forward.CopyFrom(message)
+        call = session.server.stub.Restore(request, timeout=RESTORE_S)
         reply = await _answer(session, "restore", call)
+        if reply.error and roll is not None:
+            session.refused_commit = action.commit
         _check(session, "restore", reply.error)
+        session.rolled_commit = action.commit if roll is not None else 0
+        session.former_resumed_commit = session.resumed_commit
         session.hollow, session.restored_commit = False, action.commit
         return int(reply.copied_bytes)
 
+    async def _reload(self, session: Session, action: Reload) -> int:
+        request = pb.RestoreRequest(commit=action.commit, from_snapshot=True, generation=self._job.generation)
+        call = session.server.stub.Restore(request, timeout=RESTORE_S)
+        reply = await _answer(session, "restore its snapshot", call)
+        if reply.error:
+            self._suspect(session, reply.error)
+        _check(session, "restore its snapshot", reply.error)
+        session.hollow, session.restored_commit, session.rolled_commit = False, action.commit, 0
+        # Commits and their pre-images begin anew there.  Only now: if the server does not get that far, what
+        # lies between the snapshot and the floor is as gone as it was.
+        session.log.floor_commit = min(session.log.floor_commit, action.commit)
+        return int(reply.shadow_bytes)
+
     async def _rebuild(self, session: Session) -> None:
-        request = pb.RebuildRequest(generation=self._job.generation)
+        session.generation = self._job.generation
+        request = pb.RebuildRequest(generation=session.generation)
         call = session.server.stub.RebuildCommunicators(request, timeout=REBUILD_S)
         reply = await _answer(session, "rebuild its communicators", call)
         _check(session, "rebuild its communicators", reply.error)
 
     async def _resume(self, session: Session) -> None:
-        call = session.server.stub.Resume(pb.ResumeRequest(), timeout=RESUME_S)
+        session.resumed_commit = session.restored_commit  # even if no answer comes
+        request = pb.ResumeRequest(generation=self._job.generation)
+        call = session.server.stub.Resume(request, timeout=RESUME_S)
         reply = await _answer(session, "resume", call)
         _check(session, "resume", reply.error)
 
@@ -199,13 +295,14 @@ def policy(world: int, keeps_optimizer_preimages: bool) -> pb.Policy:
     return pb.Policy(protect=world > 1, optimizer_preimages=keeps_optimizer_preimages)
 
 
-def _has_state(session: Session) -> bool:
-    return session.server.process.running and not session.hollow
+def _holder(session: Session) -> Server:
+    """The server that holds the state of a rank while it is copied."""
+    return session.stash or session.server
 
 
 async def _answer(session: Session, what: str, call: Awaitable[Value]) -> Value:
     try:
-        return await call
+        return await answer(call)
     except grpc.RpcError as problem:
         raise RoundFailed(f"rank {session.rank} could not {what}: {trouble(problem)}") from problem
 
@@ -216,10 +313,22 @@ def _check(session: Session, what: str, error: str) -> None:
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
-    """All at once; the first failure cancels the others."""
+    """All at once; the first failure cancels the others.  Everything happens in the order of `works`.
+
+    A TaskGroup keeps its tasks in a set: in which order it cancels them changes from run to run.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    if not tasks:
+        return []
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-    except* RoundFailed as failures:
-        raise RoundFailed(str(failures.exceptions[0])) from failures
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        unfinished = [task for task in tasks if not task.done()]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+    failures = [task.exception() for task in tasks if not task.cancelled()]
+    for failure in failures:
+        if failure is not None:
+            raise failure
     return [task.result() for task in tasks]

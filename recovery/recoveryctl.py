@@ -17,17 +17,19 @@ from rich.live import Live
 import replay
 from recovery.command_line import BAD_INPUT, check_variables, say
 from recovery.control import blocking_channel, pb, rpc, trouble
-from recovery.drills import Drill
+from recovery.drills import Drill, unknown
+from recovery.faults import BY_NAME
+from recovery.report import account_of_adoption
 from recovery.settings import BadInput
 from recovery.socket_path import default_socket, is_answering
-from recovery.tables import log_table, status_json, status_tables
+from recovery.tables import fault_table, log_table, status_json, status_tables
 
 PROGRAM = "recoveryctl"
+SUCCESSOR_S = 20.0
+"""How long a drill waits for whoever restarts a proxyd that was killed."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after a running proxyd.")
-drill_app = typer.Typer(no_args_is_help=True, help="Inject a fault on purpose.")
 log_app = typer.Typer(no_args_is_help=True, help="Read a rank's replay log.")
-app.add_typer(drill_app, name="drill")
 app.add_typer(log_app, name="log")
 
 SocketOption = Annotated[Path | None, typer.Option("--socket", help="Of the proxyd.")]
@@ -77,23 +79,65 @@ def status(
             live.update(status_tables(get_status(socket)), refresh=True)
 
 
-@drill_app.command("kill-server")
-def kill_server(
-    rank: Annotated[int, typer.Option(help="Whose device server.", min=0)],
+@app.command()
+def drill(
+    fault: Annotated[str, typer.Argument(help="Which; --list names them.")] = "",
+    rank: Annotated[int | None, typer.Option(help="Whom it strikes.", min=0)] = None,
     step: Annotated[int | None, typer.Option(help="Minibatch, from 1; without it: now.", min=1)] = None,
     call: Annotated[int | None, typer.Option(help="Record in it, from 1.", min=1)] = None,
     job: JobOption = "",
     socket: SocketOption = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Show every fault there is.")] = False,
 ) -> None:
-    """Kill a device server with SIGKILL and show how the job recovers."""
+    """Inject a fault on purpose and show how the job recovers."""
+    if show_list:
+        Console().print(fault_table())
+        return
+    if fault not in BY_NAME:
+        raise Failure(f"{unknown(fault)}; recoveryctl drill --list explains them")
     if call and not step:
         raise Failure("--call needs --step")
-    drill = Drill("kill-server", rank, step or 0, (call or 1) if step else 0)
-    request = pb.DrillRequest(job=job, drill=drill.message())
+    if rank is None and not (BY_NAME[fault].by_proxyd and fault != "kill-worker"):
+        raise Failure(f"{fault} needs --rank: whom it is to strike")
+    order = Drill(fault, rank or 0, step or 0, (call or 1) if step else 0)
+    request = pb.DrillRequest(job=job, drill=order.message())
+    if fault == "kill-proxyd" and not step:
+        _kill_proxyd(socket, request)
+        return
     reply = ask(socket, lambda daemon: daemon.OrderDrill(request))
     if reply.error:
         raise Failure(reply.error)
     typer.echo(reply.detail)
+
+
+def _kill_proxyd(socket: Path | None, request: Any) -> None:
+    """The one order whose success is that no answer comes."""
+    node = get_status(socket).node
+    try:
+        reply = ask(socket, lambda daemon: daemon.OrderDrill(request))
+    except Failure:
+        typer.echo(f"kill-proxyd: proxyd (pid {node.pid}) was killed; {_successor(socket, node.pid)}")
+        return
+    raise Failure(reply.error or reply.detail)
+
+
+def _successor(socket: Path | None, former: int) -> str:
+    """What became of the jobs, told by the proxyd that adopted them."""
+    deadline = time.monotonic() + SUCCESSOR_S
+    while time.monotonic() < deadline:
+        try:
+            status = get_status(socket)
+        except Failure:
+            time.sleep(0.1)  # nobody tells of a process that is yet to start
+            continue
+        told = [account_of_adoption(one) for one in status.adoptions if one.former_pid == former]
+        return (
+            "; ".join(told)
+            or f"another one (pid {status.node.pid}) has started, and there was no job to adopt"
+        )
+    return (
+        f"none has followed it within {SUCCESSOR_S:.0f} s: its jobs go on, and one started there adopts them"
+    )
 
 
 @log_app.command("dump")

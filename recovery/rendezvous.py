@@ -1,8 +1,15 @@
-"""The store device servers meet at; in memory, keys begin with their job."""
+"""The store device servers meet at; keys begin with their job.
+
+It is written down too: servers that meet while proxyd dies go on with its successor, and notice nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -10,21 +17,68 @@ import grpc.aio
 from recovery.control import pb, rpc
 
 LARGEST_VALUE = 16 << 20
+FILE = "store"
 _LONGEST_WAIT_MS = 3_600_000
+
+
+class Notes:
+    """What a store holds, line by line: ["key", "value in base64"], the last one of a key counts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = _open(path)
+
+    def add(self, key: str, value: bytes) -> None:
+        """Outlives us from here on."""
+        os.write(self._file, json.dumps([key, base64.b64encode(value).decode()]).encode() + b"\n")
+
+    def read(self) -> dict[str, bytes]:
+        """All that is legible; the last line may have been cut by a death."""
+        values: dict[str, bytes] = {}
+        for line in self._path.read_bytes().splitlines():
+            try:
+                key, value = json.loads(line)
+                values[str(key)] = base64.b64decode(value, validate=True)
+            except (ValueError, TypeError):
+                continue
+        return values
+
+    def replace(self, values: dict[str, bytes]) -> None:
+        """Forget everything but `values`."""
+        new = self._path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        os.close(self._file)
+        self._file = _open(new)
+        for key, value in values.items():
+            self.add(key, value)
+        new.rename(self._path)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 class Store:
     """Keys and values; waiting readers are woken."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Notes | None = None) -> None:
+        self._notes = notes
         self._values: dict[str, bytes] = {}
+        if notes is not None:
+            self._values = notes.read()
+            notes.replace(self._values)  # nothing may be added to a line that was cut
         self._changed = asyncio.Condition()
 
     async def set(self, key: str, value: bytes) -> None:
         """Store and wake."""
         async with self._changed:
-            self._values[key] = value
+            self._put(key, value)
             self._changed.notify_all()
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        if self._notes is not None:
+            self._notes.add(key, value)
 
     async def get(self, key: str, timeout: float) -> bytes | None:
         """The value, waited for at most `timeout` seconds."""
@@ -41,7 +95,7 @@ class Store:
         """Add to a number kept as text, as c10d's stores do; a missing one counts as 0."""
         async with self._changed:
             total = int(self._values.get(key, b"0")) + amount
-            self._values[key] = str(total).encode()
+            self._put(key, str(total).encode())
             self._changed.notify_all()
             return total
 
@@ -51,12 +105,18 @@ class Store:
 
     def delete(self, key: str) -> bool:
         """Whether there was one."""
-        return self._values.pop(key, None) is not None
+        if self._values.pop(key, None) is None:
+            return False
+        if self._notes is not None:
+            self._notes.replace(self._values)
+        return True
 
     def forget(self, prefix: str) -> None:
         """Drop every key of a job."""
         for key in [key for key in self._values if key.startswith(prefix)]:
             del self._values[key]
+        if self._notes is not None:
+            self._notes.replace(self._values)
 
     def __len__(self) -> int:
         return len(self._values)

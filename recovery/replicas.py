@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from recovery.facts import BufferFacts, Manifest
@@ -88,3 +89,90 @@ class ReplicaTracker:
     def forget(self) -> None:
         """After a recovery everything is checked twice again."""
         self._previous = {}
+
+
+Group = tuple[tuple[int, int], ...]
+"""Buffers that are replicas of each other: (rank, handle), by rank."""
+DigestReader = Callable[[int, list[int]], list[int | None]]
+"""(rank, handles) -> their digests at the commit that is looked at."""
+
+AGREED_CHANGES = 2
+"""So often a group's content must have changed and agreed again before a difference means corruption."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Replicas that differ.  `suspects`: ranks outvoted by a majority; none where there is no majority."""
+
+    group: Group
+    suspects: tuple[int, ...]
+
+    def __str__(self) -> str:
+        holders = ", ".join(f"buffer {handle} of rank {rank}" for rank, handle in self.group)
+        if not self.suspects:
+            return f"replicas differ: {holders}"
+        return (
+            f"rank {', '.join(map(str, self.suspects))} differs from the majority of the replicas {holders}"
+        )
+
+
+class ReplicaGroups:
+    """Finds state that should equal its replicas and does not (design.md §7).
+
+    Two buffers that are equal by chance (zeroes, counters) must not become a group: only content of which
+    each rank has one buffer counts, and only after it changed and agreed again `AGREED_CHANGES` times.
+    """
+
+    def __init__(self) -> None:
+        self._agreed: dict[Group, tuple[Content, int]] = {}
+        self._columns: dict[tuple[int, ...], list[Group]] = {}
+        self._distrusted: set[Group] = set()
+
+    def learn(self, manifests: Mapping[int, Manifest]) -> None:
+        """Feed the manifests of one cut."""
+        holders: dict[Content, list[tuple[int, int]]] = {}
+        for rank in sorted(manifests):
+            for buffer in manifests[rank]:
+                if buffer.digest is not None and buffer.bytes > 0:
+                    holders.setdefault((buffer.bytes, buffer.digest), []).append((rank, buffer.handle))
+        now: dict[Group, tuple[Content, int]] = {}
+        for content, members in holders.items():
+            group = tuple(members)
+            if len(group) < 2 or len({rank for rank, _ in group}) < len(group) or group in self._distrusted:
+                continue
+            before, changes = self._agreed.get(group, (content, 0))
+            now[group] = (content, min(changes + (before != content), AGREED_CHANGES))
+        self._agreed = now
+        self._columns = {}
+        for group, (_, changes) in now.items():
+            if changes == AGREED_CHANGES:
+                self._columns.setdefault(tuple(rank for rank, _ in group), []).append(group)
+
+    def deviations(self, read: DigestReader) -> list[Deviation]:
+        """The groups whose members differ at a cut; a member that is gone ends no other's comparison."""
+        found: list[Deviation] = []
+        for ranks, groups in self._columns.items():
+            columns = [read(rank, [group[place][1] for group in groups]) for place, rank in enumerate(ranks)]
+            if all(column == columns[0] for column in columns):
+                continue
+            for group, digests in zip(groups, zip(*columns, strict=True), strict=True):
+                known = [digest for digest in digests if digest is not None]
+                if len(known) == len(group) and len(set(known)) > 1:
+                    found.append(Deviation(group, _outvoted(ranks, known)))
+        return found
+
+    def distrust(self, groups: Sequence[Group]) -> None:
+        """These differ rightly: replay made the same difference again."""
+        self._distrusted.update(groups)
+        for column in self._columns.values():
+            column[:] = [group for group in column if group not in self._distrusted]
+
+    def __len__(self) -> int:
+        return sum(len(groups) for groups in self._columns.values())
+
+
+def _outvoted(ranks: Sequence[int], digests: Sequence[int]) -> tuple[int, ...]:
+    (winner, votes), *_ = Counter(digests).most_common(1)
+    if 2 * votes <= len(digests):
+        return ()
+    return tuple(rank for rank, digest in zip(ranks, digests, strict=True) if digest != winner)

@@ -8,20 +8,39 @@ from typing import Any
 
 from recovery.drills import Drill
 
+_FACTS = ("fault", "rank", "step", "call", "phase", "plan", "reason", "evidence", "verified")
 _SPLIT = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "total_s")
 
 
 def recovery_entry(recovery: Any) -> dict[str, Any]:
     """One recovery as it stands in the report."""
-    entry: dict[str, Any] = {
-        name: getattr(recovery, name) for name in ("fault", "rank", "step", "call", "phase", "plan", "reason")
-    }
+    entry: dict[str, Any] = {name: getattr(recovery, name) for name in _FACTS}
     entry |= {name: round(getattr(recovery, name), 6) for name in _SPLIT}
     return entry | {
         "generation": recovery.generation,
         "copied_bytes": recovery.copied_bytes,
         "recovered": recovery.recovered,
     }
+
+
+def adoption_entry(adoption: Any) -> dict[str, Any]:
+    """One adoption as it stands in the report."""
+    names = ("at_ms", "former_pid", "pid", "ranks", "servers_lost", "recovery_redone")
+    return {"away_s": round(adoption.away_s, 6)} | {name: getattr(adoption, name) for name in names}
+
+
+def account_of_adoption(adoption: Any) -> str:
+    """In words."""
+    ranks = f"{adoption.ranks} rank{'s' if adoption.ranks != 1 else ''}"
+    parts = [
+        f"proxyd (pid {adoption.former_pid}) died, and another one (pid {adoption.pid}) adopted the job "
+        f"{adoption.away_s:.3f} s later: {ranks} had gone on"
+    ]
+    if adoption.servers_lost:
+        parts.append(f"device servers lost meanwhile: {adoption.servers_lost}")
+    if adoption.recovery_redone:
+        parts.append("a recovery was under way and was done again")
+    return "; ".join(parts)
 
 
 def drill_of(message: Any) -> Drill:
@@ -38,6 +57,7 @@ def summary(report: Any, command: list[str], status: int, wall_s: float) -> dict
         "steps": report.steps,
         "calls_per_step": report.calls_per_step,
         "log_bytes_per_step": report.log_bytes_per_step,
+        "adoptions": [adoption_entry(adoption) for adoption in report.adoptions],
         "recoveries": [recovery_entry(recovery) for recovery in report.recoveries],
         "faults": [
             {
@@ -51,8 +71,19 @@ def summary(report: Any, command: list[str], status: int, wall_s: float) -> dict
         ],
         "replies_compared": report.replies_compared,
         "replies_different": report.replies_different,
+        "validations": report.validations,
+        "not_replayable": report.not_replayable,
+        "recent_calls": list(report.recent_calls),
         "ranks": [
-            {"rank": rank.rank, "device": rank.device, "state": rank.state, "recoveries": rank.recoveries}
+            {
+                "rank": rank.rank,
+                "device": rank.device,
+                "state": rank.state,
+                "recoveries": rank.recoveries,
+                "snapshots": rank.snapshots,
+                "snapshot_s": round(rank.snapshot_s, 6),
+                "snapshot_bytes": rank.snapshot_bytes,
+            }
             for rank in report.ranks
         ],
     }

@@ -1,4 +1,7 @@
-"""/dev/shm/understudy-UID-PID-XXXX: logs and server sockets of one proxyd; gone when it is."""
+"""/dev/shm/understudy-UID-PID-XXXX: logs, server sockets and the journal of one proxyd; gone when it is.
+
+A proxyd that dies leaves it behind.  Whoever holds its lock may adopt what is in there, or remove it.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,59 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from recovery.processes import start_ticks
 
 SHARED_MEMORY = Path("/dev/shm")
+ALIVE = "alive"
+"""Of this file every living device server holds a shared lock (proxy_server/guardian.py)."""
 _NAME = re.compile(r"understudy-(\d+)-(\d+)-(\d+)-\w+")
 
 
 class RuntimeDirectory:
-    """Made at start, locked while we live, removed at the end."""
+    """Locked while we live, removed at the end."""
 
-    def __init__(self, parent: Path = SHARED_MEMORY) -> None:
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def make(cls, parent: Path = SHARED_MEMORY) -> RuntimeDirectory:
+        """A new one."""
         prefix = f"understudy-{os.getuid()}-{os.getpid()}-{start_ticks(os.getpid())}-"
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return cls(path, lock)
+
+    @classmethod
+    def take_over(cls, path: Path) -> RuntimeDirectory:
+        """Of a proxyd that is dead; raises OSError if somebody else has its lock, or it is not ours."""
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(lock).st_uid != os.getuid():
+                raise PermissionError(f"{path} belongs to another user")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        return cls(path, lock)
+
+    def has_servers(self) -> bool:
+        """Whether a device server lives that was started for it."""
+        try:
+            alive = os.open(self.path / ALIVE, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(alive)
+        return False
 
     def rank_directory(self, job: str, rank: int, opening: int) -> Path:
         """A fresh directory for one session's log."""
@@ -35,31 +75,25 @@ class RuntimeDirectory:
         """Forget a job's files."""
         shutil.rmtree(self.path / job, ignore_errors=True)
 
+    def release(self) -> None:
+        """Leave it to others."""
+        os.close(self._lock)
+
     def remove(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
-def remove_leftovers(parent: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove what proxyds that are dead left behind; answers what was removed.
+def abandoned(parent: Path = SHARED_MEMORY) -> Iterator[RuntimeDirectory]:
+    """What proxyds that are dead left behind, locked by us.
 
     Dead: no process of that pid and start time, and nobody holds the lock (a proxyd in another pid
     namespace that shares /dev/shm is alive although we cannot see its pid).
     """
-    removed: list[Path] = []
     for path in sorted(parent.glob(f"understudy-{os.getuid()}-*")):
         found = _NAME.fullmatch(path.name)
         if not found or start_ticks(int(found[2])) == int(found[3]):
             continue
         with contextlib.suppress(OSError):
-            if path.is_symlink() or path.stat().st_uid != os.getuid():
-                continue
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
-            finally:
-                os.close(lock)
-    return removed
+            yield RuntimeDirectory.take_over(path)

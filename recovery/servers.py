@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -12,6 +14,7 @@ import structlog
 
 from recovery.background import BackgroundTasks
 from recovery.control import asynchronous_channel, pb, rpc, trouble
+from recovery.facts import FaultKind
 from recovery.processes import Watched
 from recovery.spawner import Installation, Spawner, SpawnerError
 
@@ -20,6 +23,20 @@ log = structlog.get_logger()
 READY_WITHIN = 60.0
 """Seconds a server may take from fork to its first answer."""
 _MOST_FAILED_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the watch found: CLOCK_MONOTONIC nanoseconds, and a sentence.
+
+    `counts`: whether it tells against the record that was being run, or may have been a false alarm.
+    """
+
+    kind: FaultKind
+    happened_ns: int
+    noticed_ns: int
+    evidence: str
+    counts: bool
 
 
 class Server:
@@ -33,6 +50,14 @@ class Server:
         self.stub = rpc.DeviceServerStub(self.channel)
         self.retired = False
         """Its end is our own doing, or known already."""
+        self.verdict: Verdict | None = None
+        """Why the watch ended it."""
+        self.generation = 0
+        """In which it was attached."""
+        self.failed_at = -1
+        """The last record whose call failed on it."""
+        self.suspect = False
+        """Its driver is not to be trusted any more."""
 
     @property
     def pid(self) -> int:
@@ -65,6 +90,7 @@ class ServerPool:
         self._changed = asyncio.Condition()
         self._servers: set[Server] = set()
         self._background = BackgroundTasks("server pool")
+        self._names = secrets.token_hex(4)
         self._stopping = False
         self._number = 0
         self.broken = ""
@@ -84,6 +110,10 @@ class ServerPool:
     def spares(self) -> int:
         """Ready servers beyond one for every free device."""
         return max(0, self.ready() - sum(self._free.values()))
+
+    def a_spare(self, device: str) -> Server | None:
+        """A ready server that would fit `device`, if there is one."""
+        return next(iter(self._ready[_affinity(device)]), None)
 
     async def take(self, device: str, timeout: float = READY_WITHIN) -> Server:
         """A ready server for `device`; raises SpawnerError if there is none in time.
@@ -117,6 +147,15 @@ class ServerPool:
             if self.broken:
                 raise SpawnerError(self.broken)
             self.fill()
+
+    @property
+    def servers(self) -> frozenset[Server]:
+        """All that run, ready or not."""
+        return frozenset(self._servers)
+
+    def adopt(self, server: Server) -> None:
+        """One that a predecessor started: it is ended with the others."""
+        self._servers.add(server)
 
     def lease(self, device: str) -> None:
         """A session holds `device`: the pool need not keep a server for it any more."""
@@ -173,7 +212,7 @@ class ServerPool:
 
     async def _start_one(self, affinity: str) -> None:
         self._number += 1
-        socket = self._runtime / f"server-{self._number}.sock"
+        socket = self._runtime / f"server-{self._names}-{self._number}.sock"  # unlike those of a predecessor
         server: Server | None = None
         try:
             server = Server(Watched(await self._spawner.spawn(socket, affinity)), socket, affinity)
@@ -221,7 +260,7 @@ class ServerPool:
     async def _follow_spawner(self) -> None:
         while True:
             status = await self._spawner.wait()
-            log.error("the spawner ended; its device servers end with it", status=status)
+            log.error("the spawner ended; another one is started", status=status)
             self._spawner = Spawner(self._command)
             try:
                 await self._spawner.start()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import time
 from typing import Any
 
 import structlog
 
 from recovery.control import pb, rpc
-from recovery.drills import KINDS, Drill
-from recovery.jobs import Job, ScheduledDrill, Session
+from recovery.drills import Drill, unknown
+from recovery.faults import BY_NAME
+from recovery.injector import Refused
+from recovery.jobs import Job, Session
 from recovery.servers import ServerPool
-from recovery.sessions import Desk, Refused
+from recovery.sessions import Desk
 
 log = structlog.get_logger()
 
@@ -53,50 +53,36 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     async def GetStatus(self, request: Any, context: Any) -> pb.Status:
         sessions = [job.sessions[rank] for job in self._desk.jobs.values() for rank in sorted(job.sessions)]
-        return pb.Status(node=self._node(), ranks=[session.status() for session in sessions])
+        adoptions = [adoption for job in self._desk.jobs.values() for adoption in job.adoptions]
+        return pb.Status(
+            node=self._node(), ranks=[session.status() for session in sessions], adoptions=adoptions
+        )
 
     async def ReportFault(self, request: Any, context: Any) -> pb.FaultReply:
         coordinator = self._desk.coordinators.get(request.job)
         job = self._desk.jobs.get(request.job)
         session = job.sessions.get(request.rank) if job else None
-        if coordinator is not None and session is not None:
-            coordinator.collective_failed(session, request.generation, request.message, request.record_index)
+        if coordinator is None or session is None:
+            return pb.FaultReply()
+        generation, message, index = request.generation, request.message, request.record_index
+        if request.kind in ("call", "suspect"):
+            coordinator.call_failed(session, generation, request.kind == "suspect", message, index)
+        elif request.kind == "validation":
+            coordinator.validation_reached(session, generation)
+        elif request.kind == "roll-forward":
+            coordinator.roll_forward_refused(session, generation, message)
+        else:
+            coordinator.collective_failed(session, generation, message, index)
         return pb.FaultReply()
 
     async def OrderDrill(self, request: Any, context: Any) -> pb.DrillReply:
         try:
             drill = _drill(request.drill)
             job = self._the_job(request.job)
-            session = job.sessions.get(drill.rank)
-            if session is None or not session.active:
-                raise Refused(f"job {job.name} has no running rank {drill.rank}")
-            return pb.DrillReply(detail=await self._run_drill(job, session, drill))
+            session = _running(job, drill)
+            return pb.DrillReply(detail=await self._desk.injector.run(job, session, drill))
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
-
-    async def _run_drill(self, job: Job, session: Session, drill: Drill) -> str:
-        """Order it and wait until what it caused is over."""
-        before = len(job.recoveries)
-        if drill.step:
-            scheduled = ScheduledDrill(drill)
-            job.drills.append(scheduled)
-            scheduled.slot = len(session.log.drills())
-            session.log.add_drill(KINDS[drill.kind], drill.step, drill.call)
-        else:
-            log.warning("drill", job=job.name, kind=drill.kind, rank=drill.rank)
-            session.killed_ns = time.monotonic_ns()
-            session.server.process.send(signal.SIGKILL)
-            job.drills.append(ScheduledDrill(drill, fired=True))
-
-        def outcome() -> pb.Recovery | None:
-            return next((done for done in job.recoveries[before:] if done.rank == drill.rank), None)
-
-        async with job.changed:
-            await job.changed.wait_for(lambda: outcome() is not None or session.closed.is_set())
-        done = outcome()
-        if done is None:
-            raise Refused(f"rank {drill.rank} ended before the drill ({drill}) was over")
-        return _split(done)
 
     def _the_job(self, name: str) -> Job:
         jobs = self._desk.jobs
@@ -122,7 +108,10 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     def _device(self, index: int, name: str) -> pb.Device:
         driver = self._desk.settings.devices.kind
-        holder = self._desk.holder(index)
+        if index in self._desk.leases.fenced:
+            why = self._desk.leases.fenced[index]
+            return pb.Device(spec=name, index=index, state="failed", rank=-1, driver=driver, note=why)
+        holder = self._desk.leases.holder(index)
         if holder is None:
             state = "failed" if self._pool.broken else "idle" if self._pool.ready() else "starting"
             return pb.Device(spec=name, index=index, state=state, rank=-1, driver=driver)
@@ -134,19 +123,24 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
 
 def _drill(message: Any) -> Drill:
-    if message.kind not in KINDS:
-        raise Refused(f"unknown drill {message.kind!r} (there is: {', '.join(KINDS)})")
+    if message.kind not in BY_NAME:
+        raise Refused(unknown(message.kind))
     if message.rank < 0 or (message.step > 0) != (message.call > 0):
         raise Refused("a drill needs a rank, and step and call both from 1 or neither")
     return Drill(message.kind, message.rank, message.step, message.call)
 
 
-def _split(done: Any) -> str:
-    where = f"rank {done.rank} in step {done.step}, call {done.call}, {done.phase}"
-    if not done.recovered:
-        return f"{done.fault} ({where}): {done.plan}: {done.reason}"
-    return (
-        f"{done.fault} ({where}): {done.plan} in {done.total_s:.3f} s: detect {done.detect_s:.3f}, "
-        f"restart {done.restart_s:.3f}, copy {done.copy_s:.3f}, communicators {done.communicators_s:.3f}, "
-        f"replay {done.replay_s:.3f}"
-    )
+def _running(job: Job, drill: Drill) -> Session:
+    """The session that a drill strikes; raises Refused with what can be struck."""
+    running = job.active_sessions()
+    named = ", ".join(str(session.rank) for session in running)
+    session = job.sessions.get(drill.rank)
+    if session is None or not session.active:
+        raise Refused(f"job {job.name} has no running rank {drill.rank}; running: {named or 'none'}")
+    step, call = session.log.step, session.log.call
+    if drill.step and (drill.step, drill.call) <= (step, call):
+        raise Refused(
+            f"rank {drill.rank} has come to step {step}, call {call} already: step {drill.step}, call "
+            f"{drill.call} is past; name a step from {step + 1} on, or none for now"
+        )
+    return session

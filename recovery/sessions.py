@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -12,18 +13,24 @@ import structlog
 
 import replay
 from recovery.background import BackgroundTasks
-from recovery.control import pb, trouble
+from recovery.control import answer, pb, trouble
 from recovery.coordinator import Coordinator
 from recovery.drills import Drill
+from recovery.evidence import rank_facts
 from recovery.floors import FloorKeeper
+from recovery.injector import Injector, Refused
 from recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
+from recovery.leases import Leases
 from recovery.processes import Watched, start_ticks
 from recovery.recovery_round import policy
 from recovery.rendezvous import Store
 from recovery.runtime_directory import RuntimeDirectory
 from recovery.servers import Server, ServerPool
 from recovery.settings import Settings
+from recovery.snapshots import SnapshotKeeper
 from recovery.spawner import Installation, SpawnerError
+from recovery.validation import ValidationSchedule
+from recovery.watch import Watch
 
 log = structlog.get_logger()
 
@@ -32,10 +39,6 @@ CLEANUP_WITHIN = 15.0
 LEAVE_WITHIN = 5.0
 """Seconds workers get to end by themselves when their launcher is gone."""
 ATTACH_S, DETACH_S = 30.0, 30.0
-
-
-class Refused(RuntimeError):
-    """A request that cannot be granted; its text is the sentence for the user."""
 
 
 class Desk:
@@ -56,15 +59,22 @@ class Desk:
         self._runtime = runtime
         self._pool = pool
         self._store = store
-        self._holders: dict[int, Session] = {}
-        self._claimed: set[int] = set()
+        self.leases = Leases(settings.devices.names, pool)
         self._background = BackgroundTasks("sessions")
-        self._floor_tasks: dict[str, asyncio.Task[None]] = {}
+        self._keepers: dict[str, list[asyncio.Task[None]]] = {}
+        self._validations: dict[str, ValidationSchedule] = {}
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
+        self.note: Callable[[], None] = lambda: None
+        """Called before what has changed has consequences: the journal must know."""
+        self.injector = Injector(pool)
+        self.on_closed: Callable[[Job], None] = lambda _: None
+        self._background.start(
+            Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s).run()
+        )
 
-    def holder(self, device_index: int) -> Session | None:
-        """The session that leases a device."""
-        return self._holders.get(device_index)
+    def run_beside(self, work: Coroutine[None, None, None]) -> None:
+        """As long as the desk is open."""
+        self._background.start(work)
 
     # ------------------------------------------------------------------ jobs
     def open_job(self, name: str, drills: list[Drill], launcher_pid: int) -> None:
@@ -72,6 +82,8 @@ class Desk:
         if not name or len(name) > 64 or not name.replace("-", "").replace("_", "").isalnum():
             raise Refused(f"{name!r} is no name for a job: letters, digits, - and _ only, at most 64")
         if name in self.jobs:
+            if self.jobs[name].adopted_from(launcher_pid):
+                return  # the answer of the proxyd that died did not reach it
             raise Refused(f"there is a job {name} already")
         launcher: Watched | None = None
         if launcher_pid:
@@ -79,14 +91,34 @@ class Desk:
                 launcher = Watched(launcher_pid)
             except ProcessLookupError:
                 raise Refused(f"the launcher of job {name} (pid {launcher_pid}) has ended already") from None
-        job = Job(name, launcher, [ScheduledDrill(drill) for drill in drills])
+        self._begin(Job(name, launcher, [ScheduledDrill(drill) for drill in drills]))
+        self.note()
+        log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
+
+    def _begin(self, job: Job) -> None:
+        name = job.name
         self.jobs[name] = job
         keeps = self.settings.keeps_optimizer_preimages
-        coordinator = self.coordinators[name] = Coordinator(job, self._pool, keeps, self._follow)
-        self._floor_tasks[name] = asyncio.create_task(FloorKeeper(job, coordinator, keeps).run())
-        if launcher is not None:
-            self._background.start(self._follow_launcher(job, launcher))
-        log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
+        coordinator = self.coordinators[name] = Coordinator(
+            job, self._pool, keeps, self._follow, self.leases, note=lambda: self.note()
+        )
+        validations = self._validations[name] = ValidationSchedule(job, self.settings.validate_every)
+        self._keepers[name] = [
+            asyncio.create_task(FloorKeeper(job, coordinator, keeps, validations).run()),
+            asyncio.create_task(SnapshotKeeper(job, coordinator, self.settings.snapshot_overhead).run()),
+        ]
+        if job.launcher is not None:
+            self._keepers[name].append(asyncio.create_task(self._follow_launcher(job, job.launcher)))
+
+    def adopt(self, job: Job, sessions: Sequence[Session]) -> None:
+        """A job that a predecessor opened, with sessions whose devices the pool knows to be leased."""
+        self._begin(job)
+        for session in sessions:
+            job.sessions[session.rank] = session
+            self.leases.hold(session)
+            self._background.start(self._follow_worker(session))
+            self._follow(session)
+        self._validations[job.name].go_on(sessions)
 
     async def close_job(self, name: str, message: str = "its launcher has ended") -> pb.JobReport:
         """End what is left of a job and answer its report; raises Refused."""
@@ -109,13 +141,17 @@ class Desk:
                 session.lose(f"the session of rank {session.rank} was ended: {message}")
                 self._background.start(self._end(session))
         await asyncio.gather(*(session.closed.wait() for session in sessions))
-        self._floor_tasks.pop(job.name).cancel()
+        for keeper in self._keepers.pop(job.name):
+            keeper.cancel()
+        del self._validations[job.name]
         await self.coordinators.pop(job.name).cancel()
         if job.launcher is not None:
             job.launcher.close()
         self._store.forget(job.name)
         self._runtime.remove_job(job.name)
         del self.jobs[job.name]
+        self.on_closed(job)
+        self.note()
         async with job.changed:
             job.changed.notify_all()
         log.info("job closed", job=job.name, recoveries=len(job.recoveries))
@@ -137,23 +173,21 @@ class Desk:
             raise Refused(f"rank {request.rank} of {request.world} is not possible")
         if not 0 <= request.device_index < self.settings.devices.count:
             raise Refused(self._more_ranks_than_devices(request.rank, request.device_index))
+        known = job.sessions.get(request.rank)
+        if known is not None and known.adopted_from(request.worker_pid):
+            return known  # the answer of the proxyd that died did not reach it
         await self._former_gone(job, request)
         async with job.opening:
-            if request.device_index in self._claimed:  # by a worker of another job, this very moment
-                raise Refused(
-                    f"{self.settings.devices.names[request.device_index]} is being leased to another job"
-                )
-            self._claimed.add(request.device_index)
-            try:
-                return await self._open(job, request)
-            finally:
-                self._claimed.discard(request.device_index)
+            index = self.leases.place(request.device_index)
+            with self.leases.claim(index):
+                return await self._open(job, request, index)
 
-    async def _open(self, job: Job, request: Any) -> Session:
-        holder = self._holders.get(request.device_index)
+    async def _open(self, job: Job, request: Any, index: int) -> Session:
+        self._check_drills(job, request.world)
+        holder = self.leases.holder(index)
         if holder is not None or request.rank in job.sessions:
             raise Refused(self._held(holder or job.sessions[request.rank], request))
-        device = self.settings.devices.names[request.device_index]
+        device = self.settings.devices.names[index]
         try:
             worker = Watched(request.worker_pid)
         except (ProcessLookupError, OSError):
@@ -170,14 +204,17 @@ class Desk:
             shutil.rmtree(directory, ignore_errors=True)
             raise Refused(str(problem)) from problem
         session = Session(
-            job=job, rank=request.rank, world=request.world, device=device, device_index=request.device_index,
-            threads=request.threads, worker=worker, directory=directory,
+            job=job, rank=request.rank, world=request.world, device=device, device_index=index,
+            asked_index=request.device_index, threads=request.threads, worker=worker, directory=directory,
             log=made, server=server, generation=job.generation,
         )  # fmt: skip
-        self._holders[request.device_index] = session
+        self.leases.hold(session)
         job.sessions[request.rank] = session
         job.departed.pop(request.rank, None)
+        job.last_facts.pop(request.rank, None)
         job.arm(session)
+        self._validations[job.name].arm(session)
+        self.note()
         problem_text = await self._attach(session)
         self._background.start(self._follow_worker(session))
         self._follow(session)
@@ -201,8 +238,10 @@ class Desk:
         replay.create_log(
             str(directory), rank=request.rank, world=request.world, segment_bytes=settings.segment_bytes,
             segment_count=settings.segment_count, dictionary_bytes=settings.dictionary_bytes,
-            reply_bytes=settings.reply_bytes, shadow_bytes=settings.shadow_bytes, proxyd_pid=os.getpid(),
-            proxyd_start_ticks=start_ticks(os.getpid()),
+            reply_bytes=settings.reply_bytes, shadow_bytes=settings.shadow_bytes,
+            snapshot_bytes=settings.snapshot_bytes if settings.snapshot_overhead else 0,
+            proxyd_pid=os.getpid(), proxyd_start_ticks=start_ticks(os.getpid()),
+            proxyd_grace_s=round(settings.adoption_grace_s),
         )  # fmt: skip
         return replay.Log(str(directory))
 
@@ -212,17 +251,20 @@ class Desk:
             job=session.job.name, rank=session.rank, world=session.world, threads=session.threads,
             log_directory=str(session.directory),
             policy=policy(session.world, self.settings.keeps_optimizer_preimages),
-            generation=session.job.generation, from_commit=0, run=True,
+            generation=session.job.generation, from_commit=0, run=True, worker=session.worker.message(),
         )  # fmt: skip
         try:
-            return str((await session.server.stub.Attach(request, timeout=ATTACH_S)).error)
+            return str((await answer(session.server.stub.Attach(request, timeout=ATTACH_S))).error)
         except grpc.RpcError as problem:
             return trouble(problem)
 
     async def _former_gone(self, job: Job, request: Any) -> None:
         """Wait for the cleanup of a session in the way whose worker has ended."""
-        for former in {self._holders.get(request.device_index), job.sessions.get(request.rank)} - {None}:
+        holder = self.leases.holder(request.device_index)
+        for former in {holder, job.sessions.get(request.rank)} - {None}:
             assert former is not None
+            if former is holder and former.asked_index != request.device_index:
+                continue  # it had to move there; another place is to be found
             if former.worker.running and former.state not in ("ended", "lost"):
                 raise Refused(self._held(former, request))
             try:
@@ -251,6 +293,17 @@ class Desk:
             f"start it with --devices {self.settings.devices.kind}:{max(index, 0) + 1}"
         )
 
+    def _check_drills(self, job: Job, world: int) -> None:
+        """A drill for a rank that this job does not have is a mistake; said before anything runs."""
+        if job.openings:
+            return
+        for scheduled in job.drills:
+            if scheduled.drill.rank >= world:
+                ranks = f"ranks 0 to {world - 1}" if world > 1 else "rank 0 only"
+                raise Refused(
+                    f"the drill '{scheduled.drill}' names a rank that there is not: this job has {ranks}"
+                )
+
     def _check_version(self, theirs: str) -> None:
         ours = self.installation.torch_version
         if theirs.split("+")[0] != ours.split("+")[0]:
@@ -266,12 +319,14 @@ class Desk:
 
     def _follow(self, session: Session) -> None:
         """Watch the session's present server."""
+        self.note()
         self._background.start(self._notice_death(session, session.server))
 
     async def _notice_death(self, session: Session, server: Server) -> None:
-        await server.process.ended.wait()
+        await _first_of(server.process.ended, session.closed)  # a sound server outlives the session
         coordinator = self.coordinators.get(session.job.name)
-        if coordinator is not None and session.server is server and session.worker.running:
+        died = server.process.ended.is_set() and session.worker.running
+        if coordinator is not None and session.server is server and died:
             coordinator.server_died(session)
 
     async def _end(self, session: Session) -> None:
@@ -282,6 +337,9 @@ class Desk:
         clean = session.log.session_state == SESSION_CLOSED
         lost, session.state = session.state == "lost", "ended"
         job.departed[session.rank] = clean
+        job.last_facts[session.rank] = rank_facts(session, self.settings.keeps_optimizer_preimages)
+        if job.name in self._validations:
+            self._validations[job.name].collect(session)
         job.remember(session, clean)
         if lost:
             job.ended[-1].status.state = "lost"
@@ -290,12 +348,11 @@ class Desk:
         await self._release(session, clean)
         session.worker.close()
         shutil.rmtree(session.directory, ignore_errors=True)
-        if self._holders.get(session.device_index) is session:
-            del self._holders[session.device_index]
+        self.leases.release(session)
         if job.sessions.get(session.rank) is session:
             del job.sessions[session.rank]
-        self._pool.unlease(session.device)
         session.closed.set()
+        self.note()
         log.info("session ended", job=job.name, rank=session.rank, orderly=clean)
         async with job.changed:
             job.changed.notify_all()
@@ -303,9 +360,11 @@ class Desk:
     async def _release(self, session: Session, clean: bool) -> None:
         """The server goes back to the pool if it is known to be sound."""
         server = session.server
+        if session.stash is not None:
+            self._pool.retire(session.stash)
         if clean and server.process.running and not session.hollow:
             try:
-                reply = await server.stub.Detach(pb.DetachRequest(), timeout=DETACH_S)
+                reply = await answer(server.stub.Detach(pb.DetachRequest(), timeout=DETACH_S))
             except grpc.RpcError as problem:
                 log.warning("a server did not detach", pid=server.pid, problem=trouble(problem))
             else:
@@ -323,8 +382,18 @@ class Desk:
                 if session.log.session_state != SESSION_CLOSED:
                     session.lose(message)
             await self.coordinators[job.name].cancel()
-            self._floor_tasks[job.name].cancel()
+            for keeper in self._keepers[job.name]:
+                keeper.cancel()
         await self._background.cancel()
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 async def _wait(event: asyncio.Event) -> None:

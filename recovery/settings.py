@@ -41,9 +41,18 @@ class Settings:
     spares: int = 1
     log_bytes: int = 4 << 30
     shadow_bytes: int = 8 << 30
+    snapshot_overhead: float = 0.01
+    """Share of the time that snapshots may take; 0: none are taken."""
+    snapshot_bytes: int = 8 << 30
     optimizer_preimages: str = "auto"
+    validate_every: int = 1000
+    hang_timeout_s: float = 300.0
+    metrics: str = ""
+    """Where Prometheus may ask, HOST:PORT; empty: nowhere."""
+    adoption_grace_s: float = 600.0
+    """How long waiting workers, and device servers without a worker, outlive a proxyd without successor."""
     segment_bytes: int = SEGMENT_BYTES
-    dictionary_bytes: int = 64 << 20
+    dictionary_bytes: int = 1 << 30
     reply_bytes: int = 256 << 20
 
     @property
@@ -72,9 +81,33 @@ def parse_devices(text: str) -> DeviceSpec:
     return DeviceSpec(found[1], int(found[2]))
 
 
+def parse_seconds(text: str, flag: str) -> float:
+    """`300`, `2.5`, `90s` -> seconds."""
+    found = re.fullmatch(r"([0-9]+(\.[0-9]+)?)\s*s?", text.strip())
+    if not found or not 1 <= float(found[1]) <= 1e6:
+        raise BadInput(f"{flag} {text!r} is no time: write seconds from 1 on, for example 300")
+    return float(found[1])
+
+
 def parse_bytes(text: str, flag: str) -> int:
     """`4GiB`, `512M`, `1073741824` -> bytes."""
     found = re.fullmatch(r"([0-9]+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if not found or int(found[1]) == 0:
         raise BadInput(f"{flag} {text!r} is not a size: write for example 4GiB or 512MiB")
     return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def parse_share(text: str, flag: str) -> float:
+    """`1`, `0.5%` (per cent) -> 0.01, 0.005."""
+    found = re.fullmatch(r"([0-9]+(\.[0-9]+)?)\s*%?", text.strip())
+    if not found or float(found[1]) > 50:
+        raise BadInput(f"{flag} {text!r} is no share: write for example 1%, at most 50%; 0 switches it off")
+    return float(found[1]) / 100
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`9400`, `127.0.0.1:9400`, `[::1]:9400` -> (host, port); without a host, this machine only."""
+    found = re.fullmatch(r"(?:(?P<host>[^:\[\]]+|\[[0-9a-fA-F:.]+\]):)?(?P<port>[0-9]{1,5})", text.strip())
+    if not found or not 0 < int(found["port"]) < 1 << 16:
+        raise BadInput(f"--metrics {text!r} is no address: write for example 9400 or 127.0.0.1:9400")
+    return (found["host"] or "127.0.0.1").strip("[]"), int(found["port"])

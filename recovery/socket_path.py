@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,18 @@ def is_answering(path: Path) -> bool:
             # EAGAIN: its backlog is full, so somebody is there.
             return problem.errno == errno.EAGAIN or isinstance(problem, TimeoutError)
         return True
+
+
+def listening_pid(path: Path) -> int:
+    """The process that listens at `path`, as the kernel knows it; 0 if none does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5)
+        try:
+            probe.connect(os.fspath(path))
+            peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return 0
+        return int(struct.unpack("3i", peer)[0])
 
 
 def _make_private(directory: Path) -> None:

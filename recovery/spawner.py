@@ -33,7 +33,7 @@ class Installation:
     capability: pb.Capability
 
 
-def default_command(socket: Path, runtime: Path, driver: str) -> list[str]:
+def default_command(socket: Path, runtime: Path, driver: str, grace_s: float) -> list[str]:
     """How the real spawner is started."""
     command = [sys.executable, "-P", "-m", "proxy_server.spawner"]
     return [
@@ -46,6 +46,8 @@ def default_command(socket: Path, runtime: Path, driver: str) -> list[str]:
         driver,
         "--parent",
         str(os.getpid()),
+        "--grace",
+        str(grace_s),
     ]
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from recovery.faults import FAULTS
+from recovery.report import account_of_adoption
 
 
 def size(number: int) -> str:
@@ -32,15 +36,22 @@ def status_tables(status: Any) -> RenderableType:
             device.job[:8] or "–", "–" if device.rank < 0 else str(device.rank),
         )  # fmt: skip
     parts: list[RenderableType] = [devices, _ranks(status.ranks) if status.ranks else Text("no sessions")]
+    parts += [Text(f"{device.spec}: {device.note}") for device in node.devices if device.note]
     parts += [Text(f"rank {rank.rank}: {rank.note}") for rank in status.ranks if rank.note]
+    parts += [_adopted(adoption) for adoption in status.adoptions]
     return Group(*parts)
+
+
+def _adopted(adoption: Any) -> Text:
+    when = datetime.fromtimestamp(adoption.at_ms / 1000).astimezone().isoformat(" ", "seconds")
+    return Text(f"job {adoption.job[:8]}, {when}: {account_of_adoption(adoption)}")
 
 
 def _ranks(ranks: Sequence[Any]) -> Table:
     table = Table()
     headings = (
         "job", "rank", "state", "worker", "server", "step", "phase", "log", "lag", "commit", "floor", "gen.",
-        "live", "undo", "shadow", "recoveries",
+        "live", "undo", "shadow", "snapshot", "recoveries",
     )  # fmt: skip
     for heading in headings:
         table.add_column(heading)
@@ -50,6 +61,7 @@ def _ranks(ranks: Sequence[Any]) -> Table:
             str(rank.step), rank.phase, size(rank.log_bytes) + (" full" if rank.backpressure else ""),
             str(rank.cursor_lag), str(rank.commit), str(rank.floor_commit), str(rank.generation),
             f"{size(rank.live_bytes)} in {rank.live_buffers}", size(rank.undo_bytes), size(rank.shadow_bytes),
+            f"{size(rank.snapshot_bytes)} at {rank.snapshot_commit}" if rank.snapshot_bytes else "–",
             str(rank.recoveries),
         )  # fmt: skip
     return table
@@ -64,7 +76,11 @@ def status_json(status: Any) -> dict[str, Any]:
     node = plain(status.node)
     node["devices"] = [plain(device) for device in status.node.devices]
     node["capability"] = plain(status.node.capability)
-    return {"node": node, "ranks": [plain(rank) for rank in status.ranks]}
+    return {
+        "node": node,
+        "ranks": [plain(rank) for rank in status.ranks],
+        "adoptions": [plain(adoption) for adoption in status.adoptions],
+    }
 
 
 def log_table(rows: Sequence[dict[str, Any]], rank: int, tail_index: int, cursor_index: int) -> Table:
@@ -77,4 +93,14 @@ def log_table(rows: Sequence[dict[str, Any]], rank: int, tail_index: int, cursor
             str(row["index"]), "✓" if row["done"] else "", row["kind"], str(row.get("operator", "")),
             str(row["bytes"]), str(row["aux"]), " ".join(map(str, row["frees"])),
         )  # fmt: skip
+    return table
+
+
+def fault_table() -> Table:
+    """Every fault that can be injected."""
+    table = Table(title="faults for --drill 'FAULT rank=R step=S call=C' and recoveryctl drill FAULT")
+    for heading in ("no.", "fault", "what happens", "noticed by", "then"):
+        table.add_column(heading)
+    for fault in FAULTS:
+        table.add_row(str(fault.number), fault.name, fault.does, fault.noticed_by, fault.then)
     return table

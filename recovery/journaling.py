@@ -1,0 +1,144 @@
+"""Keeps the journal up to date: what a successor needs to adopt this proxyd's jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import structlog
+
+from recovery import journal
+from recovery.control import pb
+from recovery.jobs import Ended, Job, Session
+from recovery.processes import start_ticks
+from recovery.servers import Server, ServerPool
+from recovery.sessions import Desk
+
+log = structlog.get_logger()
+
+LOOK_S = 0.2
+"""How often the journal is compared with the truth, and touched: a sign of life."""
+
+
+class Journaling:
+    """Writes the journal of one desk."""
+
+    def __init__(self, desk: Desk, pool: ServerPool, runtime: Path) -> None:
+        self._desk = desk
+        self._pool = pool
+        self._runtime = runtime
+        self._written = pb.Journal()
+        self._failed = False
+        desk.note = self.note
+
+    def note(self) -> None:
+        """Write what has changed, before it has consequences."""
+        now = journal_of(self._desk, self._pool)
+        if now == self._written:
+            return
+        try:
+            journal.write(self._runtime, now)
+        except OSError as problem:
+            if not self._failed:
+                log.error(
+                    "the journal cannot be written: nobody can adopt jobs if proxyd dies",
+                    problem=str(problem),
+                )
+            self._failed = True
+            return
+        self._failed = False
+        self._written = now
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.note()
+            journal.touch(self._runtime)
+            await asyncio.sleep(LOOK_S)
+
+
+def journal_of(desk: Desk, pool: ServerPool) -> pb.Journal:
+    """Everything that a successor cannot find out by itself."""
+    settings = desk.settings
+    return pb.Journal(
+        socket=str(settings.socket),
+        devices=f"{settings.devices.kind}:{settings.devices.count}",
+        optimizer_preimages=settings.keeps_optimizer_preimages,
+        proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
+        fenced=desk.leases.fenced,
+        jobs=[_job(desk, job) for _, job in sorted(desk.jobs.items())],
+        servers=sorted((_server(server) for server in pool.servers), key=lambda server: str(server.socket)),
+    )
+
+
+def _job(desk: Desk, job: Job) -> pb.JournaledJob:
+    corruption = desk.coordinators[job.name].corruption if job.name in desk.coordinators else None
+    return pb.JournaledJob(
+        name=job.name,
+        launcher=job.launcher.message() if job.launcher is not None else None,
+        generation=job.generation,
+        openings=job.openings,
+        drills=[pb.JournaledDrill(drill=s.drill.message(), slot=s.slot, fired=s.fired) for s in job.drills],
+        # Of one that has ended everything is told in `ends`.
+        sessions=[
+            _session(session) for _, session in sorted(job.sessions.items()) if session.state != "ended"
+        ],
+        departures=[_departure(job, rank) for rank in sorted(job.departed)],
+        ends=[_end(ended) for ended in job.ended],
+        recoveries=job.recoveries,
+        adoptions=job.adoptions,
+        validations=job.validations,
+        not_replayable=job.not_replayable,
+        corruption=corruption,
+    )
+
+
+def _session(session: Session) -> pb.JournaledSession:
+    return pb.JournaledSession(
+        rank=session.rank,
+        world=session.world,
+        device_index=session.device_index,
+        asked_index=session.asked_index,
+        threads=session.threads,
+        worker=session.worker.message(),
+        directory=session.directory.name,
+        server=_server(session.server),
+        stash=_server(session.stash) if session.stash is not None else None,
+        lost=session.state == "lost",
+        recoveries=session.recoveries,
+        resumed_commit=session.resumed_commit,
+        note=session.note,
+        generation=session.generation,
+        drills_seen=sorted(session.drills_seen),
+    )
+
+
+def _server(server: Server) -> pb.JournaledServer:
+    return pb.JournaledServer(
+        process=server.process.message(), socket=server.socket.name, device=server.device
+    )
+
+
+def _departure(job: Job, rank: int) -> pb.JournaledDeparture:
+    departure = pb.JournaledDeparture(rank=rank, clean=job.departed[rank])
+    if rank in job.last_facts:
+        facts = job.last_facts[rank]
+        departure.generation = facts.generation
+        departure.newest.number, departure.newest.step = facts.newest.number, facts.newest.step
+        departure.newest.communicators.extend(word for mark in facts.newest.communicators for word in mark)
+        departure.newest.members.extend(facts.newest.members)
+    return departure
+
+
+def _end(ended: Ended) -> pb.JournaledEnd:
+    return pb.JournaledEnd(
+        clean=ended.clean,
+        steps=ended.steps,
+        calls_per_step=ended.calls_per_step,
+        bytes_per_step=ended.bytes_per_step,
+        replies_compared=ended.replies_compared,
+        replies_different=ended.replies_different,
+        recent_calls=ended.recent_calls,
+        status=ended.status,
+    )

@@ -1,0 +1,122 @@
+"""What proxyd tells Prometheus: ranks as they are, and everything it has ever recovered from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from wsgiref.simple_server import WSGIServer
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from recovery.jobs import Job
+from recovery.settings import BadInput, parse_address
+
+log = structlog.get_logger()
+
+PARTS = ("detect", "restart", "copy", "communicators", "replay", "total")
+SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+SCRAPE_WITHIN_S = 5
+OF_RANK = {
+    "step": "Minibatch that is being executed, from 1",
+    "log_bytes": "Bytes of the log that are kept for replay",
+    "cursor_lag": "Records appended and not yet executed",
+    "live_bytes": "Bytes of the program's device buffers",
+    "undo_bytes": "Bytes of pre-images",
+    "shadow_bytes": "Bytes of private state shadowed in host memory",
+    "snapshot_bytes": "Bytes of snapshots in host memory",
+    "backpressure": "1 while the worker waits for space in the log",
+}
+
+
+class Metrics(Collector):
+    """Of all jobs of a proxyd.  Counters outlive the jobs."""
+
+    def __init__(self, jobs: Mapping[str, Job]) -> None:
+        self._jobs = jobs
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._loop = asyncio.get_running_loop()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)  # before the counters: a scrape counts first what is new
+        self._recoveries = Counter(
+            "understudy_recoveries", "Faults that were recovered from or given up",
+            ("fault", "plan", "recovered"), registry=self.registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "understudy_recovery_seconds", "How long each part of a recovery took",
+            ("part",), buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self._copied = Counter(
+            "understudy_recovery_copied_bytes", "State copied from replicas, shadows and snapshots",
+            registry=self.registry,
+        )  # fmt: skip
+        self._validations = Counter(
+            "understudy_validations", "Minibatches executed twice by all ranks", registry=self.registry
+        )
+
+    def absorb(self, job: Job) -> None:
+        """Count what has come since the last time; to be called once more before a job is forgotten."""
+        recoveries, validations = self._seen.get(job.name, (0, 0))
+        for recovery in job.recoveries[recoveries:]:
+            self._recoveries.labels(recovery.fault, recovery.plan, str(recovery.recovered).lower()).inc()
+            for part in PARTS:
+                self._seconds.labels(part).observe(getattr(recovery, f"{part}_s"))
+            self._copied.inc(recovery.copied_bytes)
+        self._validations.inc(job.validations - validations)
+        self._seen[job.name] = len(job.recoveries), job.validations
+
+    def forget(self, job: Job) -> None:
+        """A job has ended."""
+        self.absorb(job)
+        del self._seen[job.name]
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: registering must not ask for values."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """In a thread of the HTTP server; the jobs are looked at in their own."""
+        try:
+            yield from asyncio.run_coroutine_threadsafe(self._look(), self._loop).result(SCRAPE_WITHIN_S)
+        except TimeoutError:
+            log.warning("a scrape of the metrics got no answer", within_s=SCRAPE_WITHIN_S)
+        except (CancelledError, RuntimeError):  # proxyd is stopping
+            return
+
+    async def _look(self) -> list[Metric]:
+        jobs = list(self._jobs.values())
+        not_replayable = GaugeMetricFamily(
+            "understudy_not_replayable",
+            "1 if a validation showed that replay gives other bits",
+            labels=["job"],
+        )
+        different = GaugeMetricFamily(
+            "understudy_replies_different", "Replayed values that differ from those delivered before",
+            labels=["job", "rank"],
+        )  # fmt: skip
+        of_rank = {
+            name: GaugeMetricFamily(f"understudy_{name}", text, labels=["job", "rank", "device"])
+            for name, text in OF_RANK.items()
+        }
+        for job in jobs:
+            self.absorb(job)
+            not_replayable.add_metric([job.name], bool(job.not_replayable))
+            for session in job.active_sessions():
+                status, rank = session.status(), str(session.rank)
+                different.add_metric([job.name, rank], session.log.replies_different)
+                for name, family in of_rank.items():
+                    family.add_metric([job.name, rank, session.device], getattr(status, name))
+        return [not_replayable, different, *of_rank.values()]
+
+
+def serve_metrics(metrics: Metrics, address: str) -> WSGIServer:
+    """Answer scrapes at `address` in a thread until `shutdown()`; raises BadInput if it cannot be had."""
+    host, port = parse_address(address)
+    try:
+        server, _ = start_http_server(port, host, metrics.registry)
+    except OSError as problem:
+        raise BadInput(f"cannot serve metrics at {address}: {problem.strerror}") from problem
+    return server

@@ -1,0 +1,221 @@
+"""Orders snapshots, and lets go of those that newer ones have made superfluous.
+
+A replay from snapshots is in lockstep, so all ranks take theirs at the end of one minibatch.  A set counts
+when it is complete on all of them and lies on a consistent cut; until then the one before it stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from recovery.coordinator import Coordinator
+from recovery.cuts import CutSearch
+from recovery.evidence import rank_facts
+from recovery.jobs import Job, Session
+from recovery.runtime_directory import SHARED_MEMORY
+
+log = structlog.get_logger()
+
+LOOK_S = 0.05
+SHORTEST_INTERVAL_S = 0.5
+"""Between two snapshots, however little they cost; unless so much log has come together meanwhile:"""
+MUCH_LOG = 32 << 20
+"""Bytes.  Segments that are used again soon are warm; fresh pages cost more than many a snapshot."""
+AHEAD_S = 0.02
+"""How far ahead of the fastest rank a snapshot is ordered, beside one minibatch."""
+LATE_S = 2.0
+"""An order for a minibatch that does not end for so long may be changed if the log fills up."""
+FULL = 0.5
+"""Share of a log's cap at which a snapshot is due early: the log before it can go then."""
+
+
+class SnapshotKeeper:
+    """Sees to it that one job has a recent snapshot, within a share of the time."""
+
+    def __init__(self, job: Job, coordinator: Coordinator, overhead: float) -> None:
+        self._job = job
+        self._coordinator = coordinator
+        self._overhead = overhead
+        self._sessions: list[Session] = []
+        self._off = ""
+        self._making_room = False
+        self._pressed = 0
+        self._sets = 0
+        self._ordered: int | None = None
+        """Step of the order under way; None: at the next commit."""
+        self._serial = 0
+        """Of the order under way; 0: there is none."""
+        self._ordered_s = 0.0
+        self._due_s = self._affordable_s = 0.0
+        self._lead = 1
+        self._pace: tuple[float, int] = (0.0, 0)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while self._overhead > 0:
+            if not self._coordinator.restoring:
+                self.look(time.monotonic())
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now: float) -> None:
+        """One look at `now`, seconds."""
+        sessions = self._job.active_sessions()
+        if not sessions or len(sessions) < sessions[0].world:
+            return
+        if self._sessions != sessions:  # workers that were started again
+            self._sessions, self._serial, self._sets, self._due_s = sessions, 0, 0, 0.0
+        if self._off:  # a session may be new
+            self._suspend(sessions, self._off)
+            return
+        if self._making_room:
+            self._go_on(sessions, now)
+            return
+        rate = self._steps_per_second(sessions, now)
+        self._count(sessions, now)
+        if self._off or self._relieve(sessions):
+            return
+        if self._serial and self._missed(sessions, now):
+            self._lead = min(2 * self._lead, 1 << 20)
+            self._serial = 0
+        if not self._serial and (
+            now >= self._due_s
+            or (now >= self._affordable_s and max(map(_log_bytes, sessions)) > MUCH_LOG)
+            or self._filling(sessions, now)
+        ):
+            self._order(sessions, now, rate)
+
+    def _count(self, sessions: Sequence[Session], now: float) -> None:
+        """Move the floors to a set that has become complete."""
+        if any(s.log.snapshot_failed > s.log.snapshot_floor for s in sessions):
+            self._suspend(sessions, "there was no memory for a snapshot (see --snapshot-limit and /dev/shm)")
+            return
+        published = [{kept.serial: kept for kept in s.log.snapshots()} for s in sessions]
+        common = set.intersection(*(set(kept) for kept in published))
+        newest = max(common, default=0)
+        if newest <= min(s.log.snapshot_floor for s in sessions):
+            return
+        choices = {s.rank: kept[newest] for s, kept in zip(sessions, published, strict=True)}
+        if not _is_consistent(sessions, {rank: kept.commit.number for rank, kept in choices.items()}):
+            log.debug("snapshots do not fit together", job=self._job.name, serial=newest)
+            if newest == self._serial:
+                self._lead, self._serial = 2 * self._lead, 0
+            return
+        for session in sessions:
+            session.log.snapshot_floor = newest
+            session.snapshot_note = ""
+        if newest >= self._serial:
+            self._serial = 0
+        self._sets += 1
+        cost = max(kept.seconds for kept in choices.values())
+        self._affordable_s = now + cost / self._overhead
+        self._due_s = max(now + SHORTEST_INTERVAL_S, self._affordable_s)
+        log.debug(
+            "snapshots", job=self._job.name, serial=newest, seconds=cost,
+            commits={rank: kept.commit.number for rank, kept in choices.items()},
+        )  # fmt: skip
+
+    def _order(self, sessions: Sequence[Session], now: float, rate: float) -> None:
+        if any(s.log.commit_count == 0 for s in sessions) and not self._filling(sessions, now):
+            return  # most of the state does not exist yet
+        if not self._enough_memory(sessions):
+            return
+        self._serial = 1 + max(max(s.log.snapshot_ordered, s.log.snapshot_begun) for s in sessions)
+        self._ordered_s = now
+        self._ordered = None
+        # A rank alone needs no agreement; and nobody's minibatch may ever end.
+        if len(sessions) > 1 and not (rate == 0 and self._filling(sessions, now)):
+            self._ordered = max(s.log.step for s in sessions) + self._lead + math.ceil(rate * AHEAD_S)
+        for session in sessions:
+            session.log.order_snapshot(self._serial, self._ordered)
+
+    def _missed(self, sessions: Sequence[Session], now: float) -> bool:
+        """Whether a rank was past the ordered step when it read the order, or the step does not come."""
+        if self._ordered is None:
+            return False
+        if now - self._ordered_s > LATE_S and self._filling(sessions, now):
+            return True
+        wanted = self._ordered
+        return any(s.log.step > wanted + 1 and s.log.snapshot_begun < self._serial for s in sessions)
+
+    def _filling(self, sessions: Sequence[Session], now: float) -> bool:
+        """Whether a log is filling up with what only a snapshot can let go."""
+        if now - self._ordered_s < SHORTEST_INTERVAL_S:
+            return False
+        return any(
+            _log_bytes(session) > FULL * session.log.segment_count * session.log.segment_bytes
+            for session in sessions
+        )
+
+    def _relieve(self, sessions: Sequence[Session]) -> bool:
+        """A worker waits for room: let go of the log that only snapshots need, then begin anew.
+
+        A rank alone does that by itself, with a snapshot on the spot.
+        """
+        waits = len(sessions) > 1 and any(s.log.backpressure for s in sessions)
+        self._pressed = self._pressed + 1 if waits else 0
+        if self._pressed < 2:
+            return False
+        self._making_room = True
+        for session in sessions:
+            session.log.snapshot_suspended = True
+            session.snapshot_note = "its log was full and was cut: until the next snapshot there is none"
+        return True
+
+    def _go_on(self, sessions: Sequence[Session], now: float) -> None:
+        """After the log was cut: once nothing is left of the old snapshots."""
+        if any(s.log.snapshots() for s in sessions):
+            return
+        self._making_room, self._pressed, self._serial, self._due_s = False, 0, 0, now
+        for session in sessions:
+            session.log.snapshot_suspended = False
+
+    def _enough_memory(self, sessions: Sequence[Session]) -> bool:
+        """Two sets live at a time; once there were two, the next one finds its memory."""
+        state = os.statvfs(SHARED_MEMORY)
+        free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
+        wanted = sum(s.log.live_bytes for s in sessions) if self._sets < 2 else 0
+        spare = min(1 << 30, total // 8)
+        if free >= wanted + spare:
+            return True
+        self._suspend(
+            sessions,
+            f"they need {wanted >> 20} MiB and leave {spare >> 20} MiB of {SHARED_MEMORY} to the logs, "
+            f"but only {free >> 20} MiB are free there",
+        )
+        return False
+
+    def _suspend(self, sessions: Sequence[Session], reason: str) -> None:
+        if not self._off:
+            log.warning("no snapshots are taken any more", job=self._job.name, reason=reason)
+        self._off = reason
+        for session in sessions:
+            session.log.snapshot_suspended = True
+            session.snapshot_note = f"no snapshots: {reason}"
+
+    def _steps_per_second(self, sessions: Sequence[Session], now: float) -> float:
+        """Of the fastest rank, since the last look."""
+        step = max(s.log.step for s in sessions)
+        before, self._pace = self._pace, (now, step)
+        return max(0.0, (step - before[1]) / (now - before[0])) if before[0] and now > before[0] else 0.0
+
+
+def _log_bytes(session: Session) -> int:
+    """Of records that were run and are still there."""
+    log = session.log
+    return log.cursor - log.freed_segments * log.segment_bytes
+
+
+def _is_consistent(sessions: Sequence[Session], numbers: Mapping[int, int]) -> bool:
+    """Whether the ranks' snapshots of these commits lie on a consistent cut."""
+    ranks = [rank_facts(session, True) for session in sessions]
+    choices = {
+        rank.rank: [snapshot for snapshot in rank.snapshots if snapshot.number == numbers[rank.rank]]
+        for rank in ranks
+    }
+    return CutSearch(ranks, choices).newest() is not None

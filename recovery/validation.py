@@ -1,0 +1,67 @@
+"""Which minibatches of a job are executed twice, and what came of it (paper 001, section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from recovery.jobs import Job, Session
+
+log = structlog.get_logger()
+
+FIRST = 5
+"""The first minibatch to be validated: by then shapes are learnt and optimizers have their state."""
+AHEAD = 2
+"""Minibatches between the order and the step it names: servers must not have begun it."""
+
+
+class ValidationSchedule:
+    """Orders the validations of one job, every `every` minibatches (0: none), and collects their results.
+
+    Once one of them showed that replay gives other bits, it orders no more: to go back would do damage.
+    """
+
+    def __init__(self, job: Job, every: int) -> None:
+        self._job = job
+        self._every = every
+        self._step = FIRST if every else 0
+        self._failed: dict[int, int] = {}
+
+    def arm(self, session: Session) -> None:
+        """A session opens: its server must know of the next validation before it comes there."""
+        session.log.validate_step = self._step if session.world > 1 else 0
+
+    def go_on(self, sessions: Sequence[Session]) -> None:
+        """Sessions that a predecessor has armed."""
+        if self._every and sessions:
+            self._step = max(self._step, *(session.log.validate_step for session in sessions))
+            self._failed = {session.rank: session.log.validations_failed for session in sessions}
+
+    def look(self, sessions: Sequence[Session]) -> None:
+        """Collect results; order the next validation when the last one is over everywhere."""
+        if not self._every or not sessions or len(sessions) < sessions[0].world:
+            return
+        for session in sessions:
+            self.collect(session)
+        if not self._step:
+            return
+        done = [session for session in sessions if session.log.validated_step >= self._step]
+        if len(done) < len(sessions) and any(session.log.step <= self._step for session in sessions):
+            return
+        if len(done) == len(sessions):
+            self._job.validations += 1
+        newest = max(session.log.step for session in sessions)
+        self._step = 0 if self._job.not_replayable else -(-(newest + AHEAD) // self._every) * self._every
+        for session in sessions:
+            self.arm(session)
+
+    def collect(self, session: Session) -> None:
+        """Tell of a difference that its server has found; also of a session that ends."""
+        failed = session.log.validations_failed
+        if failed <= self._failed.get(session.rank, 0):
+            return
+        self._failed[session.rank] = failed
+        message = f"rank {session.rank}, step {session.log.validated_step}: {session.log.validation_message}"
+        log.error("the log is not replayable", job=self._job.name, rank=session.rank, difference=message)
+        self._job.distrust_replay(message)

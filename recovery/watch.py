@@ -1,0 +1,136 @@
+"""Looks at every device server again and again: at shared memory and at /proc, never by asking the server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from recovery.activity import Activity
+from recovery.collective_watch import BUSY_DEVICE_NS, CollectiveWatch, Member
+from recovery.coordinator import Coordinator
+from recovery.injector import Injector
+from recovery.jobs import Job, Session
+from recovery.progress import SECOND, SHORTEST_NS, STUCK_NS, Finding, Position, Progress
+from recovery.servers import Server, Verdict
+
+log = structlog.get_logger()
+
+PAUSE_S = 0.02
+
+
+class Watch:
+    """Of all jobs of a proxyd."""
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        coordinators: Mapping[str, Coordinator],
+        injector: Injector,
+        hang_timeout_s: float,
+    ) -> None:
+        self._injector = injector
+        self._jobs = jobs
+        self._coordinators = coordinators
+        self._hang_timeout_ns = int(hang_timeout_s * SECOND)
+        self._servers: dict[Server, tuple[Activity, Progress]] = {}
+        self._collectives: dict[str, CollectiveWatch] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self._look_at_all()  # no job may be held while we sleep: it may be the last that is left of it
+            await asyncio.sleep(PAUSE_S)
+
+    def _look_at_all(self) -> None:
+        now_ns = time.monotonic_ns()
+        for name, job in list(self._jobs.items()):
+            self._injector.act_on_fired(job)
+            if name in self._coordinators:
+                self._look(job, self._coordinators[name], now_ns)
+        self._forget()
+
+    def _look(self, job: Job, coordinator: Coordinator, now_ns: int) -> None:
+        sessions = [session for session in job.active_sessions() if _watched(session)]
+        for session in sessions:
+            _, progress = self._of(session.server)
+            if coordinator.restoring or coordinator.stands(session):
+                finding = progress.look_aside(now_ns)
+            else:
+                position = position_of(session)
+                finding = progress.look(position, now_ns, session.doublings(position.record))
+            if finding is not None:
+                self._end(session, finding)
+        if coordinator.restoring or len(sessions) < 2:
+            if job.name in self._collectives:
+                self._collectives[job.name].forget()
+            return
+        self._look_at_collectives(job, coordinator, sessions, now_ns)
+
+    def _look_at_collectives(
+        self, job: Job, coordinator: Coordinator, sessions: list[Session], now_ns: int
+    ) -> None:
+        if job.name not in self._collectives:
+            shortest = SHORTEST_NS if sessions[0].device.startswith("cpu:") else BUSY_DEVICE_NS
+            self._collectives[job.name] = CollectiveWatch(self._hang_timeout_ns, shortest)
+        watch = self._collectives[job.name]
+        if not watch.waiting and not any(session.log.in_collective for session in sessions):
+            return
+        members = {session.rank: self._member(session, now_ns) for session in sessions}
+        hung = watch.look(members, now_ns)
+        if hung is not None:
+            coordinator.collective_hung(job.sessions[hung.rank], hung.since_ns, hung.evidence, hung.counts)
+
+    def _member(self, session: Session, now_ns: int) -> Member:
+        activity, progress = self._of(session.server)
+        waiting = bool(session.log.in_collective)
+        stuck = progress.stuck_ns(now_ns) >= STUCK_NS
+        uid = session.log.waits_for
+        return Member(
+            waits_for=(uid, session.log.wait_sequence) if waiting and uid != (0, 0) else None,
+            started={(low, high): (done, size) for low, high, done, size in session.log.started()},
+            quiet_since_ns=max(activity.quiet_since_ns, progress.moved_ns()),
+            stuck_elsewhere=stuck and not waiting,
+        )
+
+    def _of(self, server: Server) -> tuple[Activity, Progress]:
+        if server not in self._servers:
+            activity = Activity(server.pid)
+            self._servers[server] = activity, Progress(activity, self._hang_timeout_ns)
+        return self._servers[server]
+
+    def _end(self, session: Session, finding: Finding) -> None:
+        """It counts as dead from here on; its pidfd tells the coordinator."""
+        server, now_ns = session.server, time.monotonic_ns()
+        log.warning("ending a device server", rank=session.rank, pid=server.pid, kind=finding.kind.value,
+                    evidence=finding.evidence)  # fmt: skip
+        if not finding.counts:
+            session.note_alarm(session.log.cursor_index)
+        server.verdict = Verdict(
+            finding.kind, finding.happened_ns, now_ns, finding.evidence, counts=finding.counts
+        )
+        server.process.send(signal.SIGKILL)
+
+    def _forget(self) -> None:
+        for server in [server for server in self._servers if server.process.ended.is_set()]:
+            del self._servers[server]
+        for name in self._collectives.keys() - self._jobs.keys():
+            del self._collectives[name]
+
+
+def _watched(session: Session) -> bool:
+    server = session.server
+    return server.verdict is None and not server.retired and not server.process.ended.is_set()
+
+
+def position_of(session: Session) -> Position:
+    """Where a server stands.  The cursor is read first: what is appended meanwhile has not waited yet."""
+    page = session.log
+    cursor = page.cursor
+    return Position(
+        cursor=cursor, tail=page.tail, record=page.cursor_index, step=page.step,
+        in_collective=bool(page.in_collective),
+    )  # fmt: skip
