@@ -1,0 +1,55 @@
+"""Facts for the planner: ranks whose commits and buffers are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.facts import (
+    BufferFacts,
+    CommitFacts,
+    FaultFacts,
+    FaultKind,
+    Manifest,
+    RankFacts,
+)
+from recovery.planner import (
+    Lose,
+    Plan,
+    Restart,
+)
+
+WORLD = (1, 2)
+"""A communicator of all ranks."""
+
+
+def commit(number: int, sequence: int | None = None, **other: object) -> CommitFacts:
+    done = number if sequence is None else sequence
+    return replace(CommitFacts(number, step=number, communicators=((*WORLD, done),)), **other)  # type: ignore[arg-type]
+
+
+def parameters(*digests: int, shadowed: bool = False, size: int = 100) -> Manifest:
+    return tuple(BufferFacts(10 + n, size, digest, shadowed) for n, digest in enumerate(digests))
+
+
+def rank(number: int, newest: int = 3, **other: object) -> RankFacts:
+    """Commits 1…newest, each with one replicated buffer whose content changes from commit to commit."""
+    commits = tuple(commit(n) for n in range(1, newest + 1))
+    manifests = {n: parameters(1000 + n) for n in range(1, newest + 1)}
+    return replace(
+        RankFacts(
+            number, commits=commits, manifests=manifests, log_complete_from_start=False, floor_commit=1
+        ),
+        **other,  # type: ignore[arg-type]
+    )
+
+
+def died(*ranks: int, **other: object) -> FaultFacts:
+    return replace(FaultFacts(FaultKind.SERVER_DIED, ranks), **other)  # type: ignore[arg-type]
+
+
+def lost_ranks(chosen: Plan) -> list[int]:
+    return [action.rank for action in chosen.actions if isinstance(action, Lose)]
+
+
+def restarts(chosen: Plan) -> list[Restart]:
+    return [action for action in chosen.actions if isinstance(action, Restart)]

@@ -1,0 +1,74 @@
+"""Sessions over the simulation's logs, for what looks at a job from proxyd's side alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from simulation.log import RING, Commit, Log, Row
+from simulation.programs import Program
+
+from recovery.control import pb
+from recovery.coordinator import Coordinator
+from recovery.jobs import Job, Session
+from recovery.leases import Leases
+
+WEIGHT = 10
+"""Handle of a buffer that all ranks have alike, as a rule."""
+
+
+class Stub:
+    """A device server that does as it is told, or says `problem`."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self.resumed: list[int] = []
+        """Generations in which it was."""
+
+    async def SetReplicated(self, request: Any, timeout: float) -> Any:
+        return pb.ReplicatedReply()
+
+    async def Resume(self, request: Any, timeout: float) -> Any:
+        self.resumed.append(request.generation)
+        return pb.ResumeReply(error=self.problem)
+
+
+def a_job(world: int) -> Job:
+    job = Job("made-up", None, [])
+    for rank in range(world):
+        server = SimpleNamespace(
+            process=SimpleNamespace(running=True), suspect=False, stub=Stub(), pid=rank, retired=False
+        )
+        job.sessions[rank] = Session(
+            job=job, rank=rank, world=world, device=f"cpu:{rank}", device_index=rank, threads=1,
+            worker=cast(Any, None), directory=Path(f"/log-{rank}"),
+            log=cast(Any, Log(rank, Program(), lambda _: None)), server=cast(Any, server),
+        )  # fmt: skip
+    return job
+
+
+def log_of(job: Job, rank: int) -> Log:
+    return cast(Log, job.sessions[rank].log)
+
+
+def stub_of(job: Job, rank: int) -> Stub:
+    return cast(Stub, job.sessions[rank].server.stub)
+
+
+def a_coordinator(job: Job) -> Coordinator:
+    pool = cast(Any, SimpleNamespace(fill=lambda: None))
+    leases = Leases([session.device for session in job.sessions.values()], pool)
+    return Coordinator(job, pool, True, lambda _: None, leases)
+
+
+def step(job: Job, *contents: int, manifest: bool = True) -> None:
+    """Every rank commits; its weight has that content."""
+    for session, content in zip(job.sessions.values(), contents, strict=True):
+        log = log_of(job, session.rank)
+        number = log.commit_count + 1
+        rows = [Row(WEIGHT, 8, content, True)]
+        made = Commit(number, number, manifest, manifest, [(1, 0, number)], [len(contents)], number, rows)
+        log.ring[number % RING] = made
+        log.commit_count = number
+        log.step = number + 1

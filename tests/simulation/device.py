@@ -1,0 +1,493 @@
+"""A simulated device server: runs a program's records on the real rewind rules, one burst at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import replay
+from recovery.control import pb
+from simulation.collectives import Blocked, CollectiveFailed, Collectives
+from simulation.fabric import Violation
+from simulation.log import BUFFER_BYTES, RING, SEGMENT_RECORDS, Commit, Log, Row
+from simulation.programs import Do, Record, mix
+from simulation.roll_forward import RollForward, RollForwardRefused
+from simulation.snapshots import Snapshots
+from simulation.validation import Validation, ValidationPause
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+AUTOMATIC_COMMIT_RECORDS = 60
+"""Records without a commit after which a sync makes one."""
+BURST = 6
+"""Records a server runs at once, at most."""
+
+
+Tell = Callable[[int, int], None]
+"""Tells proxyd something of a rank in a generation."""
+
+
+class Process:
+    """Stands in for `recovery.processes.Watched`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.running = True
+        self.ended = asyncio.Event()
+        self.ended_ns = 0
+
+    def message(self) -> pb.Process:
+        """As it travels."""
+        return pb.Process(pid=self.pid)
+
+
+class Device:
+    """Stands in for `recovery.servers.Server`, the process behind it included."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.process = Process(number)
+        self.device = "cpu:0"
+        self.socket = Path(f"/server-{number}")
+        self.retired = False
+        self.verdict = None
+        self.suspect = False
+        self.failed_at = -1
+        self.chance = random.Random(mix(world.seed, number, 11))
+        self.stub = world.stub(self)
+        # what the real Server and executor hold
+        self.state = "idle"
+        self.generation = self.newest_generation = 0
+        self.log: Log | None = None
+        self.protect = self.optimizer_preimages = False
+        self.table = replay.ByteTable()
+        self.random = 0
+        self.replicated: set[int] = set()
+        self.inbox: set[int] | None = None
+        self.index = 0
+        self.steps = 0
+        self.pending = False
+        self.collectives = Collectives(self)
+        self.snapshots = Snapshots(self)
+        self.validation = Validation()
+        self.roll = RollForward(self.table)
+        self.applied_floor = 0
+        self.floor_index = 0
+        """Record from which the log must stay, so that it can rewind."""
+        self.last_commit = 0
+        self.stands: int | None = None
+        """The commit that its memory holds unmodified, while it does."""
+        self.pace = self.chance.choice((0.0004, 0.001, 0.002)) * world.schedule.slowness
+        self._timer: asyncio.TimerHandle | None = None
+        self._arriving: dict[int, bytes | None] = {}
+        self._awaited: set[int] = set()
+        self._bequeathed: list[Commit] = []
+        """Commits of a former server, whose shadows the next commit may overwrite."""
+        self.followers: list[Callable[[], None]] = []
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def rank(self) -> int:
+        """Whom it serves."""
+        return self.log.rank if self.log is not None else -1
+
+    # ------------------------------------------------------------------ life
+    def kill(self) -> None:
+        """Its process ends."""
+        if not self.process.running:
+            return
+        self.process.running = False
+        if self.roll.active and self.state == "running":  # it may have been about to make the step's commit
+            self._overwrite_former()
+        self._stop("dead")
+        self.collectives.leave(silently=not self.retired)
+        self.stub.died()
+        self.world.later(self.chance.uniform(0.0002, 0.003), self._noticed)
+
+    def _noticed(self) -> None:
+        self.process.ended_ns = self.world.loop.nanoseconds()
+        self.process.ended.set()
+        for follower in self.followers:
+            follower()
+        self.world.count_event()
+
+    def _stop(self, state: str) -> None:
+        self.state = state
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.log is not None and state != "dead":
+            self.log.cursor_index = self.index
+
+    # ------------------------------------------------------------------ execution
+    def go_on(self) -> None:
+        """Run some records soon."""
+        if self.state == "running" and self._timer is None:
+            self._timer = self.world.later(self.pace * self.chance.randint(1, BURST), self._burst)
+
+    def _burst(self) -> None:
+        self._timer = None
+        log = self.log
+        if self.state != "running" or log is None:
+            return
+        self.world.count_event()
+        traps = self.world.traps.get(log.rank)
+        self.stands = None
+        try:
+            for _ in range(self.chance.randint(1, BURST)):
+                if self.index >= log.tail_index:
+                    self._publish(log)
+                    return
+                if traps is not None and self.index in traps and self.world.spring(self, self.index):
+                    return
+                self._record(log, log.program.records[self.index])
+                self.index += 1
+                log.cursor_index = self.index
+                if self.state != "running":
+                    break
+        except Blocked:
+            self._publish(log)
+            return
+        except CollectiveFailed as problem:
+            self._publish(log)
+            self.collective_failed(str(problem))
+            return
+        except RollForwardRefused:
+            self._publish(log)
+            self._stop("parked")
+            self._tell_soon(self.world.roll_forward_refused)
+            return
+        except ValidationPause:
+            self._publish(log)
+            self._stop("parked")
+            self._tell_soon(self.world.validation_reached)
+            return
+        self._publish(log)
+        self.go_on()
+
+    def collective_failed(self, message: str) -> None:
+        """Stand still, let the peers know, and tell proxyd."""
+        self.fail(partial(self.world.collective_failed, message=message, index=self.index))
+
+    def fail(self, tell: Tell) -> None:
+        """Stand still, let the peers know, and tell proxyd with `tell`."""
+        self.collectives.abort()
+        self._stop("parked")
+        self._tell_soon(tell)
+
+    def _tell_soon(self, tell: Tell) -> None:
+        def now() -> None:
+            if self.process.running:
+                tell(self.rank, self.generation)
+
+        self.world.later(self.chance.uniform(0.0002, 0.002), now)
+
+    def _publish(self, log: Log) -> None:
+        log.cursor_index = self.index
+        log.step = self.steps + 1
+        log.progress_ns = self.world.loop.nanoseconds()
+
+    def _record(self, log: Log, record: Record) -> None:
+        do = record[0]
+        table = self.table
+        if do is Do.OPTIMIZER and self.validation.active:
+            self._validate(log)
+        optimizer = do is Do.OPTIMIZER and self._begins_optimizer(log)
+        if optimizer or (self.pending and do is not Do.FREE):
+            self._commit(log, optimizer)
+        if self.roll.active and not self.roll.runs(record, self.index in log.told):
+            return
+        if do is Do.NEW:
+            table.create(record[1], record[2].to_bytes(8, "little"))
+        elif do is Do.MIX:
+            _, handle, sources, salt = record
+            self.collectives.wait_for(handle, *sources)
+            values = [int.from_bytes(table.read(source), "little") for source in sources]
+            table.write(handle, mix(salt, *values).to_bytes(8, "little"))
+        elif do is Do.FREE:
+            table.free(record[1])
+        elif do is Do.RANDOM:
+            table.create(record[1], self.random.to_bytes(8, "little"))
+            self.random = mix(self.random, 3)
+        elif do is Do.OPTIMIZER:
+            log.phase = 1
+            table.preimages(self.optimizer_preimages)
+        elif do is Do.COMMIT:
+            if record[1]:
+                self.steps += 1
+                self.validation.begin(log, self.steps + 1)
+            self.pending = True
+        elif do is Do.JOIN:
+            self.collectives.join(record[1])
+        elif do is Do.LEAVE:
+            self.collectives.give_up(record[1])
+        elif do is Do.READ:
+            self.collectives.wait_for(record[1])
+            self.world.tell(log, self.index, int.from_bytes(table.read(record[1]), "little"))
+            if (
+                self.index - self.last_commit > AUTOMATIC_COMMIT_RECORDS
+                and not self.pending
+                and log.phase == 0
+            ):
+                self.index += 1
+                try:
+                    self._commit(log)
+                finally:
+                    self.index -= 1
+        elif do is Do.END:
+            self.collectives.wait_for_all()
+            log.session_state = 2
+            self._stop("ended")
+            self.world.worker_is_done(self, log)
+        else:
+            self.collectives.run(do, record)
+
+    def _validate(self, log: Log) -> None:
+        self.collectives.wait_for_all()
+        now = {row[0]: row[1] for row in self.table.rows() if row[3]}
+        now[-1] = self.random.to_bytes(8, "little")
+        self.world.stir()
+        if not self.validation.at_end(log, now, self.world.schedule.drifts):
+            raise self.world.violation(f"rank {log.rank} replays step {self.steps + 1} with other contents")
+
+    # ------------------------------------------------------------------ commits
+    def _begins_optimizer(self, log: Log) -> bool:
+        """Whether there has to be a commit right before an optimizer step, and is none yet."""
+        if not self.protect or self.optimizer_preimages:
+            return False
+        newest = log.ring.get(self.table.epoch % RING)
+        return newest is None or not (newest.optimizer and newest.index == self.index)
+
+    def _commit(self, log: Log, optimizer: bool = False) -> None:
+        self.collectives.wait_for_all()
+        if self.roll.active:
+            if not self.pending:
+                raise RollForwardRefused("a step begins within the step")
+            self.roll.finish()
+        self._overwrite_former()
+        if self.inbox is not None:
+            self.replicated, self.inbox = self.inbox, None
+        table = self.table
+        number = table.epoch + 1
+        marks, sizes = self.collectives.marks()
+        made = Commit(number, self.steps, False, False, marks, sizes, self.index)
+        made.random, made.joined = self.random, self.collectives.done()
+        made.optimizer = optimizer
+        if self.protect:
+            made.complete = made.has_manifest = True
+            self._manifest(made)
+        table.commit()
+        table.preimages(True)
+        log.ring[number % RING] = made
+        log.commit_count = number
+        log.phase = 0  # not before: without pre-images there is no other commit to go back to
+        self.pending, self.last_commit = False, self.index
+        self.snapshots.after_commit(log, made)
+        self.world.stir()
+        self.apply_floor(log)
+
+    def _overwrite_former(self) -> None:
+        for other in self._bequeathed:
+            other.readable = False
+        self._bequeathed = []
+
+    def _manifest(self, made: Commit) -> None:
+        epoch = self.table.epoch
+        rows, lost = made.rows, []
+        room = self.world.shadow_limit
+        for handle, content, born, available in self.table.rows():
+            if not available:
+                rows.append(Row(handle, BUFFER_BYTES, None, False))
+                lost.append(handle)
+                continue
+            fresh = born == epoch
+            digest = int.from_bytes(content, "little") if not fresh or made.optimizer else None
+            shadowed = handle not in self.replicated
+            if made.optimizer and fresh and mix(self.world.seed, handle) % 2:  # it is large
+                rows.append(Row(handle, BUFFER_BYTES, digest, False))
+                continue
+            if shadowed and len(made.shadows) >= room:
+                shadowed = made.complete = False
+            if shadowed:
+                made.shadows[handle] = content
+            rows.append(Row(handle, BUFFER_BYTES, digest, shadowed))
+        made.lost = frozenset(lost)
+
+    def apply_floor(self, log: Log) -> None:
+        """Let go of what no commit at or above the floor needs."""
+        newest = self.table.epoch
+        target = min(log.floor_commit, newest) if self.protect else newest
+        target = max(target, newest - (RING - 4))
+        if target > self.applied_floor:
+            self.applied_floor = target
+            self.table.release(target)
+            self.floor_index = log.entry(target).index
+            for commit in log.commits():
+                if commit.number < target:
+                    commit.readable = False
+        keeps_from = min(self.floor_index, self.snapshots.keeps_log_from(log))
+        log.freed_segments = max(log.freed_segments, keeps_from // SEGMENT_RECORDS)
+
+    # ------------------------------------------------------------------ steering (already serialised)
+    def attach(self, request: Any) -> None:
+        """Take a rank."""
+        if self.state != "idle":
+            raise replay.LogError("the device server already has a session")
+        self.log = self.world.logs[request.rank]
+        self.protect, self.optimizer_preimages = request.policy.protect, request.policy.optimizer_preimages
+        self.table.protect(self.protect)
+        self.generation = request.generation
+        self.random = self.world.first_random
+        self.state = "parked"
+        self.snapshots.abandon(self.log)
+        if request.run:
+            self.resume()
+
+    def need_parked(self) -> Log:
+        """Raises unless it stands still."""
+        if self.state not in ("parked", "ended"):
+            raise replay.LogError("the device server must be parked for this")
+        assert self.log is not None
+        return self.log
+
+    def park(self) -> None:
+        """Stand still at a record boundary."""
+        if self.log is None:
+            raise replay.LogError("this device server has no session")
+        if self.state == "running":
+            only = self.protect and not self.optimizer_preimages
+            if self.pending and only and not self.collectives.under_way:
+                with contextlib.suppress(RollForwardRefused):  # there is no commit then
+                    self._commit(self.log)
+            self.collectives.abort()
+            self._stop("parked")
+
+    def rewind(self, target: int) -> None:
+        """In place, back to a commit."""
+        log = self.need_parked()
+        if target:
+            commit = log.entry(target)
+            if not (commit.has_manifest and commit.readable) and not self.snapshots.holds(log, target):
+                raise replay.LogError(f"commit {target} has no manifest")
+        self._forget(log)
+        self.table.rewind(target)
+        self._stand(log, target)
+        self.applied_floor = min(self.applied_floor, target)
+        self.floor_index = min(self.floor_index, self.index)
+
+    def _forget(self, log: Log) -> None:
+        self.snapshots.abandon(log)
+        self.collectives.forget()
+
+    def restore(self, target: int) -> None:
+        """Begin anew: everything but what replicas hold.  Its own state, if it had any, is forgotten."""
+        log = self.need_parked()
+        self._forget(log)
+        self.replicated, self.inbox, self._arriving, self._awaited = set(), None, {}, set()
+        self.table.start_at(target)
+        if target:
+            commit = log.entry(target)
+            if not commit.readable:
+                raise Violation(f"rank {log.rank} is restored from shadows that may have been overwritten")
+            self._arriving = {row.handle: commit.shadows.get(row.handle) for row in commit.rows}
+            self._awaited = self._arriving.keys() - commit.shadows.keys() - commit.lost
+        self._begin_anew(log, target)
+
+    def restore_snapshot(self, target: int) -> None:
+        """Begin anew with the snapshot of a commit."""
+        log = self.need_parked()
+        snapshot = self.snapshots.of(log, target)
+        self._forget(log)
+        self.replicated, self.inbox, self._arriving, self._awaited = set(), None, {}, set()
+        self.table.start_at(target)
+        for handle, content, available in snapshot.contents:
+            self.table.adopt(handle, content, available)
+        log.ring[target % RING] = replace(
+            snapshot.commit, complete=False, has_manifest=False, optimizer=False
+        )
+        self._begin_anew(log, target)
+
+    def _begin_anew(self, log: Log, target: int) -> None:
+        self._bequeathed = [commit for commit in log.ring.values() if commit.number != target]
+        self._stand(log, target)
+        self.applied_floor, self.floor_index = target, self.index
+
+    def _stand(self, log: Log, target: int) -> None:
+        self.roll.active = False
+        self.pending = self.validation.pausing = False
+        self.stands = target
+        self.world.stir()
+        log.phase = 0
+        self.table.preimages(True)
+        log.commit_count = target
+        if target == 0:
+            self.index, self.steps, self.random = 0, 0, self.world.first_random
+            self.collectives.stand(None, self.world.groups)
+        else:
+            commit = log.entry(target)
+            self.index, self.steps, self.random = commit.index, commit.step, commit.random
+            self.collectives.stand(commit, self.world.groups)
+        self.last_commit = self.index
+        self._publish(log)
+
+    def peek(self, handle: int) -> bytes | None:
+        """Content for a peer, if it is there."""
+        return next((row[1] for row in self.table.rows() if row[0] == handle and row[3]), None)
+
+    def adopt_replica(self, handle: int, content: bytes | None) -> None:
+        """Content of a replica; None: it was not kept there."""
+        if handle not in self._arriving:
+            raise replay.LogError(f"a replica spoke of an unknown buffer {handle}")
+        self._arriving[handle] = content
+        self._awaited.discard(handle)
+        self.replicated.add(handle)
+
+    def roll_forward(self, contents: Any) -> None:
+        """Finish an optimizer step with what a replica made of it."""
+        copied = self.replicated
+        lost = {row[0] for row in self.table.rows() if row[0] in copied and not row[3]}
+        lost |= set(contents.lost)
+        if lost & {*contents.rolled, *contents.steady}:
+            raise replay.LogError("a buffer is to be rolled forward, but has no content")
+        self.roll.begin(contents, lost)
+        self.stands = None
+
+    def complete_restore(self, digests: dict[int, int], lost: Collection[int]) -> None:
+        """All is there, but what is lost: check it."""
+        self._awaited -= set(lost)
+        if self._awaited:
+            raise Violation(f"rank {self.rank} is restored without the content of {sorted(self._awaited)}")
+        for handle, content in self._arriving.items():
+            self.table.adopt(handle, content or b"\xdd" * 8, content is not None)
+            expected = digests.get(handle)
+            if content is not None and expected is not None and int.from_bytes(content, "little") != expected:
+                raise replay.LogError(f"buffer {handle} copied from a replica differs from this rank's own")
+        self._arriving = {}
+
+    def rebuild(self, generation: int, finished: Callable[[], None]) -> None:
+        """Connect the communicators that were in use; then call `finished`."""
+        self.need_parked()
+        self.generation = generation
+        self.collectives.rebuild(finished)
+
+    def resume(self) -> None:
+        """Run."""
+        log = self.need_parked()
+        self.state = "running"
+        if self.validation.pausing:  # the validation does not come about
+            self.validation.pausing = False
+        else:
+            self.world.resumed(self, log)
+        self.validation.begin(log, self.steps + 1)
+        self.go_on()

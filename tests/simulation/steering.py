@@ -1,0 +1,232 @@
+"""Stands in for gRPC between proxyd and a device server: requests that take time, get lost, or run late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+import replay
+from recovery.control import pb
+from simulation.programs import mix
+
+if TYPE_CHECKING:
+    from simulation.device import Device
+
+Answer = Callable[[Any], None]
+
+REPLIES = {
+    "Park": pb.ParkReply,
+    "Attach": pb.AttachReply,
+    "Rewind": pb.RewindReply,
+    "Restore": pb.RestoreReply,
+    "RebuildCommunicators": pb.RebuildReply,
+    "Resume": pb.ResumeReply,
+    "SetReplicated": pb.ReplicatedReply,
+}
+DURATIONS = {"Park": 0.003, "Attach": 0.01, "Rewind": 0.01, "RebuildCommunicators": 0.005, "Resume": 0.001}
+"""Seconds, the longest."""
+
+
+class Unavailable(grpc.RpcError):  # type: ignore[misc]
+    """A call that did not come through."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self._why = why
+
+    def details(self) -> str:
+        """As grpc.Call has it."""
+        return self._why
+
+
+@dataclass
+class _Order:
+    name: str
+    request: Any
+    answer: asyncio.Future[Any]
+    fault: str = ""
+
+
+class Stub:
+    """What proxyd asks of a device server, done one after the other, also when nobody waits any more."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._world = device.world
+        self._chance = random.Random(mix(device.world.seed, device.pid, 12))
+        self._orders: deque[_Order] = deque()
+        self._busy = False
+        self._open: list[asyncio.Future[Any]] = []
+        self._cancel_rebuild: Callable[[], None] | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., asyncio.Future[Any]]:
+        if name not in REPLIES:
+            raise AttributeError(name)
+        return lambda request, timeout: self._call(name, request, timeout)
+
+    def died(self) -> None:
+        """The process is gone."""
+        open_calls, self._open = self._open, []
+        for answer in open_calls:
+            self._world.later(0.0005, partial(_refuse, answer, "Socket closed"))
+
+    # ------------------------------------------------------------------ the wire
+    def _call(self, name: str, request: Any, timeout: float) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = self._world.loop.create_future()
+        order = _Order(name, request, answer)
+        self._open.append(answer)
+        self._world.later(self._chance.uniform(0.0001, 0.0008), lambda: self._arrives(order))
+        timer = self._world.later(timeout, lambda: _refuse(answer, "Deadline Exceeded"))
+        answer.add_done_callback(lambda _: timer.cancel())
+        return answer
+
+    def _arrives(self, order: _Order) -> None:
+        if not self._device.process.running:
+            return _refuse(order.answer, "failed to connect to all addresses")
+        if order.answer.cancelled() and not (self._world.late_calls and self._chance.random() < 0.5):
+            return
+        order.fault = self._world.meddle(self._device, order.name)
+        if not self._device.process.running:
+            return
+        if order.name == "SetReplicated":
+            self._device.inbox = set(order.request.handles)
+            return self._reply(order, "")
+        if (
+            order.name == "Park"
+            and order.request.generation >= self._device.newest_generation
+            and self._cancel_rebuild is not None
+        ):
+            self._cancel_rebuild()
+        if order.answer.cancelled():  # its thread was held up, and others came first
+            self._world.later(self._chance.uniform(0.0, 0.02), lambda: self._enqueue(order))
+        else:
+            self._enqueue(order)
+
+    def _enqueue(self, order: _Order) -> None:
+        self._orders.append(order)
+        self._next()
+
+    def _reply(self, order: _Order, error: str, **values: Any) -> None:
+        self._world.count_event()
+        if order.fault == "lose-reply":
+            return
+        reply = (
+            REPLIES[order.name](error=error, **values)
+            if order.name != "SetReplicated"
+            else pb.ReplicatedReply()
+        )
+        self._world.later(self._chance.uniform(0.0001, 0.0008), lambda: self._delivered(order.answer, reply))
+        if order.fault == "kill-after":
+            self._world.kill(self._device)
+
+    def _delivered(self, answer: asyncio.Future[Any], reply: Any) -> None:
+        if answer in self._open:
+            self._open.remove(answer)
+            if not answer.done():
+                answer.set_result(reply)
+
+    # ------------------------------------------------------------------ the steering lock
+    def _next(self) -> None:
+        if self._busy or not self._orders or not self._device.process.running:
+            return
+        self._busy = True
+        order = self._orders.popleft()
+        if order.fault == "hang":
+            return  # holding the lock for ever
+        old = order.request.generation < self._device.newest_generation
+        if order.name == "Park" and self._device.state == "running" and not old:
+            self._device.collectives.abort()
+        pause = self._chance.uniform(0.0, DURATIONS.get(order.name, 0.01))
+        self._world.later(pause, lambda: self._run(order))
+
+    def _finished(self, order: _Order, error: str, **values: Any) -> None:
+        self._busy = False
+        if self._device.process.running:
+            self._reply(order, error, **values)
+            self._next()
+
+    def _run(self, order: _Order) -> None:
+        device, request = self._device, order.request
+        if not device.process.running:
+            return
+        if order.fault == "kill-during":
+            return self._world.kill(device)
+        if order.fault == "refuse":
+            return self._finished(order, "RuntimeError: out of file descriptors")
+        try:
+            if request.generation < device.newest_generation:
+                raise replay.LogError("a request of an older generation")
+            device.newest_generation = request.generation
+            match order.name:
+                case "Park":
+                    device.park()
+                case "Attach":
+                    device.attach(request)
+                case "Rewind":
+                    device.rewind(request.commit)
+                case "Restore":
+                    if request.from_snapshot and request.commit:
+                        device.restore_snapshot(request.commit)
+                    else:
+                        device.restore(request.commit)
+                    return self._copy(order, [(s, c) for s in request.sources for c in s.copies], {})
+                case "RebuildCommunicators":
+                    return self._rebuild(order)
+                case "Resume":
+                    device.resume()
+        except (replay.LogError, replay.RewindError) as problem:
+            return self._finished(order, f"{type(problem).__name__}: {problem}")
+        self._finished(order, "")
+
+    def _rebuild(self, order: _Order) -> None:
+        over = False
+
+        def finish(error: str = "") -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self._cancel_rebuild = None
+                self._finished(order, error)
+
+        def cancel() -> None:
+            self._device.collectives.abort()
+            finish("CollectiveError: cancelled")
+
+        self._cancel_rebuild = cancel
+        self._device.rebuild(order.request.generation, finish)
+
+    def _copy(self, order: _Order, copies: list[tuple[Any, Any]], digests: dict[int, int]) -> None:
+        """One buffer after the other, from servers that other requests reach meanwhile."""
+        device = self._device
+        if not device.process.running:
+            return
+        try:
+            if not copies:
+                roll = order.request.roll_forward
+                device.complete_restore(digests, roll.lost)
+                if order.request.HasField("roll_forward"):
+                    device.roll_forward(roll)
+                return self._finished(order, "", copied_bytes=8 * len(digests))
+            source, copy = copies.pop(0)
+            holder = self._world.device_at(source.address)
+            if holder is None or not holder.process.running:
+                return self._finished(order, "RpcError: failed to connect to all addresses")
+            if not order.answer.cancelled():
+                self._world.about_to_copy(device, holder, source.rank, copy)
+            device.adopt_replica(copy.handle, holder.peek(copy.source_handle))
+            digests[copy.handle] = copy.digest
+        except (replay.LogError, replay.RewindError) as problem:
+            return self._finished(order, f"{type(problem).__name__}: {problem}")
+        self._world.later(self._chance.uniform(0.0, 0.002), lambda: self._copy(order, copies, digests))
+
+
+def _refuse(answer: asyncio.Future[Any], why: str) -> None:
+    if not answer.done():
+        answer.set_exception(Unavailable(why))

@@ -1,0 +1,47 @@
+"""The validation of a minibatch by a simulated device server, as proxy_server/csrc/validation.cpp does it."""
+
+from __future__ import annotations
+
+from simulation.log import Log
+
+Contents = dict[int, bytes]
+"""Handle -> content; the generator's state is under handle -1."""
+
+
+class ValidationPause(Exception):
+    """The first pass is over: stand still until everybody was taken back."""
+
+
+class Validation:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.pausing = False
+        """Whether the server stands after a first pass."""
+        self._step = 0
+        self._first: Contents | None = None
+
+    def begin(self, log: Log, step: int) -> None:
+        """A minibatch begins, or is begun again."""
+        self.active = log.validate_step == step and log.validated_step < step
+        if self._step != step:
+            self._first = None
+        self._step = step
+
+    def at_end(self, log: Log, now: Contents, drifts: bool) -> bool:
+        """The end of the backward pass: whether both passes made the same; raises ValidationPause in between.
+
+        `drifts`: the program has an operator that does not replay.
+        """
+        self.active = False
+        if self._first is None:
+            self._first = now
+            self.pausing = True
+            raise ValidationPause
+        same, self._first = self._first == now, None
+        if not same or drifts:
+            log.validation_message = "replay differs"
+            log.validations_failed += 1
+        log.validated_step = self._step
+        return same

@@ -1,0 +1,150 @@
+"""Random fault schedules through the real planner and coordinator, in virtual time (tests/simulation)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+from simulation.chunks import CHUNK, count, run_chunk
+from simulation.layouts import Shape
+from simulation.run import Outcome, quiet, simulate, simulate_case
+from simulation.schedules import CALL_FAULTS, Fault, Schedule
+
+SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 5_000)
+PLAIN = Shape(
+    data=2, tensor=1, pipeline=1, steps=3, batches=1, layers=1, sharded=False, private=False, norm=False,
+    everybody=True, barrier=True, crossing=False, keeps=False, reads=0.0, automatic=0.0,
+    leaves=False, passing=False,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    quiet()
+    yield
+    structlog.reset_defaults()
+
+
+def schedule(
+    *faults: Fault, spares: int = 1, optimizer_preimages: bool = True, late: bool = False, validates: int = 0,
+    drifts: bool = False,
+) -> Schedule:  # fmt: skip
+    return Schedule(
+        faults,
+        spares,
+        optimizer_preimages,
+        shadow_limit=1000,
+        late_calls=late,
+        validates=validates,
+        drifts=drifts,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_no_schedule_breaks_an_invariant(seed: int) -> None:
+    """Every rank resumes at one cut, nothing waits for ever, all bits are those of an undisturbed run."""
+    first = seed * SCHEDULES
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        chunks = pool.map(run_chunk, range(first, first + SCHEDULES, CHUNK), chunksize=1)
+    plans = count(chunks, "plans")
+    print(plans)
+    told = "\n".join(
+        f"PYTHONPATH=tests python -P -m simulation --seed {number}: {text}"
+        for chunk in chunks
+        for number, text in chunk["failing"].items()
+    )
+    assert not told, told
+    assert all(plans[name] for name in ("restart-copy-replay", "rewind-in-place", "give-up"))
+
+
+def test_a_seed_runs_the_same_way_in_another_process() -> None:
+    here = [simulate(seed) for seed in range(40, 60)]
+    code = (
+        "from simulation.run import quiet, simulate\nquiet()\n"
+        "print([(o.events, o.rounds, o.ended) for o in map(simulate, range(40, 60))])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONHASHSEED": "7"}
+    there = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert there.stdout.strip() == str([(o.events, o.rounds, o.ended) for o in here])
+
+
+def died(outcome: Outcome) -> list[str]:
+    return [done.reason for done in outcome.recoveries if done.plan == "give-up"]
+
+
+def test_a_server_that_dies_at_any_record_is_replaced_and_nobody_notices() -> None:
+    records = 40
+    for record in range(records):
+        outcome = simulate_case(3, PLAIN, schedule(Fault("kill", 1, record)))
+        assert not outcome.violations
+        assert outcome.ended == 2 or died(outcome)  # at its very end its peer may have left
+
+
+def test_servers_that_die_while_they_are_prepared_are_no_failure_of_a_record() -> None:
+    """Their deaths were counted against the record where the rank stood, which no server had tried again."""
+    faults = [Fault("kill", 1, 20)] + [Fault("kill-during", call="Attach", nth=n) for n in (1, 2, 3)]
+    outcome = simulate_case(3, PLAIN, schedule(*faults, spares=2))
+    assert not outcome.violations
+    assert outcome.ended == 2
+
+
+def test_many_workers_that_leave_during_a_recovery_use_up_no_round() -> None:
+    """Each interrupted the round under way, and eight of them ended the attempt to recover the others."""
+    shape = Shape(
+        data=24, tensor=2, pipeline=1, steps=1, batches=1, layers=1, sharded=False, private=False, norm=False,
+        everybody=False, barrier=False, crossing=False, keeps=False, reads=0.0, automatic=0.0,
+    leaves=False, passing=False,
+    )  # fmt: skip
+    for seed in range(12):
+        for record in (8, 14, 18):
+            outcome = simulate_case(
+                seed, shape, schedule(Fault("collective", 40, record), Fault("kill", 3, record))
+            )
+            assert not outcome.violations
+            assert not any("rounds" in reason for reason in died(outcome))
+
+
+def test_a_request_that_was_held_up_does_not_disturb_the_next_round() -> None:
+    """A Resume of the round before let a rank run on between its rewind and the new communicators."""
+    kinds = ("kill-other", "lose-reply", "refuse")
+    for seed in range(40):
+        for kind in kinds:
+            faults = (Fault("kill", 1, 20), Fault(kind, 0, call="Resume", nth=1 + seed % 3))
+            outcome = simulate_case(seed, PLAIN, schedule(*faults, late=True))
+            assert not outcome.violations
+
+
+def test_a_job_that_does_not_replay_is_validated_once_and_trains_on() -> None:
+    outcome = simulate_case(3, replace(PLAIN, steps=8), schedule(validates=2, drifts=True))
+    assert not outcome.violations
+    assert (outcome.ended, outcome.validations, outcome.rounds) == (2, 1, 1)
+
+
+def test_a_job_is_validated_again_and_again_with_faults_in_between() -> None:
+    """A rank that its new server took to its validation anew, alone, was not let go on after a recovery."""
+    shape = replace(PLAIN, steps=8)
+    undisturbed = simulate_case(3, shape, schedule(validates=2))
+    assert (undisturbed.ended, undisturbed.violations) == (2, [])
+    assert undisturbed.validations > 1
+    for record in range(10, 60):
+        outcome = simulate_case(3, shape, schedule(Fault("kill", 1, record), validates=2))
+        assert not outcome.violations
+        assert outcome.ended == 2
+
+
+def test_a_request_of_a_validation_that_goes_wrong_ends_nobody() -> None:
+    for call in ("Park", "Rewind", "RebuildCommunicators", "Resume"):
+        for kind in CALL_FAULTS:
+            faults = Fault(kind, 0, call=call, nth=1)
+            outcome = simulate_case(3, replace(PLAIN, steps=6), schedule(faults, validates=2))
+            assert not outcome.violations
+            assert outcome.ended == 2, f"{call}: {kind}"

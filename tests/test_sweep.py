@@ -1,0 +1,44 @@
+"""A seeded sample of the sweep: faults at calls of three models change no bit."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "sweep"))
+
+from fault_sweep import Sweep
+from sweep_models import COMMITS, MODELS
+from sweep_points import FAULTS, Outcome, Point, all_points, sample
+
+POINTS = {"kill-server": 20, "call-error": 20, "sticky-error": 10, "stop-server": 2}
+"""Per model, all in one training."""
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """The outcomes of one model's sample."""
+    model, seed = request.param, 20261121
+    print(f"seed {seed}")
+    sweep = Sweep(tmp_path_factory.mktemp(model))
+    room = sum(POINTS.values()) + COMMITS[model]
+    calls = {model: sweep.count_calls(model, room)}
+    points = [
+        point
+        for fault in FAULTS
+        for point in sample(all_points(calls, [model], [fault]), POINTS[fault], seed)
+    ]
+    # A minibatch ends with its optimizer's step, which takes few records: the sample might miss it.
+    ends = {Point(model, FAULTS[0], commit, last - 3) for commit, last in enumerate(calls[model])}
+    points += sorted(ends - set(points))
+    random.Random(seed).shuffle(points)
+    return sweep.strike(points, room)
+
+
+def test_a_fault_at_any_call_changes_no_value_parameter_or_generator(swept: list[Outcome]) -> None:
+    assert len(swept) >= sum(POINTS.values())
+    assert [outcome for outcome in swept if outcome.problem or not outcome.identical] == []
+    assert {outcome.phase for outcome in swept} == {"FORWARD_BACKWARD", "OPTIMIZER"}
