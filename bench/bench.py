@@ -9,14 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import copy_rate
 import instructions
 import leak
+import protection_cost
+import recovery_cost
+import snapshot_cost
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
 from training_run import BIN, ROOT, RunFailed, Training, execute, under_proxy
 
-PARTS = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "total_s")
 Results = dict[str, Any]
 
 
@@ -28,12 +31,14 @@ class Effort:
     share: float  # of the steps in TRAININGS
     bursts: int
     repeats: int
-    drills: int
+    drills: int  # of each kind
+    copies: int
     leak_steps: int
 
 
-FULL = Effort(rounds=3, share=1, bursts=500, repeats=20, drills=6, leak_steps=2000)
-QUICK = Effort(rounds=1, share=0.2, bursts=50, repeats=4, drills=2, leak_steps=200)
+FULL = Effort(rounds=3, share=1, bursts=500, repeats=20, drills=12, copies=10, leak_steps=2000)
+BRIEF = Effort(rounds=3, share=1 / 3, bursts=200, repeats=10, drills=10, copies=6, leak_steps=1000)
+QUICK = Effort(rounds=1, share=0.2, bursts=50, repeats=4, drills=2, copies=2, leak_steps=200)
 
 WORKLOADS = "bench/workloads/"
 TRAININGS = [
@@ -115,23 +120,6 @@ def workload(name: str, folder: Path, *options: str) -> Results:
     raise RunFailed(f"{name} printed no result:\n{output}")
 
 
-def recoveries(effort: Effort, calls_per_step: int, folder: Path) -> Results:
-    """Several kills in one run of two ranks, at places spread over the minibatch; the median of each part."""
-    every = 6
-    drills = tuple(
-        f"kill-server rank={i % 2} step={every * (i + 1)} "
-        f"call={max(1, calls_per_step * (i + 1) // (effort.drills + 1))}"
-        for i in range(effort.drills)
-    )
-    training = Training("char_gpt.py", 2, every * (effort.drills + 1))
-    found = training.run(folder / "drills", proxied=True, drills=drills).report["recoveries"]
-    if not found:
-        raise RunFailed("the run with drills reports no recovery")
-    medians = {part: statistics.median(entry[part] for entry in found) for part in PARTS}
-    without_replay = statistics.median(entry["total_s"] - entry["replay_s"] for entry in found)
-    return {"drills": len(drills), **medians, "total_without_replay_s": without_replay, "all": found}
-
-
 def table_of(results: Results) -> Table:
     table = Table(title=f"understudy {results['commit']}, PyTorch {results['torch']}, {results['cpu']}")
     table.add_column("what")
@@ -144,8 +132,10 @@ def table_of(results: Results) -> Table:
             f"proxied {1000 * row['proxied_s']:.2f}, native {1000 * row['native_s']:.2f} ms; "
             f"{row['calls_per_step']} records, {row['log_bytes_per_step'] / 1000:.1f} kB a step",
         )
+    for what in (*snapshot_cost.rows(results["snapshots"]), *protection_cost.rows(results["protection"])):
+        table.add_row(*what)
     table.add_section()
-    calls, transfer, recovery = results["calls"], results["transfer"], results["recovery"]
+    calls, transfer = results["calls"], results["transfer"]
     table.add_row("one call from Python", f"{calls['call_ns']:.0f} ns", "a + b on 16 x 16")
     table.add_row("calls, executed", f"{calls['calls_per_s']:,.0f} /s", "a + b on 4 elements")
     for name, stages in results["stages"].items():
@@ -171,24 +161,29 @@ def table_of(results: Results) -> Table:
         f"steps {first['step']} to {last['step']}; {memory['log_bytes_per_step']:.0f} bytes of log a step",
     )
     table.add_section()
-    for part in (*PARTS, "total_without_replay_s"):
-        name = part.removesuffix("_s").replace("_", " ").replace("total without", "total -")
-        table.add_row(f"recovery: {name}", f"{1000 * recovery[part]:.1f} ms", "")
+    for what in (*recovery_cost.rows(results["recoveries"]), *copy_rate.rows(results["copy"])):
+        table.add_row(*what)
     return table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the numbers mean little")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--brief", action="store_true", help="a third of the steps")
+    length.add_argument("--quick", action="store_true", help="a smoke run: the numbers mean little")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "latest.json")
     arguments = parser.parse_args()
-    effort = QUICK if arguments.quick else FULL
+    effort = QUICK if arguments.quick else BRIEF if arguments.brief else FULL
     console = Console()
     try:
         with tempfile.TemporaryDirectory(prefix="understudy-bench-") as name:
             folder = Path(name)
-            results: Results = describe_machine() | {"quick": arguments.quick}
+            results: Results = describe_machine() | {"effort": asdict(effort)}
             results["step_times"] = step_times(effort, folder, console)
+            with console.status("snapshots on and off"):
+                results["snapshots"] = snapshot_cost.costs(effort.rounds, effort.share, folder)
+            with console.status("snapshots, shadows and validation on and off"):
+                results["protection"] = protection_cost.costs(effort.rounds, effort.share, folder)
             with console.status("cost of a call"):
                 results["calls"] = workload("call_cost.py", folder, "--bursts", str(effort.bursts))
             with console.status("stages of a call, item()"):
@@ -204,7 +199,9 @@ def main() -> int:
                 gpt = next(
                     r for r in results["step_times"] if r["script"] == "char_gpt.py" and r["ranks"] == 2
                 )
-                results["recovery"] = recoveries(effort, gpt["calls_per_step"], folder)
+                results["recoveries"] = recovery_cost.measure(effort.drills, gpt["calls_per_step"], folder)
+            with console.status("state copied to a new device server"):
+                results["copy"] = copy_rate.measure(effort.copies, folder)
     except RunFailed as failure:
         console.print(failure, style="red", markup=False, highlight=False)
         return 1

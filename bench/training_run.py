@@ -67,6 +67,7 @@ class Training:
         *,
         proxied: bool,
         drills: tuple[str, ...] = (),
+        options: tuple[str, ...] = (),
         on_step: Callable[[int], None] = lambda step: None,
         timeout_s: float = 600,
     ) -> Outcome:
@@ -83,7 +84,7 @@ class Training:
         command += [str(ROOT / script), "--steps", str(self.steps), *self.arguments]
         command += ["--losses", str(losses), "--timings", str(timings)]
         if proxied:
-            command = under_proxy(command, self.ranks, report, drills)
+            command = under_proxy(command, self.ranks, report, drills, options)
         else:
             command += ["--device", driver()]
         if self.pinned:
@@ -105,12 +106,21 @@ class Training:
         )
 
 
-def under_proxy(command: list[str], ranks: int, report: Path, drills: tuple[str, ...] = ()) -> list[str]:
-    """The same command under proxyrun, with an embedded proxyd and one device per rank."""
-    options = ["--devices", f"{driver()}:{ranks}", "--report", str(report)]
+def under_proxy(
+    command: list[str],
+    ranks: int,
+    report: Path,
+    drills: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+) -> list[str]:
+    """The same command under proxyrun: with an embedded proxyd, one device per rank and `options` for it, or
+    with the one whose --socket they name."""
+    words = ["--report", str(report), *options]
+    if "--socket" not in options:
+        words += ["--devices", f"{driver()}:{ranks}"]
     for drill in drills:
-        options += ["--drill", drill]
-    return [str(BIN / "proxyrun"), *options, *command]
+        words += ["--drill", drill]
+    return [str(BIN / "proxyrun"), *words, *command]
 
 
 def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None] = lambda line: None) -> str:

@@ -47,10 +47,7 @@ def make_step(device: torch.device) -> step_loop.Step:
         tokens = torch.randint(TOKENS, (BATCH, length + 1)).to(device)
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return step_loop.update(optimizer, loss)
 
     return step
 

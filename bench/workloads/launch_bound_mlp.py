@@ -22,10 +22,7 @@ def make_step(device: torch.device) -> step_loop.Step:
 
     def step(number: int) -> torch.Tensor:
         loss = F.cross_entropy(model(inputs[number % BATCHES]), labels[number % BATCHES])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return step_loop.update(optimizer, loss)
 
     return step
 

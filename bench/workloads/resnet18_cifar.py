@@ -51,10 +51,7 @@ def make_step(device: torch.device) -> step_loop.Step:
     def step(number: int) -> torch.Tensor:
         x, y = images[number % BATCHES].to(device), labels[number % BATCHES].to(device)
         loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return step_loop.update(optimizer, loss)
 
     return step
 

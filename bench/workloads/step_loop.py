@@ -12,6 +12,14 @@ import torch
 Step = Callable[[int], torch.Tensor]  # runs step number n, gives its loss
 
 
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    """One step down the gradient of `loss`, which comes back."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def run(name: str, make_step: Callable[[torch.device], Step], block: int = 10) -> None:
     """Run `make_step(device)` as the command line says.
 
