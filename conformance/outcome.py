@@ -25,6 +25,8 @@ class UnitResult:
     findings: list[dict[str, Any]] = field(default_factory=list)
     """Crashes, hangs, entries without samples."""
     seconds: float = 0.0
+    commit: str = ""
+    """What was checked out when it ran."""
 
     def add(self, verdict: dict[str, Any]) -> None:
         variant, status = verdict["variant"], verdict["status"]

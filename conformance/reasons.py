@@ -50,27 +50,10 @@ REASONS: tuple[Reason, ...] = (
         "without those of torch's Python code",
     ),
     Reason(
-        "op_db/nn_functional_ctc_loss|module_db/nn.(CTCLoss|LSTM|LSTMCell|GRU|GRUCell)",
-        "forward|backward|training|evaluation",
-        "takes an operator that only CUDA has; the `cpu` driver has none for it yet, and raises, naming it",
-    ),
-    Reason(
-        "module_db/nn.RNN",
-        "training|evaluation",
-        "for CUDA, PyTorch multiplies the inputs step by step, for the CPU all at once: last bits differ",
-    ),
-    Reason(
         "op_db/nn_functional_linear_cross_entropy_chunked.*|module_db/nn.LinearCrossEntropyLoss",
         "forward|backward|training",
-        "takes products with `out_dtype`, an operator that only CUDA has; raises, naming it",
+        "PyTorch's Python code accumulates in other types on CUDA than on the CPU, by the device's name",
         dtype="bfloat16",
-    ),
-    Reason(
-        "op_db/(vdot|linalg_lu_solve)",
-        "forward|backward|out",
-        "a fault of ours: results that the kernel conjugates lazily arrive without their conjugation bit; "
-        "with `out=` the numbers are the conjugate ones",
-        dtype="complex64",
     ),
     Reason(
         "op_db/renorm",
@@ -79,20 +62,16 @@ REASONS: tuple[Reason, ...] = (
         dtype="float32|complex64",
     ),
     Reason(
+        "op_db/linalg_lu_solve",
+        "forward|backward",
+        "the same numbers; natively some are conjugated by the tensor's conjugation bit, which a batched "
+        "solve on the device does not have",
+        dtype="complex64",
+    ),
+    Reason(
         "op_db/linalg_lstsq.*",
         "forward|out",
         "LAPACK's last bits depend on where memory lies: other cases differ natively from their repetition",
-    ),
-    Reason(
-        "op_db/cat",
-        "error",
-        "one tensor passed twice is two tensors over one memory in the device server; of an empty one "
-        "PyTorch does not notice that it is also written",
-    ),
-    Reason(
-        "op_db/sparse_mm_reduce",
-        "backward",
-        "a fault of ours: the backward kernel ends the device server, and the third time raises",
     ),
 )
 

@@ -72,11 +72,10 @@ def text(results: list[UnitResult], summary: Summary, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def markdown(results: list[UnitResult], summary: Summary, seconds: float, made_of: str) -> str:
-    """`made_of`: the commit that was swept."""
+def markdown(results: list[UnitResult], summary: Summary) -> str:
     parts = [
         PREFACE.read_text(),
-        f"\nLast sweep: commit {made_of}, {seconds / 60:.0f} minutes.\n",
+        f"\nLast run: {_commits(results)}.\n",
         "\n## Totals\n\n",
         _total_table(results),
     ]
@@ -89,6 +88,15 @@ def markdown(results: list[UnitResult], summary: Summary, seconds: float, made_o
     parts += ["\n## What waits for the device\n\n", _sync_section(results)]
     parts += ["\n## Errors that arrive late\n\n", _list_entries(r for r in results if r.late)]
     return "".join(parts)
+
+
+def _commits(results: list[UnitResult]) -> str:
+    """What was run at which commit; a part of a sweep may be newer than the rest of it."""
+    parts = [
+        f"{len(group):,} units (an entry with one dtype) at commit {name}"
+        for name, group in sorted(_by(results, lambda r: r.commit).items(), key=lambda item: -len(item[1]))
+    ]
+    return "; ".join(parts)
 
 
 def _by(results: Iterable[UnitResult], key: Callable[[UnitResult], str]) -> dict[str, list[UnitResult]]:
