@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ from training_run import BIN, driver
 from recovery.launch import ranks_wanted
 
 WORKLOADS = Path(__file__).parent / "workloads"
+
+
+def until(holds: Callable[[], Any], what: str, within_s: float = 60) -> Any:
+    """What other processes do has no event here: look until it is so."""
+    deadline = time.monotonic() + within_s
+    while not (answer := holds()):
+        assert time.monotonic() < deadline, f"in {within_s} s not: {what}"
+        time.sleep(0.01)
+    return answer
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,10 @@ def our_processes() -> list[str]:
     """Processes of this installation, but for this test run itself and what started it."""
     mine = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
+    for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
+        if "multiprocessing.resource_tracker" in line and process.info["ppid"] == os.getpid():
+            continue  # of a test that used several processors; it lives as long as we do
         if process.pid not in mine and sys.prefix in line and "pytest" not in line:
             found.append(f"{process.pid}: {line}")
     return found

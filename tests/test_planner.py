@@ -1,75 +1,29 @@
-"""The decision what to do after a fault: pure functions, checked on small worlds against brute force."""
+"""The decision what to do after a fault, case by case."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
+from made_up_facts import WORLD, commit, died, lost_ranks, parameters, rank, restarts
 
-from recovery.cuts import CutSearch, kept_commits
 from recovery.facts import (
-    BEGINNING,
     BufferFacts,
     CommitFacts,
     Facts,
     FaultFacts,
     FaultKind,
-    Manifest,
     Phase,
     RankFacts,
 )
 from recovery.planner import (
-    COMPLETE_WITHIN,
-    Continue,
     Lose,
-    Plan,
     PlanName,
-    Restart,
+    Reload,
     Rewind,
-    consistent_floor,
+    parked_anywhere,
     plan,
 )
-from recovery.replicas import ReplicaTracker, match, replicated_handles
-
-WORLD = (1, 2)
-"""A communicator of all ranks."""
-
-
-def commit(number: int, sequence: int | None = None, **other: object) -> CommitFacts:
-    done = number if sequence is None else sequence
-    return replace(CommitFacts(number, step=number, communicators=((*WORLD, done),)), **other)  # type: ignore[arg-type]
-
-
-def parameters(*digests: int, shadowed: bool = False, size: int = 100) -> Manifest:
-    return tuple(BufferFacts(10 + n, size, digest, shadowed) for n, digest in enumerate(digests))
-
-
-def rank(number: int, newest: int = 3, **other: object) -> RankFacts:
-    """Commits 1…newest, each with one replicated buffer whose content changes from commit to commit."""
-    commits = tuple(commit(n) for n in range(1, newest + 1))
-    manifests = {n: parameters(1000 + n) for n in range(1, newest + 1)}
-    return replace(
-        RankFacts(
-            number, commits=commits, manifests=manifests, log_complete_from_start=False, floor_commit=1
-        ),
-        **other,  # type: ignore[arg-type]
-    )
-
-
-def died(*ranks: int, **other: object) -> FaultFacts:
-    return replace(FaultFacts(FaultKind.SERVER_DIED, ranks), **other)  # type: ignore[arg-type]
-
-
-def lost_ranks(chosen: Plan) -> list[int]:
-    return [action.rank for action in chosen.actions if isinstance(action, Lose)]
-
-
-def restarts(chosen: Plan) -> list[Restart]:
-    return [action for action in chosen.actions if isinstance(action, Restart)]
 
 
 # ------------------------------------------------------------------ the ladder
@@ -92,6 +46,54 @@ def test_failed_collective_is_rewound_in_place_on_every_rank() -> None:
     chosen = plan(Facts((rank(0, 4), rank(1, 3)), FaultFacts(FaultKind.COLLECTIVE_FAILED, (0,))))
     assert chosen.name is PlanName.REWIND_IN_PLACE
     assert chosen.targets == {0: 3, 1: 3}
+
+
+def test_a_call_that_failed_once_is_rewound_in_place() -> None:
+    chosen = plan(Facts((rank(0), rank(1)), FaultFacts(FaultKind.CALL_FAILED, (1,), message="driver error")))
+    assert chosen.name is PlanName.REWIND_IN_PLACE
+    assert "a call failed for the first time" in chosen.reason
+
+
+def test_a_suspect_server_is_left_for_another_one_with_its_own_state() -> None:
+    facts = Facts((rank(0), rank(1, suspect=True)), FaultFacts(FaultKind.DRIVER_SUSPECT, (1,)))
+    chosen = plan(facts)
+    assert chosen.name is PlanName.STASH_RESTART_RESTORE
+    (restart,) = restarts(chosen)
+    assert restart.stash and [copy.source for copy in restart.copies] == [1]
+    assert chosen.targets == {0: 3, 1: 3}
+
+
+def test_a_suspect_server_needs_no_replica() -> None:
+    alone = rank(1, suspect=True, manifests={n: parameters(7) for n in (1, 2, 3)})
+    chosen = plan(Facts((rank(0), alone), FaultFacts(FaultKind.DRIVER_SUSPECT, (1,))))
+    assert chosen.name is PlanName.STASH_RESTART_RESTORE
+
+
+def test_a_suspect_server_beside_a_dead_one_gives_its_state_to_both() -> None:
+    facts = Facts((rank(0, alive=False), rank(1, suspect=True)), died(0))
+    chosen = plan(facts)
+    assert chosen.name is PlanName.RESTART_COPY_REPLAY
+    assert [(r.rank, r.stash, [c.source for c in r.copies]) for r in restarts(chosen)] == [
+        (0, False, [1]), (1, True, [1])
+    ]  # fmt: skip
+
+
+def test_a_failed_call_that_cannot_be_undone_is_raised_with_its_own_words() -> None:
+    stuck = rank(1, optimizer_preimages=False, phase=Phase.OPTIMIZER)
+    chosen = plan(Facts((rank(0), stuck), FaultFacts(FaultKind.CALL_FAILED, (1,), message="misaligned")))
+    assert chosen.name is PlanName.GIVE_UP
+    assert chosen.reason.startswith("misaligned; it could not be recovered from: rank 1 stood inside")
+
+
+def test_a_rank_without_a_device_needs_a_free_one() -> None:
+    gone = FaultFacts(FaultKind.DEVICE_GONE, (1,), message="it fell off the bus")
+    facts = Facts((rank(0), rank(1, alive=False)), gone, homeless=(1,))
+    chosen = plan(facts)
+    assert chosen.name is PlanName.GIVE_UP
+    assert "the device of rank 1 is gone (it fell off the bus), and no other is free" in chosen.reason
+    chosen = plan(replace(facts, free_devices=1))
+    assert chosen.name is PlanName.RESTART_COPY_REPLAY
+    assert "lost its device" in chosen.reason
 
 
 def test_dead_rank_with_everything_shadowed_needs_no_replica() -> None:
@@ -175,11 +177,17 @@ def test_record_that_failed_three_times_raises_its_own_message_everywhere() -> N
     assert chosen.actions == (Lose(0, "NaN in the link"), Lose(1, "NaN in the link"))
 
 
-def test_giving_up_leaves_ranks_without_a_common_communicator_alone() -> None:
+def test_parked_ranks_without_a_common_communicator_are_not_given_up_but_rewound() -> None:
     apart = rank(2, commits=(CommitFacts(1, 1, communicators=((5, 5, 1),)),), manifests={})
     chosen = plan(Facts((rank(0), rank(1), apart), died(1, attempts=3)))
     assert lost_ranks(chosen) == [0, 1]
-    assert Continue(2) in chosen.actions
+    assert Rewind(2, 1) in chosen.actions
+
+
+def test_ranks_whose_communicators_are_not_known_yet_are_given_up_together() -> None:
+    young = [RankFacts(number) for number in range(3)]
+    chosen = plan(Facts(tuple(young), died(1, attempts=3)))
+    assert lost_ranks(chosen) == [0, 1, 2]
 
 
 def test_rank_inside_the_optimizer_without_preimages_is_given_up_by_name() -> None:
@@ -202,218 +210,105 @@ def test_rank_whose_peer_has_left_is_given_up() -> None:
     assert "worker of rank 0 has ended" in chosen.reason
 
 
-# ------------------------------------------------------------------ replicas
-def test_equal_buffers_are_paired_by_their_order() -> None:
-    wanted = parameters(5, 5, 6)
-    offered = tuple(BufferFacts(handle, 100, digest, True) for handle, digest in ((1, 6), (2, 5), (3, 5)))
-    copies, missing = match(wanted, {4: offered})
-    assert [(copy.handle, copy.source_handle) for copy in copies] == [(10, 2), (11, 3), (12, 1)]
-    assert missing == []
+# ------------------------------------------------------------------ snapshots
+def test_ranks_that_died_together_come_back_from_their_snapshots() -> None:
+    both = tuple(rank(n, 9, alive=False, snapshots=(commit(2), commit(5))) for n in (0, 1))
+    chosen = plan(Facts(both, died(0, 1)))
+    assert chosen.name is PlanName.RESTORE_SNAPSHOT_REPLAY
+    assert chosen.actions == (Reload(0, 5, fresh=True), Reload(1, 5, fresh=True))
+    assert "every replica died" in chosen.reason
 
 
-def test_more_wanted_than_offered_share_the_offered_ones() -> None:
-    copies, missing = match(parameters(5, 5, 5), {0: parameters(5)})
-    assert [copy.source_handle for copy in copies] == [10, 10, 10]
-    assert missing == []
-
-
-def test_buffer_without_digest_matches_nothing_and_empty_one_needs_nothing() -> None:
-    unknown = BufferFacts(1, 100, None, False)
-    empty = BufferFacts(2, 0, None, False)
-    copies, missing = match((unknown, empty), {0: (replace(unknown, handle=9),)})
-    assert copies == []
-    assert missing == [unknown]
-
-
-def test_replica_is_believed_after_two_checks_and_forgotten_when_contents_part() -> None:
-    tracker = ReplicaTracker()
-    same = {0: parameters(1, 2), 1: parameters(1, 3)}
-    assert tracker.check(same) == {0: frozenset(), 1: frozenset()}
-    assert tracker.check(same) == {0: frozenset({10}), 1: frozenset({10})}
-    assert tracker.check({0: parameters(1), 1: parameters(4)}) == {0: frozenset(), 1: frozenset()}
-    assert tracker.check(same) == {0: frozenset(), 1: frozenset()}
-
-
-def test_equal_content_within_one_rank_is_no_replica() -> None:
-    assert replicated_handles({0: parameters(1, 1), 1: parameters(2)}) == {0: frozenset(), 1: frozenset()}
-
-
-# ------------------------------------------------------------------ floors
-def test_floor_is_the_newest_cut_that_everybody_completed() -> None:
-    assert consistent_floor([rank(0, 5), rank(1, 4)]) == {0: 4, 1: 4}
-
-
-def test_floor_waits_for_a_commit_that_can_be_rebuilt() -> None:
-    half = rank(1, 4, commits=(commit(1), commit(2), commit(3, complete=False), commit(4, complete=False)))
-    assert consistent_floor([rank(0, 4), half]) == {0: 2, 1: 2}
-
-
-def test_floor_does_not_wait_forever_for_a_commit_that_can_be_rebuilt() -> None:
-    last = COMPLETE_WITHIN + 3
-    never = tuple(commit(n, complete=n == 1) for n in range(1, last + 1))
-    assert consistent_floor([rank(0, last), rank(1, last, commits=never)]) == {0: last, 1: last}
-
-
-def test_floor_stays_at_the_beginning_while_a_rank_may_still_join() -> None:
-    start = RankFacts(1)
-    assert consistent_floor([rank(0, 3, log_complete_from_start=True, floor_commit=0), start]) == {0: 0, 1: 0}
-
-
-# ------------------------------------------------------------------ properties
-def some_world(chance: random.Random) -> list[RankFacts]:
-    """Ranks that ran for a while, with communicators over random subsets, each rank at a random place."""
-    count = chance.randint(1, 4)
-    groups = [
-        sorted(chance.sample(range(count), chance.randint(1, count))) for _ in range(chance.randint(0, 3))
-    ]
-    ranks = []
-    for number in range(count):
-        sequences = {n: 0 for n, group in enumerate(groups) if number in group}
-        commits = []
-        for index in range(1, chance.randint(1, 6)):
-            for group in sequences:
-                sequences[group] += chance.choice([0, 1, 1, 2])
-            marks = tuple((group, 0, done) for group, done in sorted(sequences.items()) if done)
-            commits.append(
-                CommitFacts(index, chance.choice([index, index, 1]), chance.random() < 0.8, True, marks)
-            )
-        manifests: dict[int, Manifest] = {
-            made.number: parameters(*(chance.choice([1, 1, 2]) for _ in range(chance.randint(0, 2))),
-                                    shadowed=chance.random() < 0.3)
-            for made in commits
-        }  # fmt: skip
-        floor = chance.choice([0, 0, 1, 2])
-        ranks.append(
-            RankFacts(
-                number, alive=chance.random() < 0.7, commits=tuple(commits), manifests=manifests,
-                log_complete_from_start=chance.random() < 0.6, floor_commit=floor,
-            )
-        )  # fmt: skip
-    return ranks
-
-
-def sequence(of: RankFacts, at: CommitFacts, uid: tuple[int, int]) -> int:
-    return next((done for low, high, done in at.communicators if (low, high) == uid), 0)
-
-
-def is_consistent(ranks: list[RankFacts], cut: Mapping[int, CommitFacts]) -> bool:
-    """The definition, word for word; a rank that never stepped and has no communicator may join any."""
-    uids = {(low, high) for r in ranks for c in r.commits for low, high, _ in c.communicators}
-    for uid in uids:
-        members = [
-            r
-            for r in ranks
-            if any((low, high) == uid for c in r.commits for low, high, _ in c.communicators)
-            or (r.newest.step == 0 and not r.newest.communicators)
-        ]
-        if len({sequence(r, cut[r.rank], uid) for r in members}) > 1:
-            return False
-    return True
-
-
-def consistent_cuts(
-    ranks: list[RankFacts], choices: dict[int, list[CommitFacts]]
-) -> list[dict[int, CommitFacts]]:
-    numbers = [r.rank for r in ranks]
-    every = (
-        dict(zip(numbers, picked, strict=True))
-        for picked in itertools.product(*(choices[n] for n in numbers))
+def test_snapshot_that_only_one_rank_completed_is_not_used() -> None:
+    ranks = (
+        rank(0, 9, alive=False, snapshots=(commit(2), commit(5))),
+        rank(1, 9, alive=False, snapshots=(commit(2),)),
     )
-    return [cut for cut in every if is_consistent(ranks, cut)]
+    assert plan(Facts(ranks, died(0, 1))).targets == {0: 2, 1: 2}
 
 
-def is_newer(one: Mapping[int, CommitFacts], other: Mapping[int, CommitFacts]) -> bool:
-    return all(one[r].number >= other[r].number for r in one) and any(
-        one[r].number > other[r].number for r in one
+def test_survivor_whose_peer_has_no_replica_goes_back_to_its_snapshot_on_its_own_server() -> None:
+    private = {n: parameters(7 + n) for n in range(1, 10)}
+    ranks = (
+        rank(0, 9, floor_commit=8, snapshots=(commit(4),)),
+        rank(1, 9, alive=False, manifests=private, floor_commit=8, snapshots=(commit(4),)),
     )
+    chosen = plan(Facts(ranks, died(1)))
+    assert chosen.name is PlanName.RESTORE_SNAPSHOT_REPLAY
+    assert chosen.actions == (Reload(0, 4, fresh=False), Reload(1, 4, fresh=True))
 
 
-@pytest.mark.parametrize("repetition", range(20))
-def test_newest_cut_is_consistent_and_none_is_newer(seed: int, repetition: int) -> None:
-    chance = random.Random(seed + repetition)
-    for _ in range(40):
-        ranks = some_world(chance)
-        choices = {r.rank: kept_commits(r) for r in ranks}
-        every = consistent_cuts(ranks, choices)
-        newest = CutSearch(ranks, choices).newest()
-        assert (newest is None) == (not every)
-        if newest is not None:
-            assert is_consistent(ranks, newest)
-            assert not [cut for cut in every if is_newer(cut, newest)]
+def test_snapshots_are_left_alone_where_a_replica_will_do() -> None:
+    ranks = (rank(0, snapshots=(commit(3),)), rank(1, alive=False, snapshots=(commit(3),)))
+    assert plan(Facts(ranks, died(1))).name is PlanName.RESTART_COPY_REPLAY
 
 
-@pytest.mark.parametrize("repetition", range(20))
-def test_search_visits_every_consistent_cut_newer_ones_first(seed: int, repetition: int) -> None:
-    chance = random.Random(seed + repetition)
-    for _ in range(20):
-        ranks = some_world(chance)
-        choices = {r.rank: kept_commits(r) for r in ranks}
-        visited = list(CutSearch(ranks, choices).newest_first())
-        assert len(visited) == len(consistent_cuts(ranks, choices))
-        for earlier, later in itertools.combinations(visited, 2):
-            assert not is_newer(later, earlier)
+def test_survivor_stuck_in_its_optimizer_step_without_pre_images_goes_back_to_a_snapshot() -> None:
+    stuck: dict[str, Any] = {"phase": Phase.OPTIMIZER, "optimizer_preimages": False}
+    ranks = (rank(0, snapshots=(commit(2),), **stuck), rank(1, alive=False, snapshots=(commit(2),), **stuck))
+    chosen = plan(Facts(ranks, died(1)))
+    assert chosen.actions == (Reload(0, 2, fresh=False), Reload(1, 2, fresh=True))
 
 
-@pytest.mark.parametrize("repetition", range(20))
-def test_plan_is_viable_and_no_newer_viable_cut_exists(seed: int, repetition: int) -> None:
-    chance = random.Random(seed + repetition)
-    for _ in range(40):
-        ranks = some_world(chance)
-        dead = tuple(r.rank for r in ranks if not r.alive) or (0,)
-        chosen = plan(Facts(tuple(ranks), died(*dead)))
-        choices = {
-            r.rank: [
-                c for c in kept_commits(r) if r.alive or c is BEGINNING or (c.complete and c.has_manifest)
-            ]
-            for r in ranks
-        }
-        viable = [cut for cut in consistent_cuts(ranks, choices) if is_viable(ranks, cut)]
-        assert (chosen.name is PlanName.GIVE_UP) == (not viable)
-        if viable:
-            taken = {r.rank: by_number(r, chosen.targets[r.rank]) for r in ranks}
-            assert taken in viable
-            assert not [cut for cut in viable if is_newer(cut, taken)]
-            check_copies(ranks, taken, chosen)
+def test_single_rank_comes_back_from_its_snapshot_though_its_log_is_complete() -> None:
+    alone = RankFacts(
+        0, alive=False, protected=False, commits=(commit(7, complete=False),), snapshots=(commit(6),)
+    )
+    assert plan(Facts((alone,), died(0))).actions == (Reload(0, 6, fresh=True),)
 
 
-def by_number(of: RankFacts, number: int) -> CommitFacts:
-    return next((c for c in of.commits if c.number == number), BEGINNING)
+def test_destroyed_communicator_is_known_from_a_snapshot_that_the_ring_has_forgotten() -> None:
+    before = CommitFacts(2, 2, communicators=((*WORLD, 5),))
+    after = CommitFacts(70, 70)
+    ranks = tuple(
+        RankFacts(n, alive=False, log_complete_from_start=False, floor_commit=70, commits=(after,),
+                  snapshots=(before, replace(after, number=60)) if n else (before,))
+        for n in (0, 1)
+    )  # fmt: skip
+    assert plan(Facts(ranks, died(0, 1))).targets == {0: 2, 1: 2}
 
 
-def offers(
-    ranks: list[RankFacts], cut: Mapping[int, CommitFacts], step: int
-) -> set[tuple[int, int, int, int | None]]:
-    """(rank, handle, bytes, digest) that survivors hold at this cut and step."""
-    return {
-        (r.rank, b.handle, b.bytes, b.digest)
-        for r in ranks
-        if r.alive and cut[r.rank].number and cut[r.rank].step == step
-        for b in r.manifests[cut[r.rank].number]
-    }
+def test_peers_of_a_rank_that_left_while_it_was_recovered_are_given_up() -> None:
+    chosen = plan(Facts((rank(0), rank(2)), died(1), departed=(1,)))
+    assert lost_ranks(chosen) == [0, 2]
 
 
-def is_viable(ranks: list[RankFacts], cut: Mapping[int, CommitFacts]) -> bool:
-    for r in ranks:
-        if r.alive or cut[r.rank] is BEGINNING:
-            continue
-        held = {content[2:] for content in offers(ranks, cut, cut[r.rank].step)}
-        if any(not b.shadowed and (b.bytes, b.digest) not in held for b in r.manifests[cut[r.rank].number]):
-            return False
-    return True
+# ------------------------------------------------------------------ corruption, and what does not replay
+def test_corruption_goes_back_to_the_newest_trusted_commit_even_though_newer_ones_exist() -> None:
+    fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (1,), message="replicas differ", trusted={0: 2, 1: 2})
+    chosen = plan(Facts((rank(0), rank(1)), fault))
+    assert chosen.name is PlanName.REWIND_IN_PLACE
+    assert chosen.targets == {0: 2, 1: 2}
+    assert chosen.reason.startswith("replicas differ")
 
 
-def check_copies(ranks: list[RankFacts], cut: Mapping[int, CommitFacts], chosen: Plan) -> None:
-    for restart in restarts(chosen):
-        held = offers(ranks, cut, cut[restart.rank].step)
-        assert all((c.source, c.source_handle, c.bytes, c.digest) in held for c in restart.copies)
-        if restart.commit:
-            manifest = ranks[restart.rank].manifests[restart.commit]
-            assert [c.handle for c in restart.copies] == [b.handle for b in manifest if not b.shadowed]
+def test_corruption_that_cannot_be_undone_ends_no_training_but_goes_on_from_the_newest_cut() -> None:
+    fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (1,), message="replicas differ", trusted={0: 0, 1: 0})
+    chosen = plan(Facts((rank(0), rank(1)), fault))
+    assert chosen.name is PlanName.REWIND_IN_PLACE
+    assert chosen.targets == {0: 3, 1: 3}
 
 
-def test_cut_of_sixty_four_commits_on_sixteen_ranks_is_found_at_once() -> None:
-    ranks = [
-        rank(n, 64, commits=tuple(commit(c, c * 20) for c in range(1, 64 + n % 2)), manifests={})
-        for n in range(16)
-    ]
-    assert consistent_floor(ranks) == dict.fromkeys(range(16), 63)
+def test_a_rank_whose_memory_was_corrupted_is_restored_from_its_replica_at_the_trusted_commit() -> None:
+    fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (1,), message="replicas differ", trusted={0: 2, 1: 2})
+    chosen = plan(Facts((rank(0), rank(1, alive=False)), fault))
+    assert chosen.name is PlanName.RESTART_COPY_REPLAY
+    assert chosen.targets == {0: 2, 1: 2}
+
+
+def test_a_job_that_does_not_replay_is_given_up_with_where_it_differed() -> None:
+    facts = Facts((rank(0, alive=False), rank(1)), died(0), not_replayable="buffer 3 after record 17")
+    chosen = plan(facts)
+    assert chosen.name is PlanName.GIVE_UP
+    assert lost_ranks(chosen) == [0, 1]
+    assert "buffer 3 after record 17" in chosen.reason
+
+
+def test_a_plan_for_ranks_that_still_run_does_not_count_on_where_they_are() -> None:
+    """Once they are parked, they may stand in an optimizer step that keeps no pre-images."""
+    fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (1,), message="replicas differ", trusted={0: 3, 1: 3})
+    facts = Facts(tuple(rank(n, optimizer_preimages=False) for n in (0, 1)), fault)
+    assert plan(facts).name is PlanName.REWIND_IN_PLACE
+    assert plan(parked_anywhere(facts)).name is PlanName.GIVE_UP
+    undoable = Facts((rank(0), rank(1)), fault)
+    assert plan(parked_anywhere(undoable)).name is PlanName.REWIND_IN_PLACE

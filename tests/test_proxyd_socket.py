@@ -15,9 +15,10 @@ import pytest
 
 from recovery.control import OPTIONS
 from recovery.daemon import _bind
+from recovery.inheritance import remove_leftovers
 from recovery.processes import start_ticks
 from recovery.rendezvous import Store
-from recovery.runtime_directory import RuntimeDirectory, remove_leftovers
+from recovery.runtime_directory import RuntimeDirectory
 from recovery.settings import BadInput
 from recovery.socket_path import claim, default_socket, is_answering
 
@@ -157,7 +158,7 @@ def dead_process() -> tuple[int, int]:
 
 
 def test_runtime_directory_is_private_and_gone_afterwards(tmp_path: Path) -> None:
-    runtime = RuntimeDirectory(tmp_path)
+    runtime = RuntimeDirectory.make(tmp_path)
     assert stat.S_IMODE(runtime.path.stat().st_mode) == 0o700
     runtime.rank_directory("job", 0, 0)
     runtime.remove()
@@ -179,14 +180,14 @@ def test_leftovers_whose_pid_was_reused_are_removed(tmp_path: Path) -> None:
 
 
 def test_directory_of_a_living_proxyd_is_left_alone(tmp_path: Path) -> None:
-    runtime = RuntimeDirectory(tmp_path)
+    runtime = RuntimeDirectory.make(tmp_path)
     assert remove_leftovers(tmp_path) == []
     assert runtime.path.exists()
     runtime.remove()
 
 
 def test_directory_locked_in_another_pid_namespace_is_left_alone(tmp_path: Path) -> None:
-    runtime = RuntimeDirectory(tmp_path)
+    runtime = RuntimeDirectory.make(tmp_path)
     pid, ticks = dead_process()  # what a foreign namespace's pid looks like from here
     renamed = runtime.path.rename(tmp_path / f"understudy-{os.getuid()}-{pid}-{ticks}-abcd1234")
     assert remove_leftovers(tmp_path) == []

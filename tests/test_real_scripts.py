@@ -1,8 +1,7 @@
 """What real scripts do, scenario by scenario: natively, under the proxy, and with a server killed in it.
 
-The scenarios of one group (tests/workloads/real_scripts) share three processes, because most of the time
-goes into starting PyTorch; each scenario is a test of its own all the same. A rank alone can be recovered
-while its log still begins at the beginning, so the groups are small.
+The scenarios of some groups (tests/workloads/real_scripts) share three processes, because most of the time
+goes into starting PyTorch; each scenario is a test of its own all the same.
 """
 
 from __future__ import annotations
@@ -90,12 +89,14 @@ GROUPS = {
         "profiled_training",
     ),
 }
+RUNS = (("optimizing", "recurrent"), ("memory", "programming"), ("loading",), ("extending",))
+"""Groups that share processes."""
 SCENARIOS = [(group, name) for group, names in GROUPS.items() for name in names]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one group: scenario -> what it kept, in each of the three runs."""
+    """Results of one of `RUNS`: scenario -> what it kept, in each of the three runs."""
 
     native: dict[str, Any]
     undisturbed: dict[str, Any]
@@ -106,16 +107,15 @@ class Outcome:
     cpu_branches: dict[str, int]
 
 
-def command(group: str, device: str, out: Path) -> list[str]:
-    return proxied.python(
-        FOLDER / "run_scenarios.py", "--group", group, "--device", device, "--out", str(out)
-    )
+def command(groups: tuple[str, ...], device: str, out: Path) -> list[str]:
+    script = FOLDER / "run_scenarios.py"
+    return proxied.python(script, "--groups", ",".join(groups), "--device", device, "--out", str(out))
 
 
-def native_run(group: str, folder: Path) -> dict[str, Any]:
+def native_run(groups: tuple[str, ...], folder: Path) -> dict[str, Any]:
     out = folder / "native.json"
     done = subprocess.run(
-        command(group, "cpu", out),
+        command(groups, "cpu", out),
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -129,11 +129,11 @@ def native_run(group: str, folder: Path) -> dict[str, Any]:
 
 
 def proxied_run(
-    group: str, folder: Path, name: str, drills: tuple[str, ...] = ()
+    groups: tuple[str, ...], folder: Path, name: str, drills: tuple[str, ...] = ()
 ) -> tuple[Any, proxied.Ended]:
     out = folder / f"{name}.json"
     options = tuple(word for drill in drills for word in ("--drill", drill))
-    ended = proxied.run(command(group, "cuda", out), folder=folder, options=options, timeout_s=200)
+    ended = proxied.run(command(groups, "cuda", out), folder=folder, options=options, timeout_s=200)
     assert ended.status == 0, ended.output[-3000:]
     return json.loads(out.read_text()), ended
 
@@ -150,15 +150,15 @@ def middle(results: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 @functools.cache
-def outcome(group: str, folder: Path) -> Outcome:
+def outcome(groups: tuple[str, ...], folder: Path) -> Outcome:
     folder.mkdir(exist_ok=True)
     with ThreadPoolExecutor(2) as both:
-        native = both.submit(native_run, group, folder)
-        undisturbed = both.submit(proxied_run, group, folder, "undisturbed")
+        native = both.submit(native_run, groups, folder)
+        undisturbed = both.submit(proxied_run, groups, folder, "undisturbed")
         results = undisturbed.result()[0]
         places = middle(results["scenarios"])
         drills = tuple(f"kill-server rank=0 step={step} call={call}" for step, call in places.values())
-        killed, ended = proxied_run(group, folder, "killed", drills)
+        killed, ended = proxied_run(groups, folder, "killed", drills)
         return Outcome(
             native.result(),
             results["scenarios"],
@@ -194,9 +194,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def group_outcome(
     group: str, outcomes: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Outcome:
-    if group == "extending":
+    (groups,) = (run for run in RUNS if group in run)
+    if "extending" in groups:
         monkeypatch.setenv("UNDERSTUDY_TEST_LIBRARY", str(request.getfixturevalue("library")))
-    return outcome(group, outcomes / group)
+    return outcome(groups, outcomes / groups[0])
 
 
 @pytest.mark.parametrize(("group", "name"), SCENARIOS, ids=[name for _, name in SCENARIOS])
@@ -219,10 +220,11 @@ def test_a_scenario_survives_the_death_of_its_device_server(name: str, group_out
     assert group_outcome.report["replies_different"] == 0
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_scenario_of_a_group_is_listed_here(group: str, group_outcome: Outcome) -> None:
-    assert list(group_outcome.native) == list(GROUPS[group])
-    assert len(group_outcome.report["recoveries"]) == len(GROUPS[group])
+@pytest.mark.parametrize(("groups", "group"), [(groups, groups[0]) for groups in RUNS])
+def test_every_scenario_of_a_group_is_listed_here(groups: tuple[str, ...], group_outcome: Outcome) -> None:
+    listed = [name for group in groups for name in GROUPS[group]]
+    assert list(group_outcome.native) == listed
+    assert len(group_outcome.report["recoveries"]) == len(listed)
 
 
 @pytest.mark.parametrize("group", ["recurrent"])

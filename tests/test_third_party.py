@@ -66,6 +66,7 @@ def text() -> list[str]:
 
 
 @needs("transformers", "accelerate")
+@pytest.mark.long
 def test_hugging_face_trainer_in_one_process(tmp_path: Path) -> None:
     command = python(SCRIPTS / "hf_trainer.py", *text())
     expected = native(command, tmp_path / "native", 1)
@@ -82,23 +83,34 @@ def test_hugging_face_trainer_on_two_ranks_survives_a_killed_server(tmp_path: Pa
     assert_recovered(ended)
 
 
+LIGHTNING = SCRIPTS / "lightning_ddp.py"
+
+
+@pytest.fixture(scope="module")
+def lightning_natively(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    return native(python(LIGHTNING), tmp_path_factory.mktemp("lightning") / "native", 2)
+
+
 @needs("lightning")
-def test_lightning_with_processes_of_its_own_and_of_torchrun(tmp_path: Path) -> None:
-    script = SCRIPTS / "lightning_ddp.py"
-    expected = native(python(script), tmp_path / "native", 2)
-    found, _ = under_proxy(python(script), tmp_path / "own", 2, *TWO_DEVICES)
-    assert found == expected
-    found, ended = under_proxy(torchrun(2, script), tmp_path / "torchrun", 2, *DRILL)
-    assert found == expected
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        pytest.param(python(LIGHTNING), TWO_DEVICES, id="processes of its own"),
+        pytest.param(torchrun(2, LIGHTNING), (), id="of torchrun", marks=pytest.mark.long),
+    ],
+)
+def test_lightning_survives_a_killed_server(
+    command: list[str], options: tuple[str, ...], lightning_natively: list[list[str]], tmp_path: Path
+) -> None:
+    found, ended = under_proxy(command, tmp_path / "proxied", 2, *options, *DRILL)
+    assert found == lightning_natively
     assert_recovered(ended)
 
 
 @needs("accelerate")
-def test_accelerate_launch_without_a_configuration(tmp_path: Path) -> None:
+def test_accelerate_launch_without_a_configuration_survives_a_killed_server(tmp_path: Path) -> None:
     script = SCRIPTS / "accelerated.py"
     expected = native(torchrun(2, script), tmp_path / "native", 2)
-    found, _ = under_proxy(accelerate_launch(script), tmp_path / "proxied", 2)
-    assert found == expected
     found, ended = under_proxy(accelerate_launch(script), tmp_path / "drilled", 2, *DRILL)
     assert found == expected
     assert_recovered(ended)

@@ -32,15 +32,16 @@ def test_losses_under_the_proxy_equal_native_ones_bit_for_bit(
     assert under_proxy.report["recoveries"] == []
 
 
-def test_every_collective_gives_the_bytes_that_gloo_gives_natively(tmp_path: Path) -> None:
-    script = proxied.WORKLOADS / "collectives.py"
-    native = proxied.torchrun(
-        2, script, "--device", "cpu", "--out", str(tmp_path / "native.x"), "--steps", "2"
-    )
-    execute_natively(native, 120)
-    ended = proxied.run(
-        proxied.torchrun(2, script, "--out", str(tmp_path / "proxied.x"), "--steps", "2"), folder=tmp_path
-    )
+def test_every_collective_gives_the_bytes_that_gloo_gives_natively_also_when_servers_die(
+    tmp_path: Path,
+) -> None:
+    """Each step calls all of them; the first two and the last three are not disturbed."""
+    command = proxied.torchrun(2, proxied.WORKLOADS / "collectives.py", "--steps", "20", "--out")
+    execute_natively([*command, str(tmp_path / "native.x"), "--device", "cpu"], 120)
+    drills = [f"kill-server rank={i % 2} step={3 + 2 * i} call={5 + 9 * i}" for i in range(8)]
+    options = tuple(word for drill in drills for word in ("--drill", drill))
+    ended = proxied.run([*command, str(tmp_path / "proxied.x")], folder=tmp_path, options=options)
     assert ended.status == 0, ended.output[-3000:]
+    assert len(ended.report["recoveries"]) == len(drills)
     for rank in range(2):
         assert (tmp_path / f"proxied.{rank}").read_bytes() == (tmp_path / f"native.{rank}").read_bytes()

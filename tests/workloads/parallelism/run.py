@@ -1,4 +1,4 @@
-"""Runs the scenarios of one group; each rank writes what they computed to `--out`.rank."""
+"""Runs the scenarios of some groups; each rank writes what they computed to `--out`.rank."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from scenario import GROUPS, Run
 
 parser = argparse.ArgumentParser()
-parser.add_argument("group", choices=sorted(GROUPS))
+parser.add_argument("groups", help="separated by commas")
 parser.add_argument("--device", default="cuda")
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--only", default="", help="scenarios, separated by commas")
@@ -27,9 +27,10 @@ if args.device == "cuda":
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=run.device)
 else:
     dist.init_process_group("gloo")
-for name, function in GROUPS[args.group].items():
-    if not args.only or name in args.only.split(","):
-        run.execute(name, function)
+for group in args.groups.split(","):
+    for name, function in GROUPS[group].items():
+        if not args.only or name in args.only.split(","):
+            run.execute(name, function)
 run.write(args.out.with_suffix(f".{rank}"))
 dist.barrier()  # no rank leaves while another still talks to it
 dist.destroy_process_group()

@@ -25,7 +25,7 @@ GROUPS: dict[str, dict[str, Scenario]] = {}
 
 
 def scenario(group: str) -> Callable[[Scenario], Scenario]:
-    """Registers a function as a scenario of `group`: one group shares one run of torchrun."""
+    """Registers a function as a scenario of `group`, all in one run of torchrun."""
 
     def register(function: Scenario) -> Scenario:
         GROUPS.setdefault(group, {})[function.__name__] = function

@@ -1,5 +1,7 @@
 """State that no other rank holds: FSDP, tensor parallelism, pipelines."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -32,6 +34,15 @@ def _blocks(run: Run, count: int = 2, width: int = 16) -> nn.Sequential:
     ).to(run.device)
 
 
+def _fully_sharded(run: Run, **options: Any) -> nn.Module:
+    """Each block, then the whole, so that there is one gather per block."""
+    model = _blocks(run)
+    for block in model:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
 def _keep_local(run: Run, model: nn.Module) -> None:
     for parameter in model.parameters():
         run.keep(parameter.to_local() if isinstance(parameter, DTensor) else parameter)
@@ -50,40 +61,25 @@ def _train_sharded(run: Run, model: nn.Module) -> None:
 
 @scenario("sharded")
 def fully_shard_with_resharding(run: Run) -> None:
-    model = _blocks(run)
-    for block in model:
-        fully_shard(block, reshard_after_forward=True)
-    fully_shard(model)
-    _train_sharded(run, model)
+    _train_sharded(run, _fully_sharded(run, reshard_after_forward=True))
 
 
 @scenario("sharded")
 def fully_shard_without_resharding(run: Run) -> None:
-    model = _blocks(run)
-    for block in model:
-        fully_shard(block, reshard_after_forward=False)
-    fully_shard(model, reshard_after_forward=False)
-    _train_sharded(run, model)
+    _train_sharded(run, _fully_sharded(run, reshard_after_forward=False))
 
 
 @scenario("sharded")
 def fully_shard_with_mixed_precision(run: Run) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model = _blocks(run)
-    for block in model:
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
-    _train_sharded(run, model)
+    _train_sharded(run, _fully_sharded(run, mp_policy=policy))
 
 
 @scenario("sharded")
 def fully_shard_with_state_on_the_host(run: Run) -> None:
     # On the CPU there is nowhere to offload to, and the sums are the same.
     options = {"offload_policy": CPUOffloadPolicy()} if run.device.type == "cuda" else {}
-    model = _blocks(run)
-    for block in model:
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+    model = _fully_sharded(run, **options)
     optimizer = AdamW(model.parameters(), lr=0.01)
     run.train(model, optimizer, run.batches(STEPS, 4, 16))
     _keep_local(run, model)
@@ -217,11 +213,7 @@ def pipeline_one_forward_one_backward(run: Run) -> None:
 @scenario("hybrid")
 def hybrid_sharding(run: Run) -> None:
     mesh = init_device_mesh(run.device.type, (2, 2), mesh_dim_names=("replicate", "shard"))
-    model = _blocks(run)
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    _train_sharded(run, model)
+    _train_sharded(run, _fully_sharded(run, mesh=mesh))
 
 
 @scenario("hybrid")

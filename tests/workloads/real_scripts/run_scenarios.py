@@ -1,4 +1,4 @@
-"""Runs the scenarios of `--group` on `--device`; writes what each kept, or how it failed, to `--out`."""
+"""Runs the scenarios of `--groups` on `--device`; writes what each kept, or how it failed, to `--out`."""
 
 from __future__ import annotations
 
@@ -58,16 +58,19 @@ def run_one(name: str, body: Body, device: str, minibatches: Minibatches) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--group", required=True)
+    parser.add_argument("--groups", required=True, help="separated by commas")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="", help="one scenario by name")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    import_group(arguments.group)
+    groups = arguments.groups.split(",")
+    for group in groups:
+        import_group(group)
     minibatches = Minibatches()
     results = {
         name: run_one(name, body, arguments.device, minibatches)
-        for name, body in GROUPS[arguments.group].items()
+        for group in groups
+        for name, body in GROUPS[group].items()
         if arguments.only in ("", name)
     }
     arguments.out.write_text(

@@ -1,0 +1,106 @@
+"""When floors move: the keeper over ranks that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from made_up_ranks import WEIGHT, a_job, log_of, step
+
+import replay
+from recovery.floors import FloorKeeper
+from recovery.jobs import Job
+from recovery.validation import ValidationSchedule
+
+
+class Recovery:
+    """What the keeper tells a coordinator."""
+
+    def __init__(self, repairs: bool = True) -> None:
+        self.repairs = repairs
+        self.recovering = self.restoring = False
+        self.found: list[str] = []
+
+    def corruption_found(self, session: Any, message: str, trusted: Any) -> bool:
+        self.found.append(message)
+        return self.repairs
+
+
+def a_keeper(job: Job, recovery: Recovery) -> FloorKeeper:
+    return FloorKeeper(job, cast(Any, recovery), True, ValidationSchedule(job, 0))
+
+
+def look(keeper: FloorKeeper) -> None:
+    asyncio.run(keeper.look())
+
+
+def learnt(job: Job, recovery: Recovery) -> FloorKeeper:
+    """The weights are known to be replicas, and the floors stand at commit 8."""
+    keeper = a_keeper(job, recovery)
+    for number in range(1, 9):
+        step(job, number, number)
+        look(keeper)
+    return keeper
+
+
+def floors(job: Job) -> set[int]:
+    return {session.log.floor_commit for session in job.sessions.values()}
+
+
+def test_floors_wait_at_a_commit_whose_digests_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They moved, although nobody had looked whether the replicas agree there."""
+
+    def overwritten(number: int, handles: list[int]) -> list[int | None]:
+        raise replay.LogError(f"the manifest of commit {number} is damaged")
+
+    job, recovery = a_job(2), Recovery()
+    keeper = learnt(job, recovery)
+    step(job, 9, 900)
+    with monkeypatch.context() as patch:
+        patch.setattr(log_of(job, 1), "digests", overwritten)
+        look(keeper)
+    assert floors(job) == {8}
+    step(job, 10, 10)
+    look(keeper)
+    assert floors(job) == {10}
+
+
+def test_floors_move_where_no_manifest_had_room() -> None:
+    job, recovery = a_job(2), Recovery()
+    keeper = learnt(job, recovery)
+    for number in range(9, 50):
+        step(job, number, number + 100, manifest=False)
+        look(keeper)
+    assert floors(job) != {8}
+    assert not recovery.found
+
+
+def test_a_difference_that_cannot_be_repaired_is_reported_once_and_floors_go_on() -> None:
+    job, recovery = a_job(2), Recovery(repairs=False)
+    keeper = learnt(job, recovery)
+    step(job, 9, 900)
+    look(keeper)
+    assert len(recovery.found) == 1
+    assert floors(job) == {8}
+    for number in range(10, 13):
+        step(job, number, number + 100)
+        look(keeper)
+    assert len(recovery.found) == 1
+    assert floors(job) == {12}
+
+
+def test_a_difference_seen_while_a_recovery_is_under_way_is_reported_after_it() -> None:
+    """It counted as the program's own when it was seen again."""
+    job, recovery = a_job(2), Recovery()
+    keeper = learnt(job, recovery)
+    recovery.recovering = True
+    step(job, 9, 900)
+    look(keeper)
+    assert not recovery.found
+    recovery.recovering = False
+    step(job, 10, 1000)
+    look(keeper)
+    assert len(recovery.found) == 1
+    assert f"buffer {WEIGHT} of rank 1" in recovery.found[0]
+    assert floors(job) == {8}

@@ -1,0 +1,111 @@
+"""What Prometheus is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import proxied
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from running_proxyd import running_proxyd
+from structlog.testing import capture_logs
+from training_run import BIN
+
+import recovery.metrics
+from recovery.metrics import Metrics
+from recovery.proxyd import settings_of
+from recovery.settings import BadInput, parse_address
+
+TINY = proxied.WORKLOADS / "tiny.py"
+
+
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def scrape(port: int) -> dict[tuple[str, str], float]:
+    """(name, one label's value) -> value, once for every label."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, label): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        for label in ("", *sample.labels.values())
+    }
+
+
+def test_an_address_without_a_host_is_this_machine_only() -> None:
+    assert parse_address("9400") == ("127.0.0.1", 9400)
+    assert parse_address("0.0.0.0:9400") == ("0.0.0.0", 9400)
+    assert parse_address("[::1]:9400") == ("::1", 9400)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "70000", "host:", "::1:9400"])
+def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(BadInput, match=r"127\.0\.0\.1:9400"):
+        parse_address(text)
+
+
+def test_proxyd_refuses_a_bad_address_before_it_starts() -> None:
+    with pytest.raises(BadInput, match="is no address"):
+        settings_of(["--devices", "cpu:1", "--metrics", "nowhere"])
+
+
+def test_a_scrape_that_a_busy_proxyd_cannot_answer_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery.metrics, "SCRAPE_WITHIN_S", 0.05)
+    with asyncio.Runner() as runner, capture_logs() as said:
+
+        async def made() -> Metrics:
+            return Metrics({})
+
+        metrics = runner.run(made())
+        assert list(metrics.collect()) == []  # the loop does not run: it has no time for us
+        runner.run(asyncio.sleep(0))
+    assert [entry["log_level"] for entry in said] == ["warning"]
+
+
+def test_ranks_and_recoveries_are_told_and_counters_outlive_their_job(tmp_path: Path) -> None:
+    port = a_free_port()
+    with running_proxyd(tmp_path / "socket", 1, ("--metrics", str(port))) as proxyd:
+        drill = ("--socket", str(proxyd.socket), "--drill", "kill-server rank=0 step=2 call=4")
+        run = subprocess.Popen(
+            [str(BIN / "proxyrun"), *drill, *proxied.python(TINY, "--fail", "hang")],
+            env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert run.stdout is not None
+        for line in run.stdout:
+            if line.startswith("hanging"):
+                break
+        running = scrape(port)
+        assert running["understudy_step", "cpu:0"] == 3
+        assert running["understudy_not_replayable", ""] == 0
+        run.terminate()
+        run.communicate(timeout=60)
+        ended = scrape(port)
+        assert ("understudy_step", "cpu:0") not in ended
+        assert ended["understudy_recoveries_total", "server-died"] == 1
+        assert ended["understudy_recovery_seconds_count", "replay"] == 1
+        assert 0 < ended["understudy_recovery_seconds_sum", "total"] < 60
+
+
+def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [str(BIN / "proxyd"), "--devices", "cpu:1", "--socket", str(tmp_path / "socket"),
+             "--metrics", str(port)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert f"cannot serve metrics at {port}: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr

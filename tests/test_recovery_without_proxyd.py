@@ -1,0 +1,86 @@
+"""proxyd dies in the middle of what it does for a job: its successor does it again, or does without."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import test_proxyd_recovery
+from proxied import until
+from running_node import Node
+
+import replay
+from recovery.faults import BY_NAME
+
+variables = test_proxyd_recovery.variables  # the fixture
+
+ROUNDS = 3
+STEPS = 20 * (ROUNDS + 1)
+LONGEST_S = {"sticky-error": 0.3, "driver-suspect": 0.3, "device-gone": 0.3, "network-partition": 0.3}
+"""A recovery is begun and over within so long; when proxyd dies in it is what is tried."""
+
+
+def await_fault(log: replay.Log, slot: int) -> None:
+    until(lambda: log.drills()[slot][3], "the fault")
+
+
+def await_order(log: replay.Log) -> None:
+    until(lambda: log.validate_step > log.validated_step, "the order to validate")
+
+
+def await_validation(log: replay.Log) -> None:
+    until(lambda: log.step >= log.validate_step, "the minibatch to be validated")
+
+
+@pytest.mark.parametrize("kind", LONGEST_S)
+def test_a_proxyd_killed_while_it_recovers_changes_no_value(
+    kind: str, variables: dict[str, str], tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    node = Node(tmp_path, variables, "--devices", "cpu:6")
+    try:
+        node.train(STEPS, limit=20)
+        for number in range(1, ROUNDS + 1):
+            node.await_step(20 * number)
+            log = node.logs()[number % 2]
+            slot = len(log.drills())
+            log.add_drill(BY_NAME[kind].number, 20 * number + 3, 4)
+            node.let(20 * number + 20)
+            await_fault(log, slot)
+            time.sleep(LONGEST_S[kind] * chance.random())
+            node.kill()
+            node.restart()
+        report = node.finish()
+        assert "it did not answer when proxyd came back" not in node.said()
+        assert len(report["adoptions"]) == ROUNDS
+        assert report["recoveries"] and all(recovery["recovered"] for recovery in report["recoveries"])
+    finally:
+        node.close()
+        print(node.said())
+
+
+def test_a_proxyd_killed_while_a_minibatch_is_executed_twice_changes_no_value(
+    variables: dict[str, str], tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
+    node = Node(tmp_path, variables, "--validate-every", "10")
+    try:
+        node.train(STEPS, limit=8)
+        for number in range(1, ROUNDS + 1):
+            log = node.logs()[0]
+            await_order(log)
+            node.let(20 * number)
+            await_validation(log)
+            time.sleep(0.05 * chance.random())
+            node.kill()
+            node.restart()
+        report = node.finish()
+        assert "it did not answer when proxyd came back" not in node.said()
+        assert len(report["adoptions"]) == ROUNDS
+        assert report["not_replayable"] == "" and report["validations"] >= 1
+        assert {recovery["plan"] for recovery in report["recoveries"]} <= {"rewind-in-place"}
+    finally:
+        node.close()
+        print(node.said())

@@ -1,0 +1,93 @@
+"""State that should equal its replicas and does not: when that is corruption, and who is suspected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from recovery.facts import BufferFacts, Manifest
+from recovery.replicas import AGREED_CHANGES, Deviation, ReplicaGroups
+
+WEIGHT, BIAS, PRIVATE = 10, 11, 12
+
+
+def manifest(**digests: int) -> Manifest:
+    handles = {"weight": WEIGHT, "bias": BIAS, "private": PRIVATE}
+    return tuple(BufferFacts(handles[name], 64, digest, False) for name, digest in digests.items())
+
+
+def learnt(ranks: int, rounds: int = AGREED_CHANGES + 1) -> ReplicaGroups:
+    """Weights and biases that change and agree in every round, and something private."""
+    groups = ReplicaGroups()
+    for turn in range(rounds):
+        groups.learn(
+            {
+                rank: manifest(weight=100 + turn, bias=200 + turn, private=1000 * rank + turn)
+                for rank in range(ranks)
+            }
+        )
+    return groups
+
+
+def deviations(groups: ReplicaGroups, manifests: Mapping[int, Manifest]) -> list[Deviation]:
+    def read(rank: int, handles: list[int]) -> list[int | None]:
+        known = {buffer.handle: buffer.digest for buffer in manifests[rank]}
+        return [known.get(handle) for handle in handles]
+
+    return groups.deviations(read)
+
+
+def test_replicas_that_change_alike_are_groups_and_private_state_is_none() -> None:
+    groups = learnt(3)
+    assert len(groups) == 2
+    assert not deviations(groups, {rank: manifest(weight=7, bias=8, private=rank) for rank in range(3)})
+
+
+@pytest.mark.parametrize("rounds", range(1, AGREED_CHANGES + 1))
+def test_equal_content_that_has_not_changed_often_enough_may_be_chance(rounds: int) -> None:
+    assert len(learnt(2, rounds)) == 0
+
+
+def test_constant_content_never_becomes_a_group() -> None:
+    groups = ReplicaGroups()
+    for _ in range(10):
+        groups.learn({rank: manifest(weight=5) for rank in range(2)})
+    assert len(groups) == 0
+
+
+def test_content_that_a_rank_holds_twice_names_no_pair() -> None:
+    groups = ReplicaGroups()
+    for turn in range(10):
+        groups.learn({rank: manifest(weight=turn, bias=turn) for rank in range(2)})
+    assert len(groups) == 0
+
+
+def test_a_difference_between_three_replicas_suspects_the_outvoted_rank() -> None:
+    found = deviations(
+        learnt(3),
+        {0: manifest(weight=7, bias=8), 1: manifest(weight=7, bias=9), 2: manifest(weight=7, bias=8)},
+    )
+    assert [deviation.suspects for deviation in found] == [(1,)]
+    assert found[0].group == ((0, BIAS), (1, BIAS), (2, BIAS))
+    assert "rank 1 differs from the majority" in str(found[0])
+
+
+def test_a_difference_between_two_replicas_suspects_nobody() -> None:
+    found = deviations(learnt(2), {0: manifest(weight=7, bias=8), 1: manifest(weight=6, bias=8)})
+    assert [deviation.suspects for deviation in found] == [()]
+    assert str(found[0]) == f"replicas differ: buffer {WEIGHT} of rank 0, buffer {WEIGHT} of rank 1"
+
+
+def test_a_buffer_that_one_rank_has_freed_is_no_difference() -> None:
+    assert not deviations(learnt(2), {0: manifest(weight=7, bias=8), 1: manifest(weight=7)})
+
+
+def test_a_group_that_parted_rightly_is_not_asked_again_even_if_it_agrees_once_more() -> None:
+    groups = learnt(2)
+    different = {0: manifest(weight=7, bias=8), 1: manifest(weight=6, bias=8)}
+    groups.distrust([deviation.group for deviation in deviations(groups, different)])
+    assert not deviations(groups, different)
+    for turn in range(10):
+        groups.learn({rank: manifest(weight=300 + turn, bias=400 + turn) for rank in range(2)})
+    assert len(groups) == 1

@@ -1,0 +1,89 @@
+"""A server killed at each record of an optimizer step without pre-images: its rank is rolled forward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import proxied
+import pytest
+from running_proxyd import running_proxyd
+
+PHASE_RECORDS = 10
+"""More than an optimizer step has here."""
+FIRST, APART = 60, 50
+"""Minibatches: the first one struck, and from one to the next.  By then replicas are known (again), as a
+rule; before, everything is shadowed, and the step is computed again.
+"""
+STEPS = FIRST + APART * PHASE_RECORDS
+SCRIPT = proxied.WORKLOADS / "optimizer_steps.py"
+ROLL_FORWARD, REPLICA, SNAPSHOT = "roll-forward", "restart-copy-replay", "restore-snapshot-replay"
+
+
+class Training:
+    """Runs of the script by one proxyd that keeps no pre-images in optimizer steps."""
+
+    def __init__(self, folder: Path, socket: Path) -> None:
+        self._folder, self._socket = folder, socket
+        self._runs = 0
+        self.undisturbed, self.report = self.run()
+
+    def run(self, *words: str, drills: Sequence[str] = ()) -> tuple[list[str], Any]:
+        """What both ranks wrote, and the report."""
+        self._runs += 1
+        out = self._folder / str(self._runs)
+        ended = proxied.run(
+            proxied.torchrun(2, SCRIPT, "--steps", str(STEPS), "--out", str(out), *words),
+            folder=self._folder, options=("--socket", str(self._socket), *drills),
+        )  # fmt: skip
+        assert ended.status == 0, ended.output[:3000] + ended.output[-2000:]
+        assert ended.report["replies_different"] == 0
+        return [out.with_suffix(f".{rank}").read_text() for rank in (0, 1)], ended.report
+
+
+def kills(calls: int, count: int) -> list[str]:
+    """The last records of a minibatch, the commit included, each in another minibatch."""
+    points = [
+        f"kill-server rank={back % 2} step={FIRST + APART * back} call={calls - back}"
+        for back in range(count)
+    ]
+    return [word for point in points for word in ("--drill", point)]
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """With the values of an undisturbed run; a step that looks inside computes the same."""
+    folder = tmp_path_factory.mktemp("training")
+    with running_proxyd(folder / "socket", 2, ("--optimizer-preimages", "off")) as daemon:
+        yield Training(folder, daemon.socket)
+
+
+def test_a_server_killed_at_each_record_of_the_step_is_rolled_forward_and_no_bit_differs(
+    training: Training,
+) -> None:
+    drills = kills(training.report["calls_per_step"], PHASE_RECORDS)
+    written, report = training.run(drills=drills)
+    assert written == training.undisturbed
+    recoveries = report["recoveries"]
+    assert len(recoveries) == PHASE_RECORDS and all(r["recovered"] for r in recoveries)
+    plans = Counter((r["phase"], r["plan"]) for r in recoveries)
+    print(plans)
+    assert {plan for phase, plan in plans if phase == "OPTIMIZER"} <= {ROLL_FORWARD, REPLICA}
+    assert any(phase == "FORWARD_BACKWARD" for phase, _ in plans), "no kill lies before the step"
+    assert plans["OPTIMIZER", ROLL_FORWARD] > plans["OPTIMIZER", REPLICA]
+
+
+def test_a_step_that_tells_a_value_of_its_own_falls_back_to_the_snapshot_and_no_bit_differs(
+    training: Training,
+) -> None:
+    looks = 2  # records more: a sum, and its value
+    drills = kills(training.report["calls_per_step"] + looks, 6)
+    written, report = training.run("--looks-inside", drills=drills)
+    assert written == training.undisturbed
+    recoveries = report["recoveries"]
+    assert len(recoveries) == 6 and all(r["recovered"] for r in recoveries)
+    print(Counter((r["phase"], r["plan"]) for r in recoveries))
+    fallen = [r for r in recoveries if r["plan"] == SNAPSHOT]
+    assert fallen and all("tried before: roll-forward" in r["reason"] for r in fallen)

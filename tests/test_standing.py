@@ -1,0 +1,171 @@
+"""Validations seen from proxyd: what is ordered, who waits for whom, and who is let go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+from made_up_ranks import a_coordinator, a_job, log_of, step, stub_of
+
+import replay
+from recovery.evidence import rank_facts
+from recovery.jobs import Job
+from recovery.validation import FIRST, ValidationSchedule
+
+
+def orders(job: Job) -> set[int]:
+    return {session.log.validate_step for session in job.sessions.values()}
+
+
+def test_no_validation_is_ordered_once_one_has_failed() -> None:
+    job = a_job(2)
+    schedule = ValidationSchedule(job, 10)
+    for session in job.sessions.values():
+        schedule.arm(session)
+    assert orders(job) == {FIRST}
+    for session in job.sessions.values():
+        session.log.step = FIRST + 1
+        log_of(job, session.rank).validated_step = FIRST
+    schedule.look(job.active_sessions())
+    assert orders(job) == {10}
+    log_of(job, 1).validations_failed = 1
+    log_of(job, 1).validation_message = "buffer 3 after record 17"
+    for session in job.sessions.values():
+        session.log.step = 11
+        log_of(job, session.rank).validated_step = 10
+    for _ in range(3):
+        schedule.look(job.active_sessions())
+    assert orders(job) == {0}
+    assert job.validations == 2
+    assert "rank 1" in job.not_replayable and "record 17" in job.not_replayable
+
+
+def stand(job: Job, *ranks: int) -> list[list[int]]:
+    """These ranks stand at their validation; answers when each was resumed, if nothing was done with them."""
+
+    async def main() -> None:
+        coordinator = a_coordinator(job)
+        for rank in ranks:
+            coordinator.validation_reached(job.sessions[rank], job.sessions[rank].generation)
+        await coordinator.finish()
+
+    asyncio.run(main())
+    return [stub_of(job, rank).resumed for rank in sorted(job.sessions)]
+
+
+def ordered(job: Job) -> Job:
+    for session in job.sessions.values():
+        session.log.validate_step = FIRST
+    return job
+
+
+def test_ranks_of_a_job_that_does_not_replay_are_let_go_on_and_none_is_lost() -> None:
+    job = ordered(a_job(2))
+    step(job, 1, 1)
+    job.not_replayable = "buffer 3"
+    assert stand(job, 0, 1) == [[0], [0]]
+    assert {session.state for session in job.sessions.values()} == {"running"}
+    assert job.generation == 0
+
+
+def test_ranks_are_let_go_on_at_once_if_one_of_them_has_left() -> None:
+    job = ordered(a_job(3))
+    step(job, 1, 1, 1)
+    job.departed[2] = True
+    del job.sessions[2]
+    assert stand(job, 0, 1) == [[0], [0]]
+    assert orders(job) == {0}
+
+
+def test_a_rank_that_is_let_go_on_after_a_recovery_is_told_in_its_generation() -> None:
+    """Its server refused to, as a request of an older generation, and the rank stood there for ever."""
+    job = ordered(a_job(2))
+    job.generation = 3
+    for session in job.sessions.values():
+        session.generation = 3
+    job.departed[2] = True
+    assert stand(job, 0) == [[3], []]
+
+
+def test_a_report_of_an_older_generation_makes_nobody_stand() -> None:
+    job = ordered(a_job(2))
+    job.sessions[0].generation = job.generation = 2
+
+    async def main() -> None:
+        coordinator = a_coordinator(job)
+        coordinator.validation_reached(job.sessions[0], 1)
+        assert not coordinator.recovering
+
+    asyncio.run(main())
+
+
+def corruption(job: Job) -> tuple[bool, bool]:
+    """Whether it will be repaired, and whether a recovery began."""
+
+    async def main() -> tuple[bool, bool]:
+        coordinator = a_coordinator(job)
+        found = coordinator.corruption_found(job.sessions[1], "replicas differ", {0: 1, 1: 1})
+        begun = coordinator.recovering
+        await coordinator.cancel()
+        return found, begun
+
+    return asyncio.run(main())
+
+
+def test_corruption_of_a_job_that_does_not_replay_is_reported_and_nobody_is_lost() -> None:
+    job = a_job(2)
+    step(job, 1, 1)
+    step(job, 2, 3)
+    job.not_replayable = "buffer 3"
+    assert corruption(job) == (False, False)
+    assert "not repaired" in job.sessions[1].note
+    assert {session.state for session in job.sessions.values()} == {"running"}
+
+
+def test_corruption_of_a_job_that_replays_is_repaired() -> None:
+    job = a_job(2)
+    step(job, 1, 1)
+    step(job, 2, 3)
+    assert corruption(job) == (True, True)
+
+
+def test_shadows_of_a_former_server_are_no_evidence() -> None:
+    """Manifests may look whole while the server that was restored behind them overwrites the contents."""
+    job = a_job(2)
+    for number in range(1, 5):
+        step(job, number, number)
+    session = job.sessions[1]
+    session.restored_commit = 3
+    session.hollow = True
+    assert all(commit.has_manifest for commit in rank_facts(session, True).commits), "it has not run"
+    session.resumed_commit = 3
+    facts = rank_facts(session, True)
+    assert [(commit.number, commit.has_manifest) for commit in facts.commits] == [
+        (1, False), (2, False), (3, True), (4, True),
+    ]  # fmt: skip
+    assert facts.floor_commit == 0, "its log may still be whole"
+
+
+def test_commits_that_a_server_lets_go_although_the_floor_stays_behind_are_no_choice() -> None:
+    job = a_job(2)
+    for number in range(1, 80):
+        step(job, number, number)
+    facts = rank_facts(job.sessions[0], True)
+    assert facts.commits[0].number < facts.floor_commit == 79 - (replay.COMMIT_RING - 4)
+
+
+def test_a_rank_that_does_not_go_on_gets_another_server() -> None:
+    job = ordered(a_job(2))
+    step(job, 1, 1)
+    job.not_replayable = "buffer 3"
+    stub_of(job, 1).problem = "RuntimeError: out of file descriptors"
+
+    async def main() -> None:
+        coordinator = a_coordinator(job)
+        for session in job.sessions.values():
+            coordinator.validation_reached(session, 0)
+        await coordinator.finish()
+        assert coordinator.recovering
+        await coordinator.cancel()
+
+    asyncio.run(main())
+    assert [job.sessions[rank].has_state for rank in (0, 1)] == [True, False]

@@ -1,0 +1,117 @@
+"""A minibatch executed twice: the executor's verdict, and what a job is told."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from executor_harness import OPERATOR, PHASE, Harness, vector
+
+FORWARD, OPTIMIZER = 0, 1
+FLIP_BIT = 10  # recovery/faults.py
+
+
+def to_the_end_of_the_backward_pass(h: Harness, step: int) -> None:
+    """Until the first pass is over."""
+    h.log.validate_step = step
+    h.writer.append(PHASE, OPTIMIZER, [])
+    fault = h.executor.wait_for_fault(20_000)
+    assert fault is not None
+    assert fault[0] == "validation"
+    assert h.log.validated_step == 0
+
+
+def execute_again(h: Harness, commit: int) -> None:
+    h.executor.park()
+    h.executor.rewind(commit)
+    h.executor.resume()
+    h.synchronize()
+
+
+def test_a_minibatch_that_replays_exactly_is_validated_and_training_goes_on() -> None:
+    with Harness() as h:
+        h.log.validate_step = 2
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [2, 2, 2, 2])
+        h.commit()
+        h.add(1, 2)
+        to_the_end_of_the_backward_pass(h, 2)
+        execute_again(h, 1)
+        assert (h.log.validated_step, h.log.validations_failed, h.log.validation_message) == (2, 0, "")
+        h.add(1, 2)
+        assert h.read(1) == (5, 5, 5, 5)
+
+
+def test_a_minibatch_may_be_validated_from_an_earlier_commit_than_its_own() -> None:
+    with Harness() as h:
+        h.log.validate_step = 3
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [2, 2, 2, 2])
+        h.commit()
+        h.add(2, 1)
+        h.commit()
+        h.add(1, 2)
+        to_the_end_of_the_backward_pass(h, 3)
+        execute_again(h, 1)
+        assert (h.log.validated_step, h.log.validations_failed, h.log.validation_message) == (3, 0, "")
+        assert h.read(1) == (4, 4, 4, 4)
+
+
+def test_only_the_asked_for_minibatch_stands_still() -> None:
+    with Harness() as h:
+        h.log.validate_step = 3
+        h.new(1, [1, 1, 1, 1])
+        h.commit()
+        h.writer.append(PHASE, OPTIMIZER, [])
+        h.synchronize()
+        assert h.log.validated_step == 0
+
+
+@pytest.fixture
+def drifting() -> Iterator[str]:
+    """An operator whose result depends on how often it was called."""
+    library = torch.library.Library("aten", "IMPL")
+    count = itertools.count()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is overridden is meant
+        library.impl("digamma", lambda x: x + next(count), "CPU")
+    yield "aten::digamma"
+    library._destroy()
+
+
+def test_the_first_call_that_replays_differently_is_named(drifting: str) -> None:
+    with Harness() as h:
+        h.log.validate_step = 2
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [2, 2, 2, 2])
+        h.commit()
+        h.add(1, 2)
+        outputs = [1 | 1 << 8, 0 | 6 << 8 | 1 << 16, 0, 16, 4, 1]
+        h.writer.append(OPERATOR, h.template(drifting, vector(), outputs), [1, 3])
+        h.add(2, 3)
+        to_the_end_of_the_backward_pass(h, 2)
+        execute_again(h, 1)
+        assert (h.log.validated_step, h.log.validations_failed) == (2, 1)
+        assert "buffer 3 after record" in h.log.validation_message
+        assert drifting in h.log.validation_message
+
+
+def test_a_rewind_notices_memory_that_changed_by_itself() -> None:
+    with Harness() as h:
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [2, 2, 2, 2])
+        h.commit()
+        h.add(1, 2)
+        h.commit()
+        h.synchronize()
+        h.log.add_drill(FLIP_BIT, 3, 2)
+        h.add(2, 2)
+        h.add(1, 2)
+        h.commit()
+        h.synchronize()
+        h.executor.park()
+        with pytest.raises(RuntimeError, match="is not what it was at commit 2: its memory was corrupted"):
+            h.executor.rewind(2)
