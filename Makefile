@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
-CPP := $(shell find replay proxy_client proxy_server -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
+CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay proxy_client proxy_server -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
 
 # What the installed project is made of. The stamp's name holds a checksum of the list, so that a file
 # that went away counts as a change too.
@@ -20,7 +20,8 @@ REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: baseline leak-test help setup demo test test-gpu bench bench-gpu conformance lint format clean install
+.PHONY: sweep soak simulate baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
+	conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 14
 
@@ -60,9 +61,12 @@ demo: setup  ## train natively, under the proxy, and with a device server killed
 test: setup  ## the whole test suite, against the installed packages
 	@$(VENV)/bin/pytest
 
+test-long: setup  ## in full what tests of `make test` only sample; those are not run again
+	@$(VENV)/bin/pytest -m long
+
 test-gpu: setup  ## the suite with real GPUs, against native CUDA; says so where there is none
 	@$(PY) bench/gpu.py --count >/dev/null || { echo "test-gpu: skipped, PyTorch finds no GPU here"; exit 0; }; \
-	UNDERSTUDY_TEST_DRIVER=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(VENV)/bin/pytest $(GPU_TESTS)
+	UNDERSTUDY_TEST_DRIVER=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(VENV)/bin/pytest -m 'long or not long' $(GPU_TESTS)
 
 bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
 	@$(PY) bench/gpu.py
@@ -70,11 +74,23 @@ bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.jso
 bench: setup  ## measure; table and bench/results/latest.json
 	@$(PY) bench/bench.py
 
+sweep: setup  ## a fault at every call of a minibatch of three models; nothing may change; goes on where it stopped
+	@$(PY) sweep/fault_sweep.py $(OPTIONS)
+
+soak: setup  ## 200 random faults in one training of char_gpt, some during recoveries; docs/soak.md
+	@$(PY) sweep/soak.py $(OPTIONS)
+
 conformance: setup  ## PyTorch's own operator, module and optimizer databases, natively and on the device; compare
 	@$(PY) conformance/sweep.py $(OPTIONS)
 
 baseline: setup  ## count the client's instructions per call and make them the baseline of the tests
 	@$(PY) bench/instructions.py --write-baseline
+
+simulate: setup  ## 100,000 fault schedules through the real planner and coordinator, in virtual time
+	@PYTHONPATH=tests $(PY) -P -m simulation $(OPTIONS)
+
+fuzz:  ## libFuzzer on the readers of shared memory, FUZZ_SECONDS each (60); says so where there is no clang
+	@python3 fuzz/run_fuzzer.py --seconds $(or $(FUZZ_SECONDS),60) $(OPTIONS)
 
 leak-test: setup  ## 10,000 steps: nothing may grow
 	@$(PY) bench/leak.py --steps 10000
@@ -82,7 +98,7 @@ leak-test: setup  ## 10,000 steps: nothing may grow
 lint: setup  ## ruff, mypy, clang-format: report
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(PY) -m mypy $(wildcard replay proxy_client proxy_server protos recovery bench conformance examples tests)
+	@$(PY) -m mypy $(wildcard replay proxy_client proxy_server protos recovery bench conformance sweep examples fuzz tests)
 	@$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 
 format: setup  ## ruff and clang-format: rewrite
@@ -91,4 +107,4 @@ format: setup  ## ruff and clang-format: rewrite
 	@$(if $(CPP),$(VENV)/bin/clang-format -i $(CPP))
 
 clean:  ## forget .venv and all build products
-	rm -rf $(VENV) build bench/results conformance/results .ruff_cache
+	rm -rf $(VENV) build bench/results conformance/results sweep/results .ruff_cache
