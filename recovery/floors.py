@@ -64,6 +64,7 @@ class FloorKeeper:
         if self._generation != self._job.generation:
             self._generation = self._job.generation
             self._tracker.forget()
+            self._checked, self._next_check = 0, 1
             self._commits.clear()
         self._validations.look(sessions)
         if not sessions or not self._read(sessions):
@@ -167,6 +168,8 @@ class FloorKeeper:
         self._checked += 1
         # Often at first, so that shadows are dropped early; then rarely.
         self._next_check = min(floors.values()) + min(REPLICA_CHECK_COMMITS, 2 ** (self._checked - 1))
+        if self._checked == 1:
+            return  # nothing is believed yet, and what was announced before a recovery still holds
         await asyncio.gather(
             *(
                 answer(

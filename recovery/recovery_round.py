@@ -94,6 +94,7 @@ class Round:
         facts = self.facts(fault)  # without those whose program ended meanwhile
         if not {rank.rank for rank in facts.ranks} <= {session.rank for session in sessions}:
             raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
+        self._check_that_deaths_were_noticed(sessions, fault)
         chosen = plan(facts)
         log.info(
             "plan", job=self._job.name, plan=chosen.name.value, reason=chosen.reason, targets=chosen.targets
@@ -104,6 +105,17 @@ class Round:
                 self._job.sessions[action.rank].lose(action.message)
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
         return await self._go_back(chosen, [session for session in concerned_ranks if session.active])
+
+    def _check_that_deaths_were_noticed(self, sessions: Sequence[Session], fault: FaultFacts) -> None:
+        """A server that died a moment ago has to be told of: once it is replaced, its notice means nothing.
+
+        The notice is on its way, and interrupts the pause that follows this round.
+        """
+        for session in sessions:
+            server = session.server
+            known = session.rank in fault.ranks or server.retired
+            if session.active and not known and not server.process.running:
+                raise RoundFailed(f"the device server of rank {session.rank} has died as well")
 
     async def _go_back(self, chosen: Plan, sessions: Sequence[Session]) -> Result:
         result = Result(chosen)

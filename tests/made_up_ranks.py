@@ -25,8 +25,11 @@ class Stub:
         self.problem = ""
         self.resumed: list[int] = []
         """Generations in which it was."""
+        self.announced: list[list[int]] = []
+        """Handles that were said to be replicated, each time."""
 
     async def SetReplicated(self, request: Any, timeout: float) -> Any:
+        self.announced.append(list(request.handles))
         return pb.ReplicatedReply()
 
     async def Resume(self, request: Any, timeout: float) -> Any:
@@ -54,6 +57,11 @@ def log_of(job: Job, rank: int) -> Log:
 
 def stub_of(job: Job, rank: int) -> Stub:
     return cast(Stub, job.sessions[rank].server.stub)
+
+
+def end_server_of(job: Job, rank: int) -> None:
+    """Nobody has noticed it yet."""
+    cast(Any, job.sessions[rank].server.process).running = False
 
 
 def a_coordinator(job: Job) -> Coordinator:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from made_up_ranks import WEIGHT, a_job, log_of, step
+from made_up_ranks import WEIGHT, a_job, log_of, step, stub_of
 
 import replay
 from recovery.floors import FloorKeeper
@@ -104,3 +104,19 @@ def test_a_difference_seen_while_a_recovery_is_under_way_is_reported_after_it() 
     assert len(recovery.found) == 1
     assert f"buffer {WEIGHT} of rank 1" in recovery.found[0]
     assert floors(job) == {8}
+
+
+def test_a_recovery_does_not_make_ranks_shadow_replicas_again() -> None:
+    """One look cannot tell replicas; it took back what was known, until the next check 16 commits later."""
+    job, recovery = a_job(2), Recovery()
+    keeper = learnt(job, recovery)
+    announced = [stub_of(job, rank).announced for rank in range(2)]
+    assert announced[0] and announced[0][-1] == announced[1][-1] == [WEIGHT]
+    for told in announced:
+        told.clear()
+    job.generation += 1
+    for number in range(9, 12):
+        step(job, number, number)
+        look(keeper)
+    assert announced[0] == announced[1]
+    assert announced[0] and set(map(tuple, announced[0])) == {(WEIGHT,)}

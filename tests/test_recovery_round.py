@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from made_up_ranks import Stub, a_job, step, stub_of
+from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
 from recovery.facts import FaultFacts, FaultKind
 from recovery.jobs import Job
@@ -92,3 +92,20 @@ def test_facts_of_a_fault_name_who_has_left() -> None:
     del job.sessions[1]
     assert [rank.rank for rank in round_.facts(fault).ranks] == [0]
     assert round_.facts(fault).departed == (1,)
+
+
+def test_a_second_death_is_waited_for_before_its_server_is_replaced() -> None:
+    """Its notice came when there was another server: the report told of one of the two only."""
+    job = a_job(3)
+    step(job, 1, 1, 1)
+    end_server_of(job, 0)
+    fault = FaultFacts(FaultKind.SERVER_DIED, (0,))
+    round_ = a_round(job)
+    everybody = list(job.sessions.values())
+    round_._check_that_deaths_were_noticed(everybody, fault)
+    end_server_of(job, 2)
+    with pytest.raises(RoundFailed, match="rank 2 has died as well"):
+        round_._check_that_deaths_were_noticed(everybody, fault)
+    round_._check_that_deaths_were_noticed(everybody, FaultFacts(FaultKind.SERVER_DIED, (0, 2)))
+    job.sessions[2].server.retired = True  # by a round before this one
+    round_._check_that_deaths_were_noticed(everybody, fault)
