@@ -1,0 +1,110 @@
+// Where minibatches, commits and validations begin and end in the log.
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "proxy_server/csrc/executor.h"
+#include "replay/csrc/names.h"
+
+namespace understudy::server {
+
+using replay::Kind;
+using replay::Record;
+
+namespace {
+
+uint64_t median(std::vector<uint64_t> values) {
+  if (values.empty()) return 0;
+  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+// Inside a step without pre-images there is no way back, so there is a commit right before it: a rank that
+// dies inside can be rolled forward from there.
+bool Executor::begins_optimizer(Session& s, const Record& r) const {
+  const Policy& policy = s.options.policy;
+  return static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer && policy.protect &&
+         !policy.optimizer_preimages && s.log.page().error_kind.load(std::memory_order_relaxed) == 0 &&
+         !s.state->committed_for_optimizer(r.index);
+}
+
+void Executor::make_commit(Session& s, const Position& position, bool optimizer) {
+  if (s.roll.active()) {
+    if (!s.commit_pending) throw RollForwardRefused("a step begins within the step");
+    s.roll.finish(*s.state);
+    rolling_.store(false);
+  }
+  {
+    std::lock_guard<std::mutex> lock(inbox_mutex_);
+    if (replicated_inbox_) s.state->set_replicated(*replicated_inbox_);
+    replicated_inbox_.reset();
+  }
+  // Everything is about to change where a step begins, unless one has just ended: no place for a snapshot.
+  const bool for_snapshot = !optimizer || s.commit_pending;
+  s.state->commit(position, optimizer, for_snapshot);
+  s.commit_pending = false;
+  s.last_commit_offset = position.offset;
+}
+
+void Executor::end_of_step(Session& s) {
+  auto& page = s.log.page();
+  s.at.steps++;
+  if (s.calls_per_step.size() < 4096) {
+    s.calls_per_step.push_back(s.at.call);
+    s.bytes_per_step.push_back(s.at.offset - s.step_offset);
+  }
+  page.recent_calls[s.at.steps % replay::kRecentSteps].store(s.at.call, std::memory_order_relaxed);
+  s.step_offset = s.at.offset;
+  s.at.call = 0;
+  begin_minibatch(s);
+  page.step.store(s.at.steps + 1, std::memory_order_relaxed);
+  page.call.store(0, std::memory_order_relaxed);
+  if (s.at.steps % 16 == 1) publish_medians(s);
+}
+
+// On a GPU kernels may add in any order; a minibatch that is to be the same twice must not.
+void Executor::begin_minibatch(Session& s) {
+  s.validation.begin(s.options.policy.protect ? s.at.steps + 1 : 0);
+  if (s.validation.active() && s.driver.device().is_cuda())
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+}
+
+std::string Executor::name_of_record(Session& s, uint64_t index) {
+  replay::LogReader reader(s.log);
+  for (uint64_t offset = s.last_commit_offset; offset < s.at.offset;) {
+    const auto [r, body] = reader.read(offset, s.at.offset);
+    const auto kind = static_cast<Kind>(r.kind);
+    if (r.index == index)
+      return kind == Kind::kOperator || kind == Kind::kOperatorSync ? find_template(s, r.aux).name
+                                                                    : replay::name_of(kind);
+    offset += r.bytes;
+  }
+  return "a call before the commit";
+}
+
+// The end of a backward pass that is being validated; throws ValidationPause after the first pass.
+void Executor::validate(Session& s, const Record& r) {
+  if (static_cast<replay::Phase>(r.aux) != replay::Phase::kOptimizer) return;
+  if (s.validation.at_end(*s.state))
+    throw ValidationPause("validation of step " + std::to_string(s.at.steps + 1));
+  if (s.driver.device().is_cuda()) s.state->apply_deterministic();
+  std::string message = s.validation.difference();
+  if (const auto record = s.validation.differing_record(); record && !message.empty())
+    message = "replay differs: " + message + " (" + name_of_record(s, *record) + ")";
+  else if (!message.empty())
+    message = "replay differs: " + message;
+  if (!message.empty())
+    std::fprintf(stderr, "understudy: rank %u, step %llu: %s\n", s.log.page().rank,
+                 static_cast<unsigned long long>(s.at.steps + 1), message.c_str());
+  s.validation.publish(message);
+}
+
+void Executor::publish_medians(Session& s) {
+  s.log.page().median_calls_per_step.store(median(s.calls_per_step), std::memory_order_relaxed);
+  s.log.page().median_bytes_per_step.store(median(s.bytes_per_step), std::memory_order_relaxed);
+}
+
+}  // namespace understudy::server
