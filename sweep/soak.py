@@ -10,11 +10,14 @@ as much afterwards as before.  Exit status 1 otherwise.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ SHARE_ONLINE = 0.2
 """Of the faults, those that are ordered while a recovery is under way."""
 SPARES = 2
 SETTLED_S = 30.0
+"""For a job's processes, files and connections to go; what is there after that has leaked."""
 TIMEOUT_S = 1800.0
 LOG = ROOT / "sweep" / "results" / "soak.log"
 GROWTH_BYTES = 24 << 20
@@ -47,10 +51,18 @@ GROWTH_BYTES = 24 << 20
 class Held:
     """What proxyd and its processes hold."""
 
-    files: int
+    files: tuple[str, ...]
     processes: int
     shared_memory: int
     resident_bytes: int
+
+    def within(self, before: Held) -> bool:
+        """Whether nothing that is counted has grown."""
+        return (
+            len(self.files) <= len(before.files)
+            and self.processes <= before.processes
+            and self.shared_memory <= before.shared_memory
+        )
 
 
 @dataclass(frozen=True)
@@ -116,23 +128,35 @@ class Jobs:
             wall_s,
         )
 
-    def held(self) -> Held:
-        """Once spares are ready and no session is left."""
+    def held(self, before: Held | None = None) -> Held:
+        """Once spares are ready, no session is left and what has ended since `before` is gone."""
         deadline = time.monotonic() + SETTLED_S
-        with blocking_channel(self._proxyd.socket) as channel:
-            daemon = rpc.DaemonStub(channel)
-            while time.monotonic() < deadline:
-                status = daemon.GetStatus(pb.StatusRequest(), timeout=10)
-                if not status.ranks and status.node.spares == SPARES:
-                    break
-                time.sleep(0.05)  # waits for proxyd, which sends no events
+        while True:
+            with blocking_channel(self._proxyd.socket) as channel:
+                status = rpc.DaemonStub(channel).GetStatus(pb.StatusRequest(), timeout=10)
+            now = self._held_now()
+            settled = not status.ranks and status.node.spares == SPARES
+            if (settled and (before is None or now.within(before))) or time.monotonic() > deadline:
+                return now
+            time.sleep(0.05)  # waits for proxyd, which sends no events
+
+    def _held_now(self) -> Held:
         process = psutil.Process(self._proxyd.pid)
         return Held(
-            files=process.num_fds(),
+            files=_open_files(self._proxyd.pid),
             processes=1 + len(process.children(recursive=True)),
             shared_memory=sum(1 for _ in Path("/dev/shm").rglob("*")),
             resident_bytes=process.memory_info().rss,
         )
+
+
+def _open_files(pid: int) -> tuple[str, ...]:
+    """What the descriptors of a process are, without numbers of sockets and pipes."""
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(descriptor).split(":[")[0])
+    return tuple(sorted(found))
 
 
 def soak(count: int, seed: int, folder: Path, kinds: dict[str, int], log: Path) -> Soak:
@@ -153,7 +177,7 @@ def soak(count: int, seed: int, folder: Path, kinds: dict[str, int], log: Path) 
         aggressor = Aggressor(proxyd.socket, chance, online)
         with aggressor.at_work():
             faulted = server.run(folder / "faulted", steps, drills)
-        after = server.held()
+        after = server.held(before)
     scheduled = [fault["kind"] for fault in faulted.report["faults"] if fault["fired"] and fault["step"]]
     return Soak(
         seed=seed,
@@ -197,10 +221,16 @@ def _differences(unfaulted: Run, faulted: Run) -> list[str]:
 
 def _leaks(before: Held, after: Held) -> list[str]:
     found = [
-        f"{name} of proxyd grew from {getattr(before, name)} to {getattr(after, name)}"
-        for name in ("files", "processes", "shared_memory")
-        if getattr(after, name) > getattr(before, name)
+        f"{name} of proxyd grew from {then} to {now}"
+        for name, then, now in (
+            ("processes", before.processes, after.processes),
+            ("shared memory", before.shared_memory, after.shared_memory),
+        )
+        if now > then
     ]
+    if len(after.files) > len(before.files):
+        new = ", ".join((Counter(after.files) - Counter(before.files)).elements())
+        found.append(f"files of proxyd grew from {len(before.files)} to {len(after.files)}: {new}")
     if after.resident_bytes > before.resident_bytes + GROWTH_BYTES:
         found.append(f"memory of proxyd grew from {before.resident_bytes:,} to {after.resident_bytes:,}")
     return found

@@ -39,7 +39,7 @@ def as_markdown(done: Soak, machine: dict[str, Any]) -> str:
         *_table("plan", "whole recovery, ms", "total_s", done.recoveries, "plan"),
         "| proxyd holds | before | after |",
         "|---|---|---|",
-        f"| open files | {done.before.files} | {done.after.files} |",
+        f"| open files | {len(done.before.files)} | {len(done.after.files)} |",
         f"| processes | {done.before.processes} | {done.after.processes} |",
         f"| files in /dev/shm | {done.before.shared_memory} | {done.after.shared_memory} |",
         f"| resident memory, MiB | {done.before.resident_bytes / 2**20:.0f} "
