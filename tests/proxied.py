@@ -66,10 +66,8 @@ def our_processes() -> list[str]:
     """Processes of this installation, but for this test run itself and what started it."""
     mine = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     found = []
-    for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
+    for process in psutil.process_iter(["pid", "cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
-        if "multiprocessing.resource_tracker" in line and process.info["ppid"] == os.getpid():
-            continue  # of a test that used several processors; it lives as long as we do
         if process.pid not in mine and sys.prefix in line and "pytest" not in line:
             found.append(f"{process.pid}: {line}")
     return found

@@ -130,11 +130,16 @@ class Node:
     def said(self) -> str:
         return (self.folder / "proxyd.log").read_text()
 
-    def close(self) -> None:
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what still runs, and shows what proxyd said, which pytest keeps for a test that fails."""
         if self.run is not None and self.run.poll() is None:
             self.run.terminate()
             self.run.communicate(timeout=LONG_S)
         self.proxyd.stop()
+        print(self.said())
 
 
 def runtime_directories() -> list[Path]:

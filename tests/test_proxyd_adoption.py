@@ -32,12 +32,8 @@ variables = test_proxyd_recovery.variables  # the fixture
 @pytest.fixture
 def node(variables: dict[str, str], tmp_path: Path) -> Iterator[Node]:
     """With the default options."""
-    node = Node(tmp_path, variables)
-    try:
+    with Node(tmp_path, variables) as node:
         yield node
-    finally:
-        node.close()
-        print(node.said())
 
 
 # ------------------------------------------------------------------ nothing else happens
@@ -152,8 +148,8 @@ def test_what_befalls_servers_while_proxyd_is_away_is_recovered_when_it_is_back(
 
 
 def test_snapshots_outlive_proxyd(variables: dict[str, str], tmp_path: Path) -> None:
-    node = Node(tmp_path, variables | {"AWAIT_FLOOR": "1"})  # so that replicas are known and not shadowed
-    try:
+    # so that replicas are known and not shadowed
+    with Node(tmp_path, variables | {"AWAIT_FLOOR": "1"}) as node:
         node.train(steps=40, limit=20)
         until(lambda: all(log.floor_commit >= 20 for log in node.logs()), "step 20")
         servers = node.servers()
@@ -163,15 +159,12 @@ def test_snapshots_outlive_proxyd(variables: dict[str, str], tmp_path: Path) -> 
         node.restart()
         report = node.finish()
         assert {recovery["plan"] for recovery in report["recoveries"]} == {"restore-snapshot-replay"}
-    finally:
-        node.close()
 
 
 def test_a_call_that_fails_while_proxyd_is_away_is_recovered_when_it_is_back(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
-    node = Node(tmp_path, variables)
-    try:
+    with Node(tmp_path, variables) as node:
         node.train(steps=60, limit=20)
         node.await_step(20)
         node.logs()[1].add_drill(3, 25, 4)  # call-error
@@ -181,8 +174,6 @@ def test_a_call_that_fails_while_proxyd_is_away_is_recovered_when_it_is_back(
         node.restart()
         report = node.finish()
         assert [(r["fault"], r["plan"]) for r in report["recoveries"]] == [("call-failed", "rewind-in-place")]
-    finally:
-        node.close()
 
 
 def test_ranks_that_meet_while_proxyd_is_replaced_notice_nothing(node: Node) -> None:
@@ -216,8 +207,7 @@ def test_a_worker_that_comes_while_proxyd_is_away_waits_for_it(
     script = tmp_path / "late.py"
     text = (proxied.WORKLOADS / "tiny.py").read_text()
     script.write_text(WAITS.format(here=f"{go}.here", go=str(go)) + text)
-    node = Node(tmp_path, variables)
-    try:
+    with Node(tmp_path, variables) as node:
         command = [*HERE, "recovery.proxyrun", "--socket", str(node.socket), sys.executable, str(script)]
         run = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
         until(Path(f"{go}.here").exists, "the script has begun")
@@ -226,16 +216,13 @@ def test_a_worker_that_comes_while_proxyd_is_away_waits_for_it(
         node.restart()
         output, _ = run.communicate(timeout=LONG_S)
         assert run.returncode == 0 and output.endswith("done\n")
-    finally:
-        node.close()
 
 
 def test_a_proxyd_killed_at_random_moments_of_recoveries_changes_no_value(
     variables: dict[str, str], tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
-    node = Node(tmp_path, variables)
-    try:
+    with Node(tmp_path, variables) as node:
         node.train(steps=400, limit=20)
         for round_ in range(1, 7):
             node.await_step(20 * round_)
@@ -249,9 +236,6 @@ def test_a_proxyd_killed_at_random_moments_of_recoveries_changes_no_value(
         assert len(report["adoptions"]) == 6
         assert all(recovery["recovered"] for recovery in report["recoveries"])
         print("redone:", [adoption["recovery_redone"] for adoption in report["adoptions"]])
-    finally:
-        node.close()
-        print(node.said())
 
 
 def test_a_device_server_does_not_do_what_a_dead_proxyd_has_asked_for() -> None:
@@ -320,8 +304,7 @@ def commands(variables: dict[str, str]) -> bytes:
 def test_workers_whose_servers_and_proxyd_are_gone_say_so_after_the_grace(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
-    node = Node(tmp_path, variables, "--adoption-grace", "2")
-    try:
+    with Node(tmp_path, variables, "--adoption-grace", "2") as node:
         node.train(steps=60, limit=20)
         node.await_step(20)
         servers = node.servers()
@@ -335,8 +318,6 @@ def test_workers_whose_servers_and_proxyd_are_gone_say_so_after_the_grace(
         _, errors = node.run.communicate(timeout=LONG_S)
         assert node.run.returncode != 0
         assert "is gone, and no other has come in 2 s" in errors
-    finally:
-        node.close()
 
 
 # ------------------------------------------------------------------ journals
@@ -347,8 +328,7 @@ def the_journal() -> Path:
 
 def test_a_damaged_journal_is_told_of_and_harms_nobody(variables: dict[str, str], tmp_path: Path) -> None:
     """Every kind of damage is refused alike: tests/test_journal.py."""
-    node = Node(tmp_path, variables, "--adoption-grace", "1")
-    try:
+    with Node(tmp_path, variables, "--adoption-grace", "1") as node:
         node.train(steps=60, limit=20)
         node.await_step(20)
         node.kill()
@@ -364,8 +344,6 @@ def test_a_damaged_journal_is_told_of_and_harms_nobody(variables: dict[str, str]
         assert values == [expected(rank, 2, 60) for rank in (0, 1)]
         assert "there is no job" in errors
         until(lambda: len(runtime_directories()) == 1, "the servers have removed what was damaged", 20)
-    finally:
-        node.close()
 
 
 def test_a_journal_that_names_foreign_processes_harms_none(node: Node) -> None:

@@ -39,8 +39,7 @@ def test_a_proxyd_killed_while_it_recovers_changes_no_value(
     kind: str, variables: dict[str, str], tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
-    node = Node(tmp_path, variables, "--devices", "cpu:6")
-    try:
+    with Node(tmp_path, variables, "--devices", "cpu:6") as node:
         node.train(STEPS, limit=20)
         for number in range(1, ROUNDS + 1):
             node.await_step(20 * number)
@@ -56,17 +55,13 @@ def test_a_proxyd_killed_while_it_recovers_changes_no_value(
         assert "it did not answer when proxyd came back" not in node.said()
         assert len(report["adoptions"]) == ROUNDS
         assert report["recoveries"] and all(recovery["recovered"] for recovery in report["recoveries"])
-    finally:
-        node.close()
-        print(node.said())
 
 
 def test_a_proxyd_killed_while_a_minibatch_is_executed_twice_changes_no_value(
     variables: dict[str, str], tmp_path: Path, seed: int
 ) -> None:
     chance = random.Random(seed)
-    node = Node(tmp_path, variables, "--validate-every", "10")
-    try:
+    with Node(tmp_path, variables, "--validate-every", "10") as node:
         node.train(STEPS, limit=8)
         for number in range(1, ROUNDS + 1):
             log = node.logs()[0]
@@ -81,6 +76,3 @@ def test_a_proxyd_killed_while_a_minibatch_is_executed_twice_changes_no_value(
         assert len(report["adoptions"]) == ROUNDS
         assert report["not_replayable"] == "" and report["validations"] >= 1
         assert {recovery["plan"] for recovery in report["recoveries"]} <= {"rewind-in-place"}
-    finally:
-        node.close()
-        print(node.said())
