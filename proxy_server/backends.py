@@ -35,6 +35,11 @@ class BackendFactory:
         self._stores.append(store)
         timeout = datetime.timedelta(milliseconds=max(timeout_ms, 1000))
         _meet(store, rank, size, timeout)
+        return self._gate.run(lambda: self._connect(store, rank, size, timeout))
+
+    def _connect(
+        self, store: RendezvousStore, rank: int, size: int, timeout: datetime.timedelta
+    ) -> dist.ProcessGroup:
         if self._driver == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout

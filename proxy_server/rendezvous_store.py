@@ -6,15 +6,20 @@ a server can be parked while it waits for a peer that will never come.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any, TypeVar
 
 import grpc
 import torch.distributed as dist
 
 from protos import control_pb2 as pb
 from protos import control_pb2_grpc as rpc
+
+Value = TypeVar("Value")
 
 
 class RendezvousCancelled(RuntimeError):
@@ -29,7 +34,7 @@ class RendezvousGate:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waits: set[grpc.Future] = set()
+        self._waits: set[grpc.Future | futures.Future[Any]] = set()
         self._closed = False
         self._oldest = 0
 
@@ -53,7 +58,26 @@ class RendezvousGate:
         for wait in waits:
             wait.cancel()
 
-    def result(self, future: grpc.Future) -> pb.StoreReply:
+    def run(self, work: Callable[[], Value]) -> Value:
+        """What `work` answers; if the server is parked meanwhile it is left behind, and its result dropped.
+
+        Gloo waits for a peer that is to connect until its time is out; nothing tells it that it has died.
+        """
+        future: futures.Future[Value] = futures.Future()
+
+        def attempt() -> None:
+            with contextlib.suppress(futures.InvalidStateError):  # nobody wants it any more
+                try:
+                    future.set_result(work())
+                except Exception as error:  # noqa: BLE001 - whoever waits hears of it
+                    future.set_exception(error)
+
+        threading.Thread(target=attempt, name="connect", daemon=True).start()
+        answer: Value = self.result(future)
+        return answer
+
+    def result(self, future: grpc.Future | futures.Future[Any]) -> Any:
+        """Of a request to the store, or of what `run` began."""
         with self._lock:
             if self._closed:
                 future.cancel()
@@ -61,7 +85,7 @@ class RendezvousGate:
             self._waits.add(future)
         try:
             return future.result()
-        except (grpc.FutureCancelledError, grpc.RpcError) as error:
+        except (grpc.FutureCancelledError, futures.CancelledError, grpc.RpcError) as error:
             raise RendezvousCancelled(f"waiting for the peers of a communicator failed: {error}") from error
         finally:
             with self._lock:

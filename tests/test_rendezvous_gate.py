@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import threading
 from concurrent import futures
+from functools import partial
 
 import pytest
+import torch.distributed as dist
+from proxied import until
 
 from proxy_server.rendezvous_store import RendezvousCancelled, RendezvousGate
+
+LONG_S = 20.0
 
 
 def answered(value: int) -> futures.Future[int]:
@@ -39,3 +47,61 @@ def test_generations_of_another_session_count_anew() -> None:
     gate.begin()
     gate.open(0)
     assert gate.result(answered(1)) == 1
+
+
+class OfOneWhoDies(dist.Store):
+    """A peer publishes where it can be reached, and never looks where the others are."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self._store = store
+        self.dead = threading.Event()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(key, bytes(value) if not isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        self.dead.wait()
+        raise RuntimeError("dead")
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+        self.dead.wait()
+        raise RuntimeError("dead")
+
+
+def connect(store: dist.Store, rank: int) -> dist.ProcessGroup:
+    gloo = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    options._timeout = datetime.timedelta(seconds=LONG_S)
+    return gloo(store, rank, 2, options)
+
+
+def test_a_server_that_waits_for_a_dead_peer_to_connect_can_be_parked_at_once() -> None:
+    """Gloo waits for it until its time is out: a recovery took 20 s more if a server died in another one.
+
+    Which of two connects to the other depends on their ports, so it is tried often.
+    """
+    for attempt in range(10):
+        store, gate = dist.HashStore(), RendezvousGate()
+        theirs, rank = OfOneWhoDies(store), attempt % 2
+        with futures.ThreadPoolExecutor(2) as threads:
+            try:
+                peer = threads.submit(connect, theirs, 1 - rank)
+                ours = threads.submit(gate.run, partial(connect, store, rank))
+                until(lambda store=store: store.num_keys() >= 2, "both addresses")  # type: ignore[misc]
+                gate.cancel(1)
+                with contextlib.suppress(RendezvousCancelled):
+                    ours.result(timeout=LONG_S / 2)
+            finally:
+                gate.cancel(1)
+                theirs.dead.set()
+        assert isinstance(peer.exception(), RuntimeError)
+
+
+def test_what_fails_while_it_connects_is_told() -> None:
+    def fails() -> None:
+        raise ValueError("no route")
+
+    with pytest.raises(ValueError, match="no route"):
+        RendezvousGate().run(fails)
