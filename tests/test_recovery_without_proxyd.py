@@ -17,7 +17,10 @@ from recovery.faults import BY_NAME
 variables = test_proxyd_recovery.variables  # the fixture
 
 ROUNDS = 3
-STEPS = 20 * (ROUNDS + 1)
+STEPS = 20 * (ROUNDS + 2)
+"""More than the ranks may do before proxyd has died for the last time."""
+AFTER_THE_STEP = 7
+"""A call: the mark behind the optimizer's, in a minibatch that follows one that printed nothing."""
 LONGEST_S = {"sticky-error": 0.3, "driver-suspect": 0.3, "device-gone": 0.3, "network-partition": 0.3}
 """A recovery is begun and over within so long; when proxyd dies in it is what is tried."""
 
@@ -55,6 +58,32 @@ def test_a_proxyd_killed_while_it_recovers_changes_no_value(
         assert "it did not answer when proxyd came back" not in node.said()
         assert len(report["adoptions"]) == ROUNDS
         assert report["recoveries"] and all(recovery["recovered"] for recovery in report["recoveries"])
+
+
+def test_a_proxyd_killed_while_a_rank_is_rolled_forward_changes_no_value(
+    variables: dict[str, str], tmp_path: Path, seed: int
+) -> None:
+    """The server dies when it has changed the parameter and has not committed; it keeps no pre-images."""
+    chance = random.Random(seed)
+    with Node(tmp_path, variables | {"AWAIT_FLOOR": "1"}, "--optimizer-preimages", "off") as node:
+        node.train(STEPS, limit=20)
+        for number in range(1, ROUNDS + 1):
+            node.await_step(20 * number)
+            log = node.logs()[number % 2]
+            slot = len(log.drills())
+            log.add_drill(BY_NAME["kill-server"].number, 21 * number + 2, AFTER_THE_STEP)
+            node.let(20 * number + 20)
+            await_fault(log, slot)
+            time.sleep(0.2 * chance.random())
+            node.kill()
+            node.restart()
+        report = node.finish()
+        assert len(report["adoptions"]) == ROUNDS
+        assert all(recovery["recovered"] for recovery in report["recoveries"])
+        print(
+            [(recovery["fault"], recovery["plan"], recovery["reason"]) for recovery in report["recoveries"]]
+        )
+        assert "roll-forward" in {recovery["plan"] for recovery in report["recoveries"]}
 
 
 def test_a_proxyd_killed_while_a_minibatch_is_executed_twice_changes_no_value(

@@ -178,7 +178,7 @@ class World:
                 rank: frozenset(self._writer.looks_replicated(rank)) for rank in range(self.shape.world)
             }
             vars(self.keeper._tracker)["_previous"] = believed
-            vars(self.keeper)["_next_check"] = 3  # before that, digests are not there yet
+            vars(self.keeper).update(_checked=1, _next_check=3)  # before that, digests are not there yet
         self.pool.fill()
 
     def new_device(self) -> Device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from script_scenario import Run, scenario, small_model, step
 from torch.nn import functional as F
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 GROUP = "optimizing"
 # On cuda PyTorch chooses foreach by itself, and ASGD, for one, then rounds in another order.
@@ -135,7 +135,9 @@ def averaged_weights(run: Run) -> None:
     model = model.to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    swa, rates = AveragedModel(model), SWALR(optimizer, swa_lr=0.05, anneal_epochs=2)
+    # On the CPU its default is another formula than on a GPU, with other bits.
+    swa = AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn())
+    rates = SWALR(optimizer, swa_lr=0.05, anneal_epochs=2)
     by_hand = [p.detach().clone() for p in model.parameters()]
     for turn in range(4):
         step(run, loss_of(run, model, turn), optimizer)
