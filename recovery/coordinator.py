@@ -55,7 +55,10 @@ class Coordinator:
         leases: Leases,
         note: Callable[[], None] = lambda: None,
     ) -> None:
-        """`follow` is told of every session that got a new server; `note` writes down `corruption`."""
+        """`follow` is told of every session that got a new server.
+
+        `note` writes down `corruption`, and what was done, for who follows if proxyd dies.
+        """
         self._leases = leases
         self._note = note
         self._job = job
@@ -437,6 +440,7 @@ class Coordinator:
         self._judge_replay(faults, outcome)
         self._faults, self._tried, self._trusted = later, [], {}
         self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}
+        self._note()
 
     def _judge_replay(self, faults: Sequence[Fault], outcome: Outcome) -> None:
         """A replay that gave other values than the program was given is not to be relied on again.

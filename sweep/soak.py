@@ -28,7 +28,7 @@ import psutil
 from machine import describe_machine
 from rich.console import Console
 from running_proxyd import RunningProxyd, running_proxyd
-from soak_faults import RANKS, WEIGHTS, Aggressor, minibatches, schedule
+from soak_faults import RANKS, SPARE_DEVICES, WEIGHTS, Aggressor, minibatches, schedule
 from soak_report import as_markdown
 from training_run import BIN, ROOT, RunFailed, execute
 
@@ -167,7 +167,7 @@ def soak(count: int, seed: int, folder: Path, kinds: dict[str, int], log: Path) 
     chance = random.Random(seed)
     online = round(count * SHARE_ONLINE)
     options = ("--spares", str(SPARES))
-    with running_proxyd(folder / "proxyd.sock", RANKS, options, log) as proxyd:
+    with running_proxyd(folder / "proxyd.sock", RANKS + SPARE_DEVICES, options, log) as proxyd:
         server = Jobs(proxyd, log)
         steps = minibatches(count - online)
         unfaulted = server.run(folder / "unfaulted", steps, [])

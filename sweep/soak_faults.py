@@ -22,8 +22,14 @@ SPACING = 3
 WEIGHTS = {
     "kill-server": 10, "call-error": 6, "sticky-error": 4, "driver-suspect": 5, "stop-server": 2,
     "collective-hang": 2, "network-partition": 2, "kill-spare": 3, "slow-rank": 2, "kill-all-servers": 2,
+    "device-gone": 2,
 }  # fmt: skip
-"""How often each fault is chosen; a job of two ranks survives all of them."""
+"""How often each fault is chosen; a job of two ranks survives all of them.
+
+Not bit-flip: a loss that the program has printed before the difference was found stays as it was.
+"""
+SPARE_DEVICES = 8
+"""A device that is gone stays so: at most so many go."""
 DURING_RECOVERY = ("kill-server", "kill-server", "stop-server", "kill-spare", "call-error", "driver-suspect")
 IN_A_ROW = 3
 """At most so many, before the job must have been well again: proxyd gives up after eight rounds."""
@@ -33,8 +39,10 @@ ANSWER_S = 120.0
 
 def schedule(chance: random.Random, count: int, calls: int, kinds: dict[str, int]) -> list[Drill]:
     """Faults at random records of random minibatches with `calls` records each, in order."""
-    step, drills = FIRST, []
-    for kind in chance.choices(list(kinds), list(kinds.values()), k=count):
+    step, drills, gone = FIRST, [], 0
+    for chosen in chance.choices(list(kinds), list(kinds.values()), k=count):
+        gone += chosen == "device-gone"
+        kind = chosen if chosen != "device-gone" or gone <= SPARE_DEVICES else "kill-server"
         drills.append(Drill(kind, chance.randrange(RANKS), step, chance.randint(1, calls)))
         step += chance.randint(1, SPACING)
     return drills
