@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 
 import structlog
 
@@ -34,3 +35,21 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task failed", owner=self._owner, exc_info=task.exception())
+
+
+class Complaints:
+    """Of a loop that has to go on whatever happens: the same trouble is logged once."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._last = ""
+
+    @contextmanager
+    def survived(self) -> Iterator[None]:
+        """What fails in this block does not end the loop around it."""
+        try:
+            yield
+        except Exception as problem:
+            if repr(problem) != self._last:
+                self._last = repr(problem)
+                log.error("a look failed", owner=self._owner, exc_info=problem)

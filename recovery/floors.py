@@ -8,6 +8,7 @@ import grpc
 import structlog
 
 import replay
+from recovery.background import Complaints
 from recovery.control import answer, pb, trouble
 from recovery.coordinator import Coordinator
 from recovery.evidence import LogManifests, commit_facts, rank_facts
@@ -49,13 +50,15 @@ class FloorKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
+        complaints = Complaints(f"floors of {self._job.name}")
         while True:
             moved = False
             if not self._coordinator.restoring and self._job.sessions:
-                try:
-                    moved = await self.look()
-                except grpc.RpcError as problem:
-                    log.warning("replicas not announced", job=self._job.name, problem=trouble(problem))
+                with complaints.survived():
+                    try:
+                        moved = await self.look()
+                    except grpc.RpcError as problem:
+                        log.warning("replicas not announced", job=self._job.name, problem=trouble(problem))
             await asyncio.sleep(BUSY_S if moved else IDLE_S)
 
     async def look(self) -> bool:
@@ -78,13 +81,15 @@ class FloorKeeper:
             for session in sessions
         ]
         floors = consistent_floor(ranks)
+        if not floors:
+            return True  # no common cut is left, until the next one
         if not self._uncorrupted(sessions, floors):
             return True
         for session in sessions:
-            floor = floors.get(session.rank, 0)
+            floor = floors[session.rank]
             if floor > session.log.floor_commit:
                 session.log.floor_commit = floor
-        if floors and min(floors.values()) >= self._next_check:
+        if min(floors.values()) >= self._next_check:
             await self._announce_replicas(sessions, floors)
         return True
 

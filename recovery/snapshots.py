@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from recovery.background import Complaints
 from recovery.coordinator import Coordinator
 from recovery.cuts import CutSearch
 from recovery.evidence import rank_facts
@@ -58,9 +59,11 @@ class SnapshotKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
+        complaints = Complaints(f"snapshots of {self._job.name}")
         while self._overhead > 0:
             if not self._coordinator.restoring:
-                self.look(time.monotonic())
+                with complaints.survived():
+                    self.look(time.monotonic())
             await asyncio.sleep(LOOK_S)
 
     def look(self, now: float) -> None:

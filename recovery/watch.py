@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import structlog
 
 from recovery.activity import Activity
+from recovery.background import Complaints
 from recovery.collective_watch import BUSY_DEVICE_NS, CollectiveWatch, Member
 from recovery.coordinator import Coordinator
 from recovery.injector import Injector
@@ -32,6 +33,7 @@ class Watch:
         injector: Injector,
         hang_timeout_s: float,
     ) -> None:
+        self._complaints = Complaints("watch")
         self._injector = injector
         self._jobs = jobs
         self._coordinators = coordinators
@@ -48,9 +50,10 @@ class Watch:
     def _look_at_all(self) -> None:
         now_ns = time.monotonic_ns()
         for name, job in list(self._jobs.items()):
-            self._injector.act_on_fired(job)
-            if name in self._coordinators:
-                self._look(job, self._coordinators[name], now_ns)
+            with self._complaints.survived():  # one job's log must not leave the others unwatched
+                self._injector.act_on_fired(job)
+                if name in self._coordinators:
+                    self._look(job, self._coordinators[name], now_ns)
         self._forget()
 
     def _look(self, job: Job, coordinator: Coordinator, now_ns: int) -> None:

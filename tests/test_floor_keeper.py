@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from made_up_ranks import WEIGHT, a_job, log_of, step, stub_of
+from structlog.testing import capture_logs
 
 import replay
 from recovery.floors import FloorKeeper
@@ -120,3 +121,37 @@ def test_a_recovery_does_not_make_ranks_shadow_replicas_again() -> None:
         look(keeper)
     assert announced[0] == announced[1]
     assert announced[0] and set(map(tuple, announced[0])) == {(WEIGHT,)}
+
+
+def test_a_time_without_a_common_cut_does_not_end_the_keeper() -> None:
+    """It looked for its replicas there, and died: floors never moved again, until the log was full."""
+    job, recovery = a_job(2), Recovery()
+    keeper = learnt(job, recovery)
+    log_of(job, 1).ring.clear()
+    step(job, 9, 9)
+    for known in log_of(job, 0).ring.values():
+        known.communicators[:] = [(1, 0, known.number + 100)]
+    look(keeper)
+    assert floors(job) == {8}
+    step(job, 10, 10)
+    look(keeper)
+    assert floors(job) == {10}
+
+
+def test_trouble_in_a_look_is_logged_once_and_the_next_look_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, recovery = a_job(2), Recovery()
+    keeper = a_keeper(job, recovery)
+    looks: list[int] = []
+
+    async def damaged() -> bool:
+        looks.append(1)
+        if len(looks) > 3:
+            raise asyncio.CancelledError
+        raise replay.LogError("damaged")
+
+    monkeypatch.setattr(keeper, "look", damaged)
+    monkeypatch.setattr("recovery.floors.IDLE_S", 0)
+    with capture_logs() as said, pytest.raises(asyncio.CancelledError):
+        asyncio.run(keeper.run())
+    assert len(looks) == 4
+    assert [line["event"] for line in said] == ["a look failed"]

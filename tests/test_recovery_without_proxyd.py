@@ -81,7 +81,8 @@ def test_a_proxyd_killed_while_a_rank_is_rolled_forward_changes_no_value(
         assert len(report["adoptions"]) == ROUNDS
         assert all(recovery["recovered"] for recovery in report["recoveries"])
         plans = [recovery["plan"] for recovery in report["recoveries"]]
-        assert plans and set(plans) <= {"roll-forward", "restart-copy-replay", "rewind-in-place"}
+        others = {"restart-copy-replay", "restore-snapshot-replay", "rewind-in-place"}  # if its peer is late
+        assert plans and set(plans) <= {"roll-forward", *others}
 
 
 def test_a_proxyd_killed_while_a_minibatch_is_executed_twice_changes_no_value(

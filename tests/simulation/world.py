@@ -150,6 +150,9 @@ class World:
             for keeper in keepers:
                 keeper.cancel()
             await self.coordinator.cancel()
+            for ended in await asyncio.gather(*keepers, return_exceptions=True):
+                if not isinstance(ended, asyncio.CancelledError | Violation):
+                    self.violations.append(f"a keeper died: {ended!r}")
         if not self.violations:
             self._judge()
 
