@@ -20,8 +20,12 @@ ARMS = {
     "without": ("--snapshot-overhead", "0", "--validate-every", "0", "--shadow-limit", "64KiB"),
     "with": ("--validate-every", "0"),
     "validated": ("--validate-every", str(OFTEN)),
+    "rolled": ("--validate-every", "0", "--optimizer-preimages", "off"),
 }
-"""Options of proxyd.  No shadow fits into so little; digests and pre-images are kept all the same."""
+"""Options of proxyd.  No shadow fits into so little; digests and pre-images are kept all the same.
+
+"rolled": a commit before each optimizer step, and no pre-images in it (see recovery/roll_forward.py).
+"""
 GOAL = 0.02
 
 
@@ -43,8 +47,9 @@ def costs(rounds: int, share: float, folder: Path) -> Results:
     rows = [dict(zip(seconds, turn, strict=True)) for turn in zip(*seconds.values(), strict=True)]
     kept = statistics.median(row["with"] / row["without"] - 1 for row in rows)
     validated = statistics.median((row["validated"] / row["with"] - 1) * OFTEN / USUALLY for row in rows)
+    rolled = statistics.median(row["rolled"] / row["with"] - 1 for row in rows)
     return {"steps": training.steps, "seconds": seconds, "kept": kept, "validated": validated,
-            "together": kept + validated}  # fmt: skip
+            "together": kept + validated, "rolled": rolled}  # fmt: skip
 
 
 def rows(results: Results) -> list[tuple[str, str, str]]:
@@ -55,7 +60,12 @@ def rows(results: Results) -> list[tuple[str, str, str]]:
             f"{100 * results['together']:+.2f} %",
             f"goal {100 * GOAL:.0f} %; of the mean step of char_gpt.py, 2 ranks, on / off in turns; "
             f"validation (every {USUALLY}) {100 * results['validated']:+.2f} %",
-        )
+        ),
+        (
+            "two commits a step instead of pre-images in it",
+            f"{100 * results['rolled']:+.2f} %",
+            "--optimizer-preimages off against on, likewise",
+        ),
     ]
 
 

@@ -60,8 +60,9 @@ def test_a_job_whose_operator_does_not_replay_is_told_so_and_trains_on(
     tmp_path: Path, drifting: Path
 ) -> None:
     """Also past steps that are to be validated, and although a bit of a parameter changes."""
-    options = ("--validate-every", "10", "--drill", "bit-flip rank=1 step=100 call=5")
-    ended = proxied.run(proxied.torchrun(2, drifting, "200"), folder=tmp_path, options=options)
+    # Late enough for proxyd, which looks every 20 ms, to know the replicas.
+    options = ("--validate-every", "10", "--drill", "bit-flip rank=1 step=800 call=5")
+    ended = proxied.run(proxied.torchrun(2, drifting, "1000"), folder=tmp_path, options=options)
     assert ended.status == 0, ended.output[-3000:]
     assert "rank" in ended.report["not_replayable"]
     assert "drifting" in ended.report["not_replayable"]

@@ -112,14 +112,13 @@ def test_rank_alone_that_is_killed_at_random_instants_amid_snapshots_computes_th
     chance = random.Random(seed)
     tiny = proxied.python(proxied.WORKLOADS / "tiny.py", "--steps", "4000", "--payload", "20000")
     with running_proxyd(socket := tmp_path / "socket", 1, ("--snapshot-overhead", "50%")):
-        until = time.monotonic() + 1
+        next_step = 300
 
         def due(ranks: list[Any]) -> bool:
-            nonlocal until
-            now = time.monotonic()
-            if ranks[0].step < 2 or now < until:
+            nonlocal next_step
+            if ranks[0].step < next_step:
                 return False
-            until = now + chance.uniform(0.2, 0.9)
+            next_step += chance.randint(300, 900)
             return True
 
         killer = Killer(socket, due, 100)
