@@ -22,8 +22,8 @@ from proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_cha
 from proxy_server.guardian import Charge, Guardian, Identity
 from proxy_server.rendezvous_store import RendezvousGate
 
-CHUNK_BYTES = 2 << 20
-"""Of state in one message from replica to new server."""
+CHUNK_BYTES = 1 << 20
+"""Of state in one message from replica to new server: so much stays in caches while gRPC copies it about."""
 
 NO_CONTENT = 2**64 - 1
 """Offset of a chunk that says: this buffer's content was not kept here."""

@@ -72,12 +72,15 @@ void attach(Executor& e, const std::string& log_directory, const std::string& de
 
 py::bytes read_state(Executor& e, uint64_t handle, uint64_t offset, uint64_t bytes) {
   if (bytes > (64ull << 20)) throw std::invalid_argument("read at most 64 MiB at once");
-  std::string content(bytes, '\0');
+  PyObject* const made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes));
+  if (made == nullptr) throw py::error_already_set();
+  auto content = py::reinterpret_steal<py::bytes>(made);
+  char* const to = PyBytes_AS_STRING(made);  // nobody else has it yet
   {
     py::gil_scoped_release release;
-    e.parked_state().read_state(handle, offset, bytes, content.data());
+    e.parked_state().read_state(handle, offset, bytes, to);
   }
-  return py::bytes(content);
+  return content;
 }
 
 void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::bytes& data) {
