@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -21,6 +22,7 @@ from proxy_server.capability import Capability
 from proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_channel
 from proxy_server.guardian import Charge, Guardian, Identity
 from proxy_server.rendezvous_store import RendezvousGate
+from proxy_server.state_copy import COPY_S, LARGE_BYTES, Receiver, Senders, Wanted, WindowUnusable
 
 CHUNK_BYTES = 1 << 20
 """Of state in one message from replica to new server: so much stays in caches while gRPC copies it about."""
@@ -38,6 +40,7 @@ class DeviceService(rpc.DeviceServerServicer):
         self._factory = BackendFactory(daemon, capability.driver, self._gate)
         self._reporter = FaultReporter(daemon)
         self._guardian = guardian
+        self._senders = Senders()
         self._steering = threading.Lock()
         self._attached: pb.AttachRequest | None = None
         self._generation = 0
@@ -164,20 +167,47 @@ class DeviceService(rpc.DeviceServerServicer):
     def _copy_from(self, source: pb.ReplicaSource, lost: list[int]) -> int:
         """Fetch contents; answers the bytes, and adds to `lost` what is not there any more."""
         wanted: dict[int, list[int]] = defaultdict(list)
+        sizes: dict[int, int] = {}
         for copy in source.copies:
             wanted[copy.source_handle].append(copy.handle)
+            sizes[copy.source_handle] = copy.bytes
+        large = [
+            Wanted(handle, size, wanted[handle]) for handle, size in sizes.items() if size >= LARGE_BYTES
+        ]
         copied = 0
         with grpc.insecure_channel(source.address, options=MESSAGE_LIMIT) as channel:
-            request = pb.ReadStateRequest(handles=list(wanted))
-            for chunk in rpc.DeviceServerStub(channel).ReadState(request, timeout=600):
-                for handle in wanted[chunk.handle]:
-                    if chunk.offset == NO_CONTENT:
-                        self.executor.mark_lost(handle)
-                        lost.append(handle)
-                    else:
-                        self.executor.adopt_replica(handle, chunk.offset, chunk.data)
-                        copied += len(chunk.data)
+            stub = rpc.DeviceServerStub(channel)
+            if large:
+                try:
+                    with Receiver() as receiver:
+                        copied += receiver.fetch(stub, large, self.executor, lost.append)
+                    for buffer in large:
+                        del wanted[buffer.source_handle]
+                except (OSError, WindowUnusable) as problem:
+                    sys.stderr.write(f"understudy: state comes in messages: {problem}\n")
+            if wanted:
+                copied += self._copy_in_messages(stub, wanted, lost)
         return copied
+
+    def _copy_in_messages(
+        self, sender: rpc.DeviceServerStub, wanted: dict[int, list[int]], lost: list[int]
+    ) -> int:
+        copied = 0
+        for chunk in sender.ReadState(pb.ReadStateRequest(handles=list(wanted)), timeout=COPY_S):
+            for handle in wanted[chunk.handle]:
+                if chunk.offset == NO_CONTENT:
+                    self.executor.mark_lost(handle)
+                    lost.append(handle)
+                else:
+                    self.executor.adopt_replica(handle, chunk.offset, chunk.data)
+                    copied += len(chunk.data)
+        return copied
+
+    def CopyState(self, request: pb.CopyStateRequest, context: grpc.ServicerContext) -> pb.CopyStateReply:
+        try:
+            return self._senders.copy(request, self.executor)
+        except Exception as error:  # noqa: BLE001 - whoever copies must hear of it
+            return pb.CopyStateReply(error=f"{type(error).__name__}: {error}")
 
     def ReadState(
         self, request: pb.ReadStateRequest, context: grpc.ServicerContext
@@ -215,6 +245,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self._refuse_old(request.generation, context)
                 self._parked = False
                 self._reporter.forget()
+                self._senders.forget()
                 self.executor.resume()
             except Exception as error:  # noqa: BLE001
                 return pb.ResumeReply(error=f"{type(error).__name__}: {error}")
@@ -233,6 +264,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self.executor.detach()
                 self._attached = None
                 self._factory.forget()
+                self._senders.forget()
                 self._reporter.forget()
                 self._guardian.work_for(None)
             except Exception as error:  # noqa: BLE001

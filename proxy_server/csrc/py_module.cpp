@@ -83,10 +83,27 @@ py::bytes read_state(Executor& e, uint64_t handle, uint64_t offset, uint64_t byt
   return content;
 }
 
-void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::bytes& data) {
-  const std::string_view view(data);
+// The bytes of a contiguous buffer. It must outlive what is done with them.
+uint64_t bytes_of(const py::buffer_info& info) {
+  if (info.ndim != 1 || info.strides[0] != info.itemsize)
+    throw std::invalid_argument("contiguous bytes are needed");
+  return static_cast<uint64_t>(info.size) * static_cast<uint64_t>(info.itemsize);
+}
+
+void read_state_into(Executor& e, uint64_t handle, uint64_t offset, uint64_t bytes, const py::buffer& memory,
+                     uint64_t at) {
+  const py::buffer_info info = memory.request(/*writable=*/true);
+  const uint64_t room = bytes_of(info);
+  if (at > room || bytes > room - at) throw std::invalid_argument("there is no room for so much state");
   py::gil_scoped_release release;
-  e.parked_state().adopt_replica(handle, offset, view.data(), view.size());
+  e.parked_state().read_state(handle, offset, bytes, static_cast<uint8_t*>(info.ptr) + at);
+}
+
+void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::buffer& data) {
+  const py::buffer_info info = data.request();
+  const uint64_t bytes = bytes_of(info);
+  py::gil_scoped_release release;
+  e.parked_state().adopt_replica(handle, offset, info.ptr, bytes);
 }
 
 }  // namespace
@@ -130,6 +147,7 @@ PYBIND11_MODULE(_server, m) {
           },
           Release())
       .def("read_state", &read_state)
+      .def("read_state_into", &read_state_into)
       .def("adopt_replica", &adopt_replica)
       .def(
           "mark_lost", [](Executor& e, uint64_t handle) { e.parked_state().mark_lost(handle); }, Release())

@@ -1,0 +1,173 @@
+"""State on its way from a replica's device server to a new one: large buffers through memory both map.
+
+gRPC copies what it carries several times over; here the sender writes into a window of the receiver's, and
+the receiver takes it from there.  Several pieces are under way at once, so both work at the same time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from protos import control_pb2 as pb
+from protos import control_pb2_grpc as rpc
+
+LARGE_BYTES = 1 << 20
+"""From here on a request for each piece costs less than the copies that it saves."""
+PIECE_BYTES = 2 << 20
+PIECES = 6
+"""Under way at once."""
+WINDOW_BYTES = PIECE_BYTES * PIECES
+COPY_S = 600.0
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class WindowUnusable(RuntimeError):
+    """The sender cannot write into the receiver's memory; messages can carry the state as well."""
+
+
+class State(Protocol):
+    """What the executor can do with the state of its rank while it is parked."""
+
+    def has_content(self, handle: int) -> bool: ...
+    def read_state_into(self, handle: int, offset: int, count: int, memory: mmap.mmap, at: int) -> None: ...
+    def adopt_replica(self, handle: int, offset: int, data: memoryview) -> None: ...
+    def mark_lost(self, handle: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A buffer of the sender's, and those of the receiver's that it fills."""
+
+    source_handle: int
+    bytes: int
+    handles: Sequence[int]
+
+
+class Senders:
+    """The sender's side.  The window in use stays mapped: another one comes with another recovery."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: tuple[tuple[int, int, int], mmap.mmap] | None = None
+
+    def copy(self, request: pb.CopyStateRequest, state: State) -> pb.CopyStateReply:
+        """Write what is asked for where it is wanted."""
+        if not state.has_content(request.handle):
+            return pb.CopyStateReply(no_content=True)
+        try:
+            memory = self._window(request.window)
+        except (OSError, ValueError) as problem:
+            return pb.CopyStateReply(error=str(problem), no_window=True)
+        state.read_state_into(request.handle, request.offset, request.bytes, memory, request.window_offset)
+        return pb.CopyStateReply()
+
+    def forget(self) -> None:
+        """Let go of the window."""
+        with self._lock:
+            self._known = None  # unmapped when the last copy into it has ended
+
+    def _window(self, window: pb.Window) -> mmap.mmap:
+        """Raises OSError or ValueError."""
+        file = os.open(f"/proc/{window.pid}/fd/{window.file}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            status = os.fstat(file)
+            name = (status.st_dev, status.st_ino, status.st_size)
+            with self._lock:
+                if self._known is not None and self._known[0] == name:
+                    return self._known[1]
+            if status.st_ino != window.inode or status.st_uid != os.geteuid():
+                raise ValueError("the window is no memory of the receiver's any more")
+            if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                raise ValueError("the window might shrink")  # and end whoever writes into it
+            memory = mmap.mmap(file, status.st_size)
+        finally:
+            os.close(file)
+        with self._lock:
+            self._known = (name, memory)
+        return memory
+
+
+class Receiver:
+    """The receiver's side: memory for pieces on their way.  A context; raises OSError if there is none."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("understudy-copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._file, WINDOW_BYTES)
+            fcntl.fcntl(self._file, fcntl.F_ADD_SEALS, _SEALS)
+            self._memory = mmap.mmap(self._file, WINDOW_BYTES)
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.close()
+        os.close(self._file)
+
+    def fetch(
+        self,
+        sender: rpc.DeviceServerStub,
+        wanted: Sequence[Wanted],
+        state: State,
+        lost: Callable[[int], None],
+    ) -> int:
+        """Copy these into `state`; answers the bytes, and tells `lost` of what is not there any more.
+
+        Raises WindowUnusable before anything was copied, RuntimeError or grpc.RpcError.
+        """
+        under_way: deque[tuple[grpc.Future, Wanted, int, int, int]] = deque()
+        window = pb.Window(pid=os.getpid(), file=self._file, inode=os.fstat(self._file).st_ino)
+        free = deque(range(0, WINDOW_BYTES, PIECE_BYTES))
+        gone: set[int] = set()
+        copied = 0
+
+        def finish_oldest() -> int:
+            future, buffer, offset, count, place = under_way.popleft()
+            reply = future.result()
+            if reply.no_window:
+                raise WindowUnusable(reply.error)
+            if reply.error:
+                raise RuntimeError(reply.error)
+            free.append(place)
+            if reply.no_content:
+                if buffer.source_handle not in gone:
+                    gone.add(buffer.source_handle)
+                    for handle in buffer.handles:
+                        state.mark_lost(handle)
+                        lost(handle)
+                return 0
+            with memoryview(self._memory) as memory, memory[place : place + count] as piece:
+                for handle in buffer.handles:
+                    state.adopt_replica(handle, offset, piece)
+            return count * len(buffer.handles)
+
+        try:
+            for buffer in wanted:
+                for offset in range(0, buffer.bytes, PIECE_BYTES):
+                    if not free:
+                        copied += finish_oldest()
+                    count, place = min(PIECE_BYTES, buffer.bytes - offset), free.popleft()
+                    request = pb.CopyStateRequest(
+                        handle=buffer.source_handle, offset=offset, bytes=count, window=window,
+                        window_offset=place,
+                    )  # fmt: skip
+                    future = sender.CopyState.future(request, timeout=COPY_S)
+                    under_way.append((future, buffer, offset, count, place))
+            while under_way:
+                copied += finish_oldest()
+        finally:
+            for future, *_ in under_way:
+                future.cancel()
+        return copied

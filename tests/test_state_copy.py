@@ -1,0 +1,190 @@
+"""State that goes from one device server to another through memory that both map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from executor_harness import PHASE, Harness
+from training_run import Training
+
+from protos import control_pb2 as pb
+from protos import control_pb2_grpc as rpc
+from proxy_server.state_copy import PIECE_BYTES, PIECES, Receiver, Senders, Wanted, WindowUnusable
+
+
+class Buffers:
+    """The state of a rank: a buffer without content is in `gone`."""
+
+    def __init__(self, contents: dict[int, bytearray]) -> None:
+        self.contents = contents
+        self.gone: set[int] = set()
+
+    def has_content(self, handle: int) -> bool:
+        return handle not in self.gone
+
+    def read_state_into(self, handle: int, offset: int, count: int, memory: mmap.mmap, at: int) -> None:
+        memory[at : at + count] = bytes(self.contents[handle][offset : offset + count])
+
+    def adopt_replica(self, handle: int, offset: int, data: memoryview) -> None:
+        self.contents[handle][offset : offset + len(data)] = data
+
+    def mark_lost(self, handle: int) -> None:
+        self.gone.add(handle)
+
+
+class Replica(rpc.DeviceServerServicer):  # type: ignore[misc]
+    """A device server as far as it sends state."""
+
+    def __init__(self, state: Buffers) -> None:
+        self.state, self.senders = state, Senders()
+
+    def CopyState(self, request: pb.CopyStateRequest, context: grpc.ServicerContext) -> pb.CopyStateReply:
+        try:
+            return self.senders.copy(request, self.state)
+        except Exception as error:  # noqa: BLE001 - as a device server does
+            return pb.CopyStateReply(error=str(error))
+
+
+@contextmanager
+def served(state: Buffers, folder: Path) -> Iterator[rpc.DeviceServerStub]:
+    server = grpc.server(futures.ThreadPoolExecutor(8))
+    rpc.add_DeviceServerServicer_to_server(Replica(state), server)
+    server.add_insecure_port(f"unix:{folder}/replica.sock")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"unix:{folder}/replica.sock") as channel:
+            yield rpc.DeviceServerStub(channel)
+    finally:
+        server.stop(None)
+
+
+def empty(wanted: list[Wanted]) -> Buffers:
+    return Buffers({handle: bytearray(buffer.bytes) for buffer in wanted for handle in buffer.handles})
+
+
+def test_buffers_of_many_pieces_arrive_as_they_were(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = [1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECES * PIECE_BYTES - 5]
+    theirs = Buffers({number: bytearray(chance.randbytes(size)) for number, size in enumerate(sizes, 1)})
+    wanted = [Wanted(number, size, (10 * number, 10 * number + 1)) for number, size in enumerate(sizes, 1)]
+    ours = empty(wanted)
+    with served(theirs, tmp_path) as sender, Receiver() as receiver:
+        copied = receiver.fetch(sender, wanted, ours, lambda handle: pytest.fail(f"{handle} is lost"))
+    assert copied == 2 * sum(sizes)
+    for handle, content in ours.contents.items():
+        assert content == theirs.contents[handle // 10], handle
+
+
+def test_content_that_the_sender_does_not_have_is_told_of_once(tmp_path: Path) -> None:
+    wanted = [Wanted(1, 4 * PIECE_BYTES, (7, 8)), Wanted(2, 5, (9,))]
+    theirs = Buffers({1: bytearray(4 * PIECE_BYTES), 2: bytearray(b"there")})
+    theirs.gone.add(1)
+    ours, lost = empty(wanted), list[int]()
+    with served(theirs, tmp_path) as sender, Receiver() as receiver:
+        assert receiver.fetch(sender, wanted, ours, lost.append) == 5
+    assert (lost, ours.gone, ours.contents[9]) == ([7, 8], {7, 8}, b"there")
+
+
+def test_what_fails_on_the_senders_side_fails_on_the_receivers(tmp_path: Path) -> None:
+    wanted = [Wanted(5, 10, (5,))]
+    with (
+        served(Buffers({}), tmp_path) as sender,
+        Receiver() as receiver,
+        pytest.raises(RuntimeError, match="5"),
+    ):
+        receiver.fetch(sender, wanted, empty(wanted), lambda handle: None)
+
+
+def test_nothing_is_written_into_a_file_that_is_no_window(tmp_path: Path) -> None:
+    """A request may come late, when the descriptor it names is something else."""
+    senders, theirs = Senders(), Buffers({1: bytearray(b"secret")})
+    (foreign := tmp_path / "foreign").write_bytes(b"precious" * 1000)
+    growing = os.memfd_create("growing")
+    os.truncate(growing, 1 << 20)
+    with foreign.open("r+b") as file:
+        for descriptor, inode in (
+            (file.fileno(), os.fstat(file.fileno()).st_ino),
+            (growing, os.fstat(growing).st_ino),
+            (growing, 1),
+            (1 << 20, 1),
+        ):
+            window = pb.Window(pid=os.getpid(), file=descriptor, inode=inode)
+            reply = senders.copy(pb.CopyStateRequest(handle=1, bytes=6, window=window), theirs)
+            assert reply.no_window and reply.error, descriptor
+    assert foreign.read_bytes() == b"precious" * 1000
+    assert os.pread(growing, 6, 0) == bytes(6)
+    os.close(growing)
+
+
+def test_a_window_that_cannot_be_opened_is_told_before_anything_is_copied(tmp_path: Path) -> None:
+    wanted = [Wanted(1, 10, (1,))]
+    ours = empty(wanted)
+    with served(Buffers({1: bytearray(b"0123456789")}), tmp_path) as sender:
+        receiver = Receiver()
+        with receiver:
+            pass
+        receiver._file = os.open(os.devnull, os.O_RDWR)
+        with receiver, pytest.raises(WindowUnusable):
+            receiver.fetch(sender, wanted, ours, lambda handle: None)
+    assert ours.contents[1] == bytes(10)
+
+
+def test_windows_leave_neither_files_nor_mappings_behind() -> None:
+    service = Replica(Buffers({1: bytearray(PIECE_BYTES)}))
+    assert held() == (0, 0)
+    with Receiver() as receiver:
+        inode = os.fstat(receiver._file).st_ino
+        window = pb.Window(pid=os.getpid(), file=receiver._file, inode=inode)
+        for _ in range(3):
+            request = pb.CopyStateRequest(handle=1, bytes=PIECE_BYTES, window=window)
+            assert service.CopyState(request, None).error == ""
+        assert held() == (2, 3)  # Python's mappings keep a descriptor of their own
+    service.senders.forget()
+    assert held() == (0, 0)
+
+
+def held() -> tuple[int, int]:
+    """Mappings and descriptors of windows in this process."""
+    name = "understudy-copy"
+    files = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    return Path("/proc/self/maps").read_text().count(name), sum(name in os.readlink(path) for path in files)
+
+
+def test_the_executor_writes_state_only_where_there_is_room() -> None:
+    with Harness() as h:
+        h.new(1, [1.0, 2.0, 3.0, 4.0])
+        h.commit()
+        h.writer.append(PHASE, 0, [])
+        h.synchronize()
+        h.executor.park()
+        memory = bytearray(20)
+        h.executor.read_state_into(1, 0, 16, memory, 4)
+        assert memory == bytes(4) + h.executor.read_state(1, 0, 16)
+        for offset, count, at in ((0, 16, 5), (0, 21, 0), (8, 16, 0), (0, 16, 1 << 63), (1 << 63, 8, 0)):
+            with pytest.raises((ValueError, RuntimeError)):
+                h.executor.read_state_into(1, offset, count, memory, at)
+        with pytest.raises((ValueError, BufferError)):
+            h.executor.read_state_into(1, 0, 16, bytes(20), 0)
+        with pytest.raises(ValueError, match="contiguous"):
+            h.executor.read_state_into(1, 0, 8, memoryview(memory)[::2], 0)
+
+
+def test_a_large_buffer_of_a_killed_rank_comes_from_its_replica_with_the_same_bits(tmp_path: Path) -> None:
+    size = 3 * PIECES * PIECE_BYTES + 4096
+    training = Training("bench/workloads/wide_state.py", 2, 120, ["--bytes", str(size)])
+    unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
+    drills = ("kill-server rank=1 step=80 call=3", "kill-server rank=0 step=100 call=3")
+    faulted = training.run(tmp_path / "faulted", proxied=True, drills=drills)
+    assert faulted.losses == unfaulted.losses
+    recoveries = faulted.report["recoveries"]
+    assert [recovery["plan"] for recovery in recoveries] == ["restart-copy-replay"] * 2
+    assert max(recovery["copied_bytes"] for recovery in recoveries) >= size
+    assert faulted.report["replies_different"] == 0
