@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -22,13 +21,7 @@ from proxy_server.capability import Capability
 from proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_channel
 from proxy_server.guardian import Charge, Guardian, Identity
 from proxy_server.rendezvous_store import RendezvousGate
-from proxy_server.state_copy import COPY_S, LARGE_BYTES, Receiver, Senders, Wanted, WindowUnusable
-
-CHUNK_BYTES = 1 << 20
-"""Of state in one message from replica to new server: so much stays in caches while gRPC copies it about."""
-
-NO_CONTENT = 2**64 - 1
-"""Offset of a chunk that says: this buffer's content was not kept here."""
+from proxy_server.state_copy import Sender, Wanted, fetch_state
 
 
 class DeviceService(rpc.DeviceServerServicer):
@@ -40,7 +33,7 @@ class DeviceService(rpc.DeviceServerServicer):
         self._factory = BackendFactory(daemon, capability.driver, self._gate)
         self._reporter = FaultReporter(daemon)
         self._guardian = guardian
-        self._senders = Senders()
+        self._sender = Sender()
         self._steering = threading.Lock()
         self._attached: pb.AttachRequest | None = None
         self._generation = 0
@@ -144,8 +137,8 @@ class DeviceService(rpc.DeviceServerServicer):
                     shadow_bytes = self.executor.restore_snapshot(request.commit)
                 else:
                     shadow_bytes = self.executor.restore(request.commit)
-                lost: list[int] = []
-                copied = sum(self._copy_from(source, lost) for source in request.sources)
+                fetched = [self._copy_from(source) for source in request.sources]
+                copied = sum(count for count, _ in fetched)
                 self.executor.complete_restore(
                     [(copy.handle, copy.digest) for source in request.sources for copy in source.copies]
                 )
@@ -153,7 +146,7 @@ class DeviceService(rpc.DeviceServerServicer):
                     roll = request.roll_forward
                     self.executor.roll_forward(
                         rolled=list(roll.rolled), steady=list(roll.steady), own=list(roll.own),
-                        lost=[*roll.lost, *lost],
+                        lost=[*roll.lost, *(handle for _, gone in fetched for handle in gone)],
                     )  # fmt: skip
                 self._holds_state, self._restored_commit = True, request.commit
             except Exception as error:  # noqa: BLE001
@@ -164,62 +157,27 @@ class DeviceService(rpc.DeviceServerServicer):
             copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin
         )
 
-    def _copy_from(self, source: pb.ReplicaSource, lost: list[int]) -> int:
-        """Fetch contents; answers the bytes, and adds to `lost` what is not there any more."""
-        wanted: dict[int, list[int]] = defaultdict(list)
+    def _copy_from(self, source: pb.ReplicaSource) -> tuple[int, list[int]]:
+        """Fetch contents; answers the bytes, and handles whose content is not there any more."""
+        handles: dict[int, list[int]] = defaultdict(list)
         sizes: dict[int, int] = {}
         for copy in source.copies:
-            wanted[copy.source_handle].append(copy.handle)
+            handles[copy.source_handle].append(copy.handle)
             sizes[copy.source_handle] = copy.bytes
-        large = [
-            Wanted(handle, size, wanted[handle]) for handle, size in sizes.items() if size >= LARGE_BYTES
-        ]
-        copied = 0
+        wanted = [Wanted(handle, size, handles[handle]) for handle, size in sizes.items()]
         with grpc.insecure_channel(source.address, options=MESSAGE_LIMIT) as channel:
-            stub = rpc.DeviceServerStub(channel)
-            if large:
-                try:
-                    with Receiver() as receiver:
-                        copied += receiver.fetch(stub, large, self.executor, lost.append)
-                    for buffer in large:
-                        del wanted[buffer.source_handle]
-                except (OSError, WindowUnusable) as problem:
-                    sys.stderr.write(f"understudy: state comes in messages: {problem}\n")
-            if wanted:
-                copied += self._copy_in_messages(stub, wanted, lost)
-        return copied
-
-    def _copy_in_messages(
-        self, sender: rpc.DeviceServerStub, wanted: dict[int, list[int]], lost: list[int]
-    ) -> int:
-        copied = 0
-        for chunk in sender.ReadState(pb.ReadStateRequest(handles=list(wanted)), timeout=COPY_S):
-            for handle in wanted[chunk.handle]:
-                if chunk.offset == NO_CONTENT:
-                    self.executor.mark_lost(handle)
-                    lost.append(handle)
-                else:
-                    self.executor.adopt_replica(handle, chunk.offset, chunk.data)
-                    copied += len(chunk.data)
-        return copied
+            return fetch_state(rpc.DeviceServerStub(channel), wanted, self.executor)
 
     def CopyState(self, request: pb.CopyStateRequest, context: grpc.ServicerContext) -> pb.CopyStateReply:
         try:
-            return self._senders.copy(request, self.executor)
+            return self._sender.copy(request, self.executor)
         except Exception as error:  # noqa: BLE001 - whoever copies must hear of it
             return pb.CopyStateReply(error=f"{type(error).__name__}: {error}")
 
     def ReadState(
         self, request: pb.ReadStateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StateChunk]:
-        for handle in request.handles:
-            if not self.executor.has_content(handle):
-                yield pb.StateChunk(handle=handle, offset=NO_CONTENT)
-                continue
-            total = self.executor.buffer_bytes(handle)
-            for offset in range(0, total, CHUNK_BYTES):
-                data = self.executor.read_state(handle, offset, min(CHUNK_BYTES, total - offset))
-                yield pb.StateChunk(handle=handle, offset=offset, data=data)
+        yield from self._sender.messages(request.handles, self.executor)
 
     def RebuildCommunicators(
         self, request: pb.RebuildRequest, context: grpc.ServicerContext
@@ -245,7 +203,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self._refuse_old(request.generation, context)
                 self._parked = False
                 self._reporter.forget()
-                self._senders.forget()
+                self._sender.forget()
                 self.executor.resume()
             except Exception as error:  # noqa: BLE001
                 return pb.ResumeReply(error=f"{type(error).__name__}: {error}")
@@ -264,7 +222,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self.executor.detach()
                 self._attached = None
                 self._factory.forget()
-                self._senders.forget()
+                self._sender.forget()
                 self._reporter.forget()
                 self._guardian.work_for(None)
             except Exception as error:  # noqa: BLE001

@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,10 @@ PIECE_BYTES = 2 << 20
 PIECES = 6
 """Under way at once."""
 WINDOW_BYTES = PIECE_BYTES * PIECES
+CHUNK_BYTES = 1 << 20
+"""Of state in one message: so much stays in caches while gRPC copies it about."""
+NO_CONTENT = 2**64 - 1
+"""Offset of a chunk that says: this buffer's content was not kept here."""
 COPY_S = 600.0
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -38,8 +43,10 @@ class State(Protocol):
     """What the executor can do with the state of its rank while it is parked."""
 
     def has_content(self, handle: int) -> bool: ...
+    def buffer_bytes(self, handle: int) -> int: ...
+    def read_state(self, handle: int, offset: int, count: int) -> bytes: ...
     def read_state_into(self, handle: int, offset: int, count: int, memory: mmap.mmap, at: int) -> None: ...
-    def adopt_replica(self, handle: int, offset: int, data: memoryview) -> None: ...
+    def adopt_replica(self, handle: int, offset: int, data: memoryview | bytes) -> None: ...
     def mark_lost(self, handle: int) -> None: ...
 
 
@@ -52,7 +59,7 @@ class Wanted:
     handles: Sequence[int]
 
 
-class Senders:
+class Sender:
     """The sender's side.  The window in use stays mapped: another one comes with another recovery."""
 
     def __init__(self) -> None:
@@ -69,6 +76,17 @@ class Senders:
             return pb.CopyStateReply(error=str(problem), no_window=True)
         state.read_state_into(request.handle, request.offset, request.bytes, memory, request.window_offset)
         return pb.CopyStateReply()
+
+    def messages(self, handles: Sequence[int], state: State) -> Iterator[pb.StateChunk]:
+        """The same for small buffers."""
+        for handle in handles:
+            if not state.has_content(handle):
+                yield pb.StateChunk(handle=handle, offset=NO_CONTENT)
+                continue
+            total = state.buffer_bytes(handle)
+            for offset in range(0, total, CHUNK_BYTES):
+                data = state.read_state(handle, offset, min(CHUNK_BYTES, total - offset))
+                yield pb.StateChunk(handle=handle, offset=offset, data=data)
 
     def forget(self) -> None:
         """Let go of the window."""
@@ -171,3 +189,42 @@ class Receiver:
             for future, *_ in under_way:
                 future.cancel()
         return copied
+
+
+def fetch_state(
+    sender: rpc.DeviceServerStub, wanted: Sequence[Wanted], state: State
+) -> tuple[int, list[int]]:
+    """Copy these into `state`; answers the bytes, and handles whose content the sender does not have.
+
+    Raises RuntimeError or grpc.RpcError.
+    """
+    lost: list[int] = []
+    large = [buffer for buffer in wanted if buffer.bytes >= LARGE_BYTES]
+    small = [buffer for buffer in wanted if buffer.bytes < LARGE_BYTES]
+    copied = 0
+    if large:
+        try:
+            with Receiver() as receiver:
+                copied += receiver.fetch(sender, large, state, lost.append)
+        except (OSError, WindowUnusable) as problem:
+            sys.stderr.write(f"understudy: state comes in messages, which takes longer: {problem}\n")
+            small = list(wanted)
+    if small:
+        copied += _fetch_in_messages(sender, small, state, lost.append)
+    return copied, lost
+
+
+def _fetch_in_messages(
+    sender: rpc.DeviceServerStub, wanted: Sequence[Wanted], state: State, lost: Callable[[int], None]
+) -> int:
+    handles_of = {buffer.source_handle: buffer.handles for buffer in wanted}
+    copied = 0
+    for chunk in sender.ReadState(pb.ReadStateRequest(handles=list(handles_of)), timeout=COPY_S):
+        for handle in handles_of[chunk.handle]:
+            if chunk.offset == NO_CONTENT:
+                state.mark_lost(handle)
+                lost(handle)
+            else:
+                state.adopt_replica(handle, chunk.offset, chunk.data)
+                copied += len(chunk.data)
+    return copied

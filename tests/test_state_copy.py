@@ -17,7 +17,16 @@ from training_run import Training
 
 from protos import control_pb2 as pb
 from protos import control_pb2_grpc as rpc
-from proxy_server.state_copy import PIECE_BYTES, PIECES, Receiver, Senders, Wanted, WindowUnusable
+from proxy_server.state_copy import (
+    LARGE_BYTES,
+    PIECE_BYTES,
+    PIECES,
+    Receiver,
+    Sender,
+    Wanted,
+    WindowUnusable,
+    fetch_state,
+)
 
 
 class Buffers:
@@ -33,7 +42,13 @@ class Buffers:
     def read_state_into(self, handle: int, offset: int, count: int, memory: mmap.mmap, at: int) -> None:
         memory[at : at + count] = bytes(self.contents[handle][offset : offset + count])
 
-    def adopt_replica(self, handle: int, offset: int, data: memoryview) -> None:
+    def buffer_bytes(self, handle: int) -> int:
+        return len(self.contents[handle])
+
+    def read_state(self, handle: int, offset: int, count: int) -> bytes:
+        return bytes(self.contents[handle][offset : offset + count])
+
+    def adopt_replica(self, handle: int, offset: int, data: memoryview | bytes) -> None:
         self.contents[handle][offset : offset + len(data)] = data
 
     def mark_lost(self, handle: int) -> None:
@@ -44,19 +59,26 @@ class Replica(rpc.DeviceServerServicer):  # type: ignore[misc]
     """A device server as far as it sends state."""
 
     def __init__(self, state: Buffers) -> None:
-        self.state, self.senders = state, Senders()
+        self.state, self.sender = state, Sender()
+        self.in_messages: list[int] = []
 
     def CopyState(self, request: pb.CopyStateRequest, context: grpc.ServicerContext) -> pb.CopyStateReply:
         try:
-            return self.senders.copy(request, self.state)
+            return self.sender.copy(request, self.state)
         except Exception as error:  # noqa: BLE001 - as a device server does
             return pb.CopyStateReply(error=str(error))
 
+    def ReadState(
+        self, request: pb.ReadStateRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.StateChunk]:
+        self.in_messages += list(request.handles)
+        yield from self.sender.messages(request.handles, self.state)
+
 
 @contextmanager
-def served(state: Buffers, folder: Path) -> Iterator[rpc.DeviceServerStub]:
+def served(replica: Replica, folder: Path) -> Iterator[rpc.DeviceServerStub]:
     server = grpc.server(futures.ThreadPoolExecutor(8))
-    rpc.add_DeviceServerServicer_to_server(Replica(state), server)
+    rpc.add_DeviceServerServicer_to_server(replica, server)
     server.add_insecure_port(f"unix:{folder}/replica.sock")
     server.start()
     try:
@@ -76,7 +98,7 @@ def test_buffers_of_many_pieces_arrive_as_they_were(tmp_path: Path, seed: int) -
     theirs = Buffers({number: bytearray(chance.randbytes(size)) for number, size in enumerate(sizes, 1)})
     wanted = [Wanted(number, size, (10 * number, 10 * number + 1)) for number, size in enumerate(sizes, 1)]
     ours = empty(wanted)
-    with served(theirs, tmp_path) as sender, Receiver() as receiver:
+    with served(Replica(theirs), tmp_path) as sender, Receiver() as receiver:
         copied = receiver.fetch(sender, wanted, ours, lambda handle: pytest.fail(f"{handle} is lost"))
     assert copied == 2 * sum(sizes)
     for handle, content in ours.contents.items():
@@ -88,7 +110,7 @@ def test_content_that_the_sender_does_not_have_is_told_of_once(tmp_path: Path) -
     theirs = Buffers({1: bytearray(4 * PIECE_BYTES), 2: bytearray(b"there")})
     theirs.gone.add(1)
     ours, lost = empty(wanted), list[int]()
-    with served(theirs, tmp_path) as sender, Receiver() as receiver:
+    with served(Replica(theirs), tmp_path) as sender, Receiver() as receiver:
         assert receiver.fetch(sender, wanted, ours, lost.append) == 5
     assert (lost, ours.gone, ours.contents[9]) == ([7, 8], {7, 8}, b"there")
 
@@ -96,7 +118,7 @@ def test_content_that_the_sender_does_not_have_is_told_of_once(tmp_path: Path) -
 def test_what_fails_on_the_senders_side_fails_on_the_receivers(tmp_path: Path) -> None:
     wanted = [Wanted(5, 10, (5,))]
     with (
-        served(Buffers({}), tmp_path) as sender,
+        served(Replica(Buffers({})), tmp_path) as sender,
         Receiver() as receiver,
         pytest.raises(RuntimeError, match="5"),
     ):
@@ -105,7 +127,7 @@ def test_what_fails_on_the_senders_side_fails_on_the_receivers(tmp_path: Path) -
 
 def test_nothing_is_written_into_a_file_that_is_no_window(tmp_path: Path) -> None:
     """A request may come late, when the descriptor it names is something else."""
-    senders, theirs = Senders(), Buffers({1: bytearray(b"secret")})
+    sender, theirs = Sender(), Buffers({1: bytearray(b"secret")})
     (foreign := tmp_path / "foreign").write_bytes(b"precious" * 1000)
     growing = os.memfd_create("growing")
     os.truncate(growing, 1 << 20)
@@ -117,7 +139,7 @@ def test_nothing_is_written_into_a_file_that_is_no_window(tmp_path: Path) -> Non
             (1 << 20, 1),
         ):
             window = pb.Window(pid=os.getpid(), file=descriptor, inode=inode)
-            reply = senders.copy(pb.CopyStateRequest(handle=1, bytes=6, window=window), theirs)
+            reply = sender.copy(pb.CopyStateRequest(handle=1, bytes=6, window=window), theirs)
             assert reply.no_window and reply.error, descriptor
     assert foreign.read_bytes() == b"precious" * 1000
     assert os.pread(growing, 6, 0) == bytes(6)
@@ -127,7 +149,7 @@ def test_nothing_is_written_into_a_file_that_is_no_window(tmp_path: Path) -> Non
 def test_a_window_that_cannot_be_opened_is_told_before_anything_is_copied(tmp_path: Path) -> None:
     wanted = [Wanted(1, 10, (1,))]
     ours = empty(wanted)
-    with served(Buffers({1: bytearray(b"0123456789")}), tmp_path) as sender:
+    with served(Replica(Buffers({1: bytearray(b"0123456789")})), tmp_path) as sender:
         receiver = Receiver()
         with receiver:
             pass
@@ -135,6 +157,31 @@ def test_a_window_that_cannot_be_opened_is_told_before_anything_is_copied(tmp_pa
         with receiver, pytest.raises(WindowUnusable):
             receiver.fetch(sender, wanted, ours, lambda handle: None)
     assert ours.contents[1] == bytes(10)
+
+
+@pytest.mark.parametrize("window", ("usable", "refused by the sender", "not to be had"))
+def test_state_arrives_whether_or_not_there_is_a_window(
+    window: str, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Small buffers come in messages anyway; one that the sender does not have is told of in both ways."""
+    sizes = {1: LARGE_BYTES - 1, 2: LARGE_BYTES, 3: 3 * PIECE_BYTES + 1, 4: LARGE_BYTES, 5: 8}
+    chance = random.Random(seed)
+    theirs = Buffers({number: bytearray(chance.randbytes(size)) for number, size in sizes.items()})
+    theirs.gone = {4, 5}
+    replica = Replica(theirs)
+    wanted = [Wanted(number, size, (number,)) for number, size in sizes.items()]
+    ours = empty(wanted)
+    if window == "refused by the sender":
+        monkeypatch.setattr("proxy_server.state_copy._SEALS", 0)
+    if window == "not to be had":
+        monkeypatch.setattr(os, "memfd_create", lambda *_: os.open("/nowhere", os.O_RDWR))
+    with served(replica, tmp_path) as sender:
+        copied, lost = fetch_state(sender, wanted, ours)
+    assert copied == sizes[1] + sizes[2] + sizes[3]
+    assert sorted(lost) == [4, 5] and ours.gone == {4, 5}
+    assert all(ours.contents[number] == theirs.contents[number] for number in (1, 2, 3))
+    assert replica.in_messages == ([1, 5] if window == "usable" else list(sizes))
+    assert ("state comes in messages" in capfd.readouterr().err) == (window != "usable")
 
 
 def test_windows_leave_neither_files_nor_mappings_behind() -> None:
@@ -147,7 +194,7 @@ def test_windows_leave_neither_files_nor_mappings_behind() -> None:
             request = pb.CopyStateRequest(handle=1, bytes=PIECE_BYTES, window=window)
             assert service.CopyState(request, None).error == ""
         assert held() == (2, 3)  # Python's mappings keep a descriptor of their own
-    service.senders.forget()
+    service.sender.forget()
     assert held() == (0, 0)
 
 
