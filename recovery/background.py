@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 
@@ -38,18 +39,20 @@ class BackgroundTasks:
 
 
 class Complaints:
-    """Of a loop that has to go on whatever happens: the same trouble is logged once."""
+    """Of a loop that has to go on whatever happens: trouble of one kind at one place is logged once."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
-        self._last = ""
+        self._told: set[tuple[str, type[Exception], int]] = set()
 
     @contextmanager
-    def survived(self) -> Iterator[None]:
-        """What fails in this block does not end the loop around it."""
+    def survived(self, subject: str = "") -> Iterator[None]:
+        """What fails in this block, about `subject`, does not end the loop around it."""
         try:
             yield
         except Exception as problem:
-            if repr(problem) != self._last:
-                self._last = repr(problem)
-                log.error("a look failed", owner=self._owner, exc_info=problem)
+            *_, (frame, line) = traceback.walk_tb(problem.__traceback__)
+            trouble = (f"{subject} {frame.f_code.co_filename}", type(problem), line)
+            if trouble not in self._told:  # the message may be another one each time
+                self._told.add(trouble)
+                log.error("a look failed", owner=self._owner, subject=subject, exc_info=problem)

@@ -50,11 +50,11 @@ class FloorKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        complaints = Complaints(f"floors of {self._job.name}")
+        complaints = Complaints("floors")
         while True:
             moved = False
             if not self._coordinator.restoring and self._job.sessions:
-                with complaints.survived():
+                with complaints.survived(self._job.name):
                     try:
                         moved = await self.look()
                     except grpc.RpcError as problem:

@@ -59,10 +59,10 @@ class SnapshotKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        complaints = Complaints(f"snapshots of {self._job.name}")
+        complaints = Complaints("snapshots")
         while self._overhead > 0:
             if not self._coordinator.restoring:
-                with complaints.survived():
+                with complaints.survived(self._job.name):
                     self.look(time.monotonic())
             await asyncio.sleep(LOOK_S)
 

@@ -50,7 +50,7 @@ class Watch:
     def _look_at_all(self) -> None:
         now_ns = time.monotonic_ns()
         for name, job in list(self._jobs.items()):
-            with self._complaints.survived():  # one job's log must not leave the others unwatched
+            with self._complaints.survived(name):  # one job's log must not leave the others unwatched
                 self._injector.act_on_fired(job)
                 if name in self._coordinators:
                     self._look(job, self._coordinators[name], now_ns)

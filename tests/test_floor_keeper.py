@@ -147,7 +147,7 @@ def test_trouble_in_a_look_is_logged_once_and_the_next_look_comes(monkeypatch: p
         looks.append(1)
         if len(looks) > 3:
             raise asyncio.CancelledError
-        raise replay.LogError("damaged")
+        raise replay.LogError(f"damaged at {len(looks)}")  # each time another message
 
     monkeypatch.setattr(keeper, "look", damaged)
     monkeypatch.setattr("recovery.floors.IDLE_S", 0)
