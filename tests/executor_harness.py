@@ -66,6 +66,17 @@ class Harness:
         executor.attach(self.directory, device="cpu:0", threads=1, generation=0, **self.options)
         return executor
 
+    def spoil(self, file: str, values: tuple[float, float, float, float]) -> None:
+        """Change a byte wherever these lie in `shadow` or `snapshot`."""
+        wanted = struct.pack("<4f", *values)
+        with open(f"{self.directory}/{file}", "r+b") as area:
+            content = area.read(1 << 16)
+            places = [at for at in range(0, len(content) - 16, 4) if content[at : at + 16] == wanted]
+            assert places
+            for place in places:
+                area.seek(place)
+                area.write(b"\xff")
+
     def __enter__(self) -> Harness:
         return self
 

@@ -90,12 +90,7 @@ def test_a_shadow_that_was_changed_behind_our_back_is_refused() -> None:
             h.add(1, 1)
         h.synchronize()
         h.executor.park()
-        with open(f"{h.directory}/shadow", "r+b") as shadow:
-            content = shadow.read(1 << 16)
-            for at in range(0, len(content) - 16, 4):
-                if content[at : at + 16] == struct.pack("<4f", 4, 4, 4, 4):
-                    shadow.seek(at)
-                    shadow.write(b"\xff")
+        h.spoil("shadow", (4, 4, 4, 4))
         h.executor = h.new_executor()
         with pytest.raises(RuntimeError, match="damaged"):
             h.executor.restore(3)

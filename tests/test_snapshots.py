@@ -272,12 +272,7 @@ def test_damaged_snapshot_is_refused() -> None:
         h.synchronize()
         taken(h, 1)
         h.executor.park()
-        with open(f"{h.directory}/snapshot", "r+b") as snapshot:
-            content = snapshot.read(1 << 16)
-            for at in range(0, len(content) - 16, 4):
-                if content[at : at + 16] == struct.pack("<4f", 1, 1, 1, 1):
-                    snapshot.seek(at)
-                    snapshot.write(b"\xff")
+        h.spoil("snapshot", (1, 1, 1, 1))
         h.executor = h.new_executor()
         with pytest.raises(RuntimeError, match="damaged"):
             h.executor.restore_snapshot(1)
