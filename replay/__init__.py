@@ -7,6 +7,7 @@ no PyTorch.
 
 from replay._replay import (
     COMMIT_RING,
+    SNAPSHOT_LEASES,
     Buffer,
     ByteTable,
     Commit,
@@ -16,6 +17,7 @@ from replay._replay import (
     RemoteError,
     RewindError,
     Snapshot,
+    SnapshotContents,
     create_log,
     digest,
     process_is_alive,
@@ -24,6 +26,7 @@ from replay._replay import (
 
 __all__ = [
     "COMMIT_RING",
+    "SNAPSHOT_LEASES",
     "Buffer",
     "ByteTable",
     "Commit",
@@ -33,6 +36,7 @@ __all__ = [
     "RemoteError",
     "RewindError",
     "Snapshot",
+    "SnapshotContents",
     "create_log",
     "digest",
     "process_is_alive",

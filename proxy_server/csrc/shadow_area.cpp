@@ -59,9 +59,12 @@ void ShadowArea::keep(uint64_t offset, uint64_t commit) {
   it->second.last = std::max(it->second.last, commit);
 }
 
-void ShadowArea::release(uint64_t floor) {
-  for (auto it = blocks_.begin(); it != blocks_.end();)
-    it = it->second.last < floor ? erase(it) : std::next(it);
+void ShadowArea::release(uint64_t floor, std::span<const uint64_t> but) {
+  const auto wanted = [&](const Block& b) {
+    return b.last >= floor ||
+           std::any_of(but.begin(), but.end(), [&](uint64_t n) { return b.first <= n && n <= b.last; });
+  };
+  for (auto it = blocks_.begin(); it != blocks_.end();) it = wanted(it->second) ? std::next(it) : erase(it);
 }
 
 void ShadowArea::rewind(uint64_t target) {

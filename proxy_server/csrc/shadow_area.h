@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "replay/csrc/manifest.h"
@@ -29,8 +30,8 @@ class ShadowArea {
   std::optional<uint64_t> allocate(uint64_t bytes, uint64_t commit);
   // The block is part of commit `commit` too.
   void keep(uint64_t offset, uint64_t commit);
-  // Commits below `floor` will not be asked for again.
-  void release(uint64_t floor);
+  // Commits below `floor` will not be asked for again, but for these.
+  void release(uint64_t floor, std::span<const uint64_t> but = {});
   // Commits above `target` are void.
   void rewind(uint64_t target);
   // A fresh server takes over: everything but what these name is free.

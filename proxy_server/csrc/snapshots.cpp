@@ -156,12 +156,11 @@ void Snapshots::publish() {
   m.commit.manifest_offset = *place;
   m.commit.manifest_bytes = m.manifest.encoded_bytes();
   m.commit.flags |= replay::kCommitComplete;
-  const uint64_t needed = floor();
-  SnapshotEntry* slot = nullptr;
-  for (SnapshotEntry& e : log_.page().snapshots)
-    if (e.serial.load() == 0 || e.serial.load() != needed)
-      if (slot == nullptr || e.serial.load() < slot->serial.load()) slot = &e;
-  slot->serial.store(0, std::memory_order_release);
+  unpublish(floor(), leases(), true);
+  SnapshotEntry* const slot =
+      std::find_if(std::begin(log_.page().snapshots), std::end(log_.page().snapshots),
+                   [](const SnapshotEntry& e) { return e.serial.load() == 0; });
+  if (slot == std::end(log_.page().snapshots)) return fail();  // only if somebody wrote into the page
   slot->bytes = m.copied;
   slot->nanoseconds = m.nanoseconds;
   slot->commit = m.commit;
@@ -228,11 +227,32 @@ void Snapshots::apply_floor() {
     for (auto& [handle, b] : table_.buffers()) b.snapshot_version = ~0ull;
   }
   suspended_ = suspended;
-  if (const uint64_t needed = floor(); needed > released_) {
-    area_.release(needed);
+  const Leases leased = leases();
+  if (const uint64_t needed = floor(); needed > released_ || leased != leased_) {
+    unpublish(needed, leased, false);
+    area_.release(needed, leased);
     released_ = needed;
+    leased_ = leased;
   }
   page.snapshot_used_bytes.store(area_.used(), std::memory_order_relaxed);
+}
+
+Snapshots::Leases Snapshots::leases() const {
+  Leases leased;
+  for (size_t i = 0; i < leased.size(); i++)
+    leased[i] = log_.page().snapshot_leases[i].load(std::memory_order_acquire);
+  return leased;
+}
+
+void Snapshots::unpublish(uint64_t floor, const Leases& leased, bool newer) {
+  for (SnapshotEntry& e : log_.page().snapshots) {
+    const uint64_t serial = e.serial.load(std::memory_order_relaxed);
+    const bool wanted = serial == floor || (serial > floor && !newer) ||
+                        std::find(leased.begin(), leased.end(), serial) != leased.end();
+    if (!wanted) e.serial.store(0, std::memory_order_release);
+  }
+  // Whoever has read bytes of another snapshot at its place also sees that it is gone (snapshot_holds).
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 uint64_t Snapshots::keeps_log_from() const {

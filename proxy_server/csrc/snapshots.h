@@ -6,6 +6,7 @@
 // known, so a buffer that is about to change and was not copied yet is copied then (Capture). A snapshot is
 // published when it is whole: one that its server did not live to finish is never seen by anybody.
 #pragma once
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -74,6 +75,10 @@ class Snapshots final : public replay::Capture {
   void forget_unfinished();
   // The oldest snapshot that may still be asked for. A rank alone needs only its own newest.
   uint64_t floor() const;
+  using Leases = std::array<uint64_t, replay::kSnapshotLeases>;
+  Leases leases() const;
+  // Unpublishes all that are neither leased nor at the floor, or `newer` ones.
+  void unpublish(uint64_t floor, const Leases& leased, bool newer);
 
   const Driver& driver_;
   replay::LogMap& log_;
@@ -81,6 +86,7 @@ class Snapshots final : public replay::Capture {
   ShadowArea area_;
   std::optional<Making> making_;
   uint64_t released_ = 0;
+  Leases leased_{};
   bool suspended_ = false, failed_before_ = false;
   bool beginning_ = true;  // the log is kept since its beginning, as long as there is no snapshot
 };

@@ -20,13 +20,15 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 4;
+inline constexpr uint32_t kVersion = 5;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kCommitRing = 64;
 inline constexpr uint64_t kMaxCommunicators = 32;
 inline constexpr uint64_t kMaxDrills = 256;
 inline constexpr uint64_t kRecentSteps = 8;
-inline constexpr uint64_t kSnapshots = 2;  // published: the one before stays until the new one counts
+inline constexpr uint64_t kSnapshotLeases = 4;
+// Published: the one that counts stays until the new one does, and so do those that somebody reads.
+inline constexpr uint64_t kSnapshots = 2 + kSnapshotLeases;
 inline constexpr uint64_t kAlign = 8;
 
 enum class Kind : uint16_t {
@@ -319,6 +321,8 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t>
       snapshot_floor;  // serial: no older snapshot will be asked for; 0 = the beginning may be
   std::atomic<uint32_t> snapshot_suspended;  // 1 = none is kept, and no log for their sake
+  // Serials of snapshots that are being copied to storage: contents stay, whatever the floor is; 0 = none.
+  std::atomic<uint64_t> snapshot_leases[kSnapshotLeases];
   char lost_message[1024];
   std::atomic<uint64_t> validate_step;  // the minibatch to be executed twice; 0 = none
   std::atomic<uint32_t> drill_count;

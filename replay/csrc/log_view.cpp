@@ -8,8 +8,6 @@
 
 namespace understudy::replay {
 
-namespace {
-
 CommitView describe(const CommitEntry& e) {
   CommitView c{e.number,
                e.log_offset,
@@ -28,8 +26,6 @@ CommitView describe(const CommitEntry& e) {
   }
   return c;
 }
-
-}  // namespace
 
 std::vector<CommitView> commits(const LogMap& log) {
   const ControlPage& page = log.page();
@@ -59,6 +55,22 @@ std::vector<SnapshotView> snapshots(const LogMap& log) {
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.serial < b.serial; });
   return found;
+}
+
+SnapshotContents snapshot_contents(const LogMap& log, uint64_t serial) {
+  for (const SnapshotEntry& e : log.page().snapshots) {
+    if (serial == 0 || e.serial.load(std::memory_order_acquire) != serial) continue;
+    const CommitEntry commit = copy_once(e.commit);
+    SnapshotContents found{commit, Manifest::read(log.snapshots(), commit)};
+    if (snapshot_holds(log, serial)) return found;
+  }
+  throw LogError("snapshot " + std::to_string(serial) + " is not there any more");
+}
+
+bool snapshot_holds(const LogMap& log, uint64_t serial) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return serial != 0 && std::any_of(std::begin(log.page().snapshots), std::end(log.page().snapshots),
+                                    [&](const SnapshotEntry& e) { return e.serial.load() == serial; });
 }
 
 CommitEntry commit_entry(const LogMap& log, uint64_t number) {

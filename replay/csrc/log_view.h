@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "replay/csrc/log_map.h"
+#include "replay/csrc/manifest.h"
 
 namespace understudy::replay {
 
@@ -24,11 +25,23 @@ struct SnapshotView {
   CommitView commit;
 };
 
+CommitView describe(const CommitEntry& entry);
+
 // Commits still in the ring, oldest first.
 std::vector<CommitView> commits(const LogMap& log);
 
 // Published snapshots, oldest first.
 std::vector<SnapshotView> snapshots(const LogMap& log);
+
+// What a published snapshot consists of, and where in the file `snapshot` it lies.
+struct SnapshotContents {
+  CommitEntry commit;
+  Manifest manifest;
+};
+// Throws LogError if it is not published, or damaged.
+SnapshotContents snapshot_contents(const LogMap& log, uint64_t serial);
+// Whether it is still published: what was read of it before this is its content.
+bool snapshot_holds(const LogMap& log, uint64_t serial);
 
 // The row of one commit; throws LogError if it is not in the ring.
 CommitEntry commit_entry(const LogMap& log, uint64_t number);

@@ -49,6 +49,29 @@ std::vector<std::optional<uint64_t>> digests(const LogMap& log, uint64_t number,
   return found;
 }
 
+struct Contents {
+  CommitView commit;
+  py::bytes row, manifest;
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> buffers, generators;
+};
+
+Contents read_contents(const LogMap& log, uint64_t serial) {
+  const SnapshotContents found = snapshot_contents(log, serial);
+  std::string manifest(found.manifest.encoded_bytes(), '\0');
+  found.manifest.encode(reinterpret_cast<uint8_t*>(manifest.data()));
+  Contents contents{describe(found.commit),
+                    py::bytes(reinterpret_cast<const char*>(&found.commit), sizeof found.commit),
+                    py::bytes(manifest),
+                    {},
+                    {}};
+  for (const ManifestBuffer& b : found.manifest.buffers)
+    if (b.shadow_offset != kNotShadowed)
+      contents.buffers.emplace_back(b.handle, b.bytes, b.digest, b.shadow_offset);
+  for (const ManifestGenerator& g : found.manifest.generators)
+    contents.generators.emplace_back(g.generator, g.bytes, 0, g.shadow_offset);
+  return contents;
+}
+
 // A worker may write anything there, and a message that was cut may end within a character.
 py::str as_text(const std::string& bytes) {
   return py::reinterpret_steal<py::str>(
@@ -247,6 +270,16 @@ void bind_log(py::module_& m) {
           py::arg("serial"), py::arg("step") = py::none(),
           "A snapshot of the first commit with so many optimizer steps; without a step: of the next commit.")
       .def("snapshots", &snapshots, "Published snapshots, oldest first.")
+      .def("snapshot_contents", &read_contents, "Of a published snapshot; raises LogError.")
+      .def("snapshot_holds", &snapshot_holds, "Whether what was read of it until now is its content.")
+      .def(
+          "lease_snapshots",
+          [](LogMap& l, const std::vector<uint64_t>& serials) {
+            if (serials.size() > kSnapshotLeases) throw LogError("too many snapshots are leased");
+            for (size_t i = 0; i < kSnapshotLeases; i++)
+              l.page().snapshot_leases[i].store(i < serials.size() ? serials[i] : 0);
+          },
+          "These, and no others, stay as they are while they are read.")
       .def(
           "lose",
           [](LogMap& l, const std::string& message) {
@@ -331,6 +364,12 @@ PYBIND11_MODULE(_replay, m) {
       .def_readonly("bytes", &SnapshotView::bytes)
       .def_readonly("seconds", &SnapshotView::seconds)
       .def_readonly("commit", &SnapshotView::commit);
+  py::class_<Contents>(m, "SnapshotContents", "Buffers and generators: (handle, bytes, digest, offset).")
+      .def_readonly("commit", &Contents::commit)
+      .def_readonly("row", &Contents::row)
+      .def_readonly("manifest", &Contents::manifest)
+      .def_readonly("buffers", &Contents::buffers)
+      .def_readonly("generators", &Contents::generators);
   py::class_<Buffer>(m, "Buffer")
       .def_readonly("handle", &Buffer::handle)
       .def_readonly("bytes", &Buffer::bytes)
@@ -361,6 +400,7 @@ PYBIND11_MODULE(_replay, m) {
   m.def("process_start_ticks", &process_start_ticks);
   m.def("process_is_alive", &process_is_alive);
   m.attr("COMMIT_RING") = kCommitRing;
+  m.attr("SNAPSHOT_LEASES") = kSnapshotLeases;
   bind_log(m);
   bind_writer(m);
   bind_rewind(m);
