@@ -1,0 +1,165 @@
+// Who may write which slot.  A slot is in exactly one place: in the queue (free), with a snapshot being
+// written, in the registry, or in doubt.
+//
+// In doubt: the superblock that names it could not be made durable, and nobody knows whether it lies on the
+// disk all the same.  Such a slot stays as it is until a superblock without it is durable.
+#pragma once
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "recovery/persistence/csrc/commit_rule.h"
+#include "recovery/persistence/csrc/index_ring.h"
+
+namespace understudy::persistence {
+
+template <class Platform>
+class SlotTable {
+ public:
+  SlotTable(Registry registry, bool agreed)
+      : agreed_(agreed),
+        free_(static_cast<uint32_t>(registry.slots.size())),
+        registry_(std::move(registry)),
+        latest_(registry_.latest_sequence),
+        floor_(registry_.floor),
+        next_sequence_(registry_.latest_sequence + 1) {
+    for (uint32_t slot = 0; slot < registry_.slots.size(); slot++)
+      if (registry_.slots[slot].sequence == 0) free_.push(slot);
+  }
+
+  // The order among snapshots is that of these calls.
+  uint64_t next_sequence() { return next_sequence_.fetch_add(1, std::memory_order_relaxed); }
+
+  // A slot to write, or none at the deadline or after stop().
+  std::optional<uint32_t> acquire(uint64_t deadline) {
+    for (;;) {
+      const uint32_t seen = freed_.now();
+      uint32_t slot = 0;
+      if (free_.pop(slot)) return slot;
+      if (stopped_.load(std::memory_order_acquire) || Platform::passed(deadline)) return std::nullopt;
+      freed_.wait(seen, deadline);
+    }
+  }
+
+  // A slot in which nothing was registered.  Precondition: all writes to it have ended.
+  void give_back(uint32_t slot) {
+    free_.push(slot);
+    freed_.raise();
+  }
+
+  // Whether a durable superblock already made it superfluous to go on with `sequence`.
+  bool superseded(uint64_t sequence) const {
+    return !agreed_ && latest_.load(std::memory_order_acquire) > sequence;
+  }
+
+  // Whether a snapshot of this serial could not be registered any more.
+  bool below_floor(uint64_t serial) const {
+    return agreed_ && serial < floor_.load(std::memory_order_acquire);
+  }
+
+  // Registers a snapshot whose content and header are durable; false if a newer one made it superfluous.
+  // `write` makes a superblock durable, or throws std::system_error; then the slot is not the caller's any
+  // more either.
+  template <class Write>
+  bool commit(uint32_t slot, Registered snapshot, Write&& write) {
+    const std::lock_guard lock(mutex_);
+    Change change = after_snapshot(registry_, agreed_, slot, snapshot);
+    if (!change.registered) {
+      give_back(slot);
+      return false;
+    }
+    try {
+      write(std::as_const(change.next));
+    } catch (...) {
+      doubtful_.push_back(slot);
+      in_doubt_.store(true, std::memory_order_release);
+      try {
+        rewrite(write);
+      } catch (const std::system_error&) {  // it stays in doubt; the next snapshot tries again
+      }
+      throw;
+    }
+    adopt(std::move(change));
+    return true;
+  }
+
+  // Frees what lies below `serial`; false if that changes nothing.
+  template <class Write>
+  bool release_before(uint64_t serial, Write&& write) {
+    const std::lock_guard lock(mutex_);
+    if (!agreed_) return false;
+    Change change = after_agreement(registry_, serial);
+    if (!change.registered) return false;
+    write(std::as_const(change.next));
+    adopt(std::move(change));
+    return true;
+  }
+
+  // Writes the superblock once more if slots are in doubt, so that they are free.
+  template <class Write>
+  void settle(Write&& write) {
+    if (!in_doubt_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mutex_);
+    if (!doubtful_.empty()) rewrite(write);
+  }
+
+  // Nobody waits for a slot any more.
+  void stop() {
+    stopped_.store(true, std::memory_order_release);
+    freed_.raise();
+  }
+
+  bool stopped() const { return stopped_.load(std::memory_order_acquire); }
+
+  Registry registry() const {
+    const std::lock_guard lock(mutex_);
+    return registry_;
+  }
+  uint32_t free_slots() const { return free_.size(); }
+
+ private:
+  // The superblock as it was, with a newer epoch.  Precondition: mutex_.
+  template <class Write>
+  void rewrite(Write& write) {
+    Change change{registry_, {}, true};
+    change.next.epoch++;
+    write(std::as_const(change.next));
+    adopt(std::move(change));
+  }
+
+  // `change.next` is durable.  Precondition: mutex_.
+  void adopt(Change change) {
+    registry_ = std::move(change.next);
+    raise_latest(registry_.latest_sequence);
+    floor_.store(registry_.floor, std::memory_order_release);
+    for (const uint32_t slot : change.freed) give_back(slot);
+    for (const uint32_t slot : doubtful_) give_back(slot);
+    doubtful_.clear();
+    in_doubt_.store(false, std::memory_order_release);
+  }
+
+  void raise_latest(uint64_t sequence) {
+    uint64_t seen = latest_.load(std::memory_order_relaxed);
+    while (seen < sequence && !latest_.compare_exchange_weak(seen, sequence, std::memory_order_release)) {
+    }
+  }
+
+  const bool agreed_;
+  IndexRing<Platform> free_;
+  typename Platform::Event freed_;
+  mutable
+      typename Platform::Mutex mutex_;  // held while a superblock is written: commits come one after another
+  Registry registry_;                   // durable
+  std::vector<uint32_t> doubtful_;
+  // Copies of what registry_ says, to be read without the lock.
+  typename Platform::template Atomic<uint64_t> latest_;
+  typename Platform::template Atomic<uint64_t> floor_;
+  typename Platform::template Atomic<uint64_t> next_sequence_;
+  typename Platform::template Atomic<bool> in_doubt_{false};
+  typename Platform::template Atomic<bool> stopped_{false};
+};
+
+}  // namespace understudy::persistence
