@@ -1,0 +1,59 @@
+// What a snapshot is made of, before it is written.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "recovery/persistence/csrc/store_format.h"
+
+namespace understudy::persistence {
+
+class Source {
+ public:
+  virtual ~Source() = default;
+  virtual uint64_t bytes() const = 0;
+  // Any thread.  Precondition: inside bytes().  Throws what it likes; the snapshot is then cancelled.
+  virtual void copy(uint64_t offset, uint8_t* to, uint64_t bytes) const = 0;
+};
+
+// Pieces of memory at offsets that rise; zeros between them.
+class GatherSource final : public Source {
+ public:
+  struct Piece {
+    const uint8_t* data;
+    uint64_t bytes;
+    uint64_t offset;  // within the payload
+  };
+
+  explicit GatherSource(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {
+    for (const Piece& piece : pieces_) bytes_ = std::max(bytes_, piece.offset + piece.bytes);
+  }
+
+  uint64_t bytes() const override { return bytes_; }
+
+  void copy(uint64_t offset, uint8_t* to, uint64_t bytes) const override {
+    const uint64_t end = offset + bytes;
+    auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), offset,
+                                  [](uint64_t at, const Piece& p) { return at < p.offset + p.bytes; });
+    while (offset < end) {
+      const uint64_t begin = piece == pieces_.end() ? end : std::min(end, std::max(offset, piece->offset));
+      std::memset(to, 0, begin - offset);
+      to += begin - offset;
+      offset = begin;
+      if (offset == end) return;
+      const uint64_t length = std::min(end, piece->offset + piece->bytes) - offset;
+      if (length != 0) std::memcpy(to, piece->data + (offset - piece->offset), length);
+      to += length;
+      offset += length;
+      ++piece;
+    }
+  }
+
+ private:
+  std::vector<Piece> pieces_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace understudy::persistence

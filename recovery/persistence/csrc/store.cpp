@@ -1,0 +1,335 @@
+#include "recovery/persistence/csrc/store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "recovery/persistence/csrc/pipeline.h"
+
+namespace understudy::persistence {
+namespace {
+
+uint64_t wall_clock_ns() {
+  const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::nanoseconds(since_epoch).count());
+}
+
+double seconds_since(uint64_t begin_ns) { return static_cast<double>(replay::now_ns() - begin_ns) * 1e-9; }
+
+// Whatever the caller does next with the memory: the write has ended.
+void write_and_wait(Writer& writer, uint64_t offset, const uint8_t* data, uint64_t bytes) {
+  writer.submit(offset, data, bytes, 0);
+  writer.wait();
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- calls under way
+class Store::Call {
+ public:
+  explicit Call(const Store& store) : store_(store) {
+    const std::lock_guard lock(store_.calls_mutex_);
+    if (store_.closing_) throw StoreError("the store is closed");
+    store_.calls_++;
+  }
+  ~Call() {
+    const std::lock_guard lock(store_.calls_mutex_);
+    if (--store_.calls_ == 0) store_.last_call_.notify_all();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  const Store& store_;
+};
+
+void Store::close() {
+  std::unique_lock lock(calls_mutex_);
+  closing_ = true;
+  if (slots_) slots_->stop();
+  last_call_.wait(lock, [this] { return calls_ == 0; });
+  storage_.reset();
+  pool_.reset();
+  lock_.reset();
+}
+
+Store::~Store() { close(); }
+
+// ---------------------------------------------------------------- making and opening
+void Store::format(Storage& storage, const Geometry& geometry) {
+  if (const std::string wrong = geometry.wrong(); !wrong.empty()) throw StoreError(wrong);
+  if (storage.bytes() < geometry.store_bytes())
+    throw StoreError(storage.name() + " has " + std::to_string(storage.bytes()) +
+                     " bytes, and the store needs " + std::to_string(geometry.store_bytes()));
+  Registry registry;
+  registry.slots.resize(geometry.slots);
+  const Superblock like = new_superblock(geometry);
+  const AlignedMemory memory = aligned_memory(kBlock);
+  const std::unique_ptr<Writer> writer = storage.writer();
+  for (registry.epoch = 1; registry.epoch <= 2; registry.epoch++) {
+    const Superblock block = sealed(like, registry);
+    std::memcpy(memory.get(), &block, sizeof block);
+    write_and_wait(*writer, superblock_offset(registry.epoch), memory.get(), kBlock);
+  }
+  storage.sync();
+}
+
+Store::Store(std::unique_ptr<Storage> storage, const StoreOptions& options, std::shared_ptr<void> lock)
+    : lock_(std::move(lock)), storage_(std::move(storage)), options_(options), durability_(*storage_) {
+  StoreFacts facts = read_superblocks(*storage_, options_.exact);
+  like_ = facts.block;
+  geometry_ = facts.geometry;
+  name_ = storage_->name();
+  note_ = std::move(facts.note);
+  engine_ = storage_->engine();
+  if (!options_.writable) return;
+  const uint64_t chunks = std::min<uint64_t>(options_.pool_bytes / geometry_.chunk_bytes, 1u << 20);
+  if (chunks == 0)
+    throw StoreError("a pool of " + std::to_string(options_.pool_bytes) + " bytes cannot hold one chunk of " +
+                     std::to_string(geometry_.chunk_bytes) + ": raise pool_bytes");
+  slots_.emplace(std::move(facts.registry), options_.agreed);
+  pool_.emplace(geometry_.chunk_bytes, static_cast<uint32_t>(chunks));
+}
+
+// ---------------------------------------------------------------- writing
+void Store::write_block(std::unique_ptr<Writer>& writer, uint64_t offset, const void* block, uint64_t bytes) {
+  const AlignedMemory memory = aligned_memory(bytes);
+  const uint64_t padded = rounded_up(bytes, kBlock);
+  std::memcpy(memory.get(), block, bytes);
+  std::memset(memory.get() + bytes, 0, padded - bytes);
+  try {
+    if (!writer) writer = storage_->writer();
+    write_and_wait(*writer, offset, memory.get(), padded);
+  } catch (...) {
+    writer.reset();  // before the memory goes: the write has ended then
+    throw;
+  }
+}
+
+void Store::write_superblock(std::unique_ptr<Writer>& writer, const Registry& registry) {
+  const uint64_t begun = durability_.begin();
+  const Superblock block = sealed(like_, registry);
+  write_block(writer, superblock_offset(registry.epoch), &block, sizeof block);
+  durability_.sync(begun, superblock_offset(registry.epoch), kBlock);
+}
+
+void Store::lay_out(std::vector<Extent>& extents) {
+  uint64_t end = 0;
+  for (Extent& e : extents) {
+    e.offset = rounded_up(end, kExtentAlignment);
+    end = e.offset + e.bytes;
+  }
+}
+
+uint64_t Store::needed_slot_bytes(const std::vector<uint64_t>& extents, uint64_t chunk_bytes) {
+  constexpr uint64_t kMost = 1ull << 53;
+  uint64_t end = 0;
+  for (const uint64_t bytes : extents) {
+    end = rounded_up(end, kExtentAlignment) + std::min(bytes, kMost);
+    if (end >= kMost) throw StoreError("a snapshot of more than eight pebibytes fits no slot");
+  }
+  if (extents.size() > kMostExtents)
+    throw StoreError("a snapshot has at most 2^22 extents, not " + std::to_string(extents.size()));
+  const uint64_t needed = std::max(room_for(end, extents.size(), std::max(chunk_bytes, kBlock)), kBlock);
+  if (const std::string wrong = Geometry{kFewestSlots, needed, chunk_bytes}.wrong(); !wrong.empty())
+    throw StoreError(wrong);
+  return needed;
+}
+
+void Store::check_request(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
+                          uint32_t threads) const {
+  if (!slots_) throw StoreError(name_ + " was opened for reading only");
+  if (identity.job.size() > kMostJobBytes)
+    throw StoreError("the name of a job has at most 255 bytes, not " + std::to_string(identity.job.size()));
+  if (identity.rank >= identity.world)
+    throw StoreError("there is no rank " + std::to_string(identity.rank) + " in a world of " +
+                     std::to_string(identity.world));
+  if (threads == 0 || threads > 256)
+    throw StoreError("a snapshot is written by 1 to 256 threads, not " + std::to_string(threads));
+  for (const Extent& e : extents)
+    if (e.kind < kDeviceBuffer || e.kind > kLog)
+      throw StoreError("there is no kind " + std::to_string(e.kind) + " of extent");
+  if (extents.size() > kMostExtents)
+    throw StoreError("a snapshot has at most 2^22 extents, not " + std::to_string(extents.size()));
+  if (source.bytes() > geometry_.slot_bytes ||
+      room_for(source.bytes(), extents.size(), geometry_.chunk_bytes) > geometry_.slot_bytes)
+    throw StoreError("a snapshot of " + std::to_string(source.bytes()) + " bytes in " +
+                     std::to_string(extents.size()) + " extents does not fit a slot of " +
+                     std::to_string(geometry_.slot_bytes) + " bytes in " + name_ +
+                     ": create a store with larger slots");
+}
+
+Receipt Store::persist(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
+                       uint32_t threads, uint64_t deadline) {
+  const Call call(*this);
+  check_request(identity, extents, source, threads);
+  const uint64_t begin = replay::now_ns();
+  std::unique_ptr<Writer> writer;
+  const auto write = [&](const Registry& registry) { write_superblock(writer, registry); };
+  if (slots_->below_floor(identity.serial))
+    throw StoreError(
+        "serial " + std::to_string(identity.serial) + " lies below the floor of " + name_ +
+        ": newer snapshots are complete on all ranks; go on counting from there, or create a new store");
+  const Registered snapshot{slots_->next_sequence(), identity.serial};
+  slots_->settle(write);
+  const std::optional<uint32_t> slot = slots_->acquire(deadline);
+  if (!slot && slots_->stopped()) throw StoreError("the store is closed");
+  if (!slot)
+    throw StoreFull(
+        "no slot of " + name_ + " became free in time: " + std::to_string(geometry_.slots) +
+        " slots hold snapshots that are needed or under way; release older ones, persist less often, or "
+        "create a store with more slots");
+  Receipt receipt{snapshot.sequence, *slot, source.bytes(), 0, seconds_since(begin), false};
+  if (slots_->superseded(snapshot.sequence)) {
+    slots_->give_back(*slot);
+  } else {
+    try {
+      SlotHeader header{};
+      header.slot = *slot;
+      header.sequence = snapshot.sequence;
+      header.serial = snapshot.serial;
+      header.step = identity.step;
+      header.rank = identity.rank;
+      header.world = identity.world;
+      header.job_bytes = static_cast<uint32_t>(identity.job.size());
+      std::memcpy(header.job, identity.job.data(), identity.job.size());
+      write_snapshot(writer, header, extents, source, threads, receipt);
+    } catch (...) {
+      writer.reset();  // nothing is under way to the slot after this
+      slots_->give_back(*slot);
+      throw;
+    }
+    receipt.registered = slots_->commit(*slot, snapshot, write);
+  }
+  receipt.seconds = seconds_since(begin);
+  return receipt;
+}
+
+void Store::write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header,
+                           const std::vector<Extent>& extents, const Source& source, uint32_t threads,
+                           Receipt& receipt) {
+  const uint64_t begun = durability_.begin();
+  const uint64_t payload = geometry_.payload_offset(header.slot);
+  if (!writer) writer = storage_->writer();
+  const Written written =
+      write_payload(*storage_, writer, *pool_, source, payload, geometry_.chunk_bytes, threads);
+  receipt.stalled_seconds += written.stalled_seconds;
+
+  std::vector<uint8_t> tables(tables_bytes(extents.size(), written.digests.size()));
+  const uint64_t of_extents = extents.size() * sizeof(Extent);
+  if (of_extents != 0) std::memcpy(tables.data(), extents.data(), of_extents);
+  if (!written.digests.empty())
+    std::memcpy(tables.data() + of_extents, written.digests.data(), tables.size() - of_extents);
+  const uint64_t padded = rounded_up(source.bytes(), kBlock);
+  if (!tables.empty()) {
+    write_block(writer, payload + padded, tables.data(), tables.size());
+    durability_.sync(begun, payload, padded + rounded_up(tables.size(), kBlock));
+  }
+
+  header.magic = kSlotMagic;
+  header.version = kStoreVersion;
+  header.uuid = like_.uuid;
+  header.time_ns = wall_clock_ns();
+  header.payload_bytes = source.bytes();
+  header.chunk_bytes = geometry_.chunk_bytes;
+  header.extents = extents.size();
+  header.chunks = written.digests.size();
+  header.tables_digest = replay::digest(tables.data(), tables.size());
+  header.checksum = checksum_of(header);
+  write_block(writer, geometry_.header_offset(header.slot), &header, sizeof header);
+  durability_.sync(begun, geometry_.header_offset(header.slot), kBlock);
+}
+
+void Store::release_before(uint64_t serial) {
+  const Call call(*this);
+  if (!slots_) throw StoreError(name_ + " was opened for reading only");
+  std::unique_ptr<Writer> writer;
+  slots_->release_before(serial, [&](const Registry& registry) { write_superblock(writer, registry); });
+}
+
+// ---------------------------------------------------------------- reading
+Registry Store::registry() const {
+  const Call call(*this);
+  return current_registry();
+}
+
+Registry Store::current_registry() const {
+  if (slots_) return slots_->registry();
+  // Another process may write at this moment: a superblock that is half written makes the other one count,
+  // and if both seem so, then one was written between the looks.
+  for (int left = 3;; left--) {
+    try {
+      StoreFacts facts = read_superblocks(*storage_, options_.exact);
+      if (facts.block.uuid != like_.uuid || facts.geometry.store_bytes() != geometry_.store_bytes() ||
+          facts.geometry.chunk_bytes != geometry_.chunk_bytes || facts.geometry.slots != geometry_.slots)
+        throw StoreError(name_ + " is not the store any more that was opened: open it again");
+      return facts.registry;
+    } catch (const StoreError&) {
+      if (left == 0) throw;
+    }
+  }
+}
+
+uint32_t Store::free_slots() const {
+  const Call call(*this);
+  if (slots_) return slots_->free_slots();
+  const Registry now = current_registry();
+  return static_cast<uint32_t>(
+      std::count_if(now.slots.begin(), now.slots.end(), [](const Registered& r) { return r.sequence == 0; }));
+}
+
+std::vector<Entry> Store::snapshots() const {
+  const Call call(*this);
+  const Registry now = current_registry();
+  std::vector<Entry> found;
+  for (uint32_t slot = 0; slot < now.slots.size(); slot++) {
+    const Registered r = now.slots[slot];
+    if (r.sequence == 0) continue;
+    std::optional<SlotHeader> header = read_header(place(), slot);
+    if (header && (header->sequence != r.sequence || header->serial != r.serial)) header.reset();
+    found.push_back({r, slot, std::move(header)});
+  }
+  std::sort(found.begin(), found.end(),
+            [](const Entry& a, const Entry& b) { return a.registered.sequence > b.registered.sequence; });
+  return found;
+}
+
+Store::Snapshot Store::find(uint64_t sequence) const {
+  const Registry now = current_registry();
+  for (uint32_t slot = 0; slot < now.slots.size(); slot++) {
+    if (sequence == 0 || now.slots[slot].sequence != sequence) continue;
+    const std::optional<SlotHeader> header = read_header(place(), slot);
+    if (!header || header->sequence != sequence || header->serial != now.slots[slot].serial)
+      throw StoreError("snapshot " + std::to_string(sequence) + " of " + name_ + " is damaged: slot " +
+                       std::to_string(slot) + " has no header of it");
+    return {*header, read_tables(place(), *header)};
+  }
+  throw StoreError("there is no snapshot " + std::to_string(sequence) + " in " + name_);
+}
+
+std::vector<Extent> Store::extents(uint64_t sequence) const {
+  const Call call(*this);
+  return find(sequence).tables.extents;
+}
+
+void Store::read(uint64_t sequence, uint64_t extent, uint8_t* to, uint64_t bytes) const {
+  const Call call(*this);
+  const Snapshot snapshot = find(sequence);
+  const std::vector<Extent>& extents = snapshot.tables.extents;
+  if (extent >= extents.size())
+    throw StoreError("snapshot " + std::to_string(sequence) + " has " + std::to_string(extents.size()) +
+                     " extents, and none of index " + std::to_string(extent));
+  const Extent& e = extents[extent];
+  if (e.bytes != bytes)
+    throw StoreError("extent " + std::to_string(extent) + " of snapshot " + std::to_string(sequence) +
+                     " has " + std::to_string(e.bytes) + " bytes, and the buffer " + std::to_string(bytes));
+  read_payload(place(), snapshot.header, snapshot.tables, e.offset, to, bytes);
+}
+
+std::vector<uint64_t> Store::verify(uint64_t sequence) const {
+  const Call call(*this);
+  const Snapshot snapshot = find(sequence);
+  return damaged_chunks(place(), snapshot.header, snapshot.tables);
+}
+
+}  // namespace understudy::persistence
