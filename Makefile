@@ -6,7 +6,7 @@ TORCH := torch==2.13.0
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
-CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay proxy_client proxy_server -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
+CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client proxy_server -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
 
 # What the installed project is made of. The stamp's name holds a checksum of the list, so that a file
 # that went away counts as a change too.

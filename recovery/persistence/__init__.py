@@ -1,1 +1,8 @@
-"""Snapshots that outlive the machine: how often they are taken, how they are written and found again."""
+"""The snapshot store: whole states of a rank on a file or a raw partition, several under way at a time.
+
+docs/snapshot-format.md says what lies where and what a crash may leave; ``_store.pyi`` documents each call.
+"""
+
+from recovery.persistence._store import Entry, Receipt, Store, StoreError, StoreFull
+
+__all__ = ["Entry", "Receipt", "Store", "StoreError", "StoreFull"]

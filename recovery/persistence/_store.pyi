@@ -1,0 +1,195 @@
+"""The snapshot store (docs/snapshot-format.md). Every call may come from any thread and lets other threads
+run.
+
+Trouble of the storage is an OSError with its number (ENOSPC, EIO, EROFS, …); all else is a StoreError.
+"""
+
+from collections.abc import Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Self
+
+from typing_extensions import Buffer
+
+class StoreError(ValueError):
+    """What is wrong with a store, or with what was asked of it, in a sentence that says what to do."""
+
+class StoreFull(StoreError):
+    """No slot became free in time."""
+
+class Receipt:
+    """A snapshot that is durable, or superfluous (see `registered`)."""
+
+    @property
+    def sequence(self) -> int:
+        """Its name in this store; rises in the order in which persist() was called."""
+    @property
+    def slot(self) -> int: ...
+    @property
+    def bytes(self) -> int:
+        """Of payload: all extents, each padded to 64 bytes."""
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def stalled_seconds(self) -> float:
+        """Of `seconds`, those spent waiting for a slot and for memory of the pool."""
+    @property
+    def registered(self) -> bool:
+        """False: while this one was written, a newer one became durable (or the floor rose above it), and
+        this one was dropped. The store then holds something at least as new.
+        """
+
+class Entry:
+    """A snapshot that the superblock registers. With a damaged header only sequence, serial and slot are
+    known.
+    """
+
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def serial(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def time_ns(self) -> int:
+        """Wall clock, when it was whole."""
+    @property
+    def slot(self) -> int: ...
+    @property
+    def valid_header(self) -> bool: ...
+
+class Store:
+    @staticmethod
+    def create(path: str | PathLike[str], *, slots: int, slot_bytes: int, chunk_bytes: int = 4 << 20) -> None:
+        """Makes a file (owner-only, all blocks allocated) with an empty store, or one on a raw partition that
+        begins with 8192 zeros.
+
+        `slots`: one more than snapshots under way at a time, 2 to 128. `slot_bytes`: what the largest
+        snapshot takes (needed_slot_bytes), rounded up to 4096. `chunk_bytes`: unit of writes and checksums,
+        4096 bytes to 256 MiB, a multiple of 4096. FileExistsError where there is a file.
+        """
+    @staticmethod
+    def open(
+        path: str | PathLike[str],
+        *,
+        engine: str = "auto",
+        writable: bool = True,
+        pool_bytes: int = 64 << 20,
+        agreed: bool = False,
+    ) -> Store:
+        """Opens a store; writes nothing yet. One writer at a time; any number of readers, also beside a
+        writer.
+
+        `engine`: auto, uring, direct, buffered, mmap or dax. `pool_bytes`: memory for chunks under way,
+        shared by all snapshots. `agreed`: False keeps only the latest snapshot (a rank alone, one rank in a
+        store); True keeps all from the floor on, until release_before() raises it.
+        """
+    @staticmethod
+    def needed_slot_bytes(extents: Sequence[int], *, chunk_bytes: int = 4 << 20) -> int:
+        """The `slot_bytes` that a snapshot with extents of these sizes takes."""
+    def persist(
+        self,
+        *,
+        job: str,
+        rank: int,
+        world: int,
+        step: int,
+        serial: int,
+        extents: Sequence[tuple[int, int, Buffer]],
+        threads: int = 2,
+        timeout_s: float,
+    ) -> Receipt:
+        """Writes a snapshot; it is durable when this returns. Several may be under way, in threads of the
+        caller.
+
+        `extents`: (kind, id, content), where kind is 1 device buffer, 2 generator, 3 manifest, 4 client state
+        or 5 log. Their memory must not change meanwhile. `job`: at most 255 bytes of UTF-8. `threads` write,
+        the caller's among them. `timeout_s` bounds the wait for a free slot: StoreFull after it. OSError: the
+        snapshot is cancelled, those before it are as they were, and the store goes on; if a sync failed, then
+        all snapshots under way at that moment fail.
+        """
+    def release_before(self, serial: int) -> None:
+        """`serial` is complete on all ranks: slots below it are free once this is durable, except the
+        latest's.
+
+        Without `agreed` it does nothing. OSError: nothing was released.
+        """
+    def snapshots(self) -> list[Entry]:
+        """What the superblock registers, newest first."""
+    def extents(self, sequence: int) -> list[tuple[int, int, int]]:
+        """(kind, id, bytes) of each extent. StoreError if there is no such snapshot, or its tables are
+        damaged.
+        """
+    def read(self, sequence: int, index_of_extent: int, into: Buffer) -> None:
+        """Fills `into`, which must have the extent's size. All chunks that this touches are checked;
+        StoreError if one is damaged, and then `into` holds anything.
+        """
+    def verify(self, sequence: int) -> list[int]:
+        """Those chunks that are not what they were; several threads read. StoreError as extents()."""
+    def close(self) -> None:
+        """Waits for calls under way; those that wait for a slot fail, and so does everything after it."""
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def chunk_bytes(self) -> int: ...
+    @property
+    def free_slots(self) -> int:
+        """A moment's view."""
+    @property
+    def epoch(self) -> int:
+        """How often a superblock was made durable."""
+    @property
+    def floor(self) -> int:
+        """Serials below it are released."""
+    @property
+    def engine(self) -> str: ...
+    @property
+    def notes(self) -> str:
+        """What kept faster engines from being used, and a superblock that was damaged: a sentence each."""
+    @property
+    def uuid(self) -> bytes: ...
+
+    # ---- for tests
+    @staticmethod
+    def create_on(disk: RecordedDisk, *, slots: int, slot_bytes: int, chunk_bytes: int) -> None: ...
+    @staticmethod
+    def open_on(
+        disk: RecordedDisk,
+        *,
+        writable: bool = True,
+        pool_bytes: int = 64 << 20,
+        agreed: bool = False,
+        depth: int = 3,
+    ) -> Store: ...
+
+class RecordedDisk:
+    """A disk in memory for tests: notes writes and syncs, writes late and in any order, fails on demand."""
+
+    def __init__(self, content: Buffer) -> None: ...
+    def fail(self, operation: int, error: int, forever: bool = False) -> None:
+        """The operation of this number fails with this error number, and all after it if `forever`."""
+    def ignore_syncs(self, begin: int, end: int) -> None:
+        """Syncs of ranges inside [begin, end) do nothing: a store that commits in a wrong order."""
+    def mark(self, number: int) -> None:
+        """Puts a mark into the log."""
+    def keep_log(self, on: bool) -> None: ...
+    @property
+    def operations(self) -> int: ...
+    def content(self) -> bytes: ...
+    def log(self) -> list[tuple[str, int, int, bytes]]:
+        """(write | done | sync | synced | sync-failed | mark, number, offset, data), in order."""
