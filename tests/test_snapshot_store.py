@@ -121,7 +121,7 @@ def test_requests_that_make_no_sense_are_refused_with_a_sentence(path: Path) -> 
         ({"job": "x" * 256}, "at most 255 bytes"),
         ({"rank": 2, "world": 2}, "no rank 2 in a world of 2"),
         ({"threads": 0}, "1 to 256 threads"),
-        ({"extents": [(6, 0, b"")]}, "no kind 6"),
+        ({"extents": [(7, 0, b"")]}, "no kind 7"),
         ({"extents": [(BUFFER, 0, bytes(17 * BLOCK))]}, "does not fit a slot"),
         ({"timeout_s": float("nan")}, "a number of seconds"),
     ]
@@ -316,3 +316,44 @@ def test_a_pool_smaller_than_a_chunk_is_refused(path: Path) -> None:
         Store.open(path, pool_bytes=1 << 20)
     with pytest.raises(StoreError, match='no engine "tape"'):
         Store.open(path, engine="tape")
+
+
+def test_what_will_never_be_complete_is_discarded_and_its_slot_is_free_at_once(path: Path) -> None:
+    with new_store(path, slots=4, agreed=True) as store:
+        for serial in (1, 2, 3):
+            keep(store, serial, b"content")
+            store.release_before(1)
+        free = store.free_slots
+        store.discard(3)
+        assert store.free_slots == free + 1
+        assert [entry.serial for entry in store.snapshots()] == [2, 1]
+        store.discard(3)  # nothing is left of it
+        keep(store, 4, b"content")
+        store.discard(1)
+    with Store.open(path, agreed=True) as store:
+        assert [entry.serial for entry in store.snapshots()] == [4, 2]
+        store.discard(2)
+        store.discard(4)
+        assert store.snapshots() == []
+        keep(store, 5, b"content")
+    with Store.open(path, writable=False) as store:
+        assert [entry.serial for entry in store.snapshots()] == [5]
+
+
+def test_a_source_that_went_while_it_was_copied_leaves_nothing_in_the_store(path: Path) -> None:
+    with new_store(path) as store:
+        keep(store, 1, b"content")
+        asked: list[int] = []
+
+        def gone() -> bool:
+            asked.append(store.free_slots)
+            return False
+
+        with pytest.raises(StoreError, match="given up"):
+            keep(store, 2, b"content", confirm=gone)
+        with pytest.raises(ZeroDivisionError):
+            keep(store, 2, b"content", confirm=lambda: bool(1 // 0))
+        assert [entry.serial for entry in store.snapshots()] == [1]
+        assert store.free_slots == asked[0] + 1
+        keep(store, 3, b"content", confirm=lambda: True)
+        assert store.snapshots()[0].serial == 3

@@ -157,9 +157,8 @@ void Snapshots::publish() {
   m.commit.manifest_bytes = m.manifest.encoded_bytes();
   m.commit.flags |= replay::kCommitComplete;
   unpublish(floor(), leases(), true);
-  SnapshotEntry* const slot =
-      std::find_if(std::begin(log_.page().snapshots), std::end(log_.page().snapshots),
-                   [](const SnapshotEntry& e) { return e.serial.load() == 0; });
+  SnapshotEntry* const slot = std::find_if(std::begin(log_.page().snapshots), std::end(log_.page().snapshots),
+                                           [](const SnapshotEntry& e) { return e.serial.load() == 0; });
   if (slot == std::end(log_.page().snapshots)) return fail();  // only if somebody wrote into the page
   slot->bytes = m.copied;
   slot->nanoseconds = m.nanoseconds;

@@ -4,7 +4,7 @@ run.
 Trouble of the storage is an OSError with its number (ENOSPC, EIO, EROFS, …); all else is a StoreError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Self
@@ -106,13 +106,15 @@ class Store:
         extents: Sequence[tuple[int, int, Buffer]],
         threads: int = 2,
         timeout_s: float,
+        confirm: Callable[[], bool] | None = None,
     ) -> Receipt:
         """Writes a snapshot; it is durable when this returns. Several may be under way, in threads of the
         caller.
 
         `extents`: (kind, id, content), where kind is 1 device buffer, 2 generator, 3 manifest, 4 client state
         or 5 log. Their memory must not change meanwhile. `job`: at most 255 bytes of UTF-8. `threads` write,
-        the caller's among them. `timeout_s` bounds the wait for a free slot: StoreFull after it. OSError: the
+        the caller's among them. `confirm` is asked once all is copied, before it counts: False cancels
+        (StoreError). `timeout_s` bounds the wait for a free slot: StoreFull after it. OSError: the
         snapshot is cancelled, those before it are as they were, and the store goes on; if a sync failed, then
         all snapshots under way at that moment fail.
         """
@@ -122,6 +124,8 @@ class Store:
 
         Without `agreed` it does nothing. OSError: nothing was released.
         """
+    def discard(self, serial: int) -> None:
+        """`serial` will not be complete on all ranks: its slot is free once this is durable."""
     def snapshots(self) -> list[Entry]:
         """What the superblock registers, newest first."""
     def extents(self, sequence: int) -> list[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 // Which snapshots a store keeps: pure rules.
 //
 // A snapshot gets its sequence when it is asked for, and may end in another order.  One that ends late is not
-// registered over a newer one (the counter of Listing 1 in "PCcheck", EuroSys 2025).  A store of a single
+// registered over a newer one (the counter of Listing 1 in "PCcheck", ASPLOS 2025).  A store of a single
 // rank keeps the latest.  One of a rank among others keeps what any agreement may still come to: everything
 // from the floor on, which rises when a newer snapshot is complete on all ranks.
 #pragma once
@@ -63,6 +63,27 @@ inline Change after_agreement(const Registry& now, uint64_t serial) {
   change.next.epoch++;
   change.next.floor = serial;
   drop_unneeded(change, true);
+  return change;
+}
+
+// `serial` will never be whole on all ranks.
+inline Change after_discard(const Registry& now, uint64_t serial) {
+  Change change{now, {}, false};
+  Registry& next = change.next;
+  next.latest_sequence = 0;
+  for (uint32_t slot = 0; slot < next.slots.size(); slot++) {
+    Registered& r = next.slots[slot];
+    if (r.sequence != 0 && r.serial == serial) {
+      change.registered = true;
+      change.freed.push_back(slot);
+      r = {};
+    }
+    if (r.sequence > next.latest_sequence) {
+      next.latest_sequence = r.sequence;
+      next.latest_slot = slot;
+    }
+  }
+  next.epoch++;
   return change;
 }
 

@@ -50,8 +50,24 @@ py::str as_text(const char* text, size_t bytes) {
       PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(bytes), "replace"));
 }
 
+// Memory that somebody else may take back: he is asked at the end.
+class ConfirmedSource final : public GatherSource {
+ public:
+  ConfirmedSource(std::vector<Piece> pieces, py::object still_there)
+      : GatherSource(std::move(pieces)), still_there_(std::move(still_there)) {}
+  void confirm() const override {
+    const py::gil_scoped_acquire locked;
+    if (!still_there_.is_none() && !still_there_().cast<bool>())
+      throw StoreError("the snapshot was given up in host memory while it was written");
+  }
+
+ private:
+  const py::object still_there_;
+};
+
 Receipt persist(const OpenedStore& s, const std::string& job, uint32_t rank, uint32_t world, uint64_t step,
-                uint64_t serial, const py::sequence& described, uint32_t threads, double timeout_s) {
+                uint64_t serial, const py::sequence& described, uint32_t threads, double timeout_s,
+                const py::object& confirm) {
   std::vector<Extent> extents;
   std::vector<BufferView> views;
   views.reserve(described.size());
@@ -66,7 +82,7 @@ Receipt persist(const OpenedStore& s, const std::string& job, uint32_t rank, uin
   pieces.reserve(extents.size());
   for (size_t i = 0; i < extents.size(); i++)
     pieces.push_back({views[i].data(), extents[i].bytes, extents[i].offset});
-  const GatherSource source(std::move(pieces));
+  const ConfirmedSource source(std::move(pieces), confirm);
   const uint64_t deadline = deadline_in(timeout_s);
   const py::gil_scoped_release unlocked;
   return s.store->persist({job, rank, world, step, serial}, extents, source, threads, deadline);
@@ -170,9 +186,12 @@ void bind_store(py::module_& m) {
   store
       .def("persist", &persist, py::kw_only(), py::arg("job"), py::arg("rank"), py::arg("world"),
            py::arg("step"), py::arg("serial"), py::arg("extents"), py::arg("threads") = 2,
-           py::arg("timeout_s"))
+           py::arg("timeout_s"), py::arg("confirm") = py::none())
       .def(
           "release_before", [](const OpenedStore& s, uint64_t serial) { s.store->release_before(serial); },
+          py::arg("serial"), Unlocked())
+      .def(
+          "discard", [](const OpenedStore& s, uint64_t serial) { s.store->discard(serial); },
           py::arg("serial"), Unlocked())
       .def(
           "snapshots", [](const OpenedStore& s) { return s.store->snapshots(); }, Unlocked())

@@ -90,12 +90,14 @@ class SlotTable {
   template <class Write>
   bool release_before(uint64_t serial, Write&& write) {
     const std::lock_guard lock(mutex_);
-    if (!agreed_) return false;
-    Change change = after_agreement(registry_, serial);
-    if (!change.registered) return false;
-    write(std::as_const(change.next));
-    adopt(std::move(change));
-    return true;
+    return agreed_ && make(after_agreement(registry_, serial), write);
+  }
+
+  // Frees what `serial` has; false if that is nothing.
+  template <class Write>
+  bool discard(uint64_t serial, Write&& write) {
+    const std::lock_guard lock(mutex_);
+    return make(after_discard(registry_, serial), write);
   }
 
   // Writes the superblock once more if slots are in doubt, so that they are free.
@@ -121,6 +123,15 @@ class SlotTable {
   uint32_t free_slots() const { return free_.size(); }
 
  private:
+  // Precondition: mutex_.
+  template <class Write>
+  bool make(Change change, Write& write) {
+    if (!change.registered) return false;
+    write(std::as_const(change.next));
+    adopt(std::move(change));
+    return true;
+  }
+
   // The superblock as it was, with a newer epoch.  Precondition: mutex_.
   template <class Write>
   void rewrite(Write& write) {

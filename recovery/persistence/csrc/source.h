@@ -16,10 +16,12 @@ class Source {
   virtual uint64_t bytes() const = 0;
   // Any thread.  Precondition: inside bytes().  Throws what it likes; the snapshot is then cancelled.
   virtual void copy(uint64_t offset, uint8_t* to, uint64_t bytes) const = 0;
+  // All of it has been copied.  Throws if that was not its content any more; the snapshot is then cancelled.
+  virtual void confirm() const {}
 };
 
 // Pieces of memory at offsets that rise; zeros between them.
-class GatherSource final : public Source {
+class GatherSource : public Source {
  public:
   struct Piece {
     const uint8_t* data;

@@ -147,7 +147,7 @@ void Store::check_request(const Identity& identity, const std::vector<Extent>& e
   if (threads == 0 || threads > 256)
     throw StoreError("a snapshot is written by 1 to 256 threads, not " + std::to_string(threads));
   for (const Extent& e : extents)
-    if (e.kind < kDeviceBuffer || e.kind > kLog)
+    if (e.kind < kDeviceBuffer || e.kind > kElsewhere)
       throw StoreError("there is no kind " + std::to_string(e.kind) + " of extent");
   if (extents.size() > kMostExtents)
     throw StoreError("a snapshot has at most 2^22 extents, not " + std::to_string(extents.size()));
@@ -214,6 +214,7 @@ void Store::write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header,
   const Written written =
       write_payload(*storage_, writer, *pool_, source, payload, geometry_.chunk_bytes, threads);
   receipt.stalled_seconds += written.stalled_seconds;
+  source.confirm();
 
   std::vector<uint8_t> tables(tables_bytes(extents.size(), written.digests.size()));
   const uint64_t of_extents = extents.size() * sizeof(Extent);
@@ -245,6 +246,13 @@ void Store::release_before(uint64_t serial) {
   if (!slots_) throw StoreError(name_ + " was opened for reading only");
   std::unique_ptr<Writer> writer;
   slots_->release_before(serial, [&](const Registry& registry) { write_superblock(writer, registry); });
+}
+
+void Store::discard(uint64_t serial) {
+  const Call call(*this);
+  if (!slots_) throw StoreError(name_ + " was opened for reading only");
+  std::unique_ptr<Writer> writer;
+  slots_->discard(serial, [&](const Registry& registry) { write_superblock(writer, registry); });
 }
 
 // ---------------------------------------------------------------- reading

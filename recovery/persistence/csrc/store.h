@@ -71,6 +71,8 @@ class Store {
                   uint32_t threads, uint64_t deadline);
   // All ranks have `serial`: frees slots below it, durably.  Without agreement between ranks it does nothing.
   void release_before(uint64_t serial);
+  // `serial` will not be complete on all ranks: frees its slot, durably.
+  void discard(uint64_t serial);
 
   std::vector<Entry> snapshots() const;  // newest first
   std::vector<Extent> extents(uint64_t sequence) const;

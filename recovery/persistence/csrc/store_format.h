@@ -122,7 +122,7 @@ struct Extent {
 };
 static_assert(sizeof(Extent) == 32);
 
-enum ExtentKind : uint32_t { kDeviceBuffer = 1, kGenerator, kManifest, kClientState, kLog };
+enum ExtentKind : uint32_t { kDeviceBuffer = 1, kGenerator, kManifest, kClientState, kLog, kElsewhere };
 
 template <class Block>
 uint64_t checksum_of(const Block& block) {
