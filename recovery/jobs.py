@@ -63,6 +63,10 @@ class Session:
     """From where that turned out to be impossible."""
     snapshot_note: str = ""
     """Why no snapshot can be had, if so."""
+    persisted_step: int = 0
+    """Of the newest snapshot that is durable on all ranks; 0: there is none."""
+    persist_note: str = ""
+    """Why none gets there, if so."""
     drills_seen: set[int] = field(default_factory=set)
     """Slots of drills that fired and whose consequences were noticed."""
     alarms: tuple[int, int] = (-1, 0)
@@ -145,7 +149,8 @@ class Session:
             log_directory=str(self.directory),
             backpressure=bool(log.backpressure),
             recoveries=self.recoveries,
-            note=self.note or (CUT_LOG if log.degraded else self.snapshot_note),
+            note=self.note or (CUT_LOG if log.degraded else self.snapshot_note) or self.persist_note,
+            persisted_step=self.persisted_step,
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
             snapshot_s=log.snapshot_ns / 1e9,

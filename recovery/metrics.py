@@ -28,6 +28,7 @@ OF_RANK = {
     "undo_bytes": "Bytes of pre-images",
     "shadow_bytes": "Bytes of private state shadowed in host memory",
     "snapshot_bytes": "Bytes of snapshots in host memory",
+    "persisted_step": "Step of the newest snapshot that is durable on all ranks",
     "backpressure": "1 while the worker waits for space in the log",
 }
 

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.daemon import serve
+from recovery.persistence.settings import PersistenceSettings
 from recovery.settings import (
     BadInput,
     Settings,
@@ -46,6 +48,17 @@ def parser() -> Parser:
     parser.add_argument(
         "--snapshot-limit", default="8GiB", metavar="SIZE", help="of the snapshots of a rank (8GiB)"
     )
+    parser.add_argument(
+        "--persist", type=Path, metavar="DIRECTORY",
+        help="copy snapshots there, so that they outlive this node's memory (off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--persist-every", default="30", metavar="SECONDS", help="the least time between two of them (30)"
+    )
+    parser.add_argument(
+        "--persist-slots", type=int, default=3, metavar="N",
+        help="room for so many of each rank: one that is complete, the others under way (3)",
+    )  # fmt: skip
     parser.add_argument(
         "--optimizer-preimages", choices=["auto", "on", "off"], default="auto",
         help="keep what an optimizer step overwrites, so that it can be undone (auto: on for cpu)",
@@ -94,10 +107,30 @@ def settings_of(arguments: list[str] | None = None) -> tuple[Settings, int, int,
         optimizer_preimages=given.optimizer_preimages,
         validate_every=given.validate_every,
         hang_timeout_s=parse_seconds(given.hang_timeout, "--hang-timeout"),
+        persist=_persistence(given),
         metrics=given.metrics,
         adoption_grace_s=parse_seconds(given.adoption_grace, "--adoption-grace"),
     )
     return settings, given.ready_fd, given.parent_pid, given.log_level
+
+
+def _persistence(given: Any) -> PersistenceSettings | None:
+    """Raises BadInput."""
+    if given.persist is None:
+        return None
+    if given.snapshot_overhead == "0":
+        raise BadInput("--persist needs snapshots, which --snapshot-overhead 0 switches off")
+    if not 2 <= given.persist_slots <= 16:
+        raise BadInput(f"--persist-slots {given.persist_slots} is not possible: 2 to 16")
+    directory = given.persist.absolute()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BadInput(f"--persist {directory} cannot be made: {problem.strerror}") from problem
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise BadInput(f"--persist {directory} cannot be written")
+    every = parse_seconds(given.persist_every, "--persist-every")
+    return PersistenceSettings(directory, every, given.persist_slots)
 
 
 def main() -> int:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from recovery.persistence.settings import PersistenceSettings
+
 SEGMENT_BYTES = 8 << 20
 SMALLEST_LOG = 4
 LARGEST_LOG = 4096
@@ -47,6 +49,8 @@ class Settings:
     optimizer_preimages: str = "auto"
     validate_every: int = 1000
     hang_timeout_s: float = 300.0
+    persist: PersistenceSettings | None = None
+    """Where snapshots go to outlive this node's memory; None: nowhere."""
     metrics: str = ""
     """Where Prometheus may ask, HOST:PORT; empty: nowhere."""
     adoption_grace_s: float = 600.0

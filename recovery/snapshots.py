@@ -19,6 +19,7 @@ from recovery.coordinator import Coordinator
 from recovery.cuts import CutSearch
 from recovery.evidence import rank_facts
 from recovery.jobs import Job, Session
+from recovery.persistence.persistence import Persistence
 from recovery.runtime_directory import SHARED_MEMORY
 
 log = structlog.get_logger()
@@ -39,8 +40,11 @@ FULL = 0.5
 class SnapshotKeeper:
     """Sees to it that one job has a recent snapshot, within a share of the time."""
 
-    def __init__(self, job: Job, coordinator: Coordinator, overhead: float) -> None:
+    def __init__(
+        self, job: Job, coordinator: Coordinator, overhead: float, persistence: Persistence | None = None
+    ) -> None:
         self._job = job
+        self._persistence = persistence
         self._coordinator = coordinator
         self._overhead = overhead
         self._sessions: list[Session] = []
@@ -122,6 +126,8 @@ class SnapshotKeeper:
             "snapshots", job=self._job.name, serial=newest, seconds=cost,
             commits={rank: kept.commit.number for rank, kept in choices.items()},
         )  # fmt: skip
+        if self._persistence is not None:
+            self._persistence.offer(newest, sessions, now)
 
     def _order(self, sessions: Sequence[Session], now: float, rate: float) -> None:
         if any(s.log.commit_count == 0 for s in sessions) and not self._filling(sessions, now):

@@ -51,7 +51,7 @@ def _ranks(ranks: Sequence[Any]) -> Table:
     table = Table()
     headings = (
         "job", "rank", "state", "worker", "server", "step", "phase", "log", "lag", "commit", "floor", "gen.",
-        "live", "undo", "shadow", "snapshot", "recoveries",
+        "live", "undo", "shadow", "snapshot", "on disk", "recoveries",
     )  # fmt: skip
     for heading in headings:
         table.add_column(heading)
@@ -62,6 +62,7 @@ def _ranks(ranks: Sequence[Any]) -> Table:
             str(rank.cursor_lag), str(rank.commit), str(rank.floor_commit), str(rank.generation),
             f"{size(rank.live_bytes)} in {rank.live_buffers}", size(rank.undo_bytes), size(rank.shadow_bytes),
             f"{size(rank.snapshot_bytes)} at {rank.snapshot_commit}" if rank.snapshot_bytes else "–",
+            f"step {rank.persisted_step}" if rank.persisted_step else "–",
             str(rank.recoveries),
         )  # fmt: skip
     return table
