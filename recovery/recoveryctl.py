@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 import replay
+from recovery import snapshot_commands
 from recovery.command_line import BAD_INPUT, check_variables, say
 from recovery.control import blocking_channel, pb, rpc, trouble
 from recovery.drills import Drill, unknown
@@ -31,6 +32,7 @@ SUCCESSOR_S = 20.0
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after a running proxyd.")
 log_app = typer.Typer(no_args_is_help=True, help="Read a rank's replay log.")
 app.add_typer(log_app, name="log")
+app.add_typer(snapshot_commands.app, name="snapshots")
 
 SocketOption = Annotated[Path | None, typer.Option("--socket", help="Of the proxyd.")]
 JobOption = Annotated[str, typer.Option("--job", help="Needed if several jobs run.")]

@@ -92,7 +92,7 @@ def test_a_lease_outlives_the_server_and_keeps_no_log() -> None:
         take(h, 2, 2)
         h.executor.park()
         h.executor = h.new_executor()
-        h.executor.restore_snapshot([s for s in h.log.snapshots() if s.serial == 2][0].commit.number)
+        h.executor.restore_snapshot(next(s for s in h.log.snapshots() if s.serial == 2).commit.number)
         h.executor.resume()
         for serial in range(3, 6):
             for _ in range(8):  # two segments
@@ -101,7 +101,7 @@ def test_a_lease_outlives_the_server_and_keeps_no_log() -> None:
             h.log.floor_commit = h.log.commit_count
             settle(h)
             assert content(h, 1, 1) == struct.pack("<f", 1) * (1 << 18)
-        counts = [s for s in h.log.snapshots() if s.serial == 5][0]
+        counts = next(s for s in h.log.snapshots() if s.serial == 5)
         assert h.log.freed_segments == counts.commit.log_offset // h.log.segment_bytes
         assert h.read(1)[:2] == payload(2, 0)
 

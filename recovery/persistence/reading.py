@@ -1,0 +1,116 @@
+"""Reads the parts of a stored set, and finds bytes that another rank has written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import replay
+from recovery.persistence._store import Store, StoreError
+from recovery.persistence.catalogue import StoredPart, StoredSet
+from recovery.persistence.kinds import BUFFER, CONTENT, ELSEWHERE, MANIFEST
+from recovery.persistence.manifest import BufferRow, read_manifest
+
+
+class Damaged(ValueError):
+    """What is wrong with a stored snapshot, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer's bytes lie: an extent of a rank's part."""
+
+    rank: int
+    index: int
+    bytes: int
+
+
+class PartReader:
+    """One rank's part, open."""
+
+    def __init__(self, part: StoredPart) -> None:
+        """Raises OSError, StoreError or Damaged."""
+        self.part = part
+        self.store = Store.open(str(part.path), writable=False)
+        try:
+            self._extents = {
+                (kind, number): Place(part.rank, index, count)
+                for index, (kind, number, count) in enumerate(self.store.extents(part.sequence))
+            }
+            self.elsewhere = self._read_elsewhere()
+            self.buffers = self._read_buffers()
+        except BaseException:
+            self.store.close()
+            raise
+
+    def own(self, handle: int) -> Place | None:
+        """Where it wrote that buffer itself."""
+        return self._extents.get((BUFFER, handle))
+
+    def read(self, place: Place) -> bytearray:
+        """Raises OSError or StoreError."""
+        content = bytearray(place.bytes)
+        self.store.read(self.part.sequence, place.index, content)
+        return content
+
+    def _table(self, kind: int, number: int) -> bytes:
+        if (kind, number) not in self._extents:
+            raise Damaged("its tables are missing")
+        return bytes(self.read(self._extents[kind, number]))
+
+    def _read_elsewhere(self) -> Mapping[int, tuple[int, int]]:
+        try:
+            table = json.loads(self._table(ELSEWHERE, 0))
+            return {int(handle): (int(rank), int(other)) for handle, (rank, other) in table.items()}
+        except (AttributeError, TypeError, ValueError) as problem:
+            raise Damaged("its table of what other ranks hold makes no sense") from problem
+
+    def _read_buffers(self) -> Mapping[int, BufferRow]:
+        try:
+            rows = read_manifest(self._table(MANIFEST, CONTENT))
+        except ValueError as problem:
+            raise Damaged(str(problem)) from problem
+        return {row.handle: row for row in rows if row.kept}
+
+
+class SetReader(contextlib.ExitStack):
+    """All parts of a complete set, open until the block ends."""
+
+    def __init__(self, stored: StoredSet) -> None:
+        self._stored = stored
+        self.parts: dict[int, PartReader] = {}
+        super().__init__()
+
+    def __enter__(self) -> Self:
+        """Raises OSError, StoreError or Damaged."""
+        with contextlib.ExitStack() as opened:
+            for rank, part in sorted(self._stored.parts.items()):
+                self.parts[rank] = PartReader(part)
+                opened.callback(self.parts[rank].store.close)
+            self.push(opened.pop_all())
+        return self
+
+    def place(self, rank: int, handle: int) -> Place:
+        """Where a rank's buffer lies; raises Damaged."""
+        row = self.parts[rank].buffers.get(handle)
+        if row is None:
+            raise Damaged(f"rank {rank} has no buffer {handle}")
+        holder, other = self.parts[rank].elsewhere.get(handle, (rank, handle))
+        found = self.parts[holder].own(other) if holder in self.parts else None
+        if found is None or found.bytes != row.bytes:
+            raise Damaged(f"buffer {handle} of rank {rank} is not where it should be (rank {holder})")
+        return found
+
+    def buffer(self, rank: int, handle: int) -> bytes:
+        """Its bytes, checked against the manifest's digest; raises OSError, StoreError or Damaged."""
+        place = self.place(rank, handle)
+        content = bytes(self.parts[place.rank].read(place))
+        if replay.digest(content) != self.parts[rank].buffers[handle].digest:
+            raise Damaged(f"buffer {handle} of rank {rank} is not what it was")
+        return content
+
+
+__all__ = ["Damaged", "PartReader", "Place", "SetReader", "StoreError"]

@@ -1,0 +1,93 @@
+"""`recoveryctl snapshots`: what `proxyd --persist` has written.  No proxyd is needed; nothing is changed."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from recovery.persistence.catalogue import Catalogue, StoredSet, read_catalogue
+from recovery.persistence.checking import problems_of
+from recovery.settings import BadInput
+from recovery.tables import size
+
+app = typer.Typer(no_args_is_help=True, help="Look at snapshots that proxyd --persist has written.")
+
+DirectoryArgument = Annotated[Path, typer.Argument(help="What --persist named.")]
+JobOption = Annotated[str, typer.Option("--job", help="Only this job's.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+def read(directory: Path, job: str) -> Catalogue:
+    """Raises BadInput."""
+    try:
+        found = read_catalogue(directory)
+    except OSError as problem:
+        raise BadInput(f"{directory} cannot be read: {problem.strerror}") from problem
+    return Catalogue(tuple(one for one in found.sets if job in ("", one.job)), found.problems)
+
+
+@app.command("list")
+def list_snapshots(directory: DirectoryArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
+    """Every snapshot, newest first, and whether all ranks have it."""
+    found = read(directory, job)
+    if as_json:
+        rows = [as_row(one) | {"complete": one.complete} for one in found.sets]
+        typer.echo(json.dumps({"snapshots": rows, "problems": found.problems}, indent=2))
+        return
+    table = Table()
+    for heading in ("job", "run", "serial", "step", "ranks", "complete", "size", "begun"):
+        table.add_column(heading)
+    for one in found.sets:
+        table.add_row(
+            one.job, one.run, str(one.serial), str(one.step), f"{len(one.parts)} of {one.world}",
+            "yes" if one.complete else "no", size(one.bytes), when(one),
+        )  # fmt: skip
+    console = Console()
+    console.print(table if found.sets else f"no snapshots in {directory}")
+    for problem in found.problems:
+        console.print(problem, style="yellow")
+
+
+@app.command()
+def verify(directory: DirectoryArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
+    """Read every byte of every snapshot; exit status 1 if one is damaged, or none is whole."""
+    found = read(directory, job)
+    damaged = {id(one): problems_of(one) for one in found.sets}
+    whole = next((one for one in found.sets if not damaged[id(one)]), None)
+    if as_json:
+        rows = [as_row(one) | {"problems": damaged[id(one)]} for one in found.sets]
+        newest = as_row(whole) if whole else None
+        typer.echo(json.dumps({"snapshots": rows, "problems": found.problems, "newest": newest}, indent=2))
+    else:
+        for one in found.sets:
+            state = "; ".join(damaged[id(one)]) or "whole"
+            typer.echo(f"{one.job} {one.run} serial {one.serial}, step {one.step}: {state}")
+        for problem in found.problems:
+            typer.echo(problem)
+        typer.echo(
+            f"newest that is whole: step {whole.step} of job {whole.job}, begun {when(whole)}"
+            if whole
+            else "no snapshot is whole"
+        )
+    broken = [one for one in found.sets if one.complete and damaged[id(one)]]
+    if whole is None or broken or found.problems:
+        raise typer.Exit(1)
+
+
+def as_row(one: StoredSet) -> dict[str, object]:
+    """For programs."""
+    return {
+        "job": one.job, "run": one.run, "serial": one.serial, "step": one.step, "world": one.world,
+        "ranks": sorted(one.parts), "bytes": one.bytes, "begun": when(one),
+    }  # fmt: skip
+
+
+def when(one: StoredSet) -> str:
+    """Local time."""
+    return datetime.fromtimestamp(one.time_ns / 1e9).astimezone().isoformat(" ", "seconds")
