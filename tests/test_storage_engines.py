@@ -217,6 +217,23 @@ def test_a_writer_takes_as_many_writes_as_it_says_and_answers_each_once(path: st
         writer.wait()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_end_of_a_writer_waits_for_its_writes_so_that_their_memory_can_be_used_anew(
+    path: str, engine: str
+) -> None:
+    storage = opened(path, engine)
+    data = aligned(SIZE, 11)
+    expected, view = data[:], memoryview(data)
+    writer = storage.writer()
+    block = SIZE // writer.depth
+    for token in range(writer.depth):
+        writer.submit(token * block, view[token * block : (token + 1) * block], token)
+    del writer
+    data[:] = bytes(SIZE)
+    storage.sync()
+    assert Path(path).read_bytes() == expected
+
+
 def test_what_is_no_file_and_no_device_is_refused_without_being_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()

@@ -109,9 +109,17 @@ def storage_file(folder: Path, count: int) -> Iterator[str]:
         shutil.rmtree(inner)
 
 
-def measure(path: str, ways: list[Way], rounds: int, depth: int, count: int) -> list[dict[str, Any]]:
-    data = mmap.mmap(-1, count)
+def memory(count: int) -> mmap.mmap:
+    """In huge pages where the kernel gives them: direct I/O in fewer pieces is up to half as fast again."""
+    data = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        data.madvise(mmap.MADV_HUGEPAGE)
     data[:] = os.urandom(MIB) * (count // MIB)
+    return data
+
+
+def measure(path: str, ways: list[Way], rounds: int, depth: int, count: int) -> list[dict[str, Any]]:
+    data = memory(count)
     raw_loop(path, True, data, 4 * MIB, 1, depth)
     rates: dict[Way, list[tuple[float, float]]] = {way: [] for way in ways}
     turns = [way for _ in range(rounds) for way in random.sample(ways, len(ways))]  # no one always after mmap
