@@ -34,6 +34,17 @@ FIXED: tuple[str, ...] = (
 )
 """Units (`database/entry/dtype`) that once differed, by what was wrong."""
 
+ENTRIES = {
+    "2.11": {"op_db": 697, "module_db": 113, "optim_db": 15},
+    "2.13": {"op_db": 702, "module_db": 114, "optim_db": 15},
+}
+"""How many the databases of a release of PyTorch have; the report is of the last."""
+
+
+def lacking(entry: str) -> bool:
+    """Whether `entry`, a name or a pattern for names, is of what this PyTorch does not have yet."""
+    return "linear_cross_entropy" in entry and not hasattr(torch.nn.functional, "linear_cross_entropy")
+
 
 def spread() -> list[str]:
     """Entries at fixed distances, each with one dtype, so that all dtypes occur."""
@@ -47,7 +58,7 @@ def spread() -> list[str]:
 
 
 def test_a_spread_of_pytorchs_databases_gives_the_bits_of_the_cpu(tmp_path: Path) -> None:
-    units = sorted({*spread(), *FIXED})
+    units = sorted({*spread(), *(unit for unit in FIXED if not lacking(unit))})
     results = sweep.sweep_units(units, tmp_path)
     assert {f"{r.database}/{r.entry}/{r.dtype}" for r in results} == set(units)
     assert report.summarise(results, whole=False).errors == []
@@ -57,7 +68,7 @@ def test_a_spread_of_pytorchs_databases_gives_the_bits_of_the_cpu(tmp_path: Path
 def test_the_databases_have_the_entries_that_the_report_speaks_of() -> None:
     entries = databases.load()
     counts = {name: sum(e.database == name for e in entries) for name in databases.DATABASES}
-    assert counts == {"op_db": 702, "module_db": 114, "optim_db": 15}
+    assert counts == ENTRIES.get(".".join(torch.__version__.split(".")[:2]))
 
 
 def flipped(tensor: torch.Tensor) -> torch.Tensor:
@@ -159,6 +170,7 @@ def test_every_reason_names_an_entry_that_exists() -> None:
     entries = databases.load()
     names = {f"{entry.database}/{entry.name}" for entry in entries}
     for reason in reasons.REASONS:
-        assert any(re.fullmatch(reason.entry, name) for name in names), reason
+        assert any(re.fullmatch(reason.entry, name) for name in names) or lacking(reason.entry), reason
     assert {f"op_db/{name}" for name in reasons.NO_DEFINED_BITS} <= names
-    assert set(FIXED) <= {databases.Unit(entry, dtype).name for entry in entries for dtype in entry.dtypes}
+    units = {databases.Unit(entry, dtype).name for entry in entries for dtype in entry.dtypes}
+    assert {unit for unit in FIXED if not lacking(unit)} <= units
