@@ -12,12 +12,13 @@ def install() -> None:
     """Registers the global optimizer hooks."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from proxy_client import _client
+    from proxy_client import _client, state_names
 
     def before_step(*_: object) -> None:
         _client.begin_optimizer_phase()
 
-    def after_step(*_: object) -> None:
+    def after_step(optimizer: object, *_: object) -> None:
+        state_names.stepped(optimizer)
         _client.commit_step()
 
     register_optimizer_step_pre_hook(before_step)

@@ -13,6 +13,9 @@ from proxy_client import capability, placement
 _CONVERSATION = Path(__file__).with_name("conversation.py")
 _TIMEOUT_SECONDS = 300.0
 
+log_directory = ""
+"""Of the open session."""
+
 
 def install() -> None:
     """Tells the C++ half how to open a session. It asks when the device is used for the first time."""
@@ -48,7 +51,9 @@ def _open(device_index: int) -> str:
         raise RuntimeError(str(reply["error"]))
     capability.update(reply["capability"])
     _client.set_driver(capability.current().driver)
-    return str(reply["log_directory"])
+    global log_directory
+    log_directory = str(reply["log_directory"])
+    return log_directory
 
 
 def _converse(request: dict[str, object]) -> dict[str, object]:

@@ -80,6 +80,43 @@ def verify(directory: DirectoryArgument, job: JobOption = "", as_json: JsonOptio
         raise typer.Exit(1)
 
 
+@app.command()
+def export(
+    directory: DirectoryArgument,
+    out: Annotated[Path, typer.Argument(help="A directory that does not exist yet.")],
+    job: JobOption = "",
+    serial: Annotated[
+        int | None, typer.Option(help="Of the snapshot; without it: the newest whole one.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="torch, dcp or safetensors.")] = "torch",
+) -> None:
+    """Write a snapshot as a checkpoint that scripts load."""
+    from recovery.persistence.export import FORMATS  # PyTorch: a second, which other commands need not spend
+    from recovery.persistence.export import export as write
+
+    if form not in FORMATS:
+        raise BadInput(f"--format {form!r} is not known: {', '.join(FORMATS)}")
+    if out.exists():
+        raise BadInput(f"{out} exists: name a directory that does not")
+    tried = []
+    for one in read(directory, job).sets:
+        if not one.complete or serial not in (None, one.serial):
+            continue
+        problems = problems_of(one)
+        if not problems:
+            try:
+                omitted = write(one, out, form)
+            except (OSError, ValueError, ImportError) as problem:
+                problems = [str(problem)]
+            else:
+                for sentence in [*tried, *(f"not included: {what}" for what in omitted)]:
+                    typer.echo(sentence)
+                typer.echo(f"step {one.step} of job {one.job}, begun {when(one)}, is in {out}")
+                return
+        tried.append(f"serial {one.serial} (step {one.step}) was passed over: {'; '.join(problems)}")
+    raise BadInput("; ".join(tried) or f"{directory} holds no snapshot that is complete on all ranks")
+
+
 def as_row(one: StoredSet) -> dict[str, object]:
     """For programs."""
     return {

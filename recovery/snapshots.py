@@ -138,8 +138,10 @@ class SnapshotKeeper:
         self._ordered_s = now
         self._ordered = None
         # A rank alone needs no agreement; and nobody's minibatch may ever end.
-        if len(sessions) > 1 and not (rate == 0 and self._filling(sessions, now)):
-            self._ordered = max(s.log.step for s in sessions) + self._lead + math.ceil(rate * AHEAD_S)
+        described = self._persistence is not None and self._persistence.announce(self._serial, sessions, now)
+        if (len(sessions) > 1 or described) and not (rate == 0 and self._filling(sessions, now)):
+            begun = max(max(s.log.step, s.log.worker_steps if described else 0) for s in sessions)
+            self._ordered = begun + self._lead + math.ceil(rate * AHEAD_S)
         for session in sessions:
             session.log.order_snapshot(self._serial, self._ordered)
 

@@ -38,7 +38,7 @@ class Rig:
         def lease(serials: list[int]) -> None:
             self.leases[rank] = serials
 
-        log = SimpleNamespace(lease_snapshots=lease)
+        log = SimpleNamespace(lease_snapshots=lease, describe_snapshot=lambda serial: None)
         return cast(
             Session,
             SimpleNamespace(
@@ -53,6 +53,8 @@ class Rig:
         return found
 
     def offer(self, serial: int, now: float) -> None:
+        """Ordered and, at once, complete in host memory."""
+        self.persistence.announce(serial, self.sessions, now)
         self.persistence.offer(serial, self.sessions, now)
 
     def written(self, serial: int, now: float, *errors: str) -> None:

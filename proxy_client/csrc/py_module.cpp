@@ -181,6 +181,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       without_gil());
   module.def("begin_optimizer_phase", &begin_optimizer_phase, without_gil());
   module.def("commit_step", &commit_step, without_gil());
+  module.def("snapshot_to_describe", &snapshot_to_describe);
+  module.def(
+      "locate",
+      [](const at::Tensor& tensor) {
+        const Location found = locate(tensor);
+        return std::pair(found.handle, found.displacement);
+      },
+      "Handle of a device tensor's buffer, and how many bytes its storage begins behind the buffer's "
+      "beginning.");
   module.def("statistics", &statistics_dict);
   module.def("direct_operators", [] { return direct_operators(); });
   module.def("cpu_branches_used", [] {

@@ -185,7 +185,19 @@ void begin_optimizer_phase() {
 }
 
 void commit_step() {
-  if (LogWriter* log = log_if_open()) commit(*log, replay::CommitKind::kStep);
+  LogWriter* log = log_if_open();
+  if (!log) return;
+  commit(*log, replay::CommitKind::kStep);
+  log->page().worker_steps.fetch_add(1, std::memory_order_release);
+}
+
+uint64_t snapshot_to_describe() {
+  const LogWriter* log = log_if_open();
+  if (!log) return 0;
+  const uint64_t order = log->page().snapshot_order.load(std::memory_order_acquire);
+  const uint64_t serial = replay::serial_of(order);
+  const bool wanted = serial != 0 && serial == log->page().snapshot_described.load(std::memory_order_acquire);
+  return wanted && replay::step_of(order) == log->page().worker_steps.load() + 1 ? serial : 0;
 }
 
 void commit_if_due() {

@@ -88,6 +88,9 @@ void apply_setting(replay::Setting setting, uint64_t value);
 // Commit marks (design §4). Nothing to do without a session.
 void begin_optimizer_phase();
 void commit_step();
+// The serial of a snapshot that proxyd wants of the step whose commit comes next, and wants described; else
+// 0.
+uint64_t snapshot_to_describe();
 // To be called where the worker has just received a value: commits if much was appended since the last
 // commit, so that long stretches without an optimizer step (evaluation, generation) do not grow the log
 // without bound.

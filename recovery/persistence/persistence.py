@@ -53,25 +53,38 @@ class Persistence:
         self._sets: dict[int, Set] = {}
         self._due_s = 0.0
         self._run = ""
+        self._announced = 0
         self._pipe: asyncio.StreamWriter | None = None
         """To the writer, while there is one."""
         self._unsent: list[Request] = []
         self._wanted = asyncio.Event()
 
-    def offer(self, serial: int, sessions: Sequence[Session], now: float) -> None:
-        """A set that counts; taken if one is due and not too many are under way.  `now`: seconds."""
+    def announce(self, serial: int, sessions: Sequence[Session], now: float) -> bool:
+        """A set that is about to be ordered; true if it is to be described, as it will be taken.
+
+        `now`: seconds.
+        """
         run = run_name(sessions)
         if run != self._run:  # workers that were started again
             self._run, self._due_s = run, 0.0
             self._sets.clear()
         if now < self._due_s or len(self._sets) >= self._settings.in_flight:
+            return False
+        self._announced = serial
+        for session in sessions:
+            session.log.describe_snapshot(serial)
+        return True
+
+    def offer(self, serial: int, sessions: Sequence[Session], now: float) -> None:
+        """A set that counts; taken if it was announced."""
+        if serial != self._announced or run_name(sessions) != self._run:
             return
+        self._announced = 0
         self._due_s = now + self._settings.every_s
         ranks = {session.rank for session in sessions}
-        self._sets[serial] = Set(serial, run, sessions, now, missing=ranks)
+        self._sets[serial] = Set(serial, self._run, sessions, now, missing=ranks)
         self._lease(sessions)
-        directories = tuple(str(session.directory) for session in sessions)
-        self._send(Persist(serial, run, directories))
+        self._send(Persist(serial, self._run, tuple(str(session.directory) for session in sessions)))
 
     def take(self, written: Written, now: float) -> None:
         """A rank's part is durable, or is not."""

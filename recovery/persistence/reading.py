@@ -11,7 +11,7 @@ from typing import Self
 import replay
 from recovery.persistence._store import Store, StoreError
 from recovery.persistence.catalogue import StoredPart, StoredSet
-from recovery.persistence.kinds import BUFFER, CONTENT, ELSEWHERE, MANIFEST
+from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, MANIFEST
 from recovery.persistence.manifest import BufferRow, read_manifest
 
 
@@ -55,6 +55,11 @@ class PartReader:
         content = bytearray(place.bytes)
         self.store.read(self.part.sequence, place.index, content)
         return content
+
+    def description(self) -> bytes:
+        """What the worker said of it; empty if nothing."""
+        place = self._extents.get((CLIENT_STATE, 0))
+        return bytes(self.read(place)) if place is not None else b""
 
     def _table(self, kind: int, number: int) -> bytes:
         if (kind, number) not in self._extents:

@@ -22,11 +22,13 @@ from pathlib import Path
 
 import replay
 from recovery.persistence import _store
-from recovery.persistence.kinds import BUFFER, CONTENT, ELSEWHERE, GENERATOR, MANIFEST, ROW
+from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, GENERATOR, MANIFEST, ROW
 from recovery.persistence.layout import RUN_NAME, store_path, stores_of
 from recovery.persistence.parts import Holding, Part, split
 from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_request, encode
 
+LARGEST_DESCRIPTION = 256 << 20
+"""Bytes; a million tensors take about as many."""
 SLACK = 1.25
 """A slot has room for a snapshot that is larger than the first by this factor."""
 SLOT_FREE_S = 60.0
@@ -45,6 +47,8 @@ class Source:
     log: replay.Log
     contents: replay.SnapshotContents
     area: memoryview
+    described: bytes
+    """What the worker says of it, if it did (proxy_client/state_names.py)."""
 
     def extents(self, part: Part) -> Extents:
         """What is to be written of it."""
@@ -56,6 +60,8 @@ class Source:
             (MANIFEST, CONTENT, contents.manifest),
             (ELSEWHERE, 0, json.dumps(table).encode()),
         ]
+        if self.described:
+            extents.append((CLIENT_STATE, 0, self.described))
         for number, count, _, offset in contents.generators:
             extents.append((GENERATOR, number, area[offset : offset + count]))
         for buffer in part.own:
@@ -201,7 +207,18 @@ def read_source(rank: int, directory: Path, serial: int) -> Source:
     contents = log.snapshot_contents(serial)
     with open(directory / "snapshot", "rb") as file:
         area = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-    return Source(rank, log, contents, area)
+    return Source(rank, log, contents, area, read_description(directory / f"client-{serial}"))
+
+
+def read_description(path: Path) -> bytes:
+    """Empty if there is none, or if it is no file of ours."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    with open(descriptor, "rb") as file:
+        content = file.read(LARGEST_DESCRIPTION + 1)
+    return content if len(content) <= LARGEST_DESCRIPTION else b""
 
 
 def holdings(contents: replay.SnapshotContents) -> list[Holding]:

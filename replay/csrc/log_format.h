@@ -264,6 +264,7 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t> dictionary_tail;
   std::atomic<uint32_t> tail_futex;
   std::atomic<uint32_t> backpressure;  // 1 while the worker waits for a free segment
+  std::atomic<uint64_t> worker_steps;  // optimizer steps whose commits it has appended
 
   // Written by the device server, this cache line with every record: nothing that the worker reads with
   // every record may lie in it.
@@ -323,6 +324,9 @@ struct alignas(64) ControlPage {
   std::atomic<uint32_t> snapshot_suspended;  // 1 = none is kept, and no log for their sake
   // Serials of snapshots that are being copied to storage: contents stay, whatever the floor is; 0 = none.
   std::atomic<uint64_t> snapshot_leases[kSnapshotLeases];
+  // Serial of the ordered snapshot for which the worker is to say what the buffers are called
+  // (`client-SERIAL`).
+  std::atomic<uint64_t> snapshot_described;
   char lost_message[1024];
   std::atomic<uint64_t> validate_step;  // the minibatch to be executed twice; 0 = none
   std::atomic<uint32_t> drill_count;

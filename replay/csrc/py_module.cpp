@@ -202,9 +202,9 @@ void bind_log(py::module_& m) {
   py::class_<LogMap>(m, "Log", "A rank's log, mapped.")
       .def(py::init<const std::string&>()) FIXED(rank) FIXED(world) FIXED(segment_bytes) FIXED(segment_count)
           FIXED(error_index) READ(tail) READ(tail_index) READ(dictionary_tail) READ(cursor) READ(cursor_index)
-              READ(phase) READ(step) READ(call) READ(progress_ns) READ(freed_segments) READ(backpressure)
-                  READ(in_collective) READ(degraded) READ(live_buffers) READ(live_bytes) READ(undo_bytes)
-                      READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
+              READ(phase) READ(step) READ(worker_steps) READ(call) READ(progress_ns) READ(freed_segments)
+                  READ(backpressure) READ(in_collective) READ(degraded) READ(live_buffers) READ(live_bytes)
+                      READ(undo_bytes) READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
                           READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns) READ(replies_compared)
                               READ(replies_different) READ(median_calls_per_step) READ(median_bytes_per_step)
                                   READ(commit_count) READ(session_state) READ(error_kind) READ(device_lost)
@@ -260,6 +260,12 @@ void bind_log(py::module_& m) {
       .def_property_readonly("snapshot_limit", [](const LogMap& l) { return l.snapshots().bytes; })
       .def_property_readonly("snapshot_ordered",
                              [](const LogMap& l) { return serial_of(load(l.page().snapshot_order)); })
+      .def(
+          "describe_snapshot",
+          [](LogMap& l, uint64_t serial) {
+            l.page().snapshot_described.store(serial, std::memory_order_release);
+          },
+          "The worker is to say what that snapshot consists of; to be called before it is ordered.")
       .def(
           "order_snapshot",
           [](LogMap& l, uint64_t serial, std::optional<uint64_t> step) {

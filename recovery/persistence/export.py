@@ -1,0 +1,199 @@
+"""Turns a stored set into a checkpoint that scripts load: the only part of `recovery` that imports PyTorch.
+
+    OUT/model.pt, model-1.pt, …   state_dict of each module that was trained     (--format torch)
+    OUT/optimizer.pt, …           state_dict of each optimizer
+    OUT/snapshot.json             of which job and step, and what is not in it
+
+With `--format dcp` the same lies in one torch.distributed.checkpoint directory, as {"model": …,
+"optimizer": …}; with `--format safetensors` modules are .safetensors files.  Ranks whose state differs get a
+directory each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recovery.persistence.catalogue import StoredSet
+from recovery.persistence.description import Description, Omitted, TensorPlace, Undescribed, read_description
+from recovery.persistence.reading import Damaged, SetReader
+
+FORMATS = ("torch", "dcp", "safetensors")
+NOT_INCLUDED = "learning-rate schedules, position in the data, random states of Python, and other objects"
+_DTYPE = re.compile(r"[a-z0-9_]{1,40}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What one rank's script would load."""
+
+    models: tuple[Mapping[str, Any], ...]
+    optimizers: tuple[Mapping[str, Any], ...]
+    omitted: tuple[str, ...]
+    """What could not be had, a sentence each."""
+
+
+class RankState:
+    """Tensors of one rank's part."""
+
+    def __init__(self, reader: SetReader, rank: int) -> None:
+        """Raises Undescribed, Damaged, OSError or StoreError."""
+        self._reader, self._rank = reader, rank
+        self.description: Description = read_description(reader.parts[rank].description())
+        self._contents: dict[int, bytearray] = {}
+        self._omitted: list[str] = []
+
+    def checkpoint(self) -> Checkpoint:
+        """Raises Damaged, OSError or StoreError."""
+        described = self.description
+        models = tuple(self._mapping(module.class_name, module.state, "") for module in described.modules)
+        optimizers = tuple(
+            {
+                "state": {
+                    number: self._mapping(optimizer.class_name, values, f"state of parameter {number}, ")
+                    for number, values in sorted(optimizer.state.items())
+                },
+                "param_groups": [
+                    self._mapping(optimizer.class_name, group.options, "")
+                    | {"params": list(group.parameters)}
+                    for group in optimizer.groups
+                ],
+            }
+            for optimizer in described.optimizers
+        )
+        return Checkpoint(models, optimizers, tuple(self._omitted))
+
+    def fingerprint(self) -> str:
+        """Equal for ranks whose checkpoints are equal."""
+        part = self._reader.parts[self._rank]
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, TensorPlace):
+                row = part.buffers.get(value.handle)
+                where = [row.digest, row.bytes] if row else value.content.hex()
+                return [value.dtype, value.size, value.stride, where, value.offset]
+            return str(value)
+
+        described = self.description
+        return json.dumps(
+            [
+                [[m.class_name, {n: plain(v) for n, v in m.state.items()}] for m in described.modules],
+                [
+                    [
+                        o.class_name,
+                        [[{k: plain(v) for k, v in g.options.items()}, g.parameters] for g in o.groups],
+                        {n: {k: plain(v) for k, v in values.items()} for n, values in o.state.items()},
+                    ]
+                    for o in described.optimizers
+                ],
+            ],
+            sort_keys=True,
+        )
+
+    def _mapping(self, owner: str, values: Mapping[str, Any], what: str) -> dict[str, Any]:
+        found = {}
+        for name, value in values.items():
+            if isinstance(value, Omitted):
+                self._omitted.append(f"{owner}: {what}{name} is {value.why}")
+            else:
+                found[name] = self._tensor(value) if isinstance(value, TensorPlace) else value
+        return found
+
+    def _tensor(self, place: TensorPlace) -> torch.Tensor:
+        dtype = getattr(torch, place.dtype, None) if _DTYPE.fullmatch(place.dtype) else None
+        if not isinstance(dtype, torch.dtype):
+            raise Damaged(f"there is no element type {place.dtype[:40]!r}")
+        content = bytearray(place.content) if place.handle == 0 else self._content(place.handle)
+        if 0 in place.size:
+            return torch.empty(place.size, dtype=dtype)
+        span = 1 + sum((count - 1) * step for count, step in zip(place.size, place.stride, strict=True))
+        if place.offset + span * dtype.itemsize > len(content):
+            raise Damaged(f"a tensor of size {place.size} lies outside its buffer")
+        if place.offset % dtype.itemsize:
+            content, offset = content[place.offset :], 0
+        else:
+            offset = place.offset
+        flat = torch.frombuffer(content, dtype=dtype, count=span, offset=offset)
+        return flat.as_strided(place.size, place.stride).clone()
+
+    def _content(self, handle: int) -> bytearray:
+        if handle not in self._contents:
+            self._contents[handle] = bytearray(self._reader.buffer(self._rank, handle))
+        return self._contents[handle]
+
+
+def export(stored: StoredSet, out: Path, form: str) -> list[str]:
+    """Writes a complete set into the new directory `out`; answers what could not be had, a sentence each.
+
+    Raises Undescribed, Damaged, OSError or StoreError; nothing is left at `out` then.
+    """
+    half_made = out.with_name(out.name + ".new")
+    half_made.mkdir(parents=True)
+    try:
+        with SetReader(stored) as reader:
+            states = [RankState(reader, rank) for rank in sorted(reader.parts)]
+            alike = len({state.fingerprint() for state in states}) == 1
+            omitted: list[str] = []
+            for rank, state in enumerate(states[:1] if alike else states):
+                folder = half_made if alike else half_made / f"rank-{rank}"
+                folder.mkdir(exist_ok=True)
+                checkpoint = state.checkpoint()
+                if not checkpoint.models and not checkpoint.optimizers:
+                    raise Undescribed("its worker knew of no module that an optimizer trains")
+                _WRITERS[form](checkpoint, folder)
+                omitted += (
+                    checkpoint.omitted if alike else [f"rank {rank}: {one}" for one in checkpoint.omitted]
+                )
+        about = {
+            "job": stored.job, "run": stored.run, "serial": stored.serial, "step": stored.step,
+            "ranks": stored.world, "format": form, "one_for_all_ranks": alike,
+            "begun": datetime.fromtimestamp(stored.time_ns / 1e9, UTC).isoformat(),
+            "omitted": omitted, "not_included": NOT_INCLUDED,
+        }  # fmt: skip
+        (half_made / "snapshot.json").write_text(json.dumps(about, indent=2) + "\n")
+        half_made.rename(out)
+    except BaseException:
+        shutil.rmtree(half_made, ignore_errors=True)
+        raise
+    return omitted
+
+
+def _write_torch(checkpoint: Checkpoint, folder: Path) -> None:
+    for name, state in _files(checkpoint):
+        torch.save(state, folder / f"{name}.pt")
+
+
+def _write_safetensors(checkpoint: Checkpoint, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    for number, model in enumerate(checkpoint.models):
+        tensors = {name: value.contiguous() for name, value in model.items() if torch.is_tensor(value)}
+        save_file(tensors, folder / f"{_numbered('model', number)}.safetensors")
+    for number, optimizer in enumerate(checkpoint.optimizers):
+        torch.save(optimizer, folder / f"{_numbered('optimizer', number)}.pt")
+
+
+def _write_dcp(checkpoint: Checkpoint, folder: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(dict(_files(checkpoint)), checkpoint_id=folder / "checkpoint", no_dist=True)
+
+
+def _files(checkpoint: Checkpoint) -> list[tuple[str, Mapping[str, Any]]]:
+    models = [(_numbered("model", number), state) for number, state in enumerate(checkpoint.models)]
+    return models + [(_numbered("optimizer", n), state) for n, state in enumerate(checkpoint.optimizers)]
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}-{number}" if number else name
+
+
+_WRITERS = {"torch": _write_torch, "dcp": _write_dcp, "safetensors": _write_safetensors}
