@@ -56,7 +56,7 @@ class Settings:
     adoption_grace_s: float = 600.0
     """How long waiting workers, and device servers without a worker, outlive a proxyd without successor."""
     segment_bytes: int = SEGMENT_BYTES
-    dictionary_bytes: int = 1 << 30
+    dictionary_bytes: int = 256 << 20
     reply_bytes: int = 256 << 20
 
     @property

@@ -1,4 +1,5 @@
 class LogError(RuntimeError): ...
+class RetiredTemplate(LogError): ...
 class RemoteError(RuntimeError): ...
 class RewindError(RuntimeError): ...
 
@@ -62,6 +63,8 @@ class Log:
     segment_count: int
     tail: int
     tail_index: int
+    dictionary_bytes: int
+    dictionary_begin: int
     dictionary_tail: int
     cursor: int
     cursor_index: int

@@ -12,10 +12,8 @@
 namespace understudy::client {
 
 struct Encoding {
-  // key[0] identifies the operator in this process and is not stored in the dictionary.
+  // key[0] is the address of the operator's OperatorInfo and not stored in the dictionary.
   WordBuffer key, values;
-  const uint64_t* stored_key() const { return key.data() + 1; }
-  size_t stored_key_words() const { return key.size() - 1; }
 };
 
 // Handles, doubles, generators and the content of CPU tensors become values, everything else is key.

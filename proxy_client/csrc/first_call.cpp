@@ -108,18 +108,20 @@ void learn_results(const OperatorInfo& info, Arguments arguments, const std::vec
 }
 
 // Runs the call and returns what the server answered; `values` may alias the call's arguments.
-std::vector<IValue> exchange(const PendingCall& pending, uint64_t dictionary_offset,
+std::vector<IValue> exchange(const PendingCall& pending, const CallTemplate& entry,
                              c10::ArrayRef<Tensor> device_arguments) {
   count(&Statistics::synchronous);
   const uint64_t base = new_handles(kHandlesPerSyncCall);
   const WordBuffer& sent = pending.encoding.values;
   std::vector<IValue> values;
-  call(
-      pending.log, Kind::kOperatorSync, dictionary_offset, sent.size() + 1,
-      [&](uint64_t* body) { *std::copy_n(sent.data(), sent.size(), body) = base; },
-      [&](const uint8_t* payload, size_t bytes) {
-        values = decode_reply(payload, bytes, device_arguments, pending.device);
-      });
+  send_with_template(pending.log, entry, [&](uint64_t id) {
+    call(
+        pending.log, Kind::kOperatorSync, id, sent.size() + 1,
+        [&](uint64_t* body) { *std::copy_n(sent.data(), sent.size(), body) = base; },
+        [&](const uint8_t* payload, size_t bytes) {
+          values = decode_reply(payload, bytes, device_arguments, pending.device);
+        });
+  });
   TORCH_CHECK(values.size() == pending.info.returns.size(), "the device server returned ", values.size(),
               " values for ", pending.info.name, ", which has ", pending.info.returns.size());
   return values;
@@ -143,15 +145,15 @@ void deliver(const PendingCall& call, std::vector<IValue> values, Results& resul
 }
 
 // A synchronous call whose results are those of all later ones too.
-void run_and_learn(const PendingCall& call, std::unique_ptr<CallTemplate> entry, Results& results) {
+void run_and_learn(const PendingCall& call, c10::intrusive_ptr<CallTemplate> entry, Results& results) {
   const std::vector<Tensor> device_arguments = device_tensors(call.arguments);
-  std::vector<IValue> values = exchange(call, entry->dictionary_offset, device_arguments);
+  std::vector<IValue> values = exchange(call, *entry, device_arguments);
   if (call.info.constant) {
     entry->constant = values[0];
   } else if (!gives_composite(values)) {
     learn_results(call.info, call.arguments, values, device_arguments, *entry);
     entry->synchronous = false;
-    publish(call.log, call.info, call.encoding, *entry);
+    publish(call.log, *entry);
   }
   call.thread.templates.keep(std::move(entry), call.hash);
   deliver(call, std::move(values), results);
@@ -161,18 +163,18 @@ void run_and_learn(const PendingCall& call, std::unique_ptr<CallTemplate> entry,
 
 void run_sync(const PendingCall& call, const CallTemplate& entry, Results& results) {
   const BelowAutograd guard;
-  deliver(call, exchange(call, entry.dictionary_offset, device_tensors(call.arguments)), results);
+  deliver(call, exchange(call, entry, device_tensors(call.arguments)), results);
 }
 
 void run_first(const PendingCall& call, Results& results) {
   const BelowAutograd guard;
   count(&Statistics::misses);
   check_devices(call.op, call.info, call.arguments);
-  auto entry = std::make_unique<CallTemplate>();
+  auto entry = c10::make_intrusive<CallTemplate>();
   entry->key.assign(call.encoding.key.data(), call.encoding.key.data() + call.encoding.key.size());
   const Plan plan = plan_call(call.op, call.info, call.arguments, *entry);
   entry->synchronous = plan != Plan::kAsync;
-  publish(call.log, call.info, call.encoding, *entry);
+  publish(call.log, *entry);
   if (plan == Plan::kAsync)
     return run_async(call, *call.thread.templates.keep(std::move(entry), call.hash), results);
   if (plan == Plan::kLearn || call.info.constant) return run_and_learn(call, std::move(entry), results);

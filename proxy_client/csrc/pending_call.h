@@ -26,10 +26,12 @@ struct PendingCall {
 // The record of a call whose fresh results get handles from `first_handle` on.
 inline void append_operator(LogWriter& log, const CallTemplate& entry, const WordBuffer& values,
                             uint64_t first_handle) {
-  append(log, Kind::kOperator, entry.dictionary_offset, values.size() + entry.fresh, [&](uint64_t* body) {
+  const auto fill = [&](uint64_t* body) {
     std::memcpy(body, values.data(), 8 * values.size());
     for (size_t i = 0; i < entry.fresh; i++) body[values.size() + i] = first_handle + i;
-  });
+  };
+  send_with_template(
+      log, entry, [&](uint64_t id) { append(log, Kind::kOperator, id, values.size() + entry.fresh, fill); });
 }
 
 // Appends a call whose results the template describes.

@@ -9,13 +9,15 @@
 
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/custom_operators.h"
+#include "proxy_client/csrc/thread_state.h"
 
 namespace understudy::client {
 namespace {
 
 struct Cache {
   std::shared_mutex mutex;
-  std::unordered_multimap<uint64_t, std::unique_ptr<CallTemplate>> entries;
+  std::unordered_multimap<uint64_t, c10::intrusive_ptr<const CallTemplate>> entries;
+  std::atomic<uint64_t> begin{0};  // templates of smaller ids are gone from the dictionary
 };
 
 Cache& cache() {
@@ -28,6 +30,17 @@ constexpr size_t kLanes = 4;
 constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
 
 uint64_t stir(uint64_t lane, uint64_t word) { return std::rotl((lane ^ word) * kOdd, 29); }
+
+// Who holds a template in a table of its own may be about to use it: those are left for the next time.
+void forget_before(uint64_t begin) {
+  Cache& all = cache();
+  if (all.begin.load(std::memory_order_relaxed) >= begin) return;
+  std::unique_lock<std::shared_mutex> lock(all.mutex);
+  all.begin.store(begin, std::memory_order_relaxed);
+  std::erase_if(all.entries, [&](const auto& item) {
+    return item.second.use_count() == 1 && item.second->id.load(std::memory_order_relaxed) < begin;
+  });
+}
 
 }  // namespace
 
@@ -45,43 +58,54 @@ uint64_t hash_words(const WordBuffer& words) noexcept {
 }
 
 const CallTemplate* TemplateTable::find_shared(const WordBuffer& key, uint64_t hash) {
+  // A call within a call has an encoding of its own; the outer one may be using what would be forgotten.
+  const uint64_t gone = cache().begin.load(std::memory_order_relaxed);
+  if (gone != forgotten_ && &key == &thread_state().encoding.key) forget_before(gone);
   std::shared_lock<std::shared_mutex> lock(cache().mutex);
   const auto [begin, end] = cache().entries.equal_range(hash);
   for (auto candidate = begin; candidate != end; ++candidate)
-    if (candidate->second->has_key(key)) {
-      add(candidate->second.get(), hash);
-      return candidate->second.get();
-    }
+    if (candidate->second->has_key(key)) return add({hash, candidate->second});
   return nullptr;
 }
 
-const CallTemplate* TemplateTable::keep(std::unique_ptr<CallTemplate> entry, uint64_t hash) {
+const CallTemplate* TemplateTable::keep(c10::intrusive_ptr<CallTemplate> entry, uint64_t hash) {
   entry->direct = !entry->synchronous && !entry->constant && !entry->needs_arguments && !entry->lazy &&
                   entry->resizes.empty();
-  const CallTemplate* kept = entry.get();
+  const c10::intrusive_ptr<const CallTemplate> kept = std::move(entry);
   {
     std::unique_lock<std::shared_mutex> lock(cache().mutex);
-    cache().entries.emplace(hash, std::move(entry));
+    cache().entries.emplace(hash, kept);
   }
-  add(kept, hash);
-  return kept;
+  return add({hash, kept});
 }
 
-void TemplateTable::add(const CallTemplate* entry, uint64_t hash) {
+const CallTemplate* TemplateTable::add(Slot slot) {
+  const CallTemplate* const entry = slot.entry.get();
   if (2 * ++used_ > slots_.size()) {
     std::vector<Slot> old(2 * slots_.size());
     old.swap(slots_);
     mask_ = slots_.size() - 1;
-    for (const Slot& slot : old)
-      if (slot.entry) place(slot);
+    for (Slot& known : old)
+      if (known.entry) place(std::move(known));
   }
-  place({hash, entry});
+  place(std::move(slot));
+  return entry;
 }
 
-void TemplateTable::place(const Slot& slot) {
+void TemplateTable::place(Slot slot) {
   size_t i = slot.hash & mask_;
   while (slots_[i].entry) i = (i + 1) & mask_;
-  slots_[i] = slot;
+  slots_[i] = std::move(slot);
+}
+
+void TemplateTable::forget_before(uint64_t begin) {
+  std::vector<Slot> old(kFirstSlots);
+  old.swap(slots_);
+  mask_ = kFirstSlots - 1;
+  used_ = 0;
+  forgotten_ = begin;
+  for (Slot& slot : old)
+    if (slot.entry && slot.entry->id.load(std::memory_order_relaxed) >= begin) add(std::move(slot));
 }
 
 size_t template_count() {
@@ -129,7 +153,8 @@ void summarise(CallTemplate& entry) {
     }
 }
 
-void publish(LogWriter& log, const OperatorInfo& info, const Encoding& encoding, CallTemplate& entry) {
+void publish(LogWriter& log, const CallTemplate& entry) {
+  const auto& info = *reinterpret_cast<const OperatorInfo*>(entry.key[0]);
   std::vector<uint64_t> words;
   if (!entry.synchronous)
     for (const Result& result : entry.results) {
@@ -148,8 +173,14 @@ void publish(LogWriter& log, const OperatorInfo& info, const Encoding& encoding,
       }
     }
   const std::string& name = info.custom ? with_libraries(info.name) : info.name;
-  entry.dictionary_offset =
-      log.put_template(name, encoding.stored_key(), encoding.stored_key_words(), words.data(), words.size());
+  try {
+    entry.id.store(
+        log.put_template(name, entry.key.data() + 1, entry.key.size() - 1, words.data(), words.size()),
+        std::memory_order_release);
+  } catch (const replay::RemoteError& error) {  // where it had to wait for room
+    raise_as_torch_error(error);
+  }
+  forget_before(log.page().dictionary_begin.load(std::memory_order_relaxed));
 }
 
 }  // namespace understudy::client

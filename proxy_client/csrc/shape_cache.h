@@ -2,8 +2,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
 
-#include <memory>
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -43,13 +44,13 @@ struct Resize {
   uint64_t flags = 0;  // as lazy_flags()
 };
 
-struct CallTemplate {
+struct CallTemplate : c10::intrusive_ptr_target {
   std::vector<uint64_t> key;
   bool has_key(const WordBuffer& words) const {
     return key.size() == words.size() && std::memcmp(key.data(), words.data(), 8 * key.size()) == 0;
   }
-  uint64_t dictionary_offset = 0;
-  bool synchronous = false;  // results are only known by the server
+  mutable std::atomic<uint64_t> id{0};  // another one whenever it had to be stored again
+  bool synchronous = false;             // results are only known by the server
   std::vector<Result> results;
   std::vector<Resize> resizes;
   size_t fresh = 0;                     // outputs with Origin::kFresh
@@ -66,35 +67,52 @@ Output describe_output(const at::Tensor& tensor, c10::ArrayRef<at::Tensor> devic
 // Recounts `fresh` and `needs_arguments` from the results.
 void summarise(CallTemplate& entry);
 
-// Writes the template into the dictionary and remembers its offset.
-void publish(LogWriter& log, const OperatorInfo& info, const Encoding& encoding, CallTemplate& entry);
+// Writes the template into the dictionary and remembers its id.
+void publish(LogWriter& log, const CallTemplate& entry);
+
+// `send(id)` appends a record that names the template; again if that had been retired meanwhile.
+template <class Send>
+[[gnu::always_inline]] inline void send_with_template(LogWriter& log, const CallTemplate& entry,
+                                                      Send&& send) {
+  for (;;) {
+    try {
+      return send(entry.id.load(std::memory_order_acquire));
+    } catch (const replay::RetiredTemplate&) {
+      publish(log, entry);
+    }
+  }
+}
 
 uint64_t hash_words(const WordBuffer& words) noexcept;
 
-// The templates that one thread has met: one look, no lock.
+// The templates that one thread has met: one look, no lock. Those that were not used for so long that they
+// are gone from the dictionary are forgotten, here and for all threads.
 class TemplateTable {
  public:
   const CallTemplate* find(const WordBuffer& key, uint64_t hash) {
     for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
       const Slot& slot = slots_[i];
       if (!slot.entry) return find_shared(key, hash);
-      if (slot.hash == hash && slot.entry->has_key(key)) return slot.entry;
+      if (slot.hash == hash && slot.entry->has_key(key)) return slot.entry.get();
     }
   }
-  // The entry lives as long as the process and is found by every thread.
-  const CallTemplate* keep(std::unique_ptr<CallTemplate> entry, uint64_t hash);
+  // The entry is found by every thread. It lives until the calling thread looks for another template, in a
+  // call that is not part of this one.
+  const CallTemplate* keep(c10::intrusive_ptr<CallTemplate> entry, uint64_t hash);
 
  private:
   struct Slot {
     uint64_t hash = 0;
-    const CallTemplate* entry = nullptr;
+    c10::intrusive_ptr<const CallTemplate> entry;
   };
   static constexpr size_t kFirstSlots = 1024;
   const CallTemplate* find_shared(const WordBuffer& key, uint64_t hash);
-  void add(const CallTemplate* entry, uint64_t hash);
-  void place(const Slot& slot);
+  const CallTemplate* add(Slot slot);
+  void place(Slot slot);
+  void forget_before(uint64_t begin);
 
   size_t used_ = 0, mask_ = kFirstSlots - 1;
+  uint64_t forgotten_ = 0;  // ids below this were forgotten
   std::vector<Slot> slots_{kFirstSlots};
 };
 

@@ -279,12 +279,19 @@ bool recorded_no_gradients(const Template& t) {
 
 }  // namespace
 
-bool SpecTable::Less::operator()(const TensorSpec& a, const TensorSpec& b) const {
-  return std::tie(a.dtype, a.flags, a.offset, a.sizes, a.strides) <
-         std::tie(b.dtype, b.flags, b.offset, b.sizes, b.strides);
+bool SpecTable::Less::operator()(const SharedSpec& a, const SharedSpec& b) const {
+  return std::tie(a->dtype, a->flags, a->offset, a->sizes, a->strides) <
+         std::tie(b->dtype, b->flags, b->offset, b->sizes, b->strides);
 }
 
-const TensorSpec* SpecTable::intern(TensorSpec spec) { return &*specs_.insert(std::move(spec)).first; }
+SharedSpec SpecTable::intern(TensorSpec spec) {
+  spec.serial = ++last_serial_;
+  return *specs_.insert(std::make_shared<const TensorSpec>(std::move(spec))).first;
+}
+
+void SpecTable::drop_unused() {
+  std::erase_if(specs_, [](const SharedSpec& spec) { return spec.use_count() == 1; });
+}
 
 TensorSpec parse_tensor(uint64_t word, Words& words) {
   TensorSpec t;
@@ -312,9 +319,9 @@ at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Dr
   return t;
 }
 
-std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver,
+std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t id, const Driver& driver,
                                          SpecTable& specs) {
-  const replay::TemplateParts parts = replay::read_template(log, offset);
+  const replay::TemplateParts parts = replay::read_template(log, id);
   const OperatorName parsed = parse_operator_name(parts.name);
   const std::string name = parsed.full();
   const bool allowed = parsed.base.rfind("aten::", 0) == 0

@@ -15,6 +15,7 @@
 namespace understudy::server {
 
 struct TensorSpec {
+  uint64_t serial = 0;  // its name: no other one of the session ever has it
   caffe2::TypeMeta type;
   c10::ScalarType dtype{};
   uint8_t flags = 0;
@@ -25,24 +26,28 @@ struct TensorSpec {
 
 struct CompositeSpec;  // composite.h
 
-// Each distinct layout once, so that its address is its name.
+using SharedSpec = std::shared_ptr<const TensorSpec>;
+
+// Each distinct layout that templates use once.
 class SpecTable {
  public:
-  const TensorSpec* intern(TensorSpec spec);
-  size_t size() const { return specs_.size(); }
+  SharedSpec intern(TensorSpec spec);
+  // Those that no template uses any more.
+  void drop_unused();
 
  private:
   struct Less {
-    bool operator()(const TensorSpec& a, const TensorSpec& b) const;
+    bool operator()(const SharedSpec& a, const SharedSpec& b) const;
   };
-  std::set<TensorSpec, Less> specs_;
+  std::set<SharedSpec, Less> specs_;
+  uint64_t last_serial_ = 0;
 };
 
 struct ArgumentSpec {
   replay::Tag tag{};
   bool written = false;  // the operator changes this tensor
   uint64_t count = 0;
-  const TensorSpec* tensor = nullptr;  // lives as long as the session
+  SharedSpec tensor;
   std::vector<ArgumentSpec> items;
   std::shared_ptr<const CompositeSpec> composite;
   c10::IValue constant;
@@ -50,7 +55,7 @@ struct ArgumentSpec {
 
 struct OutputSpec {
   bool fresh = false;
-  const TensorSpec* tensor = nullptr;
+  SharedSpec tensor;
   uint64_t storage_bytes = 0;
 };
 
@@ -70,9 +75,9 @@ struct Template {
   bool without_gradients = false;  // run it where no gradients are recorded: its kernel asks
 };
 
-// Parses and checks the template at `offset` of the dictionary. Throws replay::LogError for a malformed one
+// Parses and checks a template of the dictionary. Throws replay::LogError for a malformed one
 // and c10::Error (NotImplementedError) for an operator that does not exist here or must not be run.
-std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t offset, const Driver& driver,
+std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t id, const Driver& driver,
                                          SpecTable& specs);
 
 // The rest of a collective's tensor, behind its tensor word and handle: [offset, sizes, strides].

@@ -10,8 +10,6 @@
 
 namespace understudy::server {
 
-struct TensorSpec;
-
 class Content {
  public:
   Content() = default;
@@ -21,18 +19,18 @@ class Content {
   const c10::Storage& storage() const { return storage_; }
   size_t nbytes() const { return storage_.nbytes(); }
 
-  // The tensor made earlier with these very metadata, or null. A spec is known by its address (SpecTable).
-  const at::Tensor* find(const TensorSpec* spec) const {
+  // The tensor made earlier with these very metadata, or null. They are known by their TensorSpec's serial.
+  const at::Tensor* find(uint64_t spec) const {
     for (const View& view : views_)
       if (view.spec == spec) return &view.tensor;
     return nullptr;
   }
-  const at::Tensor& keep(const TensorSpec* spec, at::Tensor tensor) {
+  const at::Tensor& keep(uint64_t spec, at::Tensor tensor) {
     View& view = views_[next_++ % kViews];
     view = {spec, std::move(tensor)};
     return view.tensor;
   }
-  void forget(const TensorSpec* spec) {
+  void forget(uint64_t spec) {
     for (View& view : views_)
       if (view.spec == spec) view = {};
   }
@@ -45,7 +43,7 @@ class Content {
  private:
   static constexpr size_t kViews = 4;  // a weight, its transpose, and two more
   struct View {
-    const TensorSpec* spec = nullptr;
+    uint64_t spec = 0;
     at::Tensor tensor;
   };
   c10::Storage storage_;

@@ -317,12 +317,13 @@ void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
   if (replay::now_ns() - idle_since_ns < kPressurePatienceNs && s.options.policy.protect) return;
   if (!s.options.policy.protect || s.log.page().degraded.load() != 0)
     return s.state->cut_log();  // said already
-  std::fprintf(stderr,
-               "understudy: the log of rank %u is full (%llu MiB) and its peers hold no matching commit; it "
-               "is cut here. "
-               "Training goes on, but a fault before the next commit cannot be survived\n",
-               s.log.page().rank,
-               static_cast<unsigned long long>(s.log.segment_bytes() * s.log.segment_count() >> 20));
+  std::fprintf(
+      stderr,
+      "understudy: the log of rank %u is full (%llu MiB, and %llu MiB for templates of calls) and its "
+      "peers hold no matching commit; it is cut here. "
+      "Training goes on, but a fault before the next commit cannot be survived\n",
+      s.log.page().rank, static_cast<unsigned long long>(s.log.segment_bytes() * s.log.segment_count() >> 20),
+      static_cast<unsigned long long>(s.log.dictionary_bytes() >> 20));
   s.state->cut_log();
 }
 

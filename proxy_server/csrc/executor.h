@@ -15,13 +15,12 @@
 #include <thread>
 #include <vector>
 
-#include "proxy_server/csrc/call_template.h"
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/device_state.h"
 #include "proxy_server/csrc/pinned_log.h"
 #include "proxy_server/csrc/roll_forward.h"
+#include "proxy_server/csrc/template_cache.h"
 #include "proxy_server/csrc/validation.h"
-#include "replay/csrc/handle_map.h"
 #include "replay/csrc/log_reader.h"
 
 namespace understudy::server {
@@ -86,9 +85,8 @@ class Executor {
     RollForward roll;
     Position at;
     bool commit_pending = false;
-    SpecTable specs;
-    replay::HandleMap<std::unique_ptr<Template>> templates;  // by dictionary offset
-    torch::jit::Stack stack;                                 // of the running operator
+    TemplateCache templates{log, driver};
+    torch::jit::Stack stack;  // of the running operator
     std::vector<uint64_t> calls_per_step, bytes_per_step;
     uint64_t step_offset = 0, last_commit_offset = 0;
     uint64_t checked_index = 0;  // the device had done, without an error, all records before this one
@@ -127,7 +125,6 @@ class Executor {
   void run_kernel(Session& s, const Template& t, WrittenViews& written, bool told);
   void run_operator_sync(Session& s, const replay::Record& r, uint64_t* reply_words, Words words);
   void bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t);
-  Template& find_template(Session& s, uint64_t offset);
   void reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, replay::ErrorKind error,
              bool comparable = true);
   [[noreturn]] void end_with_the_driver(const Session& s, const std::string& error) const;

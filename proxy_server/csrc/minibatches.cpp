@@ -78,8 +78,7 @@ std::string Executor::name_of_record(Session& s, uint64_t index) {
     const auto [r, body] = reader.read(offset, s.at.offset);
     const auto kind = static_cast<Kind>(r.kind);
     if (r.index == index)
-      return kind == Kind::kOperator || kind == Kind::kOperatorSync ? find_template(s, r.aux).name
-                                                                    : replay::name_of(kind);
+      return replay::is_operator(kind) ? s.templates.find(r.aux).name : replay::name_of(kind);
     offset += r.bytes;
   }
   return "a call before the commit";

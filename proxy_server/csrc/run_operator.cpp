@@ -28,14 +28,15 @@ class WrittenViews {
   // expects what `t` says, or is told.
   void check(const Template& t, const torch::jit::Stack& results, bool told) {
     for (const auto& [handle, content, spec] : views_)
-      if (const at::Tensor* view = content->find(spec); view && !is_as_specified(*view, *content, *spec)) {
+      if (const at::Tensor* view = content->find(spec->serial);
+          view && !is_as_specified(*view, *content, *spec)) {
         write_out(*view, expected_flags(*view, *spec, t, results, told));
-        content->forget(spec);
+        content->forget(spec->serial);
       }
     views_.clear();
   }
   ~WrittenViews() {  // it failed half-way
-    for (const Written& w : views_) w.content->forget(w.spec);
+    for (const Written& w : views_) w.content->forget(w.spec->serial);
   }
 
  private:
@@ -168,10 +169,10 @@ class Values {
     const uint64_t handle = words_.next();
     Content& content = a.written ? state_.write(handle) : state_.read(handle);
     if (storages_ != nullptr) storages_->emplace_back(content.storage().unsafeGetStorageImpl(), handle);
-    if (a.written) written_.add(handle, content, a.tensor);
+    if (a.written) written_.add(handle, content, a.tensor.get());
     check_extent(content, *a.tensor);
-    if (const at::Tensor* known = content.find(a.tensor)) return *known;
-    return content.keep(a.tensor, view_of(content, *a.tensor, driver_));
+    if (const at::Tensor* known = content.find(a.tensor->serial)) return *known;
+    return content.keep(a.tensor->serial, view_of(content, *a.tensor, driver_));
   }
 
   at::Tensor host_tensor(const ArgumentSpec& a) {
@@ -199,11 +200,6 @@ bool is_view(const at::Tensor& result, const TensorSpec& want) {
 
 }  // namespace
 
-Template& Executor::find_template(Session& s, uint64_t offset) {
-  if (std::unique_ptr<Template>* known = s.templates.find(offset)) return **known;
-  return **s.templates.insert(offset, parse_template(s.log, offset, s.driver, s.specs));
-}
-
 // The result becomes the buffer `handle`, in the layout the worker expects.
 void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec,
                     const Template& t) {
@@ -224,7 +220,7 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
     s.state->create(handle, std::move(storage));
   } else {
     Content content(result.storage());
-    if (is_view(result, want)) content.keep(spec.tensor, std::move(result));
+    if (is_view(result, want)) content.keep(want.serial, std::move(result));
     s.state->create(handle, std::move(content));
   }
   if (__builtin_expect(s.validation.active(), 0)) {
@@ -248,7 +244,7 @@ void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, 
 }
 
 void Executor::run_operator(Session& s, const Record& r, Words words) {
-  const Template& t = find_template(s, r.aux);
+  const Template& t = s.templates.find(r.aux);
   s.stack.clear();
   {
     WrittenViews written;
@@ -274,7 +270,7 @@ void Executor::run_operator(Session& s, const Record& r, Words words) {
 }
 
 void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_words, Words words) {
-  const Template& t = find_template(s, r.aux);
+  const Template& t = s.templates.find(r.aux);
   s.stack.clear();
   ArgumentStorages storages;
   std::vector<at::Tensor> written_composites;

@@ -71,8 +71,8 @@ void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64
 
 std::string Executor::call_name(Session& s, const Record& r) const {
   const auto kind = static_cast<Kind>(r.kind);
-  if (kind == Kind::kOperator || kind == Kind::kOperatorSync)
-    if (const auto* known = s.templates.find(r.aux)) return (*known)->name;
+  if (replay::is_operator(kind))
+    if (const Template* known = s.templates.find_parsed(r.aux)) return known->name;
   return replay::name_of(kind);
 }
 
@@ -89,9 +89,9 @@ void Executor::program_error(Session& s, const Record& r, ErrorKind kind, const 
 bool Executor::runs_in_roll(Session& s, const Record& r, const uint64_t* reply_words, Words words) {
   switch (static_cast<Kind>(r.kind)) {
     case Kind::kOperator:
-      return s.roll.runs_operator(find_template(s, r.aux), words, *s.state);
+      return s.roll.runs_operator(s.templates.find(r.aux), words, *s.state);
     case Kind::kOperatorSync:
-      s.roll.check_sync_operator(find_template(s, r.aux), words);
+      s.roll.check_sync_operator(s.templates.find(r.aux), words);
       return true;
     case Kind::kHostToDevice:
       return s.roll.runs_upload(r.aux);

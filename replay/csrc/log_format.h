@@ -4,7 +4,7 @@
 // A rank's log is a directory of five files in shared memory, created and removed by proxyd:
 //
 //   control     ControlPage, then the reply area
-//   dictionary  templates of operator calls, append-only
+//   dictionary  templates of operator calls, in regions that are used again and again; sparse
 //   segments    `segment_count` segments of `segment_bytes`; sparse, so untouched ones cost nothing
 //   shadow      state saved at commits (manifests and rank-private buffers); sparse
 //   snapshot    the whole state at a commit now and then; sparse
@@ -12,6 +12,10 @@
 // A log offset counts bytes since the session began and never wraps.  Offset -> byte in `segments`:
 //   logical = offset / segment_bytes;  physical = segment_of[logical % segment_count]
 // A record never straddles two segments; a PAD record fills the rest of one.
+//
+// A template's id counts bytes of templates since the session began; it is a multiple of kAlign and never
+// comes again.  Id -> byte in `dictionary`: id % dictionary_bytes.  A template never straddles two regions of
+// dictionary_bytes / kTemplateRegions bytes.  Those in [dictionary_begin, dictionary_tail) can be read.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -22,6 +26,7 @@ namespace understudy::replay {
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
 inline constexpr uint32_t kVersion = 5;
 inline constexpr uint64_t kMaxSegments = 4096;
+inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
 inline constexpr uint64_t kMaxCommunicators = 32;
 inline constexpr uint64_t kMaxDrills = 256;
@@ -33,8 +38,8 @@ inline constexpr uint64_t kAlign = 8;
 
 enum class Kind : uint16_t {
   kPad = 0,                   // rest of a segment
-  kOperator = 1,              // aux = template offset; values, then one handle per fresh output
-  kOperatorSync = 2,          // aux = template offset; sync; values, then the first handle for outputs
+  kOperator = 1,              // aux = template id; values, then one handle per fresh output
+  kOperatorSync = 2,          // aux = template id; sync; values, then the first handle for outputs
   kFree = 3,                  // only carries piggybacked frees
   kAllocate = 4,              // aux = handle; [bytes]
   kResize = 5,                // aux = handle; [bytes]
@@ -72,6 +77,8 @@ struct Record {
   const uint64_t* body() const { return reinterpret_cast<const uint64_t*>(this + 1); }
 };
 static_assert(sizeof(Record) == 24);
+
+inline bool is_operator(Kind k) { return k == Kind::kOperator || k == Kind::kOperatorSync; }
 
 inline bool is_sync(Kind k) {
   return k == Kind::kOperatorSync || k == Kind::kDeviceToHost || k == Kind::kGeneratorGet ||
@@ -258,12 +265,16 @@ struct alignas(64) ControlPage {
   uint32_t proxyd_grace_s;          // so long a waiting worker hopes that a dead proxyd gets a successor
   std::atomic<uint64_t> proxyd_start_ticks;  // field 22 of /proc/PID/stat: tells a reused pid apart
 
+  // Written by the worker when it recycles a region of templates; the device server looks at it with every
+  // operator, so it lies apart from what changes with every record.
+  std::atomic<uint64_t> dictionary_begin;  // templates of smaller ids are gone
+
   // Written by the worker.
   alignas(64) std::atomic<uint64_t> tail;  // log offset behind the last published record
   std::atomic<uint64_t> tail_index;        // records published
-  std::atomic<uint64_t> dictionary_tail;
+  std::atomic<uint64_t> dictionary_tail;   // id behind the last template
   std::atomic<uint32_t> tail_futex;
-  std::atomic<uint32_t> backpressure;  // 1 while the worker waits for a free segment
+  std::atomic<uint32_t> backpressure;  // threads of the worker that wait for a segment or a template region
   std::atomic<uint64_t> worker_steps;  // optimizer steps whose commits it has appended
 
   // Written by the device server, this cache line with every record: nothing that the worker reads with

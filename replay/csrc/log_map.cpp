@@ -54,6 +54,8 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
     throw LogError("a log has 1 to " + std::to_string(kMaxSegments) + " segments");
   if (sizes.segment_bytes < (4ull << 20) || sizes.segment_bytes % 4096 != 0)
     throw LogError("a segment has at least 4 MiB, a multiple of 4096 bytes");
+  if (sizes.dictionary_bytes == 0 || sizes.dictionary_bytes % (kTemplateRegions * 4096) != 0)
+    throw LogError("a dictionary has a multiple of " + std::to_string(kTemplateRegions * 4096) + " bytes");
   create_file(directory + "/control", page_bytes() + sizes.reply_bytes);
   reserve_file(directory + "/control");
   create_file(directory + "/dictionary", sizes.dictionary_bytes);
@@ -131,12 +133,14 @@ LogMap::LogMap(const std::string& directory, Mapping control, Mapping dictionary
   segment_bytes_ = p.segment_bytes;
   segment_count_ = p.segment_count;
   snapshot_bytes_ = p.snapshot_bytes;
+  region_bytes_ = p.dictionary_bytes / kTemplateRegions;
   const bool fits = page_bytes_ >= sizeof(ControlPage) && page_bytes_ <= control_.bytes() &&
                     reply_bytes_ <= control_.bytes() - page_bytes_ && reply_bytes_ >= 4096 &&
                     page_bytes_ % kAlign == 0 && segment_bytes_ % kAlign == 0 && segment_bytes_ >= 4096 &&
                     segment_bytes_ <= segments_.bytes() && segment_count_ >= 1 &&
                     snapshot_bytes_ <= snapshot_.bytes() && segment_count_ <= kMaxSegments &&
-                    segment_count_ <= segments_.bytes() / segment_bytes_;
+                    segment_count_ <= segments_.bytes() / segment_bytes_ && region_bytes_ != 0 &&
+                    region_bytes_ % kAlign == 0 && dictionary_bytes() <= dictionary_.bytes();
   if (!fits) throw LogError(directory + ": sizes in the control page do not fit the files");
 }
 

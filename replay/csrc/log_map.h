@@ -82,8 +82,10 @@ class LogMap {
   ControlPage& page() const { return *reinterpret_cast<ControlPage*>(control_.data()); }
   uint8_t* reply() const { return control_.data() + page_bytes_; }
   uint64_t reply_bytes() const { return reply_bytes_; }
-  uint8_t* dictionary() const { return dictionary_.data(); }
-  uint64_t dictionary_bytes() const { return dictionary_.bytes(); }
+  uint64_t dictionary_bytes() const { return region_bytes_ * kTemplateRegions; }
+  uint64_t region_bytes() const { return region_bytes_; }
+  // Address of a template id.
+  uint8_t* template_at(uint64_t id) const { return dictionary_.data() + id % dictionary_bytes(); }
   uint8_t* shadow() const { return shadow_.data(); }
   uint64_t shadow_bytes() const { return shadow_.bytes(); }
   Area shadows() const { return {shadow_.data(), shadow_.bytes(), "shadow area"}; }
@@ -106,7 +108,7 @@ class LogMap {
  private:
   Mapping control_, dictionary_, segments_, shadow_, snapshot_;
   uint64_t page_bytes_ = 0, reply_bytes_ = 0, segment_bytes_ = 0, segment_count_ = 0;
-  uint64_t snapshot_bytes_ = 0;
+  uint64_t snapshot_bytes_ = 0, region_bytes_ = 0;
 };
 
 // Backs pages of a mapping with memory now. False if there is none: touching them would have killed the

@@ -80,9 +80,9 @@ CommitEntry commit_entry(const LogMap& log, uint64_t number) {
   return e;
 }
 
-std::string template_name(const LogMap& log, uint64_t offset) {
+std::string template_name(const LogMap& log, uint64_t id) {
   try {
-    return read_template(log, offset).name;
+    return read_template(log, id).name;
   } catch (const LogError&) {
     return "?";
   }
@@ -109,7 +109,7 @@ void for_each_record(const LogMap& log, std::optional<uint64_t> first, std::opti
     view.done = here < page.cursor.load(std::memory_order_relaxed);
     const uint64_t words = (r.bytes - sizeof(Record)) / 8 - r.frees;
     const uint64_t* body = all + r.frees;
-    if (kind == Kind::kOperator || kind == Kind::kOperatorSync) view.operation = template_name(log, r.aux);
+    if (is_operator(kind)) view.operation = template_name(log, r.aux);
     if (kind == Kind::kCollective && words >= sizeof(CollectiveHeader) / 8) {
       const auto* header = reinterpret_cast<const CollectiveHeader*>(body);
       view.operation = name_of(static_cast<CollectiveKind>(header->kind));

@@ -57,8 +57,8 @@ struct RecordView {
   std::vector<uint64_t> words;           // the first of the body
 };
 
-// The operator of a template, "?" if there is no template at this offset.
-std::string template_name(const LogMap& log, uint64_t offset);
+// The operator of a template, "?" if there is no such template.
+std::string template_name(const LogMap& log, uint64_t id);
 
 // Records still in the log, [first, first + count) by index; throws LogError at the first that cannot be
 // read.

@@ -15,9 +15,7 @@ namespace {
 constexpr uint64_t kWakeBytes = 32 << 10;
 constexpr uint64_t kYieldNs = 1000000;  // how long a waiting worker offers its core before it sleeps
 constexpr uint64_t kCrowdedNs = 20000;  // an offer that takes longer than this was accepted
-constexpr uint64_t kDictionaryStep = 256 << 10;
-constexpr size_t kWarmSegments = 24;         // free segments whose pages are kept
-constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks whether proxyd still lives
+constexpr size_t kWarmSegments = 24;    // free segments whose pages are kept
 
 // A forked child shares no log with its parent: its copies of these writers refuse to work.
 std::mutex& registry_mutex() {
@@ -43,6 +41,7 @@ int available_cores() {
 LogWriter::LogWriter(const std::string& directory) : map_(directory) {
   if (page().tail.load() != 0) throw LogError(directory + " already has a writer");
   map_.keep_out_of_forks();
+  region_end_ = map_.region_bytes();
   std::lock_guard<std::mutex> lock(registry_mutex());
   if (registry().empty()) pthread_atfork(nullptr, nullptr, poison_in_child);
   registry().push_back(&usable_);
@@ -86,23 +85,29 @@ void LogWriter::collect_frees() {
 uint64_t LogWriter::make_room_elsewhere(uint64_t bytes) {
   if (bytes > map_.segment_bytes() / 2)
     throw LogError("a record of " + std::to_string(bytes) + " bytes is too large for the log");
-  const uint64_t offset = offset_.load(std::memory_order_relaxed);
-  if (offset != segment_end_) {
-    auto* pad =
-        reinterpret_cast<Record*>(segment_ + (offset - segment_begin_));  // publish() kept room for it
-    pad->bytes = static_cast<uint32_t>(segment_end_ - offset);
-    pad->kind = static_cast<uint16_t>(Kind::kPad);
-    pad->frees = 0;
-    pad->aux = 0;
-    publish(pad, segment_end_);
-  }
+  fill_segment();
   begin_segment();
   return segment_begin_;
 }
 
+void LogWriter::fill_segment() {
+  const uint64_t offset = offset_.load(std::memory_order_relaxed);
+  if (offset == segment_end_) return;
+  auto* pad = reinterpret_cast<Record*>(segment_ + (offset - segment_begin_));  // publish() kept room for it
+  pad->bytes = static_cast<uint32_t>(segment_end_ - offset);
+  pad->kind = static_cast<uint16_t>(Kind::kPad);
+  pad->frees = 0;
+  pad->aux = 0;
+  publish(pad, segment_end_);
+}
+
 void LogWriter::begin_segment() {
   reclaim_segments();
-  if (free_segments_.empty() && untouched_segment_ == map_.segment_count()) wait_for_segment();
+  if (free_segments_.empty() && untouched_segment_ == map_.segment_count())
+    wait_for_room([this] {
+      reclaim_segments();
+      return !free_segments_.empty();
+    });
   uint32_t physical;
   if (!free_segments_.empty()) {
     physical = free_segments_.back();
@@ -130,23 +135,6 @@ void LogWriter::reclaim_segments() {
       madvise(map_.segments() + physical * map_.segment_bytes(), map_.segment_bytes(), MADV_REMOVE);
     free_segments_.push_back(physical);
   }
-}
-
-void LogWriter::wait_for_segment() {
-  ControlPage& p = page();
-  p.backpressure.store(1);
-  p.tail_futex.fetch_add(1);
-  futex_wake(p.tail_futex);
-  uint64_t proxyd_gone_since_ns = 0;
-  while (free_segments_.empty()) {
-    const uint32_t seen = p.freed_futex.load();
-    reclaim_segments();
-    if (!free_segments_.empty()) break;
-    raise_if_failed();
-    check_proxyd(proxyd_gone_since_ns);
-    futex_wait(p.freed_futex, seen, kLivenessMilliseconds);
-  }
-  p.backpressure.store(0);
 }
 
 // The server sleeps, or is about to.
@@ -228,33 +216,6 @@ void LogWriter::raise() const {
   const std::string what = text_of(p.error_message);
   throw RemoteError(kind,
                     what + " [device call " + where + ", record " + std::to_string(p.error_index) + "]");
-}
-
-uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, size_t key_words,
-                                 const uint64_t* outputs, size_t output_words) {
-  std::lock_guard<std::mutex> lock(dictionary_mutex_);
-  const size_t padded = (name.size() + 7) / 8 * 8;
-  const uint64_t offset = page().dictionary_tail.load(std::memory_order_relaxed);
-  const uint64_t bytes = sizeof(TemplateHeader) + padded + 8 * (key_words + output_words);
-  if (bytes > map_.dictionary_bytes() - offset)
-    throw LogError("the dictionary of call templates is full: tensor shapes keep changing");
-  if (offset + bytes > dictionary_reserved_) {
-    const uint64_t more =
-        std::min(std::max<uint64_t>(bytes, kDictionaryStep), map_.dictionary_bytes() - offset);
-    if (!reserve_memory(map_.dictionary() + offset, more))
-      throw LogError("shared memory is full: /dev/shm has no room for more call templates");
-    dictionary_reserved_ = offset + more;
-  }
-  auto* header = reinterpret_cast<TemplateHeader*>(map_.dictionary() + offset);
-  *header = {static_cast<uint32_t>(bytes), static_cast<uint32_t>(name.size()),
-             static_cast<uint32_t>(key_words), static_cast<uint32_t>(output_words)};
-  uint8_t* p = reinterpret_cast<uint8_t*>(header + 1);
-  std::memset(p, 0, padded);
-  std::memcpy(p, name.data(), name.size());
-  if (key_words != 0) std::memcpy(p + padded, key, 8 * key_words);
-  if (output_words != 0) std::memcpy(p + padded + 8 * key_words, outputs, 8 * output_words);
-  page().dictionary_tail.store(offset + bytes, std::memory_order_release);
-  return offset;
 }
 
 void LogWriter::close() {

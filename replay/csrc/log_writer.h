@@ -1,5 +1,6 @@
 // The worker's end of the log: many threads append, none waits unless it needs a value back.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -19,11 +20,18 @@ struct RemoteError : std::runtime_error {
   ErrorKind kind;
 };
 
+// An operator record names a template that no new record may name any more.
+struct RetiredTemplate : LogError {
+  RetiredTemplate() : LogError("the template of this call was retired: it must be stored again") {}
+};
+
 class LogWriter {
  public:
   static constexpr uint32_t kLost = static_cast<uint32_t>(SessionState::kLost);
-  static constexpr size_t kMaxBodyBytes = 1 << 20;  // of the caller's part of one record
-  static constexpr size_t kMaxFrees = 16384;        // piggybacked on one record
+  static constexpr size_t kMaxBodyBytes = 1 << 20;    // of the caller's part of one record
+  static constexpr size_t kMaxFrees = 16384;          // piggybacked on one record
+  static constexpr long kLivenessMilliseconds = 500;  // how often a waiting worker looks for proxyd
+  static constexpr uint64_t kNamedRegions = kTemplateRegions / 2;  // whose templates new records may name
 
   explicit LogWriter(const std::string& directory);
   ~LogWriter();
@@ -39,7 +47,7 @@ class LogWriter {
   uint64_t waits() const { return waits_.load(std::memory_order_relaxed); }
 
   // Appends one record; `fill(uint64_t* body)` writes `words` words in place. Any thread. Returns the
-  // record's index.
+  // record's index. Throws RetiredTemplate, and so does call().
   template <class Fill>
   uint64_t append(Kind kind, uint64_t aux, size_t words, Fill&& fill) {
     uint64_t index;
@@ -62,7 +70,8 @@ class LogWriter {
   // The handle will be freed by the next record. Any thread; never waits for the server.
   void free_later(uint64_t handle);
 
-  // Stores a template in the dictionary; returns its offset, which operator records carry as `aux`.
+  // Stores a template in the dictionary; returns its id, which operator records carry as `aux` until it is
+  // retired. Waits where the log still needs what the dictionary is full of.
   uint64_t put_template(std::string_view name, const uint64_t* key, size_t key_words, const uint64_t* outputs,
                         size_t output_words);
 
@@ -100,6 +109,7 @@ class LogWriter {
   template <class Fill>
   uint64_t write(Kind kind, uint64_t aux, size_t words, Fill&& fill) {
     if (!usable()) throw LogError("this process has no device session (closed, or a forked child)");
+    if (is_operator(kind) && __builtin_expect(aux < oldest_template_, 0)) raise_retired();
     std::vector<uint64_t>& frees = take_frees();
     const uint64_t bytes = sizeof(Record) + 8 * (frees.size() + words);
     const uint64_t offset = make_room(bytes);
@@ -140,9 +150,16 @@ class LogWriter {
   }
   void collect_frees();
   uint64_t make_room_elsewhere(uint64_t bytes);
+  void fill_segment();
   void begin_segment();
   void reclaim_segments();
-  void wait_for_segment();
+  // Until `ready()`: the server lets go of what it can meanwhile.
+  template <class Ready>
+  void wait_for_room(Ready&& ready);
+  uint64_t open_region();
+  void retire_region(uint64_t number);
+  void release_regions();
+  [[noreturn]] static void raise_retired();
   void wake_server(Kind kind);
   void wait_for_reply(uint64_t sequence);
   void check_proxyd(uint64_t& gone_since_ns) const;
@@ -159,6 +176,7 @@ class LogWriter {
   uint32_t untouched_segment_ = 0;  // physical segments from here on were never used
   std::vector<uint32_t> free_segments_;
   std::vector<uint64_t> taken_frees_;
+  uint64_t oldest_template_ = 0;  // templates of smaller ids are retired
 
   QuickLock free_lock_;  // innermost: never held while appending
   std::vector<uint64_t> pending_frees_;
@@ -166,11 +184,35 @@ class LogWriter {
 
   std::mutex call_mutex_;  // outermost
   uint64_t call_sequence_ = 0;
-  uint64_t spin_ns_ = 0;     // 0: cores are scarce
-  uint64_t wake_bytes_ = 0;  // less than this does not wake the server
-  std::mutex dictionary_mutex_;
-  uint64_t dictionary_reserved_ = 0;
+  uint64_t spin_ns_ = 0;                                     // 0: cores are scarce
+  uint64_t wake_bytes_ = 0;                                  // less than this does not wake the server
+  std::mutex dictionary_mutex_;                              // of what follows; before lock_
+  uint64_t region_end_ = 0;                                  // id behind the region that is being filled
+  uint64_t dictionary_reserved_ = 0;                         // id up to which it has memory
+  uint64_t retired_regions_ = 0, released_regions_ = 0;      // so many from the first on
+  std::array<uint64_t, kTemplateRegions> retired_before_{};  // the segment from which on no record names it
   std::atomic<uint64_t> wakes_{0}, waits_{0};
 };
+
+template <class Ready>
+void LogWriter::wait_for_room(Ready&& ready) {
+  if (ready()) return;
+  ControlPage& p = page();
+  struct Pressure {
+    std::atomic<uint32_t>& threads;
+    explicit Pressure(std::atomic<uint32_t>& t) : threads(t) { threads.fetch_add(1); }
+    ~Pressure() { threads.fetch_sub(1); }
+  } const pressure(p.backpressure);
+  p.tail_futex.fetch_add(1);
+  futex_wake(p.tail_futex);
+  uint64_t proxyd_gone_since_ns = 0;
+  for (;;) {
+    const uint32_t seen = p.freed_futex.load();
+    if (ready()) return;
+    raise_if_failed();
+    check_proxyd(proxyd_gone_since_ns);
+    futex_wait(p.freed_futex, seen, kLivenessMilliseconds);
+  }
+}
 
 }  // namespace understudy::replay

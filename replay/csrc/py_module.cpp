@@ -159,11 +159,13 @@ void bind_writer(py::module_& m) {
       .def_property_readonly("records", &LogWriter::records)
       .def_property_readonly("bytes", &LogWriter::bytes)
       .def("free_later", &LogWriter::free_later)
-      .def("put_template",
-           [](LogWriter& w, const std::string& name, const std::vector<uint64_t>& key,
-              const std::vector<uint64_t>& out) {
-             return w.put_template(name, key.data(), key.size(), out.data(), out.size());
-           })
+      .def(
+          "put_template",
+          [](LogWriter& w, const std::string& name, const std::vector<uint64_t>& key,
+             const std::vector<uint64_t>& out) {
+            return w.put_template(name, key.data(), key.size(), out.data(), out.size());
+          },
+          py::call_guard<py::gil_scoped_release>())
       .def(
           "append",
           [](LogWriter& w, uint16_t kind, uint64_t aux, const std::vector<uint64_t>& body) {
@@ -201,14 +203,16 @@ void bind_log(py::module_& m) {
 #define FIXED(name) .def_property_readonly(#name, [](const LogMap& l) { return l.page().name; })
   py::class_<LogMap>(m, "Log", "A rank's log, mapped.")
       .def(py::init<const std::string&>()) FIXED(rank) FIXED(world) FIXED(segment_bytes) FIXED(segment_count)
-          FIXED(error_index) READ(tail) READ(tail_index) READ(dictionary_tail) READ(cursor) READ(cursor_index)
-              READ(phase) READ(step) READ(worker_steps) READ(call) READ(progress_ns) READ(freed_segments)
-                  READ(backpressure) READ(in_collective) READ(degraded) READ(live_buffers) READ(live_bytes)
-                      READ(undo_bytes) READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
-                          READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns) READ(replies_compared)
-                              READ(replies_different) READ(median_calls_per_step) READ(median_bytes_per_step)
-                                  READ(commit_count) READ(session_state) READ(error_kind) READ(device_lost)
-                                      READ(wait_sequence) READ(validated_step) READ(validations_failed)
+          FIXED(error_index) READ(tail) READ(tail_index) FIXED(dictionary_bytes) READ(dictionary_begin)
+              READ(dictionary_tail) READ(cursor) READ(cursor_index) READ(phase) READ(step) READ(worker_steps)
+                  READ(call) READ(progress_ns) READ(freed_segments) READ(backpressure) READ(in_collective)
+                      READ(degraded) READ(live_buffers) READ(live_bytes) READ(undo_bytes)
+                          READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
+                              READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns)
+                                  READ(replies_compared) READ(replies_different) READ(median_calls_per_step)
+                                      READ(median_bytes_per_step) READ(commit_count) READ(session_state)
+                                          READ(error_kind) READ(device_lost) READ(wait_sequence)
+                                              READ(validated_step) READ(validations_failed)
       .def_property_readonly("device_message",
                              [](const LogMap& l) { return as_text(text_of(l.page().device_message)); })
       .def_property_readonly(
@@ -352,7 +356,8 @@ void bind_log(py::module_& m) {
 
 PYBIND11_MODULE(_replay, m) {
   using namespace understudy::replay;
-  py::register_exception<LogError>(m, "LogError", PyExc_RuntimeError);
+  auto& log_error = py::register_exception<LogError>(m, "LogError", PyExc_RuntimeError);
+  py::register_exception<RetiredTemplate>(m, "RetiredTemplate", log_error);
   py::register_exception<RemoteError>(m, "RemoteError", PyExc_RuntimeError);
   py::class_<CommitView>(m, "Commit")
       .def_readonly("number", &CommitView::number)

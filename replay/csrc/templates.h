@@ -14,7 +14,8 @@ struct TemplateParts {
   uint64_t output_words;
 };
 
-// Throws LogError for one that does not lie in the dictionary, or is not as long as its parts.
-TemplateParts read_template(const LogMap& log, uint64_t offset);
+// Throws LogError for one that does not lie in the dictionary, any more or at all, or is not as long as its
+// parts.
+TemplateParts read_template(const LogMap& log, uint64_t id);
 
 }  // namespace understudy::replay

@@ -146,18 +146,20 @@ class SparseCall {
     }
     count(&Statistics::misses);
     check_devices(op_, info_, arguments_);
-    auto entry = std::make_unique<CallTemplate>();
+    auto entry = c10::make_intrusive<CallTemplate>();
     entry->key.assign(key.data(), key.data() + key.size());
     entry->synchronous = !writes_ || !info_.returns_written || info_.has_out || !written_.empty();
     if (!entry->synchronous) entry->results.resize(info_.returns.size());
-    publish(log_, info_, *lease_, *entry);
+    publish(log_, *entry);
     return *thread_.templates.keep(std::move(entry), hash);
   }
 
   c10::SmallVector<IValue, 4> run_async(const CallTemplate& entry) {
     const WordBuffer& values = (*lease_).values;
-    append(log_, Kind::kOperator, entry.dictionary_offset, values.size(),
-           [&](uint64_t* body) { std::copy_n(values.data(), values.size(), body); });
+    send_with_template(log_, entry, [&](uint64_t id) {
+      append(log_, Kind::kOperator, id, values.size(),
+             [&](uint64_t* body) { std::copy_n(values.data(), values.size(), body); });
+    });
     c10::SmallVector<IValue, 4> results;
     for (const OperatorInfo::Return& result : info_.returns) results.push_back(argument_of(result));
     return results;
@@ -169,12 +171,14 @@ class SparseCall {
     const uint64_t base = new_handles(kHandlesPerSyncCall);
     const WordBuffer& sent = (*lease_).values;
     std::vector<IValue> values;
-    call(
-        log_, Kind::kOperatorSync, entry.dictionary_offset, sent.size() + 1,
-        [&](uint64_t* body) { *std::copy_n(sent.data(), sent.size(), body) = base; },
-        [&](const uint8_t* payload, size_t bytes) {
-          values = decode_reply(payload, bytes, known, bound_device());
-        });
+    send_with_template(log_, entry, [&](uint64_t id) {
+      call(
+          log_, Kind::kOperatorSync, id, sent.size() + 1,
+          [&](uint64_t* body) { *std::copy_n(sent.data(), sent.size(), body) = base; },
+          [&](const uint8_t* payload, size_t bytes) {
+            values = decode_reply(payload, bytes, known, bound_device());
+          });
+    });
     const size_t returned = info_.returns.size();
     TORCH_CHECK(values.size() == returned + written_.size(), "the device server returned ", values.size(),
                 " values for ", info_.name, ", which has ", returned, " and changes ", written_.size(),
