@@ -11,12 +11,12 @@
 
 namespace understudy::fuzz {
 
-constexpr uint64_t kSegmentBytes = 4096, kMostSegments = 4, kMostDictionary = 4096, kMostShadow = 16384;
+constexpr uint64_t kSegmentBytes = 4096, kMostSegments = 4, kMostRegion = 4096, kMostShadow = 16384;
 
 struct Input {
   uint8_t segments;          // real ones, modulo kMostSegments
   uint8_t fill;              // of the control page, where nothing else is written
-  uint16_t dictionary;       // bytes of the file, modulo kMostDictionary
+  uint16_t dictionary;       // bytes of a region, modulo kMostRegion
   uint16_t shadow;           // bytes of the file, modulo kMostShadow
   uint16_t dictionary_part;  // bytes of the input that go there
   uint16_t segments_part;    // bytes of the input that go there; the rest is for the shadow
@@ -27,8 +27,9 @@ struct Input {
   uint64_t tail, tail_index, dictionary_tail, cursor, freed_segments, commit_count;
   uint64_t from, from_index;  // where a reader begins: a commit row said so
   uint64_t commit, manifest_offset, manifest_bytes;
+  uint64_t dictionary_begin, dictionary_bytes;  // the latter by how it differs from the right one
 };
-static_assert(sizeof(Input) == 152);
+static_assert(sizeof(Input) == 168);
 
 // What a random change would never get right, and a hostile worker always.
 enum Mend : uint16_t { kMagicAndBytes = 1, kDigest = 2 };
@@ -45,7 +46,7 @@ class Log {
     const uint8_t* const end = data + bytes;
     data += put(data, end, reinterpret_cast<uint8_t*>(&input), sizeof input);
     const uint64_t segments_bytes = kSegmentBytes * (input.segments % kMostSegments + 1);
-    const uint64_t dictionary_bytes = input.dictionary % kMostDictionary / 8 * 8 + 8;
+    const uint64_t dictionary_bytes = replay::kTemplateRegions * (input.dictionary % kMostRegion / 8 * 8 + 8);
     const uint64_t shadow_bytes = input.shadow % kMostShadow / 8 * 8 + 4096;
     uint8_t* const control = control_.take(kPageBytes + kReplyBytes);
     uint8_t* const dictionary = dictionary_.take(dictionary_bytes);
@@ -54,7 +55,8 @@ class Log {
     data += put(data, end, dictionary, std::min<uint64_t>(dictionary_bytes, input.dictionary_part));
     data += put(data, end, segments, std::min<uint64_t>(segments_bytes, input.segments_part));
     put(data, end, shadow_begin, shadow_bytes);
-    fill_page(*reinterpret_cast<replay::ControlPage*>(control), segments_bytes / kSegmentBytes);
+    fill_page(*reinterpret_cast<replay::ControlPage*>(control), segments_bytes / kSegmentBytes,
+              dictionary_bytes);
     try {
       return std::optional<replay::LogMap>(
           std::in_place, "the log", replay::Mapping(control, kPageBytes + kReplyBytes),
@@ -75,7 +77,7 @@ class Log {
     return bytes;
   }
 
-  void fill_page(replay::ControlPage& page, uint64_t segments) const {
+  void fill_page(replay::ControlPage& page, uint64_t segments, uint64_t dictionary_bytes) const {
     std::memset(static_cast<void*>(&page), input.fill, kPageBytes + kReplyBytes);
     page.magic = replay::kMagic;
     page.version = replay::kVersion;
@@ -86,6 +88,8 @@ class Log {
     page.tail = input.tail;
     page.tail_index = input.tail_index;
     page.dictionary_tail = input.dictionary_tail;
+    page.dictionary_begin = input.dictionary_begin;
+    page.dictionary_bytes = dictionary_bytes ^ input.dictionary_bytes;
     page.cursor = input.cursor;
     page.freed_segments = input.freed_segments;
     page.commit_count = input.commit_count;
@@ -98,7 +102,7 @@ class Log {
     e.manifest_bytes = input.manifest_bytes;
   }
 
-  GuardedMemory control_{kPageBytes + kReplyBytes}, dictionary_{kMostDictionary},
+  GuardedMemory control_{kPageBytes + kReplyBytes}, dictionary_{kMostRegion * replay::kTemplateRegions},
       segments_{kSegmentBytes * kMostSegments}, shadow_{kMostShadow + 4096};
 };
 

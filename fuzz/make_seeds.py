@@ -10,9 +10,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-INPUT = struct.Struct("<BBHHHHH4I4x4Q6Q2Q3Q")
+INPUT = struct.Struct("<BBHHHHH4I4x4Q6Q2Q3Q2Q")
 RECORD = struct.Struct("<IHHQQ")
 SEGMENT = 4096
+REGION = 520  # of templates
+DICTIONARY = 16 * REGION
 (PAD, OPERATOR, OPERATOR_SYNC, FREE, ALLOCATE, RESIZE, HOST_TO_DEVICE, DEVICE_TO_HOST, SEED, GENERATOR_GET,
  GENERATOR_SET, GENERATOR_FREE, PHASE, COMMIT, SETTING, COMMUNICATOR_CREATE, COMMUNICATOR_DESTROY, COLLECTIVE,
  SYNCHRONIZE, END, MEMORY) = range(21)  # fmt: skip
@@ -62,10 +64,12 @@ class Log:
             *(f.get(f"segment_{i}", i) for i in range(4)),
             f.get("page_bytes", 0), f.get("segment_bytes", 0), f.get("segment_count", 0),
             f.get("reply_bytes", 0),
-            f["tail"], f["tail_index"], len(self.dictionary), f.get("cursor", 0), f.get("freed", 0),
+            f["tail"], f["tail_index"], f.get("dictionary_tail", len(self.dictionary)), f.get("cursor", 0),
+            f.get("freed", 0),
             f.get("commits", 0),
             f.get("from", 0), f.get("from_index", 0),
             f.get("commit", 0), f.get("manifest_offset", 0), f.get("manifest_bytes", 0),
+            f.get("dictionary_begin", 0), f.get("dictionary_bytes", 0),
         )  # fmt: skip
         return head + self.dictionary + self.content + self.shadow
 
@@ -109,8 +113,27 @@ def records() -> dict[str, bytes]:
         log = Log(dictionary=every.dictionary)
         log.append(OPERATOR, aux, 1)
         outside[f"template-{aux:x}"] = log.encode(fill=0x78)
+    # The first region is used for the second time; what the dictionary claims to hold is wrong in the others.
+    turned = {}
+    good = {"dictionary_begin": REGION, "dictionary_tail": DICTIONARY + 8 * 12}
+    for name, aux, fields in (
+        ("again", DICTIONARY, good),
+        ("gone", 0, good),
+        ("half-gone", REGION - 8, good),
+        ("far-ahead", 3 * DICTIONARY, good),
+        ("begins-behind-its-end", DICTIONARY, {**good, "dictionary_begin": 2**64 - 8}),
+        ("holds-two-turns", 0, {**good, "dictionary_begin": 0}),
+        ("never-ends", 2**64 - DICTIONARY, {**good, "dictionary_tail": 2**64 - 8}),
+        ("odd", DICTIONARY, {**good, "dictionary_bytes": 8}),
+        ("too-large", DICTIONARY, {**good, "dictionary_bytes": 1 << 40}),
+        ("nothing", DICTIONARY, {**good, "dictionary_bytes": DICTIONARY}),
+    ):
+        log = Log(dictionary=every.dictionary)
+        log.append(OPERATOR, aux, 1)
+        turned[f"turned-{name}"] = log.encode(fill=0x78, **fields)
     return {
         **outside,
+        **turned,
         "every-kind": every.encode(),
         "full-page": every.encode(fill=0x78),
         "pads": long.encode(),
