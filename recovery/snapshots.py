@@ -35,6 +35,8 @@ LATE_S = 2.0
 """An order for a minibatch that does not end for so long may be changed if the log fills up."""
 FULL = 0.5
 """Share of a log's cap at which a snapshot is due early: the log before it can go then."""
+FULL_OF_TEMPLATES = 0.75
+"""Share of a log's dictionary, likewise; half of it is always kept."""
 
 
 class SnapshotKeeper:
@@ -160,6 +162,7 @@ class SnapshotKeeper:
             return False
         return any(
             _log_bytes(session) > FULL * session.log.segment_count * session.log.segment_bytes
+            or _template_bytes(session) > FULL_OF_TEMPLATES * session.log.dictionary_bytes
             for session in sessions
         )
 
@@ -220,6 +223,11 @@ def _log_bytes(session: Session) -> int:
     """Of records that were run and are still there."""
     log = session.log
     return log.cursor - log.freed_segments * log.segment_bytes
+
+
+def _template_bytes(session: Session) -> int:
+    """Of regions that have not been recycled."""
+    return session.log.dictionary_tail - session.log.dictionary_begin
 
 
 def _is_consistent(sessions: Sequence[Session], numbers: Mapping[int, int]) -> bool:

@@ -34,6 +34,7 @@ def some_rank(number: int, world: int) -> Rank:
         step=1, commit_count=0, order=(0, None), published=[], snapshot_begun=0, snapshot_failed=0,
         snapshot_floor=0, snapshot_suspended=False, snapshot_ordered=0, live_bytes=1 << 20, cursor=0,
         freed_segments=0, segment_bytes=8 << 20, segment_count=64, backpressure=0, floor_commit=0,
+        dictionary_begin=0, dictionary_tail=0, dictionary_bytes=256 << 20,
         commits=lambda: [], live=True,
     )  # fmt: skip
     log.snapshots = lambda: log.published[-2:]

@@ -82,6 +82,7 @@ class Log:
         self.published: list[Snapshot] = []
         self.backpressure = self.cursor = self.live_bytes = 0
         self.segment_bytes, self.segment_count = 1, 1 << 20
+        self.dictionary_begin, self.dictionary_tail, self.dictionary_bytes = 0, 0, 1 << 20
         self.validate_step = 0
         self.validated_step = 0
         self.validations_failed = 0
