@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -22,13 +22,14 @@ class RunningProxyd:
         options: tuple[str, ...] = (),
         log: Path | None = None,
         environment: Mapping[str, str] = os.environ,
+        program: Sequence[str] = (str(BIN / "proxyd"),),
     ) -> None:
         """Start it.  Raises RunFailed with its exit status and what it says if it does not.
 
         `log`: where it and its servers write.
         """
         self.socket = socket
-        command = [str(BIN / "proxyd"), "--devices", f"{driver()}:{ranks}", "--socket", str(socket)]
+        command = [*program, "--devices", f"{driver()}:{ranks}", "--socket", str(socket)]
         ours, theirs = os.pipe()
         command += ["--log-level", "info" if log else "error", *options, "--ready-fd", str(theirs)]
         with open(log, "a") if log else nullcontext() as output:
@@ -64,9 +65,10 @@ def running_proxyd(
     options: tuple[str, ...] = (),
     log: Path | None = None,
     environment: Mapping[str, str] = os.environ,
+    program: Sequence[str] = (str(BIN / "proxyd"),),
 ) -> Iterator[RunningProxyd]:
     """Until the block ends."""
-    proxyd = RunningProxyd(socket, ranks, options, log, environment)
+    proxyd = RunningProxyd(socket, ranks, options, log, environment, program)
     try:
         yield proxyd
     finally:

@@ -44,6 +44,7 @@ class Harness:
         segment_count: int = 8,
         world: int = 2,
         snapshot_bytes: int = 0,
+        dictionary_bytes: int = 1 << 20,
     ) -> None:
         self.directory = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
         create_log(
@@ -51,6 +52,7 @@ class Harness:
             world=world,
             segment_bytes=4 << 20,
             segment_count=segment_count,
+            dictionary_bytes=dictionary_bytes,
             shadow_bytes=256 << 20,
             snapshot_bytes=snapshot_bytes,
             proxyd_pid=os.getpid(),

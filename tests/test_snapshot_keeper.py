@@ -130,7 +130,8 @@ def test_snapshots_that_fit_no_consistent_cut_do_not_count() -> None:
     assert ranks[0].log.order[0] == 2
 
 
-def test_log_that_fills_up_makes_a_snapshot_due() -> None:
+@pytest.mark.parametrize(("field", "filled"), [("cursor", 40 * (8 << 20)), ("dictionary_tail", 200 << 20)])
+def test_log_that_fills_up_makes_a_snapshot_due(field: str, filled: int) -> None:
     keeper, ranks = a_job(1)
     ranks[0].train(1)
     keeper.look(1.0)
@@ -138,7 +139,7 @@ def test_log_that_fills_up_makes_a_snapshot_due() -> None:
     keeper.look(2.0)
     keeper.look(10.0)
     assert ranks[0].log.snapshot_ordered == 1
-    ranks[0].log.cursor = 40 * (8 << 20)
+    setattr(ranks[0].log, field, filled)
     keeper.look(11.0)
     assert ranks[0].log.snapshot_ordered == 2
 

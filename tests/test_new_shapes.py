@@ -1,0 +1,105 @@
+"""A training whose shapes never come back, with a dictionary that is full again and again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import proxied
+import pytest
+from running_proxyd import RunningProxyd
+from training_run import execute_natively
+
+DICTIONARY = 256 << 10
+STEPS = 160
+SMALL_DICTIONARY = f"""
+import sys
+from functools import partial
+from recovery import proxyd
+proxyd.Settings = partial(proxyd.Settings, dictionary_bytes={DICTIONARY})
+sys.exit(proxyd.main())
+"""
+
+
+class Watch(threading.Thread):
+    """The most memory that any rank's dictionary ever had."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = 0
+        self._over = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._over.wait(0.01):
+            for file in Path("/dev/shm").glob("understudy-*/*/rank-*/dictionary"):
+                try:
+                    self.most = max(self.most, 512 * file.stat().st_blocks)
+                except FileNotFoundError:  # the session has just ended
+                    continue
+
+    def stop(self) -> int:
+        self._over.set()
+        self.join()
+        return self.most
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Iterator[Path]:
+    """Of a proxyd whose logs have small dictionaries."""
+    program = (proxied.python("-c")[0], "-P", "-c", SMALL_DICTIONARY)
+    proxyd = RunningProxyd(tmp_path / "proxyd.sock", 2, log=tmp_path / "proxyd.log", program=program)
+    try:
+        yield proxyd.socket
+    finally:
+        proxyd.stop()
+        print((tmp_path / "proxyd.log").read_text())
+
+
+def command(ranks: int, out: Path, *more: str) -> list[str]:
+    script = proxied.WORKLOADS / "new_shapes.py"
+    arguments = ("--steps", str(STEPS), "--out", str(out), *more)
+    return proxied.torchrun(ranks, script, *arguments) if ranks > 1 else proxied.python(script, *arguments)
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
+    """By number of ranks, what each rank writes."""
+    found = {}
+    for ranks in (1, 2):
+        out = tmp_path_factory.mktemp("native") / "out"
+        execute_natively(command(ranks, out, "--device", "cpu"), 120)
+        found[ranks] = [out.with_suffix(f".{rank}").read_text() for rank in range(ranks)]
+        assert found[ranks][0].count("\n") > STEPS
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_training_outlives_its_dictionary_and_the_death_of_its_servers(
+    ranks: int, socket: Path, native: dict[int, list[str]], tmp_path: Path
+) -> None:
+    """Kills strike when regions have been used for the second time and more, anywhere in a minibatch."""
+    struck = [(80, 9), (120, 20), (150, 3)]
+    drills = [
+        f"kill-server rank={i % ranks} step={step} call={call}" for i, (step, call) in enumerate(struck)
+    ]
+    options = tuple(word for drill in drills for word in ("--drill", drill))
+    watch = Watch()
+    ended = proxied.run(
+        command(ranks, tmp_path / "out"), folder=tmp_path, options=("--socket", str(socket), *options)
+    )
+    most = watch.stop()
+    assert ended.status == 0, ended.output[-3000:]
+    assert [(tmp_path / f"out.{rank}").read_text() for rank in range(ranks)] == native[ranks]
+    recoveries: list[dict[str, Any]] = ended.report["recoveries"]
+    assert [recovery["recovered"] for recovery in recoveries] == [True] * len(struck)
+    assert ended.report["replies_different"] == 0
+    marks = [json.loads(line[5:]) for line in ended.output.split("\n") if line.startswith("MARK ")]
+    assert len(marks) == 8
+    assert marks[-1]["dictionary_bytes"] > 3 * DICTIONARY, "the dictionary was too large for this test"
+    assert 0 < most <= DICTIONARY
+    # As many as the dictionary has room for, of those that still lie in it.
+    assert max(mark["templates"] for mark in marks) < DICTIONARY // 128
