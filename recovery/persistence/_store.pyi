@@ -122,7 +122,8 @@ class Store:
         """`serial` is complete on all ranks: slots below it are free once this is durable, except the
         latest's.
 
-        Without `agreed` it does nothing. OSError: nothing was released.
+        Without `agreed` it does nothing. OSError: slots are not used again, but a reopened store
+        may have released them.
         """
     def discard(self, serial: int) -> None:
         """`serial` will not be complete on all ranks: its slot is free once this is durable."""
@@ -195,5 +196,5 @@ class RecordedDisk:
     @property
     def operations(self) -> int: ...
     def content(self) -> bytes: ...
-    def log(self) -> list[tuple[str, int, int, bytes]]:
-        """(write | done | sync | synced | sync-failed | mark, number, offset, data), in order."""
+    def log(self) -> list[tuple[str, int, int, int, bytes]]:
+        """(write | done | sync | synced | sync-failed | mark, number, offset, bytes, data), in order."""

@@ -34,7 +34,7 @@ void bind_recorded_disk(py::module_& m) {
       .def("log", [](const RecordedDisk& disk) {
         py::list events;
         for (const DiskEvent& e : disk.log())
-          events.append(py::make_tuple(name_of(e.what), e.number, e.offset, as_bytes(e.data)));
+          events.append(py::make_tuple(name_of(e.what), e.number, e.offset, e.bytes, as_bytes(e.data)));
         return events;
       });
 }

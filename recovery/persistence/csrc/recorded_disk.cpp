@@ -36,7 +36,7 @@ class RecordedWriter final : public Writer {
     if (under_way_.size() >= depth_) throw std::logic_error("more writes under way than depth() allows");
     disk_->operation();
     UnderWay write{disk_->next_number_++, offset, token, data, {data, data + bytes}};
-    if (disk_->logging_) disk_->log_.push_back({Happened::kWrite, write.number, offset, write.data});
+    if (disk_->logging_) disk_->log_.push_back({Happened::kWrite, write.number, offset, bytes, write.data});
     under_way_.push_back(std::move(write));
   }
 
@@ -98,8 +98,7 @@ uint64_t RecordedDisk::operations() const {
 
 void RecordedDisk::ignore_syncs(uint64_t begin, uint64_t end) {
   const std::lock_guard lock(mutex_);
-  ignore_begin_ = begin;
-  ignore_end_ = end;
+  ignored_.emplace_back(begin, end);
 }
 
 void RecordedDisk::mark(uint64_t number) {
@@ -135,18 +134,19 @@ void RecordedStorage::sync(uint64_t offset, uint64_t bytes) {
   uint64_t number = 0;
   {
     const std::lock_guard lock(disk_->mutex_);
-    if (offset >= disk_->ignore_begin_ && offset + bytes <= disk_->ignore_end_) return;
+    for (const auto& [begin, end] : disk_->ignored_)
+      if (offset >= begin && offset + bytes <= end) return;
     number = disk_->next_number_++;
-    if (disk_->logging_) disk_->log_.push_back({Happened::kSync, number, offset});
+    if (disk_->logging_) disk_->log_.push_back({Happened::kSync, number, offset, bytes});
   }
   const std::lock_guard lock(disk_->mutex_);  // others may write between begin and end
   try {
     disk_->operation();
   } catch (...) {
-    if (disk_->logging_) disk_->log_.push_back({Happened::kSyncFailed, number, offset});
+    if (disk_->logging_) disk_->log_.push_back({Happened::kSyncFailed, number, offset, bytes});
     throw;
   }
-  if (disk_->logging_) disk_->log_.push_back({Happened::kSynced, number, offset});
+  if (disk_->logging_) disk_->log_.push_back({Happened::kSynced, number, offset, bytes});
 }
 
 void RecordedStorage::read(uint64_t offset, uint8_t* data, uint64_t bytes) const {

@@ -2,11 +2,10 @@
 // only.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recovery/persistence/csrc/storage.h"
@@ -19,8 +18,9 @@ enum class Happened : uint8_t { kWrite, kDone, kSync, kSynced, kSyncFailed, kMar
 
 struct DiskEvent {
   Happened what;
-  uint64_t number;              // of the write or the sync, or the mark
-  uint64_t offset = 0;          // of a write or a sync
+  uint64_t number;      // of the write or the sync, or the mark
+  uint64_t offset = 0;  // of a write or a sync
+  uint64_t bytes = 0;
   std::vector<uint8_t> data{};  // of a write
 };
 
@@ -32,7 +32,7 @@ class RecordedDisk {
   // that follow if `forever`.
   void fail(uint64_t number, int error, bool forever);
   uint64_t operations() const;
-  // Syncs of ranges within [begin, end) return without having done anything: a wrong order of commits.
+  // Syncs of ranges within [begin, end) return without having done anything, too: a wrong order of commits.
   void ignore_syncs(uint64_t begin, uint64_t end);
   void mark(uint64_t number);
   void keep_log(bool on);
@@ -53,7 +53,7 @@ class RecordedDisk {
   uint64_t fail_at_ = UINT64_MAX;
   int error_ = 0;
   bool forever_ = false;
-  uint64_t ignore_begin_ = 0, ignore_end_ = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> ignored_;  // begin, end
   uint64_t random_ = 1;
 };
 

@@ -19,13 +19,14 @@ namespace understudy::persistence {
 template <class Platform>
 class SlotTable {
  public:
-  SlotTable(Registry registry, bool agreed)
+  // `last_sequence`: no snapshot that lies anywhere in the store has a larger one.
+  SlotTable(Registry registry, bool agreed, uint64_t last_sequence)
       : agreed_(agreed),
         free_(static_cast<uint32_t>(registry.slots.size())),
         registry_(std::move(registry)),
         latest_(registry_.latest_sequence),
         floor_(registry_.floor),
-        next_sequence_(registry_.latest_sequence + 1) {
+        next_sequence_(last_sequence + 1) {
     for (uint32_t slot = 0; slot < registry_.slots.size(); slot++)
       if (registry_.slots[slot].sequence == 0) free_.push(slot);
   }

@@ -78,12 +78,17 @@ bool fits(const Geometry& geometry, const SlotHeader& h) {
 
 std::optional<SlotHeader> read_header(const Place& place, uint32_t slot) {
   const AlignedMemory memory = aligned_memory(kBlock);
-  place.storage.read(place.geometry.header_offset(slot), memory.get(), kBlock);
+  try {
+    place.storage.read(place.geometry.header_offset(slot), memory.get(), kBlock);
+  } catch (const StorageError& e) {
+    if (e.code().value() != EIO) throw;
+    return std::nullopt;  // a bad sector
+  }
   SlotHeader h;
   std::memcpy(&h, memory.get(), sizeof h);
   if (h.magic != kSlotMagic || h.version != kStoreVersion || h.checksum != checksum_of(h) || h.slot != slot ||
-      h.uuid != place.uuid || h.sequence == 0 || h.job_bytes > kMostJobBytes || h.rank >= h.world ||
-      !fits(place.geometry, h))
+      h.uuid != place.uuid || h.sequence == 0 || h.sequence > kMostCounted || h.job_bytes > kMostJobBytes ||
+      h.rank >= h.world || !fits(place.geometry, h))
     return std::nullopt;
   return h;
 }
@@ -138,6 +143,30 @@ std::vector<uint64_t> damaged_chunks(const Place& place, const SlotHeader& heade
   });
   std::sort(damaged.begin(), damaged.end());
   return damaged;
+}
+
+std::string adopt_newer(const Place& place, Registry& registry) {
+  std::string note;
+  const uint64_t known = registry.latest_sequence;
+  for (uint32_t slot = 0; slot < registry.slots.size(); slot++) {
+    if (registry.slots[slot].sequence != 0) continue;
+    const std::optional<SlotHeader> header = read_header(place, slot);
+    if (!header || header->sequence <= known) continue;
+    try {
+      if (!damaged_chunks(place, *header, read_tables(place, *header)).empty()) continue;
+    } catch (const StoreError&) {
+      continue;
+    } catch (const StorageError&) {
+      continue;
+    }
+    registry.slots[slot] = {header->sequence, header->serial};
+    if (header->sequence > registry.latest_sequence) {
+      registry.latest_sequence = header->sequence;
+      registry.latest_slot = slot;
+    }
+    note += ". Snapshot " + std::to_string(header->sequence) + " was found whole without it";
+  }
+  return note;
 }
 
 }  // namespace understudy::persistence

@@ -2,8 +2,10 @@
 // writes at this moment.  Bytes are only answered if all checksums between them and a superblock are right.
 #pragma once
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "recovery/persistence/csrc/commit_rule.h"
 #include "recovery/persistence/csrc/storage.h"
 #include "recovery/persistence/csrc/store_format.h"
 
@@ -36,5 +38,9 @@ void read_payload(const Place& place, const SlotHeader& header, const Tables& ta
 // The chunks whose content is not what it was, in order; one that the storage cannot read (EIO) is among
 // them.
 std::vector<uint64_t> damaged_chunks(const Place& place, const SlotHeader& header, const Tables& tables);
+
+// Where one superblock is lost, the other may be the older one.  Registers in it what only the lost one may
+// have known: a snapshot that is newer than all, and whole.  Answers a sentence about each.
+std::string adopt_newer(const Place& place, Registry& registry);
 
 }  // namespace understudy::persistence

@@ -81,13 +81,19 @@ Store::Store(std::unique_ptr<Storage> storage, const StoreOptions& options, std:
   geometry_ = facts.geometry;
   name_ = storage_->name();
   note_ = std::move(facts.note);
+  if (!note_.empty()) note_ += adopt_newer(place(), facts.registry);
   engine_ = storage_->engine();
   if (!options_.writable) return;
   const uint64_t chunks = std::min<uint64_t>(options_.pool_bytes / geometry_.chunk_bytes, 1u << 20);
   if (chunks == 0)
     throw StoreError("a pool of " + std::to_string(options_.pool_bytes) + " bytes cannot hold one chunk of " +
                      std::to_string(geometry_.chunk_bytes) + ": raise pool_bytes");
-  slots_.emplace(std::move(facts.registry), options_.agreed);
+  // A crash may have left a whole snapshot that was never registered.  No other one may take its sequence.
+  uint64_t last_sequence = facts.registry.latest_sequence;
+  for (uint32_t slot = 0; slot < geometry_.slots; slot++)
+    if (const auto header = read_header(place(), slot))
+      last_sequence = std::max(last_sequence, header->sequence);
+  slots_.emplace(std::move(facts.registry), options_.agreed, last_sequence);
   pool_.emplace(geometry_.chunk_bytes, static_cast<uint32_t>(chunks));
 }
 
@@ -171,6 +177,7 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
         "serial " + std::to_string(identity.serial) + " lies below the floor of " + name_ +
         ": newer snapshots are complete on all ranks; go on counting from there, or create a new store");
   const Registered snapshot{slots_->next_sequence(), identity.serial};
+  if (snapshot.sequence > kMostCounted) throw StoreError(name_ + " is damaged: its sequences have no end");
   slots_->settle(write);
   const std::optional<uint32_t> slot = slots_->acquire(deadline);
   if (!slot && slots_->stopped()) throw StoreError("the store is closed");
@@ -271,6 +278,7 @@ Registry Store::current_registry() const {
       if (facts.block.uuid != like_.uuid || facts.geometry.store_bytes() != geometry_.store_bytes() ||
           facts.geometry.chunk_bytes != geometry_.chunk_bytes || facts.geometry.slots != geometry_.slots)
         throw StoreError(name_ + " is not the store any more that was opened: open it again");
+      if (!facts.note.empty()) adopt_newer(place(), facts.registry);
       return facts.registry;
     } catch (const StoreError&) {
       if (left == 0) throw;

@@ -48,6 +48,8 @@ constexpr uint64_t kMostChunkBytes = 256ull << 20;
 constexpr uint64_t kMostChunks = 1ull << 24;
 constexpr uint64_t kMostExtents = 1ull << 22;
 constexpr uint64_t kMostJobBytes = 255;
+constexpr uint64_t kMostCounted = 1ull
+                                  << 62;   // nobody counts that far; what counts on from there stays a number
 constexpr uint64_t kExtentAlignment = 64;  // of an extent within the payload
 
 using Uuid = std::array<uint8_t, 16>;

@@ -29,8 +29,7 @@ std::string wrong_numbers(const Superblock& b, const Geometry& geometry) {
   if (b.block_bytes != kBlock || b.first_slot != 2 * kBlock || b.slot_stride != geometry.stride() ||
       b.store_bytes != geometry.store_bytes())
     return "its parts do not lie where they belong";
-  constexpr uint64_t kMost = 1ull << 62;  // nobody counts that far; what counts on from there stays a number
-  if (b.epoch > kMost || b.latest_sequence > kMost) return "its counters are out of range";
+  if (b.epoch > kMostCounted || b.latest_sequence > kMostCounted) return "its counters are out of range";
   if (b.latest_sequence != 0 &&
       (b.latest_slot >= b.slots || b.registered[b.latest_slot].sequence != b.latest_sequence))
     return "its latest snapshot is in no slot";
@@ -40,10 +39,16 @@ std::string wrong_numbers(const Superblock& b, const Geometry& geometry) {
   return "";
 }
 
+// A bad sector reads as zeros: the other superblock counts then.
 Superblock read_superblock(const Storage& storage, uint64_t offset) {
   const AlignedMemory memory = aligned_memory(kBlock);
-  storage.read(offset, memory.get(), kBlock);
-  Superblock block;
+  Superblock block{};
+  try {
+    storage.read(offset, memory.get(), kBlock);
+  } catch (const StorageError& e) {
+    if (e.code().value() != EIO) throw;
+    return block;
+  }
   std::memcpy(&block, memory.get(), sizeof block);
   return block;
 }
