@@ -1,0 +1,126 @@
+"""Whatever a crash leaves of unsynced writes, the snapshot store still has what it promised."""
+
+from __future__ import annotations
+
+import errno
+import random
+from dataclasses import dataclass
+
+import pytest
+from disk_images import BLOCK, Workload, images
+
+from recovery.persistence._store import RecordedDisk, Store
+
+
+@dataclass
+class Tried:
+    failures: int = 0
+    images: int = 0
+    different: int = 0
+    violations: int = 0
+    first: str = ""
+
+
+def try_crashes(
+    rng: random.Random,
+    *,
+    agreed: bool,
+    in_flight: int,
+    rounds: int = 4,
+    ignore: str = "",
+    failing: bool = False,
+    at_each: int = 4,
+    exhaustive: int = 5,
+) -> Tried:
+    """Runs a workload, then opens what crashes may leave of it."""
+    work = Workload(rng, agreed, slots=in_flight + (3 if agreed else 1))
+    disk = work.empty_disk()
+    start = disk.content()
+    for slot in range(work.slots):
+        header = 2 * BLOCK + slot * (BLOCK + work.slot_bytes)
+        if ignore == "payload":
+            disk.ignore_syncs(header + BLOCK, header + BLOCK + work.slot_bytes)
+        elif ignore == "header":
+            disk.ignore_syncs(header, header + BLOCK)
+    if ignore == "superblock":
+        disk.ignore_syncs(0, 2 * BLOCK)
+    if failing:
+        disk.fail(rng.randrange(8, 35 * in_flight), rng.choice([errno.EIO, errno.ENOSPC]))
+    work.run(disk, in_flight, rounds)
+    tried = Tried(len(work.failures))
+    seen: set[tuple[int, int]] = set()
+    for image, marks in images(disk.log(), start, rng, at_each, exhaustive):
+        tried.images += 1
+        key = (hash(image), marks)
+        if key in seen:
+            continue
+        seen.add(key)
+        tried.different += 1
+        if violation := work.violation(image, marks):
+            tried.violations += 1
+            tried.first = tried.first or violation
+            if not ignore:
+                break
+    return tried
+
+
+def try_many(seed: int, images_wanted: int, at_each: int, exhaustive: int) -> None:
+    rng = random.Random(seed)
+    total = different = runs = failures = 0
+    while total < images_wanted:
+        for agreed in (False, True):
+            for in_flight in (1, 2, 3):
+                for failing in (False, True):
+                    tried = try_crashes(
+                        rng,
+                        agreed=agreed,
+                        in_flight=in_flight,
+                        failing=failing,
+                        rounds=5 - in_flight,
+                    )
+                    where = f"agreed={agreed}, in_flight={in_flight}, failing={failing}"
+                    assert not tried.first, f"image {tried.images} of {where}: {tried.first}"
+                    total += tried.images
+                    different += tried.different
+                    failures += tried.failures
+                    runs += 1
+    print(f"{total} images of {runs} runs with {failures} failed calls, {different} of them different")
+    assert failures > 0
+
+
+def test_a_crash_at_any_moment_loses_nothing_that_was_promised(seed: int) -> None:
+    try_many(seed, 4000, at_each=2, exhaustive=4)
+
+
+@pytest.mark.long
+def test_a_crash_at_any_moment_loses_nothing_in_many_more_images(seed: int) -> None:
+    try_many(seed, 150_000, at_each=6, exhaustive=7)
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+@pytest.mark.parametrize("ignore", ["payload", "header", "superblock"])
+def test_the_same_crashes_find_each_sync_that_is_left_out(seed: int, ignore: str, agreed: bool) -> None:
+    rng = random.Random(seed)
+    tried = try_crashes(rng, agreed=agreed, in_flight=1, rounds=6, ignore=ignore)
+    print(f"{tried.violations} violations in {tried.different} images; the first: {tried.first}")
+    assert tried.violations > 0
+
+
+def test_a_store_goes_on_from_what_a_crash_left_and_survives_the_next_one(seed: int) -> None:
+    rng = random.Random(seed)
+    for agreed in (False, True):
+        work = Workload(rng, agreed, slots=5)
+        start = work.empty_disk().content()
+        marks_before = 0
+        for _ in range(8):
+            disk = RecordedDisk(start)
+            work.run(disk, in_flight=2, rounds=2)
+            left = list(images(disk.log(), start, rng, at_each=1, exhaustive=0))
+            for image, marks in rng.sample(left, 40):
+                assert not work.violation(image, marks_before + marks)
+            start, marks = rng.choice(left)
+            marks_before += marks
+            del work.promises[marks_before:]  # what was promised after that crash has not happened
+            with Store.open_on(RecordedDisk(start), writable=False) as store:
+                listed = store.snapshots()
+            assert all(entry.valid_header for entry in listed)
