@@ -34,12 +34,15 @@ class SlotTable {
   // The order among snapshots is that of these calls.
   uint64_t next_sequence() { return next_sequence_.fetch_add(1, std::memory_order_relaxed); }
 
-  // A slot to write, or none at the deadline or after stop().
-  std::optional<uint32_t> acquire(uint64_t deadline) {
+  // A slot to write, or none at the deadline or after stop().  Where only slots in doubt are left, it settles
+  // them; `write` as in commit().
+  template <class Write>
+  std::optional<uint32_t> acquire(uint64_t deadline, Write&& write) {
     for (;;) {
       const uint32_t seen = freed_.now();
       uint32_t slot = 0;
       if (free_.pop(slot)) return slot;
+      if (settle(write)) continue;
       if (stopped_.load(std::memory_order_acquire) || Platform::passed(deadline)) return std::nullopt;
       freed_.wait(seen, deadline);
     }
@@ -79,7 +82,8 @@ class SlotTable {
       in_doubt_.store(true, std::memory_order_release);
       try {
         rewrite(write);
-      } catch (const std::system_error&) {  // it stays in doubt; the next snapshot tries again
+      } catch (const std::system_error&) {
+        freed_.raise();  // it stays in doubt; whoever waits for a slot tries again
       }
       throw;
     }
@@ -103,10 +107,11 @@ class SlotTable {
 
   // Writes the superblock once more if slots are in doubt, so that they are free.
   template <class Write>
-  void settle(Write&& write) {
-    if (!in_doubt_.load(std::memory_order_acquire)) return;
+  bool settle(Write&& write) {
+    if (!in_doubt_.load(std::memory_order_acquire)) return false;
     const std::lock_guard lock(mutex_);
     if (!doubtful_.empty()) rewrite(write);
+    return true;
   }
 
   // Nobody waits for a slot any more.

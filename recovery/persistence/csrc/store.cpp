@@ -178,8 +178,7 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
         ": newer snapshots are complete on all ranks; go on counting from there, or create a new store");
   const Registered snapshot{slots_->next_sequence(), identity.serial};
   if (snapshot.sequence > kMostCounted) throw StoreError(name_ + " is damaged: its sequences have no end");
-  slots_->settle(write);
-  const std::optional<uint32_t> slot = slots_->acquire(deadline);
+  const std::optional<uint32_t> slot = slots_->acquire(deadline, write);
   if (!slot && slots_->stopped()) throw StoreError("the store is closed");
   if (!slot)
     throw StoreFull(
