@@ -178,10 +178,14 @@ class Workload:
             store.release_before(released)
         except OSError as error:
             self.failures.append(error)
+            store.release_before(released)  # else there would soon be no slot to go on with
 
     def run(self, disk: RecordedDisk, in_flight: int, rounds: int) -> None:
         store = Store.open_on(disk, agreed=self.agreed, pool_bytes=4 * CHUNK)
         errors: list[BaseException] = []
+        if self.promises and self.agreed:  # what a crash may have kept from happening
+            store.release_before(max((p.floor for p in self.promises), default=0))
+            self.release(store, disk)
 
         def some() -> None:
             try:
@@ -205,7 +209,7 @@ class Workload:
         """Empty if a store that is opened from `image` keeps the first `marks` promises."""
         promises = self.promises[:marks]
         floor = max((p.floor for p in promises), default=0)
-        newest = max((p.sequence for p in promises), default=0)
+        newest = max((p.sequence for p in promises if p.registered or not self.agreed), default=0)
         try:
             with Store.open_on(RecordedDisk(image), writable=False, agreed=self.agreed) as store:
                 found = {}
@@ -224,6 +228,9 @@ class Workload:
             return str(error)
         if newest > max(found.values(), default=0):
             return f"{newest} was acknowledged, and there are {found}"
+        superfluous = max((p.serial for p in promises if p.sequence and not p.registered), default=0)
+        if self.agreed and superfluous >= max(found, default=1):
+            return f"serial {superfluous} was dropped, and there are {found}"
         needed = {p.serial for p in promises if p.registered and p.serial >= floor} if self.agreed else set()
         if not needed <= found.keys():
             return f"serials {sorted(needed)} are needed from floor {floor} on, and there are {found}"
