@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import grpc
 import typer
 from rich.console import Console
 from rich.live import Live
 
 import replay
 from recovery import snapshot_commands
+from recovery.asking import Failure, JobOption, SocketOption, ask, get_status
 from recovery.command_line import BAD_INPUT, check_variables, say
-from recovery.control import blocking_channel, pb, rpc, trouble
+from recovery.control import pb
 from recovery.drills import Drill, unknown
 from recovery.faults import BY_NAME
 from recovery.report import account_of_adoption
 from recovery.settings import BadInput
-from recovery.socket_path import default_socket, is_answering
 from recovery.tables import fault_table, log_table, status_json, status_tables
 
 PROGRAM = "recoveryctl"
@@ -33,32 +31,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after a
 log_app = typer.Typer(no_args_is_help=True, help="Read a rank's replay log.")
 app.add_typer(log_app, name="log")
 app.add_typer(snapshot_commands.app, name="snapshots")
-
-SocketOption = Annotated[Path | None, typer.Option("--socket", help="Of the proxyd.")]
-JobOption = Annotated[str, typer.Option("--job", help="Needed if several jobs run.")]
-
-
-class Failure(RuntimeError):
-    """A sentence for the user; exit status 2."""
-
-
-def ask(socket: Path | None, question: Callable[[Any], Any]) -> Any:
-    """One conversation with proxyd; raises Failure."""
-    path = (socket or default_socket()).absolute()
-    if not is_answering(path):
-        raise Failure(
-            f"no proxyd answers at {path}: start one with proxyd --devices cpu:2, or name its --socket"
-        )
-    try:
-        with blocking_channel(path) as channel:
-            return question(rpc.DaemonStub(channel))
-    except grpc.RpcError as problem:
-        raise Failure(f"proxyd at {path} did not answer: {trouble(problem)}") from problem
-
-
-def get_status(socket: Path | None) -> Any:
-    """What proxyd knows now."""
-    return ask(socket, lambda daemon: daemon.GetStatus(pb.StatusRequest(), timeout=10))
 
 
 @app.command()
