@@ -85,11 +85,11 @@ def parse_devices(text: str) -> DeviceSpec:
     return DeviceSpec(found[1], int(found[2]))
 
 
-def parse_seconds(text: str, flag: str) -> float:
+def parse_seconds(text: str, flag: str, least: float = 1, example: str = "300") -> float:
     """`300`, `2.5`, `90s` -> seconds."""
     found = re.fullmatch(r"([0-9]+(\.[0-9]+)?)\s*s?", text.strip())
-    if not found or not 1 <= float(found[1]) <= 1e6:
-        raise BadInput(f"{flag} {text!r} is no time: write seconds from 1 on, for example 300")
+    if not found or not least <= float(found[1]) <= 1e6:
+        raise BadInput(f"{flag} {text!r} is no time: write seconds from {least:g} on, for example {example}")
     return float(found[1])
 
 

@@ -1,4 +1,7 @@
-"""`recoveryctl snapshots`: what `proxyd --persist` has written.  No proxyd is needed; nothing is changed."""
+"""`recoveryctl snapshots`: what `proxyd --persist` has written, and how often it should.
+
+No proxyd is needed; nothing that is there is changed.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from recovery.asking import JobOption as RunningJobOption
+from recovery.asking import SocketOption, looking
 from recovery.persistence.catalogue import Catalogue, StoredSet, read_catalogue
 from recovery.persistence.checking import problems_of
-from recovery.settings import BadInput
+from recovery.settings import BadInput, parse_bytes, parse_seconds, parse_share
 from recovery.tables import size
+from recovery.tuning import Order, measure
 
-app = typer.Typer(no_args_is_help=True, help="Look at snapshots that proxyd --persist has written.")
+app = typer.Typer(no_args_is_help=True, help="Snapshots that proxyd --persist writes.")
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="What --persist named.")]
 JobOption = Annotated[str, typer.Option("--job", help="Only this job's.")]
@@ -115,6 +121,58 @@ def export(
                 return
         tried.append(f"serial {one.serial} (step {one.step}) was passed over: {'; '.join(problems)}")
     raise BadInput("; ".join(tried) or f"{directory} holds no snapshot that is complete on all ranks")
+
+
+@app.command()
+def tune(
+    directory: DirectoryArgument,
+    state: Annotated[str, typer.Option(metavar="SIZE", help="Of a snapshot [the running job's].")] = "",
+    step: Annotated[str, typer.Option(metavar="SECONDS", help="That a step takes [the running job's].")] = "",
+    overhead: Annotated[str, typer.Option(metavar="SHARE", help="Of the time, for persisting.")] = "3%",
+    storage: Annotated[str, typer.Option(metavar="SIZE", help="For snapshots [90% of what is free].")] = "",
+    dram: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for chunks; proxyd has 64MiB a rank.")
+    ] = "64MiB",
+    probe_limit: Annotated[
+        str, typer.Option(metavar="SIZE", help="The most to write per snapshot; beyond, it is scaled.")
+    ] = "512MiB",
+    watch: Annotated[
+        str, typer.Option(metavar="SECONDS", help="To watch a running job for, before and while writing.")
+    ] = "5",
+    no_load: Annotated[
+        bool, typer.Option("--no-load", help="Do not write on only to see what it costs a running job.")
+    ] = False,
+    job: RunningJobOption = "",
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure the storage and a running job, and explain how often to persist (PCcheck, section 3.4).
+
+    With both --state and --step, no proxyd is asked.
+    """
+    share = parse_share(overhead, "--overhead")
+    if share == 0:
+        raise BadInput(f"--overhead {overhead!r} leaves no time for snapshots: write for example 3%")
+    order = Order(
+        directory=directory.absolute(),
+        state_bytes=parse_bytes(state, "--state") if state else None,
+        step_s=parse_seconds(step, "--step", least=1e-6, example="0.35") if step else None,
+        dram_bytes=parse_bytes(dram, "--dram"),
+        storage_bytes=parse_bytes(storage, "--storage") if storage else None,
+        overhead=share,
+        probe_limit=parse_bytes(probe_limit, "--probe-limit"),
+        watch_s=parse_seconds(watch, "--watch"),
+        load=not no_load,
+        job=job,
+    )
+    progress = Console(stderr=True)
+    with progress.status("") as line:  # nothing of it shows where nobody looks
+        if order.needs_job:
+            with looking(socket) as look:
+                advice = measure(order, look, line.update)
+        else:
+            advice = measure(order, None, line.update)
+    typer.echo(json.dumps(advice.as_json(), indent=2) if as_json else advice.text())
 
 
 def as_row(one: StoredSet) -> dict[str, object]:
