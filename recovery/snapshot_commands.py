@@ -104,7 +104,7 @@ def export(
         raise BadInput(f"--format {form!r} is not known: {', '.join(FORMATS)}")
     if out.exists():
         raise BadInput(f"{out} exists: name a directory that does not")
-    tried = []
+    tried: list[str] = []
     for one in read(directory, job).sets:
         if not one.complete or serial not in (None, one.serial):
             continue
