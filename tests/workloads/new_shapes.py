@@ -24,9 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 MARKS = 8
 
 
-def count_on(device: torch.device, rounds: int, found: list[str]) -> None:
-    """Beside the training: shapes that come back, and shapes that do not."""
-    total = torch.zeros((), device=device)
+def count_on(device: torch.device, rank: int, rounds: int, found: list[str]) -> None:
+    """Beside the training: shapes that come back, and shapes that do not.
+
+    Never the same numbers on both ranks: what is alike now and then looks like a replica that was corrupted.
+    """
+    total = torch.full((), rank + 0.5, device=device)
     for n in range(rounds):
         total += torch.full((n % 7 + 1,), float(n), device=device).sum()
         total += torch.ones(3, n + 2, device=device).sum()
@@ -65,7 +68,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(rank)
     lines: list[str] = []
     counted: list[str] = []
-    beside = threading.Thread(target=count_on, args=(device, 4 * arguments.steps, counted))
+    beside = threading.Thread(target=count_on, args=(device, rank, 4 * arguments.steps, counted))
     beside.start()
     for step in range(1, arguments.steps + 1):
         batch = torch.randn(2 + rank, 3, 3 + step, generator=generator).to(device)
