@@ -17,6 +17,7 @@ BIN = Path(sys.executable).parent
 WARMUP_STEPS = 5  # the first steps learn shapes and fill caches; medians leave them out
 
 
+OVERDUE = "did not end within"
 NATIVE_ABORT = "terminate called without an active exception"
 NATIVE_ATTEMPTS = 5
 
@@ -156,7 +157,7 @@ def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None]
     finally:
         timer.cancel()
     if status != 0:
-        why = f"did not end within {timeout_s:.0f} s" if expired.is_set() else f"ended with status {status}"
+        why = f"{OVERDUE} {timeout_s:.0f} s" if expired.is_set() else f"ended with status {status}"
         raise RunFailed(f"{' '.join(command)}\n{why}; its last lines:\n{''.join(lines[-80:])}")
     return "".join(lines)
 
@@ -167,13 +168,14 @@ def execute_natively(
     """As execute(), for commands without our code in them.
 
     PyTorch 2.13 with Gloo may abort while its process ends, all work done: often if one rank leaves before
-    the other, rarely otherwise. A reference run that does is run again; nothing of ours is ever excused so.
+    the other, rarely otherwise. Seldom it hangs. A reference run that does is run again; nothing of ours is
+    ever excused so.
     """
     for _ in range(NATIVE_ATTEMPTS - 1):
         try:
             return execute(command, timeout_s, on_line)
         except RunFailed as failure:
-            if NATIVE_ABORT not in str(failure):
+            if NATIVE_ABORT not in str(failure) and OVERDUE not in str(failure):
                 raise
     return execute(command, timeout_s, on_line)
 

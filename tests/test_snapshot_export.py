@@ -97,7 +97,7 @@ def native(stored: Stored, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--losses",
             str(folder / f"{name}.losses"),
         )
-        execute_natively(command(stored.ranks, *arguments), timeout_s=300)
+        execute_natively(command(stored.ranks, *arguments), timeout_s=60)
     return folder
 
 
@@ -134,7 +134,7 @@ def test_a_training_that_resumes_from_it_has_the_losses_of_one_that_never_stoppe
 ) -> None:
     losses = tmp_path / "losses"
     arguments = ("--steps", str(stored.step + MORE), "--resume", str(stored.out), "--losses", str(losses))
-    execute_natively(command(stored.ranks, *arguments), timeout_s=300)
+    execute_natively(command(stored.ranks, *arguments), timeout_s=60)
     undisturbed = (native / "later.losses").read_text().split()
     assert losses.read_text().split() == undisturbed[-MORE:]
 
