@@ -60,7 +60,7 @@ def _try_to_write(serial: int, directory: Path) -> None:
 def describe() -> dict[str, Any]:
     """State of modules and optimizers, tensors by handle."""
     modules = [_unwrapped(module) for module in _roots()]
-    states = [module.state_dict(keep_vars=True) for module in modules]
+    states = [_state(module) for module in modules]
     named = [
         (module, state)
         for module, state in zip(modules, states, strict=True)
@@ -87,8 +87,19 @@ def _roots() -> list[Any]:
 
     # Not isinstance(): it asks objects for their class, and some answer with a deprecation warning.
     modules = [found for found in gc.get_objects() if issubclass(type(found), Module)]
-    inner = {id(child) for module in modules for child in module._modules.values()}
+    inner = {id(child) for module in modules for child in getattr(module, "_modules", {}).values()}
     return [module for module in modules if id(module) not in inner]
+
+
+def _state(module: Any) -> dict[str, Any]:
+    """As its state_dict(), whose hooks may do anything: those of sharded models talk to other ranks."""
+    found = {}
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        kept = [*part._parameters.items(), *part._buffers.items()]
+        for name, value in kept:
+            if value is not None and name not in part._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = value
+    return found
 
 
 def _unwrapped(module: Any) -> Any:

@@ -106,6 +106,20 @@ def test_trouble_of_one_rank_discards_the_set_is_told_and_tried_again_later() ->
     assert all(session.persist_note == "" for session in rig.sessions)
 
 
+def test_a_disk_that_hangs_is_told_of_and_holds_up_nothing_else() -> None:
+    rig = Rig(slots=2, every_s=1.0)
+    rig.offer(1, 0.0)
+    rig.offer(2, 30.0)
+    assert all(session.persist_note == "" for session in rig.sessions)
+    rig.offer(3, 61.0)
+    assert [request.serial for request in rig.sent()] == [1]
+    assert all("storage is slow" in session.persist_note for session in rig.sessions)
+    rig.written(1, 62.0)
+    assert all(session.persist_note == "" for session in rig.sessions)
+    rig.offer(4, 63.0)
+    assert rig.leases[0] == [4]
+
+
 def test_workers_that_were_started_again_write_a_run_of_their_own() -> None:
     rig = Rig(every_s=10.0)
     rig.offer(7, 0.0)

@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 RETRY_S = 10.0
 """After trouble with storage."""
+SLOW_S = 60.0
+"""A set that is under way for so long is told of; a disk may hang for ever."""
 WRITER_THREADS = 2
 """Per snapshot (PCcheck, section 3.4: 2 to 4)."""
 
@@ -68,7 +70,10 @@ class Persistence:
         if run != self._run:  # workers that were started again
             self._run, self._due_s = run, 0.0
             self._sets.clear()
-        if now < self._due_s or len(self._sets) >= self._settings.in_flight:
+        if now < self._due_s:
+            return False
+        if len(self._sets) >= self._settings.in_flight:
+            self._complain_of_slowness(now)
             return False
         self._announced = serial
         for session in sessions:
@@ -156,8 +161,16 @@ class Persistence:
             if session.active:
                 session.log.lease_snapshots(serials)
 
+    def _complain_of_slowness(self, now: float) -> None:
+        longest = now - min(of.begun_s for of in self._sets.values())
+        if longest > SLOW_S:
+            self._tell(f"its storage is slow, one has been under way for {SLOW_S:.0f} s and more")
+
     def _trouble(self, reason: str, now: float) -> None:
         self._due_s = max(self._due_s, now + RETRY_S)
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
         note = f"no snapshot reaches {self._settings.directory}: {reason}"
         for session in self._job.active_sessions():
             if session.persist_note != note:

@@ -142,6 +142,7 @@ class JobWriter:
     def __init__(self, directory: Path, job: str, slots: int, threads: int) -> None:
         self._directory, self._job, self._slots, self._threads = directory, job, slots, threads
         self._stores: dict[tuple[str, int], RankStores] = {}
+        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=64)
         self._answering = threading.Lock()
 
@@ -153,7 +154,9 @@ class JobWriter:
             self._pool.submit(self._tell_stores, request)
 
     def _tell_stores(self, request: Release | Discard) -> None:
-        for stores in [stores for (run, _), stores in self._stores.items() if run == request.run]:
+        with self._lock:
+            concerned = [stores for (run, _), stores in self._stores.items() if run == request.run]
+        for stores in concerned:
             try:
                 if isinstance(request, Release):
                     stores.release(request.serial)
@@ -169,16 +172,20 @@ class JobWriter:
                 raise ValueError(f"{request.run!r} is no name for a run")
             sources = [read_source(rank, Path(request.directories[rank]), request.serial) for rank in ranks]
             parts = split({source.rank: holdings(source.contents) for source in sources})
-        except (OSError, ValueError, replay.LogError) as problem:
+        except Exception as problem:  # noqa: BLE001 - as below
             for rank in ranks:
-                self._answer(Written(request.serial, rank, error=str(problem)))
+                self._answer(Written(request.serial, rank, error=str(problem) or repr(problem)))
             return
         for source in sources:
-            key = (request.run, source.rank)
-            if key not in self._stores:
-                run = self._directory / self._job / request.run
-                self._stores[key] = RankStores(run, source.rank, self._slots, agreed=len(sources) > 1)
-            self._pool.submit(self._persist, request, source, parts[source.rank], self._stores[key])
+            stores = self._stores_of(request.run, source.rank, agreed=len(sources) > 1)
+            self._pool.submit(self._persist, request, source, parts[source.rank], stores)
+
+    def _stores_of(self, run: str, rank: int, agreed: bool) -> RankStores:
+        with self._lock:
+            if (run, rank) not in self._stores:
+                folder = self._directory / self._job / run
+                self._stores[run, rank] = RankStores(folder, rank, self._slots, agreed)
+            return self._stores[run, rank]
 
     def _persist(self, request: Persist, source: Source, part: Part, stores: RankStores) -> None:
         step = source.contents.commit.step
@@ -190,8 +197,8 @@ class JobWriter:
                 serial=request.serial, extents=extents, threads=self._threads, timeout_s=SLOT_FREE_S,
                 confirm=lambda: source.log.snapshot_holds(request.serial),
             )  # fmt: skip
-        except (OSError, _store.StoreError, replay.LogError) as problem:
-            self._answer(Written(request.serial, source.rank, step, error=str(problem)))
+        except Exception as problem:  # noqa: BLE001 - proxyd waits for an answer, and holds memory until then
+            self._answer(Written(request.serial, source.rank, step, error=str(problem) or repr(problem)))
         else:
             self._answer(Written(request.serial, source.rank, step, receipt.bytes, receipt.seconds))
 
