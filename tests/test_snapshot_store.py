@@ -41,6 +41,12 @@ def content_of(store: Store, sequence: int) -> list[bytes]:
     return found
 
 
+def all_content_of(store: Store, sequence: int) -> list[bytes]:
+    into = [bytearray(size) for _, _, size in store.extents(sequence)]
+    store.read_all(sequence, into)
+    return [bytes(content) for content in into]
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "snapshots"
@@ -61,6 +67,7 @@ def test_any_bytes_come_back_as_they_were(path: Path, seed: int) -> None:
             receipt = keep(store, serial, *contents, threads=rng.randrange(1, 5))
             assert receipt.registered and receipt.sequence == serial
             assert content_of(store, serial) == contents
+            assert all_content_of(store, serial) == contents
             assert store.verify(serial) == []
 
 
@@ -92,6 +99,29 @@ def test_many_extents_of_a_few_bytes_each(path: Path, seed: int) -> None:
             into = bytearray(len(contents[index]))
             store.read(1, index, into)
             assert into == contents[index]
+
+
+def test_all_extents_are_read_at_once_only_into_as_many_buffers_of_their_sizes(path: Path) -> None:
+    with new_store(path) as store:
+        keep(store, 1, b"a" * 100, b"", b"b" * BLOCK)
+        with pytest.raises(StoreError, match="has 3 extents, not 2"):
+            store.read_all(1, [bytearray(100), bytearray()])
+        with pytest.raises(StoreError, match="extent 2 of snapshot 1 has 4096 bytes, and the buffer 100"):
+            store.read_all(1, [bytearray(100), bytearray(), bytearray(100)])
+        with pytest.raises(BufferError):
+            store.read_all(1, [bytes(100), bytearray(), bytearray(BLOCK)])  # type: ignore[list-item]
+        with pytest.raises(StoreError, match="there is no snapshot 2"):
+            store.read_all(2, [])
+
+
+def test_nothing_is_read_at_once_from_a_snapshot_with_a_damaged_chunk(path: Path) -> None:
+    with new_store(path) as store:
+        keep(store, 1, b"a" * 100, b"b" * 3 * BLOCK)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"bbbb")] ^= 1
+    path.write_bytes(content)
+    with Store.open(path) as store, pytest.raises(StoreError, match="chunk 0 is not what it was"):
+        all_content_of(store, 1)
 
 
 def test_needed_slot_bytes_are_enough_and_one_block_less_is_not(path: Path) -> None:

@@ -94,6 +94,19 @@ void read(const OpenedStore& s, uint64_t sequence, uint64_t index, const py::obj
   s.store->read(sequence, index, view.data(), view.bytes());
 }
 
+void read_all(const OpenedStore& s, uint64_t sequence, const py::sequence& into) {
+  std::vector<BufferView> views;
+  std::vector<Piece> pieces;
+  views.reserve(into.size());
+  pieces.reserve(into.size());
+  for (const py::handle buffer : into) {
+    const BufferView& view = views.emplace_back(buffer, true);
+    pieces.push_back({0, view.data(), view.bytes()});
+  }
+  const py::gil_scoped_release unlocked;
+  s.store->read_all(sequence, std::move(pieces));
+}
+
 std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> extents(const OpenedStore& s, uint64_t sequence) {
   std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> found;
   for (const Extent& e : s.store->extents(sequence)) found.emplace_back(e.kind, e.id, e.bytes);
@@ -197,6 +210,7 @@ void bind_store(py::module_& m) {
           "snapshots", [](const OpenedStore& s) { return s.store->snapshots(); }, Unlocked())
       .def("extents", &extents, py::arg("sequence"), Unlocked())
       .def("read", &read, py::arg("sequence"), py::arg("index_of_extent"), py::arg("into"))
+      .def("read_all", &read_all, py::arg("sequence"), py::arg("into"))
       .def(
           "verify", [](const OpenedStore& s, uint64_t sequence) { return s.store->verify(sequence); },
           py::arg("sequence"), Unlocked())

@@ -11,7 +11,7 @@
 namespace understudy::persistence {
 namespace {
 
-constexpr uint64_t kReaders = 4;  // threads, at most
+constexpr uint64_t kReaders = 4;  // threads, at most; more than cores, since each waits for the storage
 
 std::string called(const Place& place, const SlotHeader& header) {
   return "snapshot " + std::to_string(header.sequence) + " of " + place.storage.name();
@@ -53,8 +53,7 @@ void for_each_chunk(const Place& place, const SlotHeader& header, const Tables& 
   };
   {
     std::vector<std::jthread> others;
-    const uint64_t readers =
-        std::min({kReaders, last - first, uint64_t{std::thread::hardware_concurrency()}});
+    const uint64_t readers = std::min(kReaders, last - first);
     for (uint64_t i = 1; i < readers; i++) {
       try {
         others.emplace_back(read_some);
@@ -65,6 +64,18 @@ void for_each_chunk(const Place& place, const SlotHeader& header, const Tables& 
     read_some();
   }
   if (failure) std::rethrow_exception(failure);
+}
+
+// Copies what a chunk, which begins at `begin` of the payload, has of the pieces.
+void scatter(const uint8_t* content, uint64_t begin, uint64_t bytes, const std::vector<Piece>& pieces) {
+  const uint64_t end = begin + bytes;
+  auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
+                                [](uint64_t at, const Piece& p) { return at < p.offset + p.bytes; });
+  for (; piece != pieces.end() && piece->offset < end; ++piece) {
+    const uint64_t from = std::max(begin, piece->offset);
+    const uint64_t until = std::min(end, piece->offset + piece->bytes);
+    if (from < until) std::memcpy(piece->to + (from - piece->offset), content + (from - begin), until - from);
+  }
 }
 
 // Both counts are bounded before anything is multiplied with them.
@@ -116,20 +127,21 @@ Tables read_tables(const Place& place, const SlotHeader& header) {
   return tables;
 }
 
-void read_payload(const Place& place, const SlotHeader& header, const Tables& tables, uint64_t offset,
-                  uint8_t* to, uint64_t bytes) {
-  if (bytes == 0) return;
-  const uint64_t end = offset + bytes;
-  for_each_chunk(place, header, tables, offset / header.chunk_bytes, parts_of(end, header.chunk_bytes),
-                 [&](uint64_t chunk, const uint8_t* content) {
-                   if (content == nullptr)
-                     throw StoreError(called(place, header) + " is damaged: chunk " + std::to_string(chunk) +
-                                      " is not what it was, or the slot was written anew meanwhile");
-                   const uint64_t begin = chunk * header.chunk_bytes;
-                   const uint64_t from = std::max(begin, offset);
-                   const uint64_t until = std::min(begin + bytes_of(header, chunk), end);
-                   std::memcpy(to + (from - offset), content + (from - begin), until - from);
-                 });
+void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
+                  const std::vector<Piece>& pieces) {
+  uint64_t first = UINT64_MAX, last = 0;
+  for (const Piece& piece : pieces) {
+    if (piece.bytes == 0) continue;
+    first = std::min(first, piece.offset / header.chunk_bytes);
+    last = parts_of(piece.offset + piece.bytes, header.chunk_bytes);
+  }
+  if (last == 0) return;
+  for_each_chunk(place, header, tables, first, last, [&](uint64_t chunk, const uint8_t* content) {
+    if (content == nullptr)
+      throw StoreError(called(place, header) + " is damaged: chunk " + std::to_string(chunk) +
+                       " is not what it was, or the slot was written anew meanwhile");
+    scatter(content, chunk * header.chunk_bytes, bytes_of(header, chunk), pieces);
+  });
 }
 
 std::vector<uint64_t> damaged_chunks(const Place& place, const SlotHeader& header, const Tables& tables) {

@@ -30,10 +30,18 @@ struct Tables {
 // StoreError.
 Tables read_tables(const Place& place, const SlotHeader& header);
 
-// Fills `to` with `bytes` bytes at `offset` of the payload.  Throws StoreError if a chunk that it touches is
-// damaged (then `to` holds anything), and StorageError.  Precondition: inside the payload.
-void read_payload(const Place& place, const SlotHeader& header, const Tables& tables, uint64_t offset,
-                  uint8_t* to, uint64_t bytes);
+// Where a part of the payload is to go.
+struct Piece {
+  uint64_t offset;
+  uint8_t* to;
+  uint64_t bytes;
+};
+
+// Fills the pieces, and reads each chunk from the first to the last that they touch once.  Throws StoreError
+// if one is damaged (then they hold anything), and StorageError.  Precondition: inside the payload; offsets
+// rise, and they do not overlap.
+void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
+                  const std::vector<Piece>& pieces);
 
 // The chunks whose content is not what it was, in order; one that the storage cannot read (EIO) is among
 // them.

@@ -22,6 +22,13 @@ void write_and_wait(Writer& writer, uint64_t offset, const uint8_t* data, uint64
   writer.wait();
 }
 
+void check_size(uint64_t sequence, uint64_t index, const Extent& extent, uint64_t bytes) {
+  if (extent.bytes != bytes)
+    throw StoreError("extent " + std::to_string(index) + " of snapshot " + std::to_string(sequence) +
+                     " has " + std::to_string(extent.bytes) + " bytes, and the buffer " +
+                     std::to_string(bytes));
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- calls under way
@@ -335,10 +342,22 @@ void Store::read(uint64_t sequence, uint64_t extent, uint8_t* to, uint64_t bytes
     throw StoreError("snapshot " + std::to_string(sequence) + " has " + std::to_string(extents.size()) +
                      " extents, and none of index " + std::to_string(extent));
   const Extent& e = extents[extent];
-  if (e.bytes != bytes)
-    throw StoreError("extent " + std::to_string(extent) + " of snapshot " + std::to_string(sequence) +
-                     " has " + std::to_string(e.bytes) + " bytes, and the buffer " + std::to_string(bytes));
-  read_payload(place(), snapshot.header, snapshot.tables, e.offset, to, bytes);
+  check_size(sequence, extent, e, bytes);
+  read_payload(place(), snapshot.header, snapshot.tables, {{e.offset, to, bytes}});
+}
+
+void Store::read_all(uint64_t sequence, std::vector<Piece> into) const {
+  const Call call(*this);
+  const Snapshot snapshot = find(sequence);
+  const std::vector<Extent>& extents = snapshot.tables.extents;
+  if (into.size() != extents.size())
+    throw StoreError("snapshot " + std::to_string(sequence) + " has " + std::to_string(extents.size()) +
+                     " extents, not " + std::to_string(into.size()));
+  for (size_t i = 0; i < into.size(); i++) {
+    check_size(sequence, i, extents[i], into[i].bytes);
+    into[i].offset = extents[i].offset;
+  }
+  read_payload(place(), snapshot.header, snapshot.tables, into);
 }
 
 std::vector<uint64_t> Store::verify(uint64_t sequence) const {

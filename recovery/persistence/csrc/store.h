@@ -78,6 +78,9 @@ class Store {
   std::vector<Extent> extents(uint64_t sequence) const;
   // `bytes` must be those of the extent.
   void read(uint64_t sequence, uint64_t extent, uint8_t* to, uint64_t bytes) const;
+  // All extents at once, each into memory of its size (`offset` is not looked at).  What small extents have
+  // in common, tables and chunks, is read and checked once.
+  void read_all(uint64_t sequence, std::vector<Piece> into) const;
   std::vector<uint64_t> verify(uint64_t sequence) const;
 
   Registry registry() const;
