@@ -21,9 +21,9 @@ GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py t
 	tests/test_worker.py
 
 .PHONY: sweep soak simulate baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
-	conformance lint format clean install
+	bench-snapshots conformance lint format clean install
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 
 # One at a time: two terminals may both ask.
 setup:  ## everything into .venv; quickly a no-op when nothing changed
@@ -67,6 +67,9 @@ test-long: setup  ## in full what tests of `make test` only sample; those are no
 test-gpu: setup  ## the suite with real GPUs, against native CUDA; says so where there is none
 	@$(PY) bench/gpu.py --count >/dev/null || { echo "test-gpu: skipped, PyTorch finds no GPU here"; exit 0; }; \
 	UNDERSTUDY_TEST_DRIVER=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(VENV)/bin/pytest -m 'long or not long' $(GPU_TESTS)
+
+bench-snapshots: setup  ## time until a state is durable, against others; bench/results/snapshots.json and plots
+	@OMP_NUM_THREADS=1 $(PY) bench/snapshots/persist_time.py $(OPTIONS)
 
 bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
 	@$(PY) bench/gpu.py
