@@ -8,6 +8,8 @@
 //
 // Little-endian; every block is a multiple of 4096 bytes at such an offset; offsets, never pointers.
 #pragma once
+#include <sys/mman.h>
+
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -160,11 +162,16 @@ struct FreeMemory {
 };
 using AlignedMemory = std::unique_ptr<uint8_t[], FreeMemory>;
 
-// Memory as direct I/O needs it.  `bytes` is rounded up to blocks; nothing is cleared.
+// Memory as direct I/O needs it.  `bytes` is rounded up to blocks; nothing is cleared.  Large memory asks for
+// huge pages: with them the kernel makes requests of megabytes, else of at most so many scattered pages, and
+// a virtual disk moved twice as many bytes in a second.  It works without them, too.
 inline AlignedMemory aligned_memory(uint64_t bytes) {
-  auto* const memory =
-      static_cast<uint8_t*>(std::aligned_alloc(kBlock, rounded_up(bytes == 0 ? 1 : bytes, kBlock)));
+  constexpr uint64_t kHugePage = 2 << 20;
+  const uint64_t alignment = bytes >= kHugePage ? kHugePage : kBlock;
+  const uint64_t size = rounded_up(bytes == 0 ? 1 : bytes, alignment);
+  auto* const memory = static_cast<uint8_t*>(std::aligned_alloc(alignment, size));
   if (memory == nullptr) throw std::bad_alloc();
+  if (alignment == kHugePage) madvise(memory, size, MADV_HUGEPAGE);
   return AlignedMemory(memory);
 }
 
