@@ -31,6 +31,7 @@ from training_state import State, bytes_of, same, training_state
 
 Row = dict[str, Any]
 RAW, RAW_COMMITTED = "raw loop", "raw loop, two blocks more"
+RAW_PAGES = "raw loop, ordinary pages"
 OURS, OURS_COPY = "understudy", "understudy, copied first"
 LEAST_ROUNDS = 3
 AREA_SLOTS = 3  # of the file that GPM, PCcheck (N = 2) and the raw loop write in turns
@@ -121,6 +122,7 @@ def ways_of(folder: Path, state: State, closing_later: ExitStack) -> dict[str, W
     }
     ways: dict[str, Way] = {
         RAW: Raw(folder / "area", bytes_of(state)),
+        RAW_PAGES: Raw(folder / "area", bytes_of(state), huge_pages=False),
         RAW_COMMITTED: RawCommitted(folder / "area", bytes_of(state)),
         "torch.save": TorchSave(folder / "torch.save"),
         **{name: Distributed(folder / name, by) for name, by in distributed.items()},

@@ -95,11 +95,21 @@ class Raw(Way):
     What counts is `seconds`, the loop's own time: queues of asynchronous I/O take long to be given back.
     """
 
-    def __init__(self, path: Path, count: int, chunk: int = CHUNK, threads: int = THREADS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        count: int,
+        chunk: int = CHUNK,
+        threads: int = THREADS,
+        *,
+        huge_pages: bool = True,
+    ) -> None:
         self.path, self.chunk, self.threads = str(path), chunk, threads
         self.depth = depth_of(chunk, threads)
         self.seconds = 0.0
-        self.memory = mmap.mmap(-1, padded(count))
+        self.memory = mmap.mmap(-1, padded(count), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if huge_pages:
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
         torch.frombuffer(self.memory, dtype=torch.uint8).random_()
 
     def save(self, state: State) -> Future[None]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from paper_policies import prepare
-from persist_measure import OURS, RAW, Effort, Rounds, Row, Turn, new_folder, row_of
+from persist_measure import OURS, RAW, RAW_PAGES, Effort, Rounds, Row, Turn, new_folder, row_of
 from persist_ways import BLOCK, Distributed, Raw, TorchSave, Understudy, create_store
 from training_state import State, bytes_of, description_of, empty_state, same, training_state
 
@@ -34,6 +34,7 @@ def restore_times(effort: Effort, folder: Path, tell: Callable[[str], object]) -
             prepare(here / "area", bytes_of(state) + BLOCK)
             actions: dict[str, Callable[[], object]] = {
                 RAW: partial(raw_read, Raw(here / "area", bytes_of(state))),
+                RAW_PAGES: partial(raw_read, Raw(here / "area", bytes_of(state), huge_pages=False)),
                 OURS: partial(ours.fill, into),
                 f"{OURS}, checked only": ours.check,
                 "torch.load": file.load,
