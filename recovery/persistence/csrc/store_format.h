@@ -8,8 +8,6 @@
 //
 // Little-endian; every block is a multiple of 4096 bytes at such an offset; offsets, never pointers.
 #pragma once
-#include <sys/mman.h>
-
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -21,6 +19,7 @@
 #include <string>
 #include <type_traits>
 
+#include "recovery/persistence/csrc/aligned_memory.h"
 #include "replay/csrc/digest.h"
 
 namespace understudy::persistence {
@@ -155,24 +154,6 @@ constexpr uint64_t tables_bytes(uint64_t extents, uint64_t chunks) {
 constexpr uint64_t room_for(uint64_t payload_bytes, uint64_t extents, uint64_t chunk_bytes) {
   return rounded_up(payload_bytes, kBlock) +
          rounded_up(tables_bytes(extents, parts_of(payload_bytes, chunk_bytes)), kBlock);
-}
-
-struct FreeMemory {
-  void operator()(uint8_t* memory) const { std::free(memory); }
-};
-using AlignedMemory = std::unique_ptr<uint8_t[], FreeMemory>;
-
-// Memory as direct I/O needs it.  `bytes` is rounded up to blocks; nothing is cleared.  Large memory asks for
-// huge pages: with them the kernel makes requests of megabytes, else of at most so many scattered pages, and
-// a virtual disk moved twice as many bytes in a second.  It works without them, too.
-inline AlignedMemory aligned_memory(uint64_t bytes) {
-  constexpr uint64_t kHugePage = 2 << 20;
-  const uint64_t alignment = bytes >= kHugePage ? kHugePage : kBlock;
-  const uint64_t size = rounded_up(bytes == 0 ? 1 : bytes, alignment);
-  auto* const memory = static_cast<uint8_t*>(std::aligned_alloc(alignment, size));
-  if (memory == nullptr) throw std::bad_alloc();
-  if (alignment == kHugePage) madvise(memory, size, MADV_HUGEPAGE);
-  return AlignedMemory(memory);
 }
 
 }  // namespace understudy::persistence
