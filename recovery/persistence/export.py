@@ -139,6 +139,8 @@ def export(stored: StoredSet, out: Path, form: str) -> list[str]:
     half_made.mkdir(parents=True)
     try:
         with SetReader(stored) as reader:
+            for part in reader.parts.values():
+                part.read_ahead()
             states = [RankState(reader, rank) for rank in sorted(reader.parts)]
             alike = len({state.fingerprint() for state in states}) == 1
             omitted: list[str] = []
