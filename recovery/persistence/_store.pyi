@@ -111,12 +111,12 @@ class Store:
         """Writes a snapshot; it is durable when this returns. Several may be under way, in threads of the
         caller.
 
-        `extents`: (kind, id, content), where kind is 1 device buffer, 2 generator, 3 manifest, 4 client state
-        or 5 log. Their memory must not change meanwhile. `job`: at most 255 bytes of UTF-8. `threads` write,
-        the caller's among them. `confirm` is asked once all is copied, before it counts: False cancels
-        (StoreError). `timeout_s` bounds the wait for a free slot: StoreFull after it. OSError: the
-        snapshot is cancelled, those before it are as they were, and the store goes on; if a sync failed, then
-        all snapshots under way at that moment fail.
+        `extents`: (kind, id, content), kinds as docs/snapshot-format.md has them, 1 to 6. Their memory must
+        not change meanwhile. `job`: at most 255 bytes of UTF-8. `threads` write, the caller's among them.
+        `confirm` is asked once all is copied, before it counts: False cancels (StoreError). `timeout_s`
+        bounds the wait for a free slot: StoreFull after it. OSError: the snapshot is cancelled, those before
+        it are as they were, and the store goes on; if a sync failed, then all snapshots under way at that
+        moment fail.
         """
     def release_before(self, serial: int) -> None:
         """`serial` is complete on all ranks: slots below it are free once this is durable, except the
