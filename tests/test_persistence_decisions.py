@@ -163,15 +163,27 @@ def test_a_writer_of_the_same_run_goes_on_where_another_one_was_killed(tmp_path:
     first = RankStores(run, 0, slots=3, agreed=True)
     write(first.fitting([1000], serial=1), 1, 1000)
     write(first.fitting([1 << 20], serial=2), 2, 1 << 20)
-    for store in (first._current, *first._former):
-        assert store is not None
-        store.close()
+    for open_store in (first._current, *(former for _, former in first._outgrown.values())):
+        assert open_store is not None
+        open_store.close()
     (run / "rank-0.2.new").write_bytes(b"half")  # it was making a larger one
     second = RankStores(run, 0, slots=3, agreed=True)
     store = second.fitting([1000], serial=3)
     assert [entry.serial for entry in store.snapshots()] == [2]
     write(store, 3, 1000)
     second.release(3)
+    assert [found.growth for found in stores_of(run)] == [1]
+
+
+def test_a_store_that_cannot_be_opened_again_is_left_and_another_one_begun(tmp_path: Path) -> None:
+    run = tmp_path / "job" / "run"
+    first = RankStores(run, 0, slots=3, agreed=True)
+    write(first.fitting([1000], serial=1), 1, 1000)
+    second = RankStores(run, 0, slots=3, agreed=True)  # while the first one still has its lock
+    store = second.fitting([1000], serial=2)
+    assert [found.growth for found in stores_of(run)] == [0, 1]
+    write(store, 2, 1000)
+    second.release(2)
     assert [found.growth for found in stores_of(run)] == [1]
 
 

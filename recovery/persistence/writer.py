@@ -78,9 +78,8 @@ class RankStores:
         self._lock = threading.Lock()
         self._growth = -1
         self._current: _store.Store | None = None
-        self._outgrown: dict[Path, int] = {}
-        """Stores whose snapshots are needed until this serial is complete."""
-        self._former: list[_store.Store] = []
+        self._outgrown: dict[Path, tuple[int, _store.Store | None]] = {}
+        """Stores whose snapshots are needed until this serial is complete; open ones may still be written."""
 
     def fitting(self, sizes: Sequence[int], serial: int) -> _store.Store:
         """A store with room for extents of these sizes; raises OSError or StoreError."""
@@ -98,9 +97,11 @@ class RankStores:
         with self._lock:
             if self._current is not None:
                 self._current.release_before(serial)
-            for path in [path for path, until in self._outgrown.items() if until <= serial]:
+            for path in [path for path, (until, _) in self._outgrown.items() if until <= serial]:
+                _, store = self._outgrown.pop(path)
                 path.unlink(missing_ok=True)
-                del self._outgrown[path]
+                if store is not None:
+                    store.close()  # only then its blocks are free
 
     def discard(self, serial: int) -> None:
         """It will never be complete."""
@@ -114,15 +115,19 @@ class RankStores:
         known = [store for store in stores_of(self._run) if store.rank == self._rank]
         self._growth = max((store.growth for store in known), default=0)
         for store in known:
-            if store.growth < self._growth:
-                self._outgrown[store.path] = 0  # until the next one is complete
-            else:
-                self._current = _store.Store.open(str(store.path), agreed=self._agreed)
+            if store.growth == self._growth:
+                try:
+                    self._current = _store.Store.open(str(store.path), agreed=self._agreed)
+                    continue
+                except _store.StoreError as problem:  # damaged, or its writer has not quite ended
+                    sys.stderr.write(f"understudy: a new store is begun: {problem}\n")
+            self._outgrown[store.path] = (0, None)  # until the next one is complete
+        if known and self._current is None:
+            self._growth += 1
 
     def _grow(self, slot_bytes: int, serial: int) -> None:
         if self._current is not None:
-            self._outgrown[store_path(self._run, self._rank, self._growth)] = serial
-            self._former.append(self._current)  # snapshots may still be under way there
+            self._outgrown[store_path(self._run, self._rank, self._growth)] = (serial, self._current)
             self._growth += 1
         path = store_path(self._run, self._rank, self._growth)
         half_made = path.with_suffix(".new")
