@@ -16,6 +16,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "record_reader": (
         "replay/csrc/log_map.cpp",
         "replay/csrc/log_view.cpp",
+        "replay/csrc/manifest.cpp",
         "replay/csrc/templates.cpp",
     ),
     "manifest": (
