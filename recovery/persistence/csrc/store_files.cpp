@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "recovery/persistence/csrc/file_handle.h"
 
@@ -68,6 +69,7 @@ void create_store(const std::string& path, const Geometry& geometry) {
 std::shared_ptr<Store> open_store(const std::string& path, Engine engine, StoreOptions options,
                                   std::string* notes) {
   options.exact = !is_partition(path);
+  if (options.exact && std::filesystem::file_size(path) == 0) throw too_small(path, 0);
   std::shared_ptr<FileHandle> lock;
   if (options.writable) lock = writer_lock(path);
   auto store = std::make_shared<Store>(open_storage(path, engine, options.writable, notes), options, lock);

@@ -85,14 +85,17 @@ Superblock sealed(Superblock like, const Registry& registry) {
   return like;
 }
 
+StoreError too_small(const std::string& name, uint64_t bytes) {
+  return StoreError(
+      name + " has " + std::to_string(bytes) +
+      " bytes, too few for a snapshot store: it was cut off, or never was one. Restore it from a "
+      "copy, or create a new store at another path; nothing was changed");
+}
+
 StoreFacts read_superblocks(const Storage& storage, bool exact) {
   const std::string& name = storage.name();
   const uint64_t there = storage.bytes();
-  if (there < 2 * kBlock)
-    throw StoreError(
-        name + " has " + std::to_string(there) +
-        " bytes, too few for a snapshot store: it was cut off, or never was one. Restore it from a "
-        "copy, or create a new store at another path; nothing was changed");
+  if (there < 2 * kBlock) throw too_small(name, there);
   StoreFacts facts;
   bool found = false, foreign = true;
   uint32_t version = 0;

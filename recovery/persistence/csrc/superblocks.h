@@ -15,6 +15,8 @@ struct StoreFacts {
   std::string note;  // a sentence about the other one if it is damaged, else empty
 };
 
+StoreError too_small(const std::string& name, uint64_t bytes);
+
 // A superblock of a new store, not sealed.
 Superblock new_superblock(const Geometry& geometry);
 
