@@ -62,6 +62,7 @@ def _commit_facts(commit: replay.Commit) -> CommitFacts:
         communicators=tuple(commit.communicators),
         members=tuple(commit.members),
         optimizer=commit.optimizer,
+        call=commit.call,
     )
 
 

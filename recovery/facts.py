@@ -38,7 +38,7 @@ class CommitFacts:
     """One commit of a rank.  `communicators`: (uid_low, uid_high, collectives done so far).
 
     `members`: how many ranks each of them has; empty if that is not known.  `optimizer`: an optimizer step
-    without pre-images begins right behind it.
+    without pre-images begins right behind it.  `call`: records of the minibatch before it; 0 at its end.
     """
 
     number: int
@@ -48,6 +48,7 @@ class CommitFacts:
     communicators: tuple[tuple[int, int, int], ...] = ()
     members: tuple[int, ...] = ()
     optimizer: bool = False
+    call: int = 0
 
 
 BEGINNING = CommitFacts(number=0, step=0)

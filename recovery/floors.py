@@ -15,7 +15,7 @@ from recovery.evidence import LogManifests, commit_facts, rank_facts
 from recovery.facts import CommitFacts
 from recovery.jobs import Job, Session
 from recovery.planner import consistent_floor
-from recovery.replicas import Group, ReplicaGroups, ReplicaTracker
+from recovery.replicas import Group, Points, ReplicaGroups, ReplicaTracker
 from recovery.validation import ValidationSchedule
 
 log = structlog.get_logger()
@@ -104,7 +104,7 @@ class FloorKeeper:
             return logs[rank].digests(floors[rank], handles)
 
         try:
-            found = self._groups.deviations(digests)
+            found = self._groups.deviations(digests, self._points(floors))
         except replay.LogError as problem:
             log.debug("replicas not compared", job=self._job.name, problem=str(problem))
             return False  # the commit has just been overwritten: the next look finds a newer one
@@ -140,6 +140,10 @@ class FloorKeeper:
     def _commit(self, rank: int, number: int) -> CommitFacts | None:
         return next((commit for commit in self._commits[rank] if commit.number == number), None)
 
+    def _points(self, floors: dict[int, int]) -> Points:
+        commits = {rank: self._commit(rank, number) for rank, number in floors.items()}
+        return {rank: (commit.step, commit.call) if commit else (0, 0) for rank, commit in commits.items()}
+
     def _step(self, rank: int, number: int) -> int:
         commit = self._commit(rank, number)
         return commit.step if commit is not None else 0
@@ -169,7 +173,7 @@ class FloorKeeper:
             session.rank: LogManifests(session.log).get(floors[session.rank], ()) for session in sessions
         }
         believed = self._tracker.check(manifests)
-        self._groups.learn(manifests)
+        self._groups.learn(manifests, self._points(floors))
         self._checked += 1
         # Often at first, so that shadows are dropped early; then rarely.
         self._next_check = min(floors.values()) + min(REPLICA_CHECK_COMMITS, 2 ** (self._checked - 1))

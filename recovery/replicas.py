@@ -95,6 +95,8 @@ Group = tuple[tuple[int, int], ...]
 """Buffers that are replicas of each other: (rank, handle), by rank."""
 DigestReader = Callable[[int, list[int]], list[int | None]]
 """(rank, handles) -> their digests at the commit that is looked at."""
+Points = Mapping[int, tuple[int, int]]
+"""Rank -> (optimizer steps, records of the minibatch behind them) at that commit."""
 
 AGREED_CHANGES = 2
 """So often a group's content must have changed and agreed again before a difference means corruption."""
@@ -120,7 +122,10 @@ class ReplicaGroups:
     """Finds state that should equal its replicas and does not (design.md §7).
 
     Two buffers that are equal by chance (zeroes, counters) must not become a group: only content of which
-    each rank has one buffer counts, and only after it changed and agreed again `AGREED_CHANGES` times.
+    each rank has one buffer counts, and only after it changed and agreed again `AGREED_CHANGES` times.  And
+    only ranks that stand at the same point of the program are compared: a cut between collectives may find
+    one before, another one behind a layer that changes what both have (a server that ran out of log commits
+    wherever it stands).
     """
 
     def __init__(self) -> None:
@@ -128,7 +133,7 @@ class ReplicaGroups:
         self._columns: dict[tuple[int, ...], list[Group]] = {}
         self._distrusted: set[Group] = set()
 
-    def learn(self, manifests: Mapping[int, Manifest]) -> None:
+    def learn(self, manifests: Mapping[int, Manifest], points: Points) -> None:
         """Feed the manifests of one cut."""
         holders: dict[Content, list[tuple[int, int]]] = {}
         for rank in sorted(manifests):
@@ -140,18 +145,25 @@ class ReplicaGroups:
             group = tuple(members)
             if len(group) < 2 or len({rank for rank, _ in group}) < len(group) or group in self._distrusted:
                 continue
+            if not _at_one_point([rank for rank, _ in group], points):
+                continue
             before, changes = self._agreed.get(group, (content, 0))
             now[group] = (content, min(changes + (before != content), AGREED_CHANGES))
+        for group, known in self._agreed.items():
+            if not _at_one_point([rank for rank, _ in group], points):
+                now[group] = known  # this cut says nothing about it
         self._agreed = now
         self._columns = {}
         for group, (_, changes) in now.items():
             if changes == AGREED_CHANGES:
                 self._columns.setdefault(tuple(rank for rank, _ in group), []).append(group)
 
-    def deviations(self, read: DigestReader) -> list[Deviation]:
+    def deviations(self, read: DigestReader, points: Points) -> list[Deviation]:
         """The groups whose members differ at a cut; a member that is gone ends no other's comparison."""
         found: list[Deviation] = []
         for ranks, groups in self._columns.items():
+            if not _at_one_point(ranks, points):
+                continue
             columns = [read(rank, [group[place][1] for group in groups]) for place, rank in enumerate(ranks)]
             if all(column == columns[0] for column in columns):
                 continue
@@ -169,6 +181,10 @@ class ReplicaGroups:
 
     def __len__(self) -> int:
         return sum(len(groups) for groups in self._columns.values())
+
+
+def _at_one_point(ranks: Sequence[int], points: Points) -> bool:
+    return len({points.get(rank) for rank in ranks}) == 1
 
 
 def _outvoted(ranks: Sequence[int], digests: Sequence[int]) -> tuple[int, ...]:

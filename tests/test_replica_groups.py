@@ -25,17 +25,26 @@ def learnt(ranks: int, rounds: int = AGREED_CHANGES + 1) -> ReplicaGroups:
             {
                 rank: manifest(weight=100 + turn, bias=200 + turn, private=1000 * rank + turn)
                 for rank in range(ranks)
-            }
+            },
+            at_the_end_of_a_step(ranks),
         )
     return groups
 
 
-def deviations(groups: ReplicaGroups, manifests: Mapping[int, Manifest]) -> list[Deviation]:
+def at_the_end_of_a_step(ranks: int) -> dict[int, tuple[int, int]]:
+    return dict.fromkeys(range(ranks), (7, 0))
+
+
+def deviations(
+    groups: ReplicaGroups,
+    manifests: Mapping[int, Manifest],
+    points: Mapping[int, tuple[int, int]] | None = None,
+) -> list[Deviation]:
     def read(rank: int, handles: list[int]) -> list[int | None]:
         known = {buffer.handle: buffer.digest for buffer in manifests[rank]}
         return [known.get(handle) for handle in handles]
 
-    return groups.deviations(read)
+    return groups.deviations(read, points or at_the_end_of_a_step(len(manifests)))
 
 
 def test_replicas_that_change_alike_are_groups_and_private_state_is_none() -> None:
@@ -52,14 +61,14 @@ def test_equal_content_that_has_not_changed_often_enough_may_be_chance(rounds: i
 def test_constant_content_never_becomes_a_group() -> None:
     groups = ReplicaGroups()
     for _ in range(10):
-        groups.learn({rank: manifest(weight=5) for rank in range(2)})
+        groups.learn({rank: manifest(weight=5) for rank in range(2)}, at_the_end_of_a_step(2))
     assert len(groups) == 0
 
 
 def test_content_that_a_rank_holds_twice_names_no_pair() -> None:
     groups = ReplicaGroups()
     for turn in range(10):
-        groups.learn({rank: manifest(weight=turn, bias=turn) for rank in range(2)})
+        groups.learn({rank: manifest(weight=turn, bias=turn) for rank in range(2)}, at_the_end_of_a_step(2))
     assert len(groups) == 0
 
 
@@ -89,5 +98,22 @@ def test_a_group_that_parted_rightly_is_not_asked_again_even_if_it_agrees_once_m
     groups.distrust([deviation.group for deviation in deviations(groups, different)])
     assert not deviations(groups, different)
     for turn in range(10):
-        groups.learn({rank: manifest(weight=300 + turn, bias=400 + turn) for rank in range(2)})
+        groups.learn(
+            {rank: manifest(weight=300 + turn, bias=400 + turn) for rank in range(2)}, at_the_end_of_a_step(2)
+        )
     assert len(groups) == 1
+
+
+def test_ranks_that_stand_at_other_points_of_the_program_are_not_compared_and_nothing_is_forgotten() -> None:
+    groups = learnt(3)
+    parted = {0: manifest(weight=1, bias=2), 1: manifest(weight=3, bias=4), 2: manifest(weight=5, bias=6)}
+    for points in ({0: (7, 0), 1: (7, 12), 2: (7, 0)}, {0: (7, 0), 1: (8, 0), 2: (9, 0)}):
+        assert not deviations(groups, parted, points)
+        groups.learn(parted, points)
+        assert len(groups) == 2
+    assert len(deviations(groups, parted)) == 2
+    groups = ReplicaGroups()
+    for turn in range(AGREED_CHANGES + 5):
+        alike = {rank: manifest(weight=100 + turn) for rank in range(2)}
+        groups.learn(alike, {0: (turn, 0), 1: (turn, 9)})
+    assert len(groups) == 0

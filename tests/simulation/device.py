@@ -284,6 +284,7 @@ class Device:
         made = Commit(number, self.steps, False, False, marks, sizes, self.index)
         made.random, made.joined = self.random, self.collectives.done()
         made.optimizer = optimizer
+        made.call = 0 if self.pending else self.index
         if self.protect:
             made.complete = made.has_manifest = True
             self._manifest(made)

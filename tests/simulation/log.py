@@ -47,6 +47,8 @@ class Commit:
     joined: dict[int, tuple[int, dict[tuple[int, int], int]]] = field(default_factory=dict)
     optimizer: bool = False
     """Whether an optimizer step without pre-images begins right behind it."""
+    call: int = 0
+    """Where in a minibatch it was made; 0 at its end."""
     readable: bool = True
     """False once its shadows may have been overwritten."""
 
