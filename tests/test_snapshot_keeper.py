@@ -23,7 +23,7 @@ class Rank(SimpleNamespace):
                 self.log.snapshot_begun = serial
                 commit = SimpleNamespace(
                     number=self.log.commit_count, step=self.log.step - 1, complete=True, has_manifest=True,
-                    optimizer=False,
+                    optimizer=False, call=0,
                     communicators=[(1, 2, self.log.step)], members=[self.world],
                 )  # fmt: skip
                 self.log.published.append(SimpleNamespace(serial=serial, seconds=seconds, commit=commit))
