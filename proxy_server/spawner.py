@@ -10,7 +10,6 @@ milliseconds and shares its memory. Speaks JSON lines: requests on stdin, answer
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import signal
@@ -18,18 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import replay
+
 NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """NCCL's watchdog would end a device server whose peer is gone; here the coordinator decides what happens."""
-
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; the device servers it forked live on."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
 
 
 def answer(message: dict[str, Any]) -> None:
@@ -87,7 +78,7 @@ def main() -> None:
         os.environ.update(NCCL_ENVIRONMENT)
     from proxy_server.capability import DriverUnavailable, find_capability
 
-    die_with_parent(arguments.parent)
+    replay.die_with_parent(arguments.parent)  # the device servers it forked live on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         import torch

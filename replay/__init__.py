@@ -8,6 +8,7 @@ no PyTorch.
 from replay._replay import (
     COMMIT_RING,
     SNAPSHOT_LEASES,
+    SNAPSHOT_ORDERS,
     Buffer,
     ByteTable,
     Commit,
@@ -20,6 +21,7 @@ from replay._replay import (
     Snapshot,
     SnapshotContents,
     create_log,
+    die_with_parent,
     digest,
     process_is_alive,
     process_start_ticks,
@@ -28,6 +30,7 @@ from replay._replay import (
 __all__ = [
     "COMMIT_RING",
     "SNAPSHOT_LEASES",
+    "SNAPSHOT_ORDERS",
     "Buffer",
     "ByteTable",
     "Commit",
@@ -40,6 +43,7 @@ __all__ = [
     "Snapshot",
     "SnapshotContents",
     "create_log",
+    "die_with_parent",
     "digest",
     "process_is_alive",
     "process_start_ticks",

@@ -43,6 +43,7 @@ class Harness:
         optimizer_preimages: bool = True,
         segment_count: int = 8,
         world: int = 2,
+        shadow_bytes: int = 256 << 20,
         snapshot_bytes: int = 0,
         dictionary_bytes: int = 1 << 20,
     ) -> None:
@@ -53,7 +54,7 @@ class Harness:
             segment_bytes=4 << 20,
             segment_count=segment_count,
             dictionary_bytes=dictionary_bytes,
-            shadow_bytes=256 << 20,
+            shadow_bytes=shadow_bytes,
             snapshot_bytes=snapshot_bytes,
             proxyd_pid=os.getpid(),
         )

@@ -64,22 +64,54 @@ def test_a_fresh_server_restores_a_commit_from_the_shadow_and_replays() -> None:
         assert h.read(1) == (7, 7, 7, 7)
 
 
+def drawn_around_a_commit(h: Harness) -> tuple[float, ...]:
+    """Random numbers in buffer 1, as they are after the second time: behind the commit."""
+    uniform = h.template("aten::uniform_", [*vector(), 7, 7, 11])
+    draw = [1, double(0.0), double(1.0), 0]
+    h.writer.append(SEED, 0, [1234])
+    h.writer.append(OPERATOR, uniform, draw)
+    h.commit()
+    h.writer.append(OPERATOR, uniform, draw)
+    return h.read(1)
+
+
 def test_generators_are_part_of_a_commit() -> None:
     with Harness() as h:
         h.new(1, [0, 0, 0, 0])
-        h.writer.append(SEED, 0, [1234])
-        uniform = h.template("aten::uniform_", [*vector(), 7, 7, 11])
-        draw = [1, double(0.0), double(1.0), 0]
-        h.writer.append(OPERATOR, uniform, draw)
-        h.commit()
-        h.writer.append(OPERATOR, uniform, draw)
-        drawn = h.read(1)
+        drawn = drawn_around_a_commit(h)
         h.executor.park()
         h.executor = h.new_executor()
         h.executor.restore(1)
         h.executor.resume()
         assert h.read(1) == drawn
         assert (h.log.replies_compared, h.log.replies_different) == (1, 0)
+
+
+def test_generators_go_back_in_place_though_the_shadow_is_full() -> None:
+    with Harness(shadow_bytes=12 << 10) as h:
+        h.new(1, [0, 0, 0, 0])
+        h.new(2, [0] * 2048)
+        drawn = drawn_around_a_commit(h)
+        (commit,) = h.log.commits()
+        assert commit.has_manifest and not commit.complete, "buffer 2 and the generator do not both fit"
+        h.executor.park()
+        h.executor.rewind(1)
+        h.executor.resume()
+        assert h.read(1) == drawn
+        assert (h.log.replies_compared, h.log.replies_different) == (1, 0)
+
+
+def test_nobody_goes_back_to_a_commit_whose_generators_found_no_room() -> None:
+    with Harness(shadow_bytes=4 << 10) as h:
+        h.new(1, [0, 0, 0, 0])
+        h.writer.append(SEED, 0, [1234])
+        h.commit()
+        h.synchronize()
+        (commit,) = h.log.commits()
+        assert not commit.has_manifest
+        h.executor.park()
+        with pytest.raises(Exception, match="manifest"):
+            h.executor.rewind(1)
 
 
 def test_a_shadow_that_was_changed_behind_our_back_is_refused() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
+from pathlib import Path
 
 import pytest
+import test_snapshots
 from executor_harness import ALLOCATE, Harness
-from test_snapshots import LIMIT, order, payload, send, taken
+from test_snapshots import LIMIT, payload, send
 
 import replay
 
@@ -26,14 +28,8 @@ def content(h: Harness, serial: int, handle: int) -> bytes:
 
 
 def take(h: Harness, serial: int, value: float) -> None:
-    """Snapshot `serial`, in which buffer 1 is full of `value`, becomes the one that counts."""
-    send(h, 1, 1 << 18, value)
-    order(h, serial)
-    h.commit()
-    send(h, 1, 2, 0)
-    h.synchronize()
-    taken(h, serial)
-    h.log.snapshot_floor = serial
+    """As there, and the server has let go of what does not count any more."""
+    test_snapshots.take(h, serial, value)
     settle(h)
 
 
@@ -116,3 +112,26 @@ def test_what_is_suspended_is_gone_for_whoever_reads_it() -> None:
         settle(h)
         assert not h.log.snapshot_holds(1)
         assert not h.log.snapshot_holds(0)
+
+
+def test_memory_of_a_snapshot_on_storage_is_given_back_and_the_log_behind_it_stays() -> None:
+    with Harness(snapshot_bytes=LIMIT) as h:
+        h.writer.append(ALLOCATE, 1, [1 << 20])
+        h.writer.append(ALLOCATE, 2, [1 << 20])  # does not change from one to the next
+        take(h, 1, 1)
+        for serial in (2, 4):
+            take(h, serial, serial)
+            kept = next(s.commit for s in h.log.snapshots() if s.serial == serial)
+            area = Path(h.directory) / "snapshot"
+            assert area.stat().st_blocks * 512 >= 2 << 20
+            h.log.log_kept_from, h.log.snapshot_floor = kept.log_offset, serial + 1
+            for value in range(12):
+                send(h, 1, 1 << 18, value)
+                h.log.floor_commit = h.log.commit_count
+                settle(h)
+            assert h.log.snapshots() == [] and h.log.snapshot_used_bytes == 0
+            assert area.stat().st_blocks == 0
+            assert h.log.freed_segments == kept.log_offset // h.log.segment_bytes
+        h.log.log_kept_from = 0
+        settle(h)
+        assert h.log.freed_segments > kept.log_offset // h.log.segment_bytes

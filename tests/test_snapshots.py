@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -45,6 +46,17 @@ def payload(length: int, value: float) -> tuple[float, ...]:
 def send(h: Harness, handle: int, length: int, value: float) -> None:
     words = struct.unpack(f"<{length // 2}Q", struct.pack(f"<{length}f", *payload(length, value)))
     h.writer.append(HOST_TO_DEVICE, handle, [0, 4 * length, *words])
+
+
+def take(h: Harness, serial: int, value: float) -> None:
+    """Snapshot `serial`, in which buffer 1 is full of `value`, becomes the one that counts."""
+    send(h, 1, 1 << 18, value)
+    order(h, serial)
+    h.commit()
+    send(h, 1, 2, 0)
+    h.synchronize()
+    taken(h, serial)
+    h.log.snapshot_floor = serial
 
 
 @pytest.mark.parametrize("protect", [True, False])
@@ -229,17 +241,33 @@ def test_no_memory_for_a_snapshot_is_noted_and_training_goes_on() -> None:
         assert h.read(2) == payload(4, 4)
 
 
+def test_several_orders_may_be_ahead_and_each_is_of_its_own_step() -> None:
+    with Harness(snapshot_bytes=LIMIT) as h:
+        h.writer.append(ALLOCATE, 1, [1 << 20])
+        h.writer.append(ALLOCATE, 2, [1 << 20])
+        send(h, 2, 1 << 18, 7)  # never changes again, so nothing but the next snapshot hurries its copy
+        h.synchronize()
+        h.log.lease_snapshots([1, 2, 3])
+        for serial, step in ((1, 2), (2, 3), (3, 5)):
+            h.log.order_snapshot(serial, step)
+        for step in range(1, 7):
+            send(h, 1, 1 << 18, step)
+            h.commit()
+        found = {serial: taken(h, serial) for serial in (3, 2, 1)}
+        assert {serial: one.commit.step for serial, one in found.items()} == {1: 2, 2: 3, 3: 5}
+        area = Path(h.directory, "snapshot").read_bytes()
+        for serial, one in found.items():
+            rows = {handle: (size, at) for handle, size, _, at in h.log.snapshot_contents(serial).buffers}
+            for handle, value in ((1, one.commit.step), (2, 7)):
+                size, at = rows[handle]
+                assert area[at : at + size] == struct.pack("f", value) * (1 << 18)
+
+
 def test_two_sets_of_a_state_never_need_more_than_the_limit() -> None:
     with Harness(snapshot_bytes=5 << 20) as h:
         h.writer.append(ALLOCATE, 1, [2 << 20])
         for serial in range(1, 9):
-            send(h, 1, 1 << 18, serial)
-            order(h, serial)
-            h.commit()
-            send(h, 1, 2, 0)
-            h.synchronize()
-            taken(h, serial)
-            h.log.snapshot_floor = serial
+            take(h, serial, serial)
             assert h.log.snapshot_used_bytes <= 5 << 20
         assert h.log.snapshot_failed == 0
 

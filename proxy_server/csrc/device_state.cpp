@@ -116,6 +116,8 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
     Manifest m;
     m.commit = number;
     bool complete = e.communicators <= replay::kMaxCommunicators;
+    // Before the buffers: pre-images lead those back, but nothing leads a generator back.
+    const bool generators = shadow_generators(number, m);
     m.buffers.reserve(table_.size());
     for (auto& [handle, b] : table_.buffers()) {
       replay::ManifestBuffer row{handle, b.content.nbytes(), 0, replay::kNotShadowed, 0};
@@ -148,19 +150,9 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
       }
       m.buffers.push_back(row);
     }
-    for (auto& [id, g] : generators_) {
-      const at::Tensor state = g.get_state();
-      const auto place = shadows_.allocate(state.nbytes(), number);
-      if (!place) {
-        complete = false;
-        continue;
-      }
-      std::memcpy(shadows_.at(*place), state.const_data_ptr(), state.nbytes());
-      m.generators.push_back({id, state.nbytes(), *place});
-    }
     m.communicators = communicators_.manifest();
     for (const auto& [setting, value] : settings_) m.settings.push_back({setting, value});
-    if (const auto place = shadows_.allocate(m.encoded_bytes(), number)) {
+    if (const auto place = generators ? shadows_.allocate(m.encoded_bytes(), number) : std::nullopt) {
       m.encode(shadows_.at(*place));
       e.manifest_offset = *place;
       e.manifest_bytes = m.encoded_bytes();
@@ -184,13 +176,25 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   // Not before: behind an optimizer's step without pre-images there is no other commit to go back to.
   page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
   if (e.flags & replay::kCommitComplete) page.degraded.store(0);
-  if (__builtin_expect(for_snapshot && snapshots_.ordered(e.step), 0)) begin_snapshot(e);
+  if (const uint64_t serial = for_snapshot ? snapshots_.ordered(e.step) : 0; __builtin_expect(serial != 0, 0))
+    begin_snapshot(serial, e);
   apply_floor();
   publish_statistics();
   return number;
 }
 
-void DeviceState::begin_snapshot(const CommitEntry& e) {
+bool DeviceState::shadow_generators(uint64_t commit, Manifest& manifest) {
+  for (auto& [id, g] : generators_) {
+    const at::Tensor state = g.get_state();
+    const auto place = shadows_.allocate(state.nbytes(), commit);
+    if (!place) return false;
+    std::memcpy(shadows_.at(*place), state.const_data_ptr(), state.nbytes());
+    manifest.generators.push_back({id, state.nbytes(), *place});
+  }
+  return true;
+}
+
+void DeviceState::begin_snapshot(uint64_t serial, const CommitEntry& e) {
   if (e.communicators > replay::kMaxCommunicators) return;  // no cut can be found with it
   Manifest rest;
   rest.commit = e.number;
@@ -198,16 +202,17 @@ void DeviceState::begin_snapshot(const CommitEntry& e) {
   for (const auto& [setting, value] : settings_) rest.settings.push_back({setting, value});
   std::vector<std::pair<uint64_t, at::Tensor>> generators;
   for (auto& [id, g] : generators_) generators.emplace_back(id, g.get_state());
-  snapshots_.begin(e, std::move(rest), generators);
+  snapshots_.begin(serial, e, std::move(rest), generators);
 }
 
 bool DeviceState::snapshot_now() {
   if (!snapshots_.enabled() || log_.page().world > 1) return false;
-  if (snapshots_.holds(table_.epoch())) return true;
-  begin_snapshot(entry(table_.epoch()));
+  if (!snapshots_.holds(table_.epoch())) begin_snapshot(snapshots_.next_serial(), entry(table_.epoch()));
   while (advance_snapshot(~0ull)) {
   }
-  return snapshots_.holds(table_.epoch());
+  if (!snapshots_.holds(table_.epoch())) return false;
+  snapshots_.let_log_go(entry(table_.epoch()).log_offset);
+  return true;
 }
 
 uint64_t DeviceState::floor() const {
@@ -240,6 +245,7 @@ void DeviceState::cut_log() {
   log_.page().floor_commit.store(table_.epoch(), std::memory_order_release);
   if (policy_.protect) log_.page().degraded.store(1);
   snapshots_.cut(entry(table_.epoch()).log_offset);
+  snapshots_.let_log_go(entry(table_.epoch()).log_offset);
   apply_floor();
 }
 

@@ -108,7 +108,9 @@ class DeviceState {
   c10::Storage without_content(uint64_t bytes) const;
   Position position_of(const replay::CommitEntry& entry) const;
   replay::Manifest manifest_of(uint64_t number, const uint8_t*& base) const;
-  void begin_snapshot(const replay::CommitEntry& entry);
+  // The state of all generators, as part of a commit; false if the shadow area has no room for it.
+  bool shadow_generators(uint64_t commit, replay::Manifest& manifest);
+  void begin_snapshot(uint64_t serial, const replay::CommitEntry& entry);
   void load_generators(const replay::Manifest& manifest, const uint8_t* base);
   void adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base);
   void load_settings(const replay::Manifest& manifest);

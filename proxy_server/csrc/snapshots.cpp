@@ -48,17 +48,29 @@ void Snapshots::adopt() {
 }
 
 // A replay that comes by the same commit again takes an order up again that was not fulfilled.
+// One below the floor was: it is on storage, and its memory was given back.
 void Snapshots::forget_unfinished() {
-  uint64_t known = log_.page().snapshot_failed.load();
-  for (const SnapshotEntry& e : log_.page().snapshots) known = std::max(known, e.serial.load());
+  const uint64_t needed = log_.page().snapshot_floor.load();
+  const uint64_t settled = std::max<uint64_t>(needed, 1) - 1;
+  const uint64_t known = std::max({log_.page().snapshot_failed.load(), settled, newest()});
   log_.page().snapshot_begun.store(known, std::memory_order_release);
 }
 
-void Snapshots::begin(const CommitEntry& commit, Manifest rest,
+uint64_t Snapshots::ordered(uint64_t steps) const {
+  if (suspended_) return 0;
+  uint64_t newest = 0;
+  for (const auto& place : log_.page().snapshot_orders) {
+    const uint64_t order = place.load(std::memory_order_acquire), step = replay::step_of(order);
+    if (step == steps || step == replay::kAtNextCommit) newest = std::max(newest, replay::serial_of(order));
+  }
+  return newest > begun() ? newest : 0;
+}
+
+void Snapshots::begin(uint64_t serial, const CommitEntry& commit, Manifest rest,
                       const std::vector<std::pair<uint64_t, at::Tensor>>& generators) {
+  while (advance(~0ull)) {  // orders follow one another closely: what is left are buffers that never change
+  }
   const uint64_t before = replay::now_ns();
-  abandon();
-  const uint64_t serial = std::max(begun() + 1, replay::serial_of(log_.page().snapshot_order.load()));
   log_.page().snapshot_begun.store(serial, std::memory_order_release);
   making_.emplace(Making{serial, commit, std::move(rest), {}, 0, 0, 0});
   Making& m = *making_;
@@ -209,11 +221,20 @@ CommitEntry Snapshots::entry(uint64_t commit) const {
 
 Manifest Snapshots::manifest(const CommitEntry& entry) const { return Manifest::read(area_.area(), entry); }
 
-uint64_t Snapshots::floor() const {
-  if (log_.page().world > 1) return log_.page().snapshot_floor.load(std::memory_order_acquire);
+uint64_t Snapshots::newest() const {
   uint64_t newest = 0;
   for (const SnapshotEntry& e : log_.page().snapshots) newest = std::max(newest, e.serial.load());
   return newest;
+}
+
+uint64_t Snapshots::floor() const {
+  const uint64_t needed = log_.page().snapshot_floor.load(std::memory_order_acquire);
+  return log_.page().world > 1 ? needed : std::max(needed, newest());
+}
+
+void Snapshots::forget_contents() {
+  area_.clear();
+  for (auto& [handle, b] : table_.buffers()) b.snapshot_version = ~0ull;
 }
 
 void Snapshots::apply_floor() {
@@ -222,14 +243,16 @@ void Snapshots::apply_floor() {
   const bool suspended = page.snapshot_suspended.load(std::memory_order_acquire) != 0;
   if (suspended && !suspended_) {
     cut(~0ull);
-    area_.clear();
-    for (auto& [handle, b] : table_.buffers()) b.snapshot_version = ~0ull;
+    forget_contents();
   }
   suspended_ = suspended;
   const Leases leased = leases();
-  if (const uint64_t needed = floor(); needed > released_ || leased != leased_) {
+  // One that is being made shares blocks with the newest, wherever the floor is.
+  const uint64_t needed = making_ ? std::min(floor(), newest()) : floor();
+  if (needed > released_ || leased != leased_) {
     unpublish(needed, leased, false);
     area_.release(needed, leased);
+    if (newest() == 0 && !making_) forget_contents();
     released_ = needed;
     leased_ = leased;
   }
@@ -263,7 +286,9 @@ uint64_t Snapshots::keeps_log_from() const {
   for (const SnapshotEntry& e : page.snapshots)
     if (const uint64_t serial = e.serial.load(); serial != 0 && serial >= needed)
       from = std::min(from, e.commit.log_offset);
-  return from;
+  const uint64_t stored = page.log_kept_from.load(std::memory_order_acquire);
+  const bool reaches = stored / log_.segment_bytes() >= page.freed_segments.load(std::memory_order_relaxed);
+  return stored != 0 && stored >= unkept_ && reaches ? std::min(from, stored) : from;
 }
 
 void Snapshots::cut(uint64_t offset) {

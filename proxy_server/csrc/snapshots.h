@@ -22,20 +22,19 @@ class Snapshots final : public replay::Capture {
  public:
   Snapshots(const Driver& driver, replay::LogMap& log, BufferTable& table);
 
-  // Whether proxyd wants one of the commit that has just been made, with so many optimizer steps done.
-  bool ordered(uint64_t steps) const {
-    const uint64_t order = log_.page().snapshot_order.load(std::memory_order_acquire);
-    if (replay::serial_of(order) <= begun() || suspended_) return false;
-    return replay::step_of(order) == steps || replay::step_of(order) == replay::kAtNextCommit;
-  }
+  // Serial of the snapshot that proxyd wants of the commit that has just been made, with so many optimizer
+  // steps done; 0: none.
+  uint64_t ordered(uint64_t steps) const;
   // Takes one of the commit that has just been made; `rest`: all of its manifest but the buffers.
-  void begin(const replay::CommitEntry& commit, replay::Manifest rest,
+  void begin(uint64_t serial, const replay::CommitEntry& commit, replay::Manifest rest,
              const std::vector<std::pair<uint64_t, at::Tensor>>& generators);
   bool enabled() const { return area_.area().bytes != 0 && !suspended_; }
   bool under_way() const { return making_.has_value(); }
   // Copies up to about `bytes`; whether there is more to do.
   bool advance(uint64_t bytes);
   void before_change(uint64_t handle, uint32_t captured) override;
+  // Of one that nobody ordered.
+  uint64_t next_serial() const { return begun() + 1; }
   // The state goes back: what has not been copied cannot be had any more.
   void abandon();
 
@@ -51,6 +50,8 @@ class Snapshots final : public replay::Capture {
   uint64_t keeps_log_from() const;
   // The log before `offset` goes: from snapshots of then no way leads to the present any more.
   void cut(uint64_t offset);
+  // Snapshots on storage need not have the log before `offset` any more; those published keep theirs.
+  void let_log_go(uint64_t offset) { unkept_ = offset; }
 
  private:
   struct Row {
@@ -73,6 +74,9 @@ class Snapshots final : public replay::Capture {
   // Serial of the newest order that was taken up.
   uint64_t begun() const { return log_.page().snapshot_begun.load(std::memory_order_relaxed); }
   void forget_unfinished();
+  uint64_t newest() const;  // serial of those published; 0 = there is none
+  // Nothing is published: gives the memory back.
+  void forget_contents();
   // The oldest snapshot that may still be asked for. A rank alone needs only its own newest.
   uint64_t floor() const;
   using Leases = std::array<uint64_t, replay::kSnapshotLeases>;
@@ -85,7 +89,7 @@ class Snapshots final : public replay::Capture {
   BufferTable& table_;
   ShadowArea area_;
   std::optional<Making> making_;
-  uint64_t released_ = 0;
+  uint64_t released_ = 0, unkept_ = 0;
   Leases leased_{};
   bool suspended_ = false, failed_before_ = false;
   bool beginning_ = true;  // the log is kept since its beginning, as long as there is no snapshot

@@ -24,7 +24,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 5;
+inline constexpr uint32_t kVersion = 6;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -254,6 +254,8 @@ inline constexpr uint64_t kAtNextCommit = (1ull << kOrderStepBits) - 1;
 inline uint64_t order_of(uint64_t serial, uint64_t step) { return serial << kOrderStepBits | step; }
 inline uint64_t serial_of(uint64_t order) { return order >> kOrderStepBits; }
 inline uint64_t step_of(uint64_t order) { return order & kAtNextCommit; }
+// So many may be ahead at a time; the one with serial n lies in snapshot_orders[n % kSnapshotOrders].
+inline constexpr uint64_t kSnapshotOrders = 4;
 
 struct alignas(64) ControlPage {
   // Fixed when proxyd creates the log.
@@ -328,16 +330,18 @@ struct alignas(64) ControlPage {
 
   // Written by proxyd.
   alignas(64) std::atomic<uint32_t> session_state;
-  std::atomic<uint64_t> floor_commit;    // no commit below this one will be asked for again
-  std::atomic<uint64_t> snapshot_order;  // see order_of(); 0 = none yet
+  std::atomic<uint64_t> floor_commit;  // no commit below this one will be asked for again
   std::atomic<uint64_t>
       snapshot_floor;  // serial: no older snapshot will be asked for; 0 = the beginning may be
+  // Log offset behind the commit of a snapshot on storage: records from there on stay for its sake; 0 = none.
+  std::atomic<uint64_t> log_kept_from;
   std::atomic<uint32_t> snapshot_suspended;  // 1 = none is kept, and no log for their sake
   // Serials of snapshots that are being copied to storage: contents stay, whatever the floor is; 0 = none.
   std::atomic<uint64_t> snapshot_leases[kSnapshotLeases];
-  // Serial of the ordered snapshot for which the worker is to say what the buffers are called
-  // (`client-SERIAL`).
-  std::atomic<uint64_t> snapshot_described;
+  std::atomic<uint64_t> snapshot_orders[kSnapshotOrders];  // see order_of(); 0 = none yet
+  // Serials of ordered snapshots for which the worker is to say what the buffers are called
+  // (`client-SERIAL`), each at the place of its order.
+  std::atomic<uint64_t> snapshot_described[kSnapshotOrders];
   char lost_message[1024];
   std::atomic<uint64_t> validate_step;  // the minibatch to be executed twice; 0 = none
   std::atomic<uint32_t> drill_count;

@@ -1,6 +1,8 @@
 #include "replay/csrc/log_map.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -208,6 +210,11 @@ void give_memory_back(uint8_t* begin, uint64_t bytes) {
 }
 
 uint64_t process_start_ticks(int32_t pid) { return read_process(pid).start_ticks; }
+
+void die_with_parent(int32_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);  // it died before we asked
+}
 
 // A zombie is dead: its parent merely has not looked yet.
 bool process_is_alive(int32_t pid, uint64_t start_ticks) {

@@ -119,5 +119,7 @@ void give_memory_back(uint8_t* begin, uint64_t bytes);
 
 bool process_is_alive(int32_t pid, uint64_t start_ticks);
 uint64_t process_start_ticks(int32_t pid);
+// The kernel kills this process when `parent` dies; at once if it has.
+void die_with_parent(int32_t parent);
 
 }  // namespace understudy::replay

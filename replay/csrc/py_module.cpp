@@ -13,6 +13,7 @@
 #include "replay/csrc/manifest.h"
 #include "replay/csrc/names.h"
 #include "replay/csrc/rewind.h"
+#include "replay/csrc/snapshot_restore.h"
 
 namespace py = pybind11;
 namespace understudy::replay {
@@ -55,8 +56,7 @@ struct Contents {
   std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> buffers, generators;
 };
 
-Contents read_contents(const LogMap& log, uint64_t serial) {
-  const SnapshotContents found = snapshot_contents(log, serial);
+Contents contents_of(const SnapshotContents& found) {
   std::string manifest(found.manifest.encoded_bytes(), '\0');
   found.manifest.encode(reinterpret_cast<uint8_t*>(manifest.data()));
   Contents contents{describe(found.commit),
@@ -70,6 +70,27 @@ Contents read_contents(const LogMap& log, uint64_t serial) {
   for (const ManifestGenerator& g : found.manifest.generators)
     contents.generators.emplace_back(g.generator, g.bytes, 0, g.shadow_offset);
   return contents;
+}
+
+Contents read_contents(const LogMap& log, uint64_t serial) {
+  return contents_of(snapshot_contents(log, serial));
+}
+
+Contents begin_restore(LogMap& log, const py::bytes& row, const py::bytes& manifest) {
+  const std::string_view entry(row), rest(manifest);
+  CommitEntry commit;
+  if (entry.size() != sizeof commit) throw LogError("the stored row of its commit has another size");
+  std::memcpy(&commit, entry.data(), sizeof commit);
+  return contents_of(make_room_for_snapshot(log, commit, {rest.begin(), rest.end()}));
+}
+
+void finish_restore(LogMap& log, uint64_t serial, const Contents& contents) {
+  const std::string_view entry(contents.row), rest(contents.manifest);
+  CommitEntry commit;
+  std::memcpy(&commit, entry.data(), sizeof commit);
+  const std::vector<uint8_t> manifest(rest.begin(), rest.end());
+  py::gil_scoped_release release;
+  publish_restored_snapshot(log, serial, commit, manifest);
 }
 
 // A worker may write anything there, and a message that was cut may end within a character.
@@ -257,31 +278,44 @@ void bind_log(py::module_& m) {
             l.page().snapshot_floor.store(serial, std::memory_order_release);
           })
       .def_property(
+          "log_kept_from", [](const LogMap& l) { return load(l.page().log_kept_from); },
+          [](LogMap& l, uint64_t offset) { l.page().log_kept_from.store(offset, std::memory_order_release); })
+      .def_property(
           "snapshot_suspended", [](const LogMap& l) { return load(l.page().snapshot_suspended) != 0; },
           [](LogMap& l, bool on) {
             l.page().snapshot_suspended.store(on ? 1 : 0, std::memory_order_release);
           })
       .def_property_readonly("snapshot_limit", [](const LogMap& l) { return l.snapshots().bytes; })
       .def_property_readonly("snapshot_ordered",
-                             [](const LogMap& l) { return serial_of(load(l.page().snapshot_order)); })
+                             [](const LogMap& l) {
+                               uint64_t newest = 0;
+                               for (const auto& order : l.page().snapshot_orders)
+                                 newest = std::max(newest, serial_of(load(order)));
+                               return newest;
+                             })
       .def(
           "describe_snapshot",
           [](LogMap& l, uint64_t serial) {
-            l.page().snapshot_described.store(serial, std::memory_order_release);
+            l.page().snapshot_described[serial % kSnapshotOrders].store(serial, std::memory_order_release);
           },
           "The worker is to say what that snapshot consists of; to be called before it is ordered.")
       .def(
           "order_snapshot",
           [](LogMap& l, uint64_t serial, std::optional<uint64_t> step) {
             if (step && *step >= kAtNextCommit) throw LogError("no step can be that late");
-            l.page().snapshot_order.store(order_of(serial, step.value_or(kAtNextCommit)),
-                                          std::memory_order_release);
+            l.page().snapshot_orders[serial % kSnapshotOrders].store(
+                order_of(serial, step.value_or(kAtNextCommit)), std::memory_order_release);
           },
           py::arg("serial"), py::arg("step") = py::none(),
-          "A snapshot of the first commit with so many optimizer steps; without a step: of the next commit.")
+          "A snapshot of the first commit with so many optimizer steps; without a step: of the next commit. "
+          "It takes the place of the one SNAPSHOT_ORDERS serials before it.")
       .def("snapshots", &snapshots, "Published snapshots, oldest first.")
       .def("snapshot_contents", &read_contents, "Of a published snapshot; raises LogError.")
       .def("snapshot_holds", &snapshot_holds, "Whether what was read of it until now is its content.")
+      .def("begin_restore", &begin_restore, py::arg("row"), py::arg("manifest"),
+           "Withdraws all snapshots and says where the contents of a stored one go; raises LogError.")
+      .def("finish_restore", &finish_restore, py::arg("serial"), py::arg("contents"),
+           "Publishes it, now that its contents are there; raises LogError if they are not.")
       .def(
           "lease_snapshots",
           [](LogMap& l, const std::vector<uint64_t>& serials) {
@@ -409,9 +443,11 @@ PYBIND11_MODULE(_replay, m) {
     return digest(text.data(), text.size());
   });
   m.def("process_start_ticks", &process_start_ticks);
+  m.def("die_with_parent", &die_with_parent, "The kernel kills this process when that one dies.");
   m.def("process_is_alive", &process_is_alive);
   m.attr("COMMIT_RING") = kCommitRing;
   m.attr("SNAPSHOT_LEASES") = kSnapshotLeases;
+  m.attr("SNAPSHOT_ORDERS") = kSnapshotOrders;
   bind_log(m);
   bind_writer(m);
   bind_rewind(m);

@@ -1,0 +1,85 @@
+#include "replay/csrc/snapshot_restore.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "replay/csrc/digest.h"
+
+namespace understudy::replay {
+namespace {
+
+constexpr uint64_t kBlock = 64;  // as the device server's blocks (proxy_server/csrc/shadow_area.cpp)
+
+class Layout {
+ public:
+  explicit Layout(const Area& area) : area_(area) {}
+  uint64_t place(uint64_t bytes) {
+    const uint64_t offset = end_;
+    if (bytes > area_.bytes - offset || area_.bytes - offset - bytes < kBlock)
+      throw LogError("the stored snapshot is larger than the " + std::string(area_.name) +
+                     " (see --snapshot-limit)");
+    end_ = offset + std::max((bytes + kBlock - 1) / kBlock, uint64_t{1}) * kBlock;
+    return offset;
+  }
+  uint64_t end() const { return end_; }
+
+ private:
+  Area area_;
+  uint64_t end_ = 0;
+};
+
+void withdraw_all(LogMap& log) {
+  for (SnapshotEntry& e : log.page().snapshots) e.serial.store(0, std::memory_order_release);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  give_memory_back(log.snapshots().data, log.snapshots().bytes);
+}
+
+}  // namespace
+
+SnapshotContents make_room_for_snapshot(LogMap& log, CommitEntry commit,
+                                        const std::vector<uint8_t>& manifest) {
+  const ControlPage& page = log.page();
+  commit.manifest_offset = 0;
+  commit.manifest_bytes = manifest.size();
+  // Where things lay in the area that it was read from is of no interest: any offset will do.
+  const Area stored{const_cast<uint8_t*>(manifest.data()), ~0ull, "stored snapshot"};
+  SnapshotContents found{commit, Manifest::read(stored, commit)};
+  if (commit.number == 0 || commit.communicators > kMaxCommunicators)
+    throw LogError("the stored row of its commit makes no sense");
+  if (commit.log_offset / log.segment_bytes() < page.freed_segments.load(std::memory_order_acquire) ||
+      commit.log_offset > page.tail.load(std::memory_order_acquire))
+    throw LogError("the log does not reach back to commit " + std::to_string(commit.number));
+  Layout layout(log.snapshots());
+  for (ManifestGenerator& g : found.manifest.generators) g.shadow_offset = layout.place(g.bytes);
+  for (ManifestBuffer& b : found.manifest.buffers)
+    if (b.shadow_offset != kNotShadowed) b.shadow_offset = layout.place(b.bytes);
+  found.commit.manifest_offset = layout.place(manifest.size());
+  withdraw_all(log);
+  if (!reserve_memory(log.snapshots().data, layout.end()))
+    throw LogError("there is no memory for the stored snapshot in /dev/shm");
+  return found;
+}
+
+void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitEntry& commit,
+                               const std::vector<uint8_t>& manifest) {
+  const Area area = log.snapshots();
+  if (serial == 0 || manifest.size() != commit.manifest_bytes || commit.manifest_offset > area.bytes ||
+      manifest.size() > area.bytes - commit.manifest_offset)
+    throw LogError("there is no room for the manifest of snapshot " + std::to_string(serial));
+  std::memcpy(area.data + commit.manifest_offset, manifest.data(), manifest.size());
+  const Manifest found = Manifest::read(area, commit);
+  uint64_t bytes = 0;
+  for (const ManifestBuffer& b : found.buffers) {
+    if (b.shadow_offset == kNotShadowed) continue;
+    if (b.has_digest == 1 && digest(area.data + b.shadow_offset, b.bytes) != b.digest)
+      throw LogError("buffer " + std::to_string(b.handle) + " is not what it was at the commit");
+    bytes += b.bytes;
+  }
+  SnapshotEntry& entry = log.page().snapshots[0];
+  entry.bytes = bytes;
+  entry.nanoseconds = 0;
+  entry.commit = commit;
+  entry.serial.store(serial, std::memory_order_release);
+}
+
+}  // namespace understudy::replay
