@@ -16,6 +16,12 @@ def test_models_and_optimizers_of_many_kinds_are_described_as_by_their_state_dic
     assert "described" in ended.output
 
 
+def test_modules_made_later_are_described_without_looking_at_every_object_again(tmp_path: Path) -> None:
+    ended = proxied.run(proxied.python(proxied.WORKLOADS / "described_later.py"), folder=tmp_path)
+    assert ended.status == 0, ended.output[-3000:]
+    assert "described" in ended.output
+
+
 def test_a_description_that_makes_no_sense_is_refused_in_one_sentence() -> None:
     tensor = '{"dtype": "float32", "size": [2], "stride": [1], "handle": 3, "offset": 0}'
 

@@ -194,10 +194,16 @@ void commit_step() {
 uint64_t snapshot_to_describe() {
   const LogWriter* log = log_if_open();
   if (!log) return 0;
-  const uint64_t order = log->page().snapshot_order.load(std::memory_order_acquire);
-  const uint64_t serial = replay::serial_of(order);
-  const bool wanted = serial != 0 && serial == log->page().snapshot_described.load(std::memory_order_acquire);
-  return wanted && replay::step_of(order) == log->page().worker_steps.load() + 1 ? serial : 0;
+  const auto& page = log->page();
+  const uint64_t step = page.worker_steps.load(std::memory_order_relaxed) + 1;
+  uint64_t newest = 0;
+  for (uint64_t i = 0; i < replay::kSnapshotOrders; i++) {
+    const uint64_t order = page.snapshot_orders[i].load(std::memory_order_acquire);
+    const uint64_t serial = replay::serial_of(order);
+    const bool wanted = serial == page.snapshot_described[i].load(std::memory_order_acquire);
+    if (wanted && replay::step_of(order) == step) newest = std::max(newest, serial);
+  }
+  return newest;
 }
 
 void commit_if_due() {

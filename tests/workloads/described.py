@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as schedulers
 
 from proxy_client import _client, state_names
+from recovery.persistence.description import read_description
+
+
+class Own(schedulers.StepLR):
+    """Whose state is for itself to tell."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise AssertionError("a scheduler of the script's own was asked")
 
 
 class Tied(nn.Module):
@@ -49,7 +59,13 @@ def main() -> None:
         capturable=True,
     )
     momentum = torch.optim.SGD([second[0].bias], lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.StepLR(momentum, 1)
+    schedule = schedulers.MultiStepLR(momentum, [1, 1, 4])
+    outer = schedulers.SequentialLR(
+        momentum,
+        [schedulers.ConstantLR(momentum), schedulers.LambdaLR(momentum, lambda epoch: 1 / (1 + epoch))],
+        milestones=[1],
+    )
+    own = Own(momentum, 1)
     for _ in range(2):
         loss = (
             first(torch.arange(7, device="cuda")).square().sum()
@@ -86,6 +102,14 @@ def main() -> None:
         assert {int(number) for number in told["state"]} == set(wanted["state"])
         for number, values in wanted["state"].items():
             assert set(told["state"][str(number)]) == set(values)
+    first_one, second_one, third = described["schedulers"]
+    read = read_description(json.dumps(described).encode()).schedulers
+    assert (first_one["class"], second_one["class"]) == ("MultiStepLR", "SequentialLR")
+    assert dict(read[0].state) == schedule.state_dict()
+    assert isinstance(read[0].state["milestones"], Counter)
+    assert dict(read[1].state) == outer.state_dict()
+    assert third == {"class": "Own", "state": {"state": {"omitted": "kept in a way of its own"}}}
+    assert own.last_epoch == 0
     print("described")
 
 
