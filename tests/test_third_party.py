@@ -75,6 +75,7 @@ def test_hugging_face_trainer_in_one_process(tmp_path: Path) -> None:
 
 
 @needs("transformers", "accelerate")
+@pytest.mark.long
 def test_hugging_face_trainer_on_two_ranks_survives_a_killed_server(tmp_path: Path) -> None:
     command = torchrun(2, SCRIPTS / "hf_trainer.py", *text())
     expected = native(command, tmp_path / "native", 2)

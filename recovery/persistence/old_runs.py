@@ -1,0 +1,47 @@
+"""Removes stores of former runs of a job: what `--keep-runs` does not keep."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from recovery.persistence.catalogue import read_run
+from recovery.persistence.layout import removable, stores_of
+from recovery.persistence.retention import LocalRun, superfluous_runs
+
+
+def remove_old_runs(job: Path, present: str, keep: int) -> list[str]:
+    """Answers the runs that are gone.  Precondition: `present`, a run of the job, holds a complete set.
+
+    Those that anybody reads or writes stay, and files that are no stores.  Raises OSError.
+    """
+    runs = [_look(run) for run in sorted(job.iterdir()) if run.is_dir() and not run.is_symlink()]
+    return [name for name in superfluous_runs(runs, present, keep) if _remove(job / name)]
+
+
+def _look(run: Path) -> LocalRun:
+    found = read_run(run)
+    newest = max((one.time_ns for one in found.sets), default=run.stat().st_mtime_ns)
+    is_ours = any(stores_of(run))
+    return LocalRun(run.name, newest, any(one.complete for one in found.sets), is_ours and not found.problems)
+
+
+def _remove(run: Path) -> bool:
+    with removable(run) as free, contextlib.ExitStack() as locks:
+        if not free:
+            return False
+        files = [file.path for file in stores_of(run)]
+        for path in files:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            locks.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False  # its writer lives
+        for path in files:  # a part of a set does not count, whenever this is cut short
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else is in it
+            run.rmdir()
+        return True
