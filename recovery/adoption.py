@@ -27,6 +27,7 @@ from recovery.facts import CommitFacts, FaultKind, RankFacts
 from recovery.inheritance import Inheritance
 from recovery.jobs import Ended, Job, ScheduledDrill, Session
 from recovery.journal import last_touched
+from recovery.persistence.durable import Durable
 from recovery.processes import Watched, start_ticks
 from recovery.report import drill_of
 from recovery.servers import Server, ServerPool, Verdict
@@ -123,7 +124,7 @@ class Successor:
             generation=written.generation if account is None else account.generation, hollow=account is None,
             restored_commit=0 if account is None else account.restored_commit,
             resumed_commit=written.resumed_commit if account is None else account.restored_commit,
-            drills_seen=set(written.drills_seen),
+            drills_seen=set(written.drills_seen), durable=[_durable(one) for one in written.durable],
         )  # fmt: skip
         session.server.suspect = chosen is not found[0]  # it was about to be replaced
         session.server.generation = job.generation if account is None else account.attached_generation
@@ -261,9 +262,20 @@ def _ended(end: pb.JournaledEnd) -> Ended:
 
 
 def _last_facts(departure: pb.JournaledDeparture) -> RankFacts:
-    words = list(departure.newest.communicators)
-    newest = CommitFacts(
-        departure.newest.number, departure.newest.step, members=tuple(departure.newest.members),
+    return RankFacts(
+        departure.rank, departure.generation, alive=False, commits=(_commit_facts(departure.newest),)
+    )
+
+
+def _durable(written: pb.JournaledDurable) -> Durable:
+    return Durable(
+        written.serial, Path(written.run), written.bytes, _commit_facts(written.commit), written.log_offset
+    )
+
+
+def _commit_facts(written: pb.JournaledCommit) -> CommitFacts:
+    words = list(written.communicators)
+    return CommitFacts(
+        written.number, written.step, members=tuple(written.members), call=written.call,
         communicators=tuple(zip(words[::3], words[1::3], words[2::3], strict=False)),
     )  # fmt: skip
-    return RankFacts(departure.rank, departure.generation, alive=False, commits=(newest,))

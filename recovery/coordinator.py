@@ -15,6 +15,7 @@ from recovery.faults import BY_NUMBER
 from recovery.incidents import CALLS, ECHOES, Fault, Outcome, causes_of, entry_of, told_of, with_tried
 from recovery.jobs import Job, Session
 from recovery.leases import Leases
+from recovery.persistence.restorer import Restorer
 from recovery.planner import PlanName, parked_anywhere, plan
 from recovery.recovery_round import Result, Round, RoundFailed
 from recovery.servers import ServerPool
@@ -54,6 +55,7 @@ class Coordinator:
         follow: Callable[[Session], None],
         leases: Leases,
         note: Callable[[], None] = lambda: None,
+        restorer: Restorer | None = None,
     ) -> None:
         """`follow` is told of every session that got a new server.
 
@@ -63,7 +65,7 @@ class Coordinator:
         self._note = note
         self._job = job
         self._pool = pool
-        self._round = Round(job, pool, keeps_optimizer_preimages, follow, leases)
+        self._round = Round(job, pool, keeps_optimizer_preimages, follow, leases, restorer)
         self._faults: list[Fault] = []
         self._known = 0
         """How many of them the round under way was planned for."""
@@ -168,6 +170,24 @@ class Coordinator:
         self._notice(session, FaultKind.SILENT_CORRUPTION, now, now, message, message, counts=False)
         self._note()
         return True
+
+    def rehearse_restore(self) -> str:
+        """Take all ranks back to storage, though nothing is broken; or a sentence why that cannot be."""
+        sessions = self._job.active_sessions()
+        if self.recovering:
+            return "a recovery is under way; try again once it is over"
+        possible = plan(self._round.facts(FaultFacts(FaultKind.REHEARSAL, tuple(s.rank for s in sessions))))
+        if possible.name is PlanName.GIVE_UP:
+            return possible.reason
+        if possible.name is not PlanName.RESTORE_STORED_REPLAY:
+            return (
+                "the logs reach back to no snapshot on storage (proxyd --persist-only keeps them that long)"
+            )
+        now = time.monotonic_ns()
+        evidence = "recoveryctl snapshots restore"
+        for session in sessions:
+            self._notice(session, FaultKind.REHEARSAL, now, now, evidence, counts=False)
+        return ""
 
     def validation_reached(self, session: Session, generation: int) -> None:
         """A rank has executed the minibatch that is to be validated once, and stands at its end."""

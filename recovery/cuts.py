@@ -35,7 +35,7 @@ def memberships(ranks: Sequence[RankFacts]) -> dict[Uid, list[int]]:
     members: dict[Uid, set[int]] = {}
     sizes: dict[Uid, int] = {}
     for rank in ranks:
-        for commit in (*rank.snapshots, *rank.commits):
+        for commit in (*rank.stored, *rank.snapshots, *rank.commits):
             for index, (low, high, _) in enumerate(commit.communicators):
                 members.setdefault((low, high), set()).add(rank.rank)
                 sizes[low, high] = commit.members[index] if commit.members else 0
@@ -128,7 +128,7 @@ def _sequences(rank: RankFacts, choices: Sequence[CommitFacts]) -> list[dict[Uid
     """Per chosen commit: communicator -> collectives done, `_DESTROYED` where it is gone again."""
     of_number: dict[int, dict[Uid, int]] = {0: {}}
     known: set[Uid] = set()
-    for commit in by_number(rank.snapshots, rank.commits):
+    for commit in by_number(rank.stored, rank.snapshots, rank.commits):
         now = {(low, high): sequence for low, high, sequence in commit.communicators}
         of_number[commit.number] = {uid: _DESTROYED for uid in known - now.keys()} | now
         known |= now.keys()

@@ -41,19 +41,26 @@ class LogManifests(Mapping[int, Manifest]):
 
 def commit_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
     """All commits still in the ring, oldest first."""
-    return tuple(_commit_facts(commit) for commit in log.commits())
+    return tuple(facts_of(commit) for commit in log.commits())
 
 
 def snapshot_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
     """Commits whose snapshots may be asked for, oldest first."""
     return tuple(
-        _commit_facts(snapshot.commit)
-        for snapshot in log.snapshots()
-        if snapshot.serial >= log.snapshot_floor
+        facts_of(snapshot.commit) for snapshot in log.snapshots() if snapshot.serial >= log.snapshot_floor
     )
 
 
-def _commit_facts(commit: replay.Commit) -> CommitFacts:
+def durable_facts(session: Session) -> tuple[CommitFacts, ...]:
+    """Commits whose state lies on storage, and to which the log reaches back, oldest first."""
+    if not session.durable:
+        return ()
+    kept_from = session.log.freed_segments * session.log.segment_bytes
+    return tuple(one.commit for one in session.durable if one.log_offset >= kept_from)
+
+
+def facts_of(commit: replay.Commit) -> CommitFacts:
+    """Of a commit of a log."""
     return CommitFacts(
         number=commit.number,
         step=commit.step,
@@ -64,6 +71,13 @@ def _commit_facts(commit: replay.Commit) -> CommitFacts:
         optimizer=commit.optimizer,
         call=commit.call,
     )
+
+
+def _refused_commits(session: Session) -> frozenset[int]:
+    refused = session.refused_snapshots
+    if not refused:
+        return frozenset()
+    return frozenset(kept.commit.number for kept in session.log.snapshots() if kept.serial in refused)
 
 
 def _without_shadows_before(restored: int, commits: tuple[CommitFacts, ...]) -> tuple[CommitFacts, ...]:
@@ -92,6 +106,8 @@ def rank_facts(
         optimizer_preimages=optimizer_preimages,
         suspect=session.server.suspect,
         snapshots=snapshot_facts(log),
+        refused_snapshots=_refused_commits(session),
+        stored=durable_facts(session),
         protected=session.world > 1,
         refused_commit=session.refused_commit,
     )

@@ -27,6 +27,8 @@ class FaultKind(Enum):
     DRIVER_SUSPECT = "driver-suspect"
     SILENT_CORRUPTION = "silent-corruption"
     VALIDATION = "validation"
+    REHEARSAL = "rehearsal"
+    """Nothing is broken: the operator wants to see a restore from storage."""
 
 
 Uid = tuple[int, int]
@@ -76,7 +78,9 @@ class RankFacts:
     `floor_commit`: below it neither pre-images nor log are kept, but for the log since the oldest of
     `snapshots`: commits whose whole state lies in host memory, oldest first.  `protected`: the server keeps
     pre-images.  `suspect`: its driver is not to be trusted any more, but its memory can be read.
-    `refused_commit`: its server could not be rolled forward from there.
+    `refused_commit`: its server could not be rolled forward from there.  `stored`: commits whose whole state
+    lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`: numbers of those
+    commits among `snapshots` that a server found damaged.
     """
 
     rank: int
@@ -92,6 +96,8 @@ class RankFacts:
     snapshots: tuple[CommitFacts, ...] = ()
     protected: bool = True
     refused_commit: int = 0
+    stored: tuple[CommitFacts, ...] = ()
+    refused_snapshots: frozenset[int] = frozenset()
 
     @property
     def newest(self) -> CommitFacts:
@@ -126,6 +132,7 @@ class Facts:
     `departed`: ranks among them whose session is over, so that nobody can run their collectives again.
     `homeless` ranks need another device, as theirs has failed.
     `not_replayable`: empty, or how a validation or a recovery found that replay gives other bits.
+    `storage_problem`: empty, or why a snapshot on storage turned out to be of no use.
     """
 
     ranks: tuple[RankFacts, ...]
@@ -134,3 +141,4 @@ class Facts:
     homeless: tuple[int, ...] = ()
     free_devices: int = 0
     not_replayable: str = ""
+    storage_problem: str = ""

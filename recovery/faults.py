@@ -83,7 +83,8 @@ FAULTS = (
     ),
     InjectedFault(
         13, "kill-all-servers", "the device servers of all ranks of the job are killed", "pidfd",
-        "restore-snapshot-replay, or restart-copy-replay while the log is whole; give-up without snapshots",
+        "restore-snapshot-replay, or restart-copy-replay while the log is whole; restore-stored-replay where "
+        "a snapshot is on storage only; give-up without snapshots",
         FaultKind.SERVER_DIED, by_proxyd=True,
     ),
     InjectedFault(

@@ -12,6 +12,7 @@ from recovery.control import pb
 from recovery.drills import Drill
 from recovery.facts import Phase, RankFacts
 from recovery.faults import BY_NAME
+from recovery.persistence.durable import Durable
 from recovery.processes import Watched
 from recovery.servers import Server
 
@@ -63,15 +64,30 @@ class Session:
     """From where that turned out to be impossible."""
     snapshot_note: str = ""
     """Why no snapshot can be had, if so."""
-    persisted_step: int = 0
-    """Of the newest snapshot that is durable on all ranks; 0: there is none."""
+    refused_snapshots: set[int] = field(default_factory=set)
+    """Serials of those in host memory that a server found damaged."""
+    durable: list[Durable] = field(default_factory=list)
+    """Snapshots that are durable on all ranks, oldest first."""
+    persist_interval: int = 0
+    """Steps from one to the next; 0: time decides, or nothing is chosen yet."""
+    persist_choice: str = ""
+    """How often they are taken, and why, where that is chosen while training."""
     persist_note: str = ""
+    """Why none gets there, if so."""
+    mirrored_step: int = 0
+    """Of the newest snapshot in the second tier; 0: there is none."""
+    mirror_note: str = ""
     """Why none gets there, if so."""
     drills_seen: set[int] = field(default_factory=set)
     """Slots of drills that fired and whose consequences were noticed."""
     alarms: tuple[int, int] = (-1, 0)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once nothing of the session is left."""
+
+    @property
+    def persisted_step(self) -> int:
+        """Of the newest snapshot that is durable on all ranks; 0: there is none."""
+        return max((durable.commit.step for durable in self.durable), default=0)
 
     @property
     def active(self) -> bool:
@@ -149,8 +165,13 @@ class Session:
             log_directory=str(self.directory),
             backpressure=bool(log.backpressure),
             recoveries=self.recoveries,
-            note=self.note or (CUT_LOG if log.degraded else self.snapshot_note) or self.persist_note,
+            note=self.note
+            or (CUT_LOG if log.degraded else self.snapshot_note)
+            or self.persist_note
+            or self.mirror_note,
             persisted_step=self.persisted_step,
+            mirrored_step=self.mirrored_step,
+            persist_choice=self.persist_choice,
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
             snapshot_s=log.snapshot_ns / 1e9,
@@ -187,6 +208,19 @@ class ScheduledDrill:
     """What proxyd did when it fired."""
 
 
+@dataclass
+class CopyCounts:
+    """Of a job's sets of snapshots, on their way to storage or to the second tier."""
+
+    copied: int = 0
+    """Sets that are complete there."""
+    bytes: int = 0
+    """Of those; to the second tier all that was handed over."""
+    skipped: int = 0
+    """Sets that were due and were left out: no slot was free, or newer ones replaced them."""
+    failures: int = 0
+
+
 @dataclass(eq=False)
 class Job:
     """Everything one proxyrun started."""
@@ -207,6 +241,8 @@ class Job:
     """Where the two executions differed."""
     adoptions: list[pb.Adoption] = field(default_factory=list)
     """When a successor of a proxyd that died took it over."""
+    persist: CopyCounts = field(default_factory=CopyCounts)
+    mirror: CopyCounts = field(default_factory=CopyCounts)
     generation: int = 0
     openings: int = 0
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)

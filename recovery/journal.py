@@ -118,6 +118,8 @@ def _check_job(job: pb.JournaledJob, devices: int) -> None:
         )
         _demand(_is_process(session.worker), f"the worker of rank {session.rank} is no process")
         _demand(_LOG.fullmatch(session.directory) is not None, f"{session.directory[:80]!r} is no log")
+        for durable in session.durable:
+            _demand(durable.run.startswith("/"), f"{durable.run[:80]!r} is no directory of stores")
         _check_server(session.server)
         if session.HasField("stash"):
             _check_server(session.stash)

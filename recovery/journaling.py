@@ -10,7 +10,9 @@ import structlog
 
 from recovery import journal
 from recovery.control import pb
+from recovery.facts import CommitFacts
 from recovery.jobs import Ended, Job, Session
+from recovery.persistence.durable import Durable
 from recovery.processes import start_ticks
 from recovery.servers import Server, ServerPool
 from recovery.sessions import Desk
@@ -111,7 +113,22 @@ def _session(session: Session) -> pb.JournaledSession:
         note=session.note,
         generation=session.generation,
         drills_seen=sorted(session.drills_seen),
+        durable=[_durable(durable) for durable in session.durable],
     )
+
+
+def _durable(durable: Durable) -> pb.JournaledDurable:
+    return pb.JournaledDurable(
+        serial=durable.serial, run=str(durable.run), bytes=durable.bytes, log_offset=durable.log_offset,
+        commit=_commit(durable.commit),
+    )  # fmt: skip
+
+
+def _commit(commit: CommitFacts) -> pb.JournaledCommit:
+    return pb.JournaledCommit(
+        number=commit.number, step=commit.step, call=commit.call, members=commit.members,
+        communicators=[word for mark in commit.communicators for word in mark],
+    )  # fmt: skip
 
 
 def _server(server: Server) -> pb.JournaledServer:
@@ -125,9 +142,7 @@ def _departure(job: Job, rank: int) -> pb.JournaledDeparture:
     if rank in job.last_facts:
         facts = job.last_facts[rank]
         departure.generation = facts.generation
-        departure.newest.number, departure.newest.step = facts.newest.number, facts.newest.step
-        departure.newest.communicators.extend(word for mark in facts.newest.communicators for word in mark)
-        departure.newest.members.extend(facts.newest.members)
+        departure.newest.CopyFrom(_commit(facts.newest))
     return departure
 
 

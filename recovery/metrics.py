@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from wsgiref.simple_server import WSGIServer
 
 import structlog
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from recovery.jobs import Job
+from recovery.jobs import CopyCounts, Job, Session
 from recovery.settings import BadInput, parse_address
 
 log = structlog.get_logger()
@@ -20,6 +21,11 @@ log = structlog.get_logger()
 PARTS = ("detect", "restart", "copy", "communicators", "replay", "total")
 SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 SCRAPE_WITHIN_S = 5
+OF_STORAGE: Mapping[str, tuple[str, Callable[[Session], float]]] = {
+    "persist_trouble": ("1 while snapshots do not get to storage", lambda s: bool(s.persist_note)),
+    "persist_interval": ("Steps between snapshots on storage; 0: time decides", lambda s: s.persist_interval),
+    "mirror_trouble": ("1 while snapshots do not get to the second tier", lambda s: bool(s.mirror_note)),
+}
 OF_RANK = {
     "step": "Minibatch that is being executed, from 1",
     "log_bytes": "Bytes of the log that are kept for replay",
@@ -29,8 +35,18 @@ OF_RANK = {
     "shadow_bytes": "Bytes of private state shadowed in host memory",
     "snapshot_bytes": "Bytes of snapshots in host memory",
     "persisted_step": "Step of the newest snapshot that is durable on all ranks",
+    "mirrored_step": "Step of the newest snapshot in the second tier",
     "backpressure": "1 while the worker waits for space in the log",
 }
+
+COPIES: Mapping[str, str] = {"persist": "storage", "mirror": "the second tier"}
+OF_COPIES = {
+    "copied": "Snapshots copied to {}",
+    "bytes": "Bytes of snapshots copied to {}",
+    "skipped": "Snapshots that were due and did not go to {}: no slot was free, or newer ones came",
+    "failures": "Failures to copy snapshots to {}, or to remove there what is not to be kept",
+}
+"""Of each job's `persist` and `mirror`."""
 
 
 class Metrics(Collector):
@@ -39,6 +55,7 @@ class Metrics(Collector):
     def __init__(self, jobs: Mapping[str, Job]) -> None:
         self._jobs = jobs
         self._seen: dict[str, tuple[int, int]] = {}
+        self._seen_copies: dict[tuple[str, str], CopyCounts] = {}
         self._loop = asyncio.get_running_loop()
         self.registry = CollectorRegistry()
         self.registry.register(self)  # before the counters: a scrape counts first what is new
@@ -58,6 +75,12 @@ class Metrics(Collector):
             "understudy_validations", "Minibatches executed twice by all ranks", registry=self.registry
         )
 
+        self._copies = {
+            (kind, name): Counter(f"understudy_{kind}_{name}", text.format(where), registry=self.registry)
+            for kind, where in COPIES.items()
+            for name, text in OF_COPIES.items()
+        }
+
     def absorb(self, job: Job) -> None:
         """Count what has come since the last time; to be called once more before a job is forgotten."""
         recoveries, validations = self._seen.get(job.name, (0, 0))
@@ -68,11 +91,18 @@ class Metrics(Collector):
             self._copied.inc(recovery.copied_bytes)
         self._validations.inc(job.validations - validations)
         self._seen[job.name] = len(job.recoveries), job.validations
+        for (kind, name), counter in self._copies.items():
+            seen = self._seen_copies.get((job.name, kind), CopyCounts())
+            counter.inc(getattr(getattr(job, kind), name) - getattr(seen, name))
+        for kind in COPIES:
+            self._seen_copies[job.name, kind] = replace(getattr(job, kind))
 
     def forget(self, job: Job) -> None:
         """A job has ended."""
         self.absorb(job)
         del self._seen[job.name]
+        for kind in COPIES:
+            del self._seen_copies[job.name, kind]
 
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance: registering must not ask for values."""
@@ -102,6 +132,10 @@ class Metrics(Collector):
             name: GaugeMetricFamily(f"understudy_{name}", text, labels=["job", "rank", "device"])
             for name, text in OF_RANK.items()
         }
+        of_storage = {
+            name: GaugeMetricFamily(f"understudy_{name}", text, labels=["job", "rank"])
+            for name, (text, _) in OF_STORAGE.items()
+        }
         for job in jobs:
             self.absorb(job)
             not_replayable.add_metric([job.name], bool(job.not_replayable))
@@ -110,7 +144,9 @@ class Metrics(Collector):
                 different.add_metric([job.name, rank], session.log.replies_different)
                 for name, family in of_rank.items():
                     family.add_metric([job.name, rank, session.device], getattr(status, name))
-        return [not_replayable, different, *of_rank.values()]
+                for name, family in of_storage.items():
+                    family.add_metric([job.name, rank], OF_STORAGE[name][1](session))
+        return [not_replayable, different, *of_rank.values(), *of_storage.values()]
 
 
 def serve_metrics(metrics: Metrics, address: str) -> WSGIServer:

@@ -26,6 +26,7 @@ class PlanName(Enum):
     STASH_RESTART_RESTORE = "stash-restart-restore"
     REWIND_IN_PLACE = "rewind-in-place"
     RESTORE_SNAPSHOT_REPLAY = "restore-snapshot-replay"
+    RESTORE_STORED_REPLAY = "restore-stored-replay"
     GIVE_UP = "give-up"
 
 
@@ -55,11 +56,15 @@ class Rewind:
 
 @dataclass(frozen=True)
 class Reload:
-    """Bring the rank to `commit` by its snapshot (0: the beginning), replay; on a new server if `fresh`."""
+    """Bring the rank to `commit` by its snapshot (0: the beginning), replay; on a new server if `fresh`.
+
+    `stored`: the snapshot comes from storage first, into memory that no server may be using.
+    """
 
     rank: int
     commit: int
     fresh: bool
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ def plan(facts: Facts) -> Plan:
         return _give_up(facts, stranded, [rank.rank for rank in facts.ranks])
     if len(facts.homeless) > facts.free_devices:
         return _give_up(facts, _no_device(facts), facts.homeless)
+    if fault.kind is FaultKind.REHEARSAL and (rehearsed := _from_storage(facts)) is not None:
+        return rehearsed
     without = _without_snapshots(facts)
     return without if isinstance(without, Plan) else _from_snapshots(facts, without)
 
@@ -142,30 +149,65 @@ def _without_snapshots(facts: Facts) -> Plan | _Obstacle:
 
 
 def _from_snapshots(facts: Facts, obstacle: _Obstacle) -> Plan:
-    """The newest cut at which every rank has a snapshot, or that it reaches by itself; else `GIVE_UP`."""
+    """The newest cut at which every rank has a snapshot, or that it reaches by itself; else `GIVE_UP`.
+
+    Snapshots in which a server found damage are tried again only where nothing else is left.
+    """
+    found = _reload(facts, obstacle.reason, refused=False) or _reload(facts, obstacle.reason, refused=True)
+    if found is not None:
+        return found
+    if facts.fault.trusted:  # wrong numbers end no training
+        return plan(replace(facts, fault=replace(facts.fault, trusted={})))
+    reason = "; ".join(filter(None, [obstacle.reason, facts.storage_problem]))
+    return _give_up(facts, reason, obstacle.culprits)
+
+
+def _from_storage(facts: Facts) -> Plan | None:
+    """All ranks from storage, whatever else there is."""
+    only_stored = [
+        replace(rank, alive=False, snapshots=(), log_complete_from_start=False) for rank in facts.ranks
+    ]
+    return _reload(replace(facts, ranks=tuple(only_stored)), "a restore from storage is rehearsed", False)
+
+
+def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
+    """With snapshots, in host memory rather than on storage; with `refused` ones only if told so."""
     choices: dict[int, list[CommitFacts]] = {}
     rewindable: dict[int, set[int]] = {}
+    in_memory: dict[int, set[int]] = {}
     for rank in facts.ranks:
         by_itself = _reachable(rank, facts)[0] if rank.alive and not rank.suspect else []
         beginning = [BEGINNING] if rank.log_complete_from_start else []
-        newest = facts.fault.trusted.get(rank.rank, rank.newest.number)
-        snapshots = [snapshot for snapshot in rank.snapshots if snapshot.number <= newest]
-        choices[rank.rank] = by_number(beginning, snapshots, by_itself)
+        trusted = facts.fault.trusted
+        newest = trusted.get(rank.rank, rank.newest.number)
+        # A restore that failed leaves no commits behind.
+        stored = [c for c in rank.stored if c.number <= trusted.get(rank.rank, c.number)]
+        snapshots = [
+            commit for commit in rank.snapshots
+            if commit.number <= newest and (refused or commit.number not in rank.refused_snapshots)
+        ]  # fmt: skip
+        choices[rank.rank] = by_number(beginning, stored, snapshots, by_itself)
         rewindable[rank.rank] = {commit.number for commit in by_itself}
+        in_memory[rank.rank] = {0, *(commit.number for commit in snapshots)}
     cut = CutSearch(facts.ranks, choices).newest()
     if cut is None:
-        if facts.fault.trusted:  # wrong numbers end no training
-            return plan(replace(facts, fault=replace(facts.fault, trusted={})))
-        return _give_up(facts, obstacle.reason, obstacle.culprits)
-    actions: list[Action] = []
+        return None
+    actions: list[Rewind | Reload] = []
     for rank in facts.ranks:
         number = cut[rank.rank].number
-        rewinds = number in rewindable[rank.rank]
-        fresh = not rank.alive or rank.suspect
-        actions.append(Rewind(rank.rank, number) if rewinds else Reload(rank.rank, number, fresh=fresh))
-    where = ", ".join(f"rank {rank} at commit {cut[rank].number}" for rank in sorted(cut))
-    reason = f"{obstacle.reason}; newest consistent snapshots: {where}"
-    return Plan(PlanName.RESTORE_SNAPSHOT_REPLAY, reason, tuple(actions))
+        if number in rewindable[rank.rank]:
+            actions.append(Rewind(rank.rank, number))
+            continue
+        on_storage = number not in in_memory[rank.rank]
+        fresh = not rank.alive or rank.suspect or on_storage
+        actions.append(Reload(rank.rank, number, fresh, on_storage))
+    from_storage = {action.rank for action in actions if isinstance(action, Reload) and action.stored}
+    where = ", ".join(
+        f"rank {rank} at commit {cut[rank].number}" + (" on storage" if rank in from_storage else "")
+        for rank in sorted(cut)
+    )
+    name = PlanName.RESTORE_STORED_REPLAY if from_storage else PlanName.RESTORE_SNAPSHOT_REPLAY
+    return Plan(name, f"{reason}; newest consistent snapshots: {where}", tuple(actions))
 
 
 def consistent_floor(ranks: Sequence[RankFacts]) -> dict[int, int]:
@@ -200,7 +242,7 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     """Commits this rank can go back to, oldest first, or a sentence why there are none."""
     trusted = facts.fault.trusted
     kept = [c for c in kept_commits(rank) if c.number <= trusted.get(rank.rank, c.number)]
-    if rank.snapshots and kept and kept[0] is BEGINNING:
+    if (rank.snapshots or rank.stored) and kept and kept[0] is BEGINNING:
         del kept[0]  # snapshots are nearer
     if not rank.alive:
         rebuildable = [

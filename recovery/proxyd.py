@@ -10,13 +10,14 @@ from typing import Any
 
 from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.daemon import serve
-from recovery.persistence.settings import PersistenceSettings
+from recovery.persistence.settings import MirrorSettings, PersistenceSettings, Writing
 from recovery.settings import (
     BadInput,
     Settings,
     parse_address,
     parse_bytes,
     parse_devices,
+    parse_interval,
     parse_seconds,
     parse_share,
 )
@@ -25,6 +26,11 @@ from recovery.spawner import SpawnerError
 from recovery.structured_log import configure
 
 PROGRAM = "proxyd"
+OF_PERSIST = (
+    "persist_every", "persist_overhead", "persist_slots", "persist_only", "persist_threads", "persist_chunk",
+    "persist_memory", "keep_runs", "mirror", "keep_last", "keep_every",
+)  # fmt: skip
+"""Options that say something of --persist."""
 
 
 def parser() -> Parser:
@@ -53,11 +59,46 @@ def parser() -> Parser:
         help="copy snapshots there, so that they outlive this node's memory (off)",
     )  # fmt: skip
     parser.add_argument(
-        "--persist-every", default="30", metavar="SECONDS", help="the least time between two of them (30)"
+        "--persist-every",
+        default="30",
+        metavar="TIME",
+        help="between two of them: seconds at least, so many steps, as 10steps, or auto (30)",
     )
+    parser.add_argument(
+        "--persist-overhead", default="", metavar="SHARE",
+        help="of the time that --persist-every auto may cost (3%%)",
+    )  # fmt: skip
     parser.add_argument(
         "--persist-slots", type=int, default=3, metavar="N",
         help="room for so many of each rank: one that is complete, the others under way (3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--persist-only", action="store_true",
+        help="once they are there they leave this node's memory, and the log is kept from there on (off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--persist-threads", type=int, default=Writing.threads, metavar="P",
+        help=f"writing each rank's part of one ({Writing.threads})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--persist-chunk", default="4MiB", metavar="SIZE", help="the unit of writes and checksums (4MiB)"
+    )
+    parser.add_argument(
+        "--persist-memory", default="64MiB", metavar="SIZE", help="of a rank, for chunks under way (64MiB)"
+    )
+    parser.add_argument(
+        "--keep-runs", type=int, default=3, metavar="N",
+        help="runs of a job whose snapshots stay under --persist, counting from its newest start (3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mirror", default="", metavar="URL",
+        help="copy what --persist has completed there too, in the background: s3://bucket/prefix, "
+        "file:///mnt/nfs, … (off)",
+    )  # fmt: skip
+    parser.add_argument("--keep-last", type=int, metavar="N", help="snapshots of a job that stay there (3)")
+    parser.add_argument(
+        "--keep-every", type=int, metavar="STEPS",
+        help="beside them the first snapshot of every so many steps; 0: none (0)",
     )  # fmt: skip
     parser.add_argument(
         "--optimizer-preimages", choices=["auto", "on", "off"], default="auto",
@@ -90,13 +131,18 @@ def parser() -> Parser:
 def settings_of(arguments: list[str] | None = None) -> tuple[Settings, int, int, str]:
     """Settings, ready fd, parent pid, log level; raises BadInput."""
     given = parser().parse_args(arguments)
+    return _settings(given), given.ready_fd, given.parent_pid, given.log_level
+
+
+def _settings(given: Any) -> Settings:
+    """Raises BadInput."""
     if not 0 <= given.spares <= 64:
         raise BadInput(f"--spares {given.spares} is not possible: 0 to 64")
     if given.validate_every < 0:
         raise BadInput(f"--validate-every {given.validate_every} is not possible: 0 or more")
     if given.metrics:
         parse_address(given.metrics)
-    settings = Settings(
+    return Settings(
         devices=parse_devices(given.devices),
         socket=(given.socket or default_socket()).absolute(),
         spares=given.spares,
@@ -111,31 +157,97 @@ def settings_of(arguments: list[str] | None = None) -> tuple[Settings, int, int,
         metrics=given.metrics,
         adoption_grace_s=parse_seconds(given.adoption_grace, "--adoption-grace"),
     )
-    return settings, given.ready_fd, given.parent_pid, given.log_level
 
 
 def _persistence(given: Any) -> PersistenceSettings | None:
     """Raises BadInput."""
     if given.persist is None:
+        for name in OF_PERSIST:
+            if (value := getattr(given, name)) != parser().get_default(name):
+                flag = f"--{name.replace('_', '-')}"
+                told = flag if value is True else f"{flag} {value}"
+                raise BadInput(f"{told} is of no use without --persist DIRECTORY")
         return None
-    if given.snapshot_overhead == "0":
+    if parse_share(given.snapshot_overhead, "--snapshot-overhead") == 0:
         raise BadInput("--persist needs snapshots, which --snapshot-overhead 0 switches off")
     if not 2 <= given.persist_slots <= 16:
         raise BadInput(f"--persist-slots {given.persist_slots} is not possible: 2 to 16")
+    writing = _writing(given)
+    if given.keep_runs < 1:
+        raise BadInput(f"--keep-runs {given.keep_runs} is not possible: 1 or more")
     directory = given.persist.absolute()
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not directory.is_dir():  # mkdir waits for a disk that hangs, even where there is nothing to do
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as problem:
         raise BadInput(f"--persist {directory} cannot be made: {problem.strerror}") from problem
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         raise BadInput(f"--persist {directory} cannot be written")
-    every = parse_seconds(given.persist_every, "--persist-every")
-    return PersistenceSettings(directory, every, given.persist_slots)
+    seconds, steps, overhead = _how_often(given)
+    return PersistenceSettings(
+        directory, seconds, steps, given.persist_slots,
+        stays_in_memory=not given.persist_only, writing=writing, overhead=overhead, mirror=_mirror(given),
+        keep_runs=given.keep_runs,
+    )  # fmt: skip
+
+
+def _how_often(given: Any) -> tuple[float, int, float]:
+    """Seconds, or steps, or the share of the time by which it is chosen; raises BadInput."""
+    if given.persist_every.strip() != "auto":
+        if given.persist_overhead:
+            raise BadInput(
+                f"--persist-overhead {given.persist_overhead} is of no use without --persist-every auto"
+            )
+        return *parse_interval(given.persist_every, "--persist-every"), 0.0
+    share = given.persist_overhead or "3%"
+    overhead = parse_share(share, "--persist-overhead")
+    if overhead == 0:
+        raise BadInput(f"--persist-overhead {share!r} leaves no time for snapshots: write for example 3%")
+    return 0.0, 0, overhead
+
+
+def _writing(given: Any) -> Writing:
+    """Raises BadInput."""
+    if not 1 <= given.persist_threads <= 64:
+        raise BadInput(f"--persist-threads {given.persist_threads} is not possible: 1 to 64")
+    chunk = parse_bytes(given.persist_chunk, "--persist-chunk")
+    if chunk % 4096 or chunk > 256 << 20:
+        raise BadInput(
+            f"--persist-chunk {given.persist_chunk} is not possible: a multiple of 4KiB, up to 256MiB"
+        )
+    memory = parse_bytes(given.persist_memory, "--persist-memory")
+    if memory < chunk:
+        raise BadInput(
+            f"--persist-memory {given.persist_memory} does not hold one --persist-chunk of {chunk} bytes"
+        )
+    return Writing(given.persist_threads, chunk, memory)
+
+
+def _mirror(given: Any) -> MirrorSettings | None:
+    """Raises BadInput."""
+    told = {"keep_last": given.keep_last, "keep_every": given.keep_every}
+    told = {name: number for name, number in told.items() if number is not None}
+    for name, number in told.items():
+        flag, least = f"--{name.replace('_', '-')} {number}", int(name == "keep_last")
+        if not given.mirror:
+            raise BadInput(f"{flag} says what stays at a --mirror, and none was named")
+        if number < least:
+            raise BadInput(f"{flag} is not possible: {least} or more")
+    if not given.mirror:
+        return None
+    from recovery.persistence.remote import check_url  # libraries that are seldom needed
+
+    try:
+        check_url(given.mirror)
+    except BadInput as problem:
+        raise BadInput(f"--mirror {problem}") from problem
+    return MirrorSettings(given.mirror, **told)
 
 
 def main() -> int:
     """Entry point."""
-    ready_fd = -1
+    given = parser().parse_args()
+    ready_fd: int = given.ready_fd  # first of all: proxyrun waits for an answer there, whatever it is
 
     def tell(message: dict[str, object]) -> None:
         nonlocal ready_fd
@@ -145,10 +257,10 @@ def main() -> int:
             ready_fd = -1
 
     try:
-        settings, ready_fd, parent_pid, level = settings_of()
+        settings = _settings(given)
         check_variables(PROGRAM, warn=ready_fd < 0)  # proxyrun has warned already
-        configure(level)
-        asyncio.run(serve(settings, lambda: tell({"ready": True}), parent_pid))
+        configure(given.log_level)
+        asyncio.run(serve(settings, lambda: tell({"ready": True}), given.parent_pid))
     except (BadInput, SpawnerError) as problem:
         if ready_fd >= 0:
             tell({"error": str(problem)})

@@ -68,6 +68,19 @@ def parse(arguments: list[str] | None = None) -> Order:
     parser.add_argument(
         "--adoption-grace", default="", metavar="SECONDS", help="of the embedded proxyd (600)"
     )
+    parser.add_argument(
+        "--persist", default="", metavar="DIRECTORY",
+        help="where the embedded proxyd copies snapshots, so that they outlive this node's memory (off)",
+    )  # fmt: skip
+    parser.add_argument("--persist-every", default="", metavar="TIME", help="of the embedded proxyd (30)")
+    parser.add_argument(
+        "--persist-overhead", default="", metavar="SHARE", help="of the embedded proxyd (3%%)"
+    )
+    parser.add_argument("--persist-slots", type=int, metavar="N", help="of the embedded proxyd (3)")
+    parser.add_argument("--persist-only", action="store_true", help="of the embedded proxyd (off)")
+    parser.add_argument("--mirror", default="", metavar="URL", help="of the embedded proxyd (off)")
+    parser.add_argument("--keep-last", type=int, metavar="N", help="of the embedded proxyd (3)")
+    parser.add_argument("--keep-every", type=int, metavar="STEPS", help="of the embedded proxyd (0)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND …", help="python, torchrun, …")
     given = parser.parse_args(arguments)
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
@@ -87,6 +100,7 @@ def parse(arguments: list[str] | None = None) -> Order:
     if given.snapshot_overhead:
         parse_share(given.snapshot_overhead, "--snapshot-overhead")
         options += ["--snapshot-overhead", given.snapshot_overhead]
+    options += _persistence(given)
     if not 0 <= given.spares <= 64:
         raise BadInput(f"--spares {given.spares} is not possible: 0 to 64")
     if given.report is not None and not os.access(given.report.absolute().parent, os.W_OK):
@@ -98,6 +112,21 @@ def parse(arguments: list[str] | None = None) -> Order:
     return Order(command, drills, given.report, given.devices, socket, given.spares, tuple(options))
 
 
+def _persistence(given: Any) -> list[str]:
+    """For the embedded proxyd, which knows what is possible; raises BadInput."""
+    options = [f"--persist={given.persist}"] if given.persist else []
+    for flag in ("persist-every", "persist-overhead", "persist-slots", "mirror", "keep-last", "keep-every"):
+        if (value := getattr(given, flag.replace("-", "_"))) not in (None, ""):
+            if not given.persist:
+                raise BadInput(f"--{flag} {value} is of no use without --persist DIRECTORY")
+            options.append(f"--{flag}={value}")
+    if given.persist_only:
+        if not given.persist:
+            raise BadInput("--persist-only is of no use without --persist DIRECTORY")
+        options.append("--persist-only")
+    return options
+
+
 def run(order: Order) -> int:
     """Run the command under a proxyd; answers the exit status.  Raises BadInput."""
     with contextlib.ExitStack() as cleanup:
@@ -106,6 +135,11 @@ def run(order: Order) -> int:
             if order.devices:
                 raise BadInput(
                     f"a proxyd answers at {socket} and decides about devices: leave out --devices, or stop it"
+                )
+            if any(option.startswith("--persist=") for option in order.options):
+                raise BadInput(
+                    f"a proxyd answers at {socket} and decides about snapshots on storage: "
+                    "leave out --persist, or stop it"
                 )
         else:
             devices = order.devices or f"cpu:{ranks_wanted(order.command)}"

@@ -16,6 +16,8 @@ from recovery.evidence import concerned, rank_facts
 from recovery.facts import Facts, FaultFacts
 from recovery.jobs import Job, Session
 from recovery.leases import Leases
+from recovery.persistence.durable import Durable
+from recovery.persistence.restorer import NotRestored, Restorer
 from recovery.planner import Lose, Plan, Reload, Restart, Rewind, plan
 from recovery.servers import Server, ServerPool
 from recovery.spawner import SpawnerError
@@ -27,6 +29,8 @@ LOOK_S, STUCK_S = 0.001, 0.5
 """Pause between looks at ranks inside their optimizer step; if none moves for so long, they are stuck."""
 PARK_S, ATTACH_S, REWIND_S, RESTORE_S, REBUILD_S, RESUME_S = 20.0, 30.0, 120.0, 600.0, 60.0, 20.0
 """Deadlines of the steps, seconds."""
+END_S = 10.0
+"""How long a server that was killed may take to end, seconds: until then its memory cannot be used."""
 
 
 class RoundFailed(RuntimeError):
@@ -54,9 +58,13 @@ class Round:
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
         leases: Leases,
+        restorer: Restorer | None = None,
     ) -> None:
         """`follow` is told of every session that got a new server."""
         self._leases = leases
+        self._restorer = restorer
+        self._storage_problem = ""
+        """Of the incident that is being recovered from."""
         self._job = job
         self._pool = pool
         self._follow = follow
@@ -76,6 +84,7 @@ class Round:
             not_replayable=self._job.not_replayable,
             homeless=tuple(session.rank for session in sessions if self._leases.is_homeless(session)),
             free_devices=len(self._leases.free()),
+            storage_problem=self._storage_problem,
         )
 
     async def run(self, fault: FaultFacts, tried: list[str]) -> Result:
@@ -123,6 +132,10 @@ class Round:
         restarts = [action for action in chosen.actions if isinstance(action, Restart)]
         rewinds = [action for action in chosen.actions if isinstance(action, Rewind)]
         reloads = [action for action in chosen.actions if isinstance(action, Reload)]
+        for session in sessions:  # the replay numbers commits behind its target anew
+            target = chosen.targets.get(session.rank, 0)
+            session.durable = [durable for durable in session.durable if durable.commit.number <= target]
+        await self._bring_back(of_rank, [action for action in reloads if action.stored])
         await _all(
             [
                 *(self._replace(of_rank[action.rank], action) for action in restarts),
@@ -148,10 +161,47 @@ class Round:
         await _all(self._rebuild(session) for session in sessions)
         await _all(self._resume(session) for session in sessions)
         result.resumed_ns = time.monotonic_ns()
+        self._storage_problem = ""
         counted: Sequence[Restart | Reload | Rewind] = restarts or reloads or rewinds
         for rank in {action.rank for action in counted}:
             of_rank[rank].recoveries += 1
         return result
+
+    async def _bring_back(self, of_rank: dict[int, Session], reloads: Sequence[Reload]) -> None:
+        """Snapshots of storage into host memory, where new servers find them."""
+        sets: dict[int, dict[int, Durable]] = {}
+        for action in reloads:
+            durable = next(d for d in of_rank[action.rank].durable if d.commit.number == action.commit)
+            sets.setdefault(durable.serial, {})[action.rank] = durable
+        for serial, of in sets.items():
+            ranks = [of_rank[rank] for rank in of]
+            await _all(self._make_way(session) for session in ranks)
+            try:
+                if self._restorer is None:
+                    raise NotRestored("proxyd has no storage for snapshots")
+                directories = {session.rank: session.directory for session in ranks}
+                await self._restorer.restore(next(iter(of.values())), directories)
+            except NotRestored as problem:
+                message = f"snapshot {serial} does not come back from storage: {problem}"
+                self._storage_problem = message
+                for session in self._job.sessions.values():
+                    session.durable = [durable for durable in session.durable if durable.serial != serial]
+                    session.persist_note = message
+                log.error(
+                    "a stored snapshot is of no use", job=self._job.name, serial=serial, problem=str(problem)
+                )
+                raise RoundFailed(message) from problem
+            for session in ranks:
+                session.log.snapshot_floor = serial
+                session.refused_snapshots.discard(serial)
+
+    async def _make_way(self, session: Session) -> None:
+        """End the server of a rank whose memory in the log is about to be written."""
+        session.server.retired = session.hollow = True
+        try:
+            await asyncio.wait_for(session.server.process.end(0.0), END_S)
+        except TimeoutError:
+            raise RoundFailed(f"the device server of rank {session.rank} does not end") from None
 
     async def _let_steps_end(self, survivors: Sequence[Session]) -> None:
         """Out of an optimizer step without pre-images no way leads back, but most ranks soon reach its end.
@@ -273,6 +323,8 @@ class Round:
         call = session.server.stub.Restore(request, timeout=RESTORE_S)
         reply = await _answer(session, "restore its snapshot", call)
         if reply.error:
+            kept = session.log.snapshots()
+            session.refused_snapshots |= {one.serial for one in kept if one.commit.number == action.commit}
             self._suspect(session, reply.error)
         _check(session, "restore its snapshot", reply.error)
         session.hollow, session.restored_commit, session.rolled_commit = False, action.commit, 0

@@ -13,6 +13,7 @@ from recovery.drills import Drill, unknown
 from recovery.faults import BY_NAME
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
+from recovery.rehearsal import rehearse
 from recovery.servers import ServerPool
 from recovery.sessions import Desk
 
@@ -81,6 +82,13 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             job = self._the_job(request.job)
             session = _running(job, drill)
             return pb.DrillReply(detail=await self._desk.injector.run(job, session, drill))
+        except Refused as refusal:
+            return pb.DrillReply(error=str(refusal))
+
+    async def RehearseRestore(self, request: Any, context: Any) -> pb.DrillReply:
+        try:
+            job = self._the_job(request.job)
+            return pb.DrillReply(detail=await rehearse(job, self._desk.coordinators[job.name]))
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
 

@@ -22,6 +22,7 @@ from recovery.injector import Injector, Refused
 from recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
 from recovery.leases import Leases
 from recovery.persistence.persistence import Persistence
+from recovery.persistence.restorer import Restorer
 from recovery.processes import Watched, start_ticks
 from recovery.recovery_round import policy
 from recovery.rendezvous import Store
@@ -100,18 +101,20 @@ class Desk:
         name = job.name
         self.jobs[name] = job
         keeps = self.settings.keeps_optimizer_preimages
+        overhead, persist = self.settings.snapshot_overhead, self.settings.persist
+        persistence = Persistence(job, persist, lambda: self.note()) if persist is not None else None
         coordinator = self.coordinators[name] = Coordinator(
-            job, self._pool, keeps, self._follow, self.leases, note=lambda: self.note()
+            job, self._pool, keeps, self._follow, self.leases, lambda: self.note(), Restorer(persistence)
         )
         validations = self._validations[name] = ValidationSchedule(job, self.settings.validate_every)
-        overhead, persist = self.settings.snapshot_overhead, self.settings.persist
-        persistence = Persistence(job, persist) if persist is not None else None
         self._keepers[name] = [
             asyncio.create_task(FloorKeeper(job, coordinator, keeps, validations).run()),
             asyncio.create_task(SnapshotKeeper(job, coordinator, overhead, persistence).run()),
         ]
         if persistence is not None:
             self._keepers[name].append(asyncio.create_task(persistence.run()))
+            if persistence.mirroring is not None:
+                self._keepers[name].append(asyncio.create_task(persistence.mirroring.run()))
         if job.launcher is not None:
             self._keepers[name].append(asyncio.create_task(self._follow_launcher(job, job.launcher)))
 

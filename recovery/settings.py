@@ -93,6 +93,19 @@ def parse_seconds(text: str, flag: str, least: float = 1, example: str = "300") 
     return float(found[1])
 
 
+def parse_interval(text: str, flag: str) -> tuple[float, int]:
+    """`30`, `2.5s` -> (seconds, 0); `10steps`, `1 step` -> (0, steps)."""
+    found = re.fullmatch(r"([0-9]+)\s*steps?", text.strip())
+    if not found:
+        try:
+            return parse_seconds(text, flag), 0
+        except BadInput as problem:
+            raise BadInput(f"{problem}, or steps, for example 10steps") from None
+    if not 1 <= int(found[1]) <= 10**9:
+        raise BadInput(f"{flag} {text!r} is not possible: 1 to 1000000000 steps")
+    return 0.0, int(found[1])
+
+
 def parse_bytes(text: str, flag: str) -> int:
     """`4GiB`, `512M`, `1073741824` -> bytes."""
     found = re.fullmatch(r"([0-9]+)\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)

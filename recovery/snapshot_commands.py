@@ -1,11 +1,13 @@
 """`recoveryctl snapshots`: what `proxyd --persist` has written, and how often it should.
 
-No proxyd is needed; nothing that is there is changed.
+No proxyd is needed, but for `restore`; nothing that is there is changed.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,40 +16,45 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from recovery.asking import Failure, SocketOption, ask, looking
 from recovery.asking import JobOption as RunningJobOption
-from recovery.asking import SocketOption, looking
-from recovery.persistence.catalogue import Catalogue, StoredSet, read_catalogue
-from recovery.persistence.checking import problems_of
+from recovery.control import pb
+from recovery.persistence.catalogue import Catalogue, StoredSet
+from recovery.persistence.mirror import Mirror
+from recovery.persistence.places import Place, place_at
+from recovery.persistence.remote import Remote
+from recovery.persistence.tuner import size
 from recovery.settings import BadInput, parse_bytes, parse_seconds, parse_share
-from recovery.tables import size
 from recovery.tuning import Order, measure
 
 app = typer.Typer(no_args_is_help=True, help="Snapshots that proxyd --persist writes.")
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="What --persist named.")]
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="DIRECTORY|URL", help="What --persist named, or --mirror.")
+]
 JobOption = Annotated[str, typer.Option("--job", help="Only this job's.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
-def read(directory: Path, job: str) -> Catalogue:
+def read(place: Place, called: str, job: str) -> Catalogue:
     """Raises BadInput."""
     try:
-        found = read_catalogue(directory)
+        return place.catalogue(job)
     except OSError as problem:
-        raise BadInput(f"{directory} cannot be read: {problem.strerror}") from problem
-    return Catalogue(tuple(one for one in found.sets if job in ("", one.job)), found.problems)
+        raise BadInput(f"{called} cannot be read: {problem.strerror or problem}") from problem
 
 
 @app.command("list")
-def list_snapshots(directory: DirectoryArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
+def list_snapshots(where: PlaceArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
     """Every snapshot, newest first, and whether all ranks have it."""
-    found = read(directory, job)
+    found = read(place_at(where), where, job)
     if as_json:
         rows = [as_row(one) | {"complete": one.complete} for one in found.sets]
         typer.echo(json.dumps({"snapshots": rows, "problems": found.problems}, indent=2))
         return
     table = Table()
-    for heading in ("job", "run", "serial", "step", "ranks", "complete", "size", "begun"):
+    for heading in ("job", "run", "serial", "step", "ranks", "complete", "size", "written"):
         table.add_column(heading)
     for one in found.sets:
         table.add_row(
@@ -55,16 +62,17 @@ def list_snapshots(directory: DirectoryArgument, job: JobOption = "", as_json: J
             "yes" if one.complete else "no", size(one.bytes), when(one),
         )  # fmt: skip
     console = Console()
-    console.print(table if found.sets else f"no snapshots in {directory}")
+    console.print(table if found.sets else f"no snapshots in {where}")
     for problem in found.problems:
         console.print(problem, style="yellow")
 
 
 @app.command()
-def verify(directory: DirectoryArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
+def verify(where: PlaceArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
     """Read every byte of every snapshot; exit status 1 if one is damaged, or none is whole."""
-    found = read(directory, job)
-    damaged = {id(one): problems_of(one) for one in found.sets}
+    place = place_at(where)
+    found = read(place, where, job)
+    damaged = {id(one): place.problems_of(one) for one in found.sets}
     whole = next((one for one in found.sets if not damaged[id(one)]), None)
     if as_json:
         rows = [as_row(one) | {"problems": damaged[id(one)]} for one in found.sets]
@@ -77,7 +85,7 @@ def verify(directory: DirectoryArgument, job: JobOption = "", as_json: JsonOptio
         for problem in found.problems:
             typer.echo(problem)
         typer.echo(
-            f"newest that is whole: step {whole.step} of job {whole.job}, begun {when(whole)}"
+            f"newest that is whole: step {whole.step} of job {whole.job}, written {when(whole)}"
             if whole
             else "no snapshot is whole"
         )
@@ -87,8 +95,19 @@ def verify(directory: DirectoryArgument, job: JobOption = "", as_json: JsonOptio
 
 
 @app.command()
+def restore(
+    job: Annotated[str, typer.Argument(help="Which, if several run.")] = "", socket: SocketOption = None
+) -> None:
+    """A drill: take a running job back to its snapshot on storage, replay its log, and show how that went."""
+    reply = ask(socket, lambda daemon: daemon.RehearseRestore(pb.RehearseRestoreRequest(job=job)))
+    if reply.error:
+        raise Failure(reply.error)
+    typer.echo(reply.detail)
+
+
+@app.command()
 def export(
-    directory: DirectoryArgument,
+    where: PlaceArgument,
     out: Annotated[Path, typer.Argument(help="A directory that does not exist yet.")],
     job: JobOption = "",
     serial: Annotated[
@@ -104,23 +123,52 @@ def export(
         raise BadInput(f"--format {form!r} is not known: {', '.join(FORMATS)}")
     if out.exists():
         raise BadInput(f"{out} exists: name a directory that does not")
+    place = place_at(where)
     tried: list[str] = []
-    for one in read(directory, job).sets:
+    for one in read(place, where, job).sets:
         if not one.complete or serial not in (None, one.serial):
             continue
-        problems = problems_of(one)
-        if not problems:
-            try:
-                omitted = write(one, out, form)
-            except (OSError, ValueError, ImportError) as problem:
-                problems = [str(problem)]
-            else:
-                for sentence in [*tried, *(f"not included: {what}" for what in omitted)]:
-                    typer.echo(sentence)
-                typer.echo(f"step {one.step} of job {one.job}, begun {when(one)}, is in {out}")
-                return
-        tried.append(f"serial {one.serial} (step {one.step}) was passed over: {'; '.join(problems)}")
-    raise BadInput("; ".join(tried) or f"{directory} holds no snapshot that is complete on all ranks")
+        try:
+            with place.readable(one, out) as ready:
+                omitted = write(ready, out, form)  # which checks every byte
+        except (OSError, ValueError, RuntimeError, ImportError) as problem:
+            tried.append(f"serial {one.serial} (step {one.step}) was passed over: {problem}")
+            continue
+        for sentence in [*tried, *(f"not included: {what}" for what in omitted)]:
+            typer.echo(sentence)
+        typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is in {out}")
+        return
+    raise BadInput("; ".join(tried) or f"{where} holds no snapshot that is complete on all ranks")
+
+
+@app.command()
+def copy(
+    where: PlaceArgument,
+    to: Annotated[str, typer.Argument(metavar="URL", help="As --mirror takes it.")],
+    job: JobOption = "",
+    serial: Annotated[
+        int | None, typer.Option(help="Of the snapshot; without it: the newest that can be read.")
+    ] = None,
+) -> None:
+    """Copy a snapshot to a second tier, as proxyd --mirror does; nothing there is removed."""
+    os.umask(0o077)  # where the second tier is a directory: the owner's alone
+    target = Mirror(Remote(to))
+    tried: list[str] = []
+    place = place_at(where)
+    for one in read(place, where, job).sets:
+        if not one.complete or serial not in (None, one.serial):
+            continue
+        try:
+            with tempfile.TemporaryDirectory() as folder, place.readable(one, Path(folder) / "set") as ready:
+                target.upload(ready)
+        except (OSError, ValueError) as problem:
+            tried.append(f"serial {one.serial} (step {one.step}) was not copied: {problem}")
+            continue
+        for sentence in tried:
+            typer.echo(sentence)
+        typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is at {to}")
+        return
+    raise BadInput("; ".join(tried) or f"{where} holds no snapshot that is complete on all ranks")
 
 
 @app.command()
@@ -179,7 +227,7 @@ def as_row(one: StoredSet) -> dict[str, object]:
     """For programs."""
     return {
         "job": one.job, "run": one.run, "serial": one.serial, "step": one.step, "world": one.world,
-        "ranks": sorted(one.parts), "bytes": one.bytes, "begun": when(one),
+        "ranks": sorted(one.parts), "bytes": one.bytes, "written": when(one),
     }  # fmt: skip
 
 

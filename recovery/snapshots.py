@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+import replay
 from recovery.background import Complaints
 from recovery.coordinator import Coordinator
 from recovery.cuts import CutSearch
@@ -33,6 +34,8 @@ AHEAD_S = 0.02
 """How far ahead of the fastest rank a snapshot is ordered, beside one minibatch."""
 LATE_S = 2.0
 """An order for a minibatch that does not end for so long may be changed if the log fills up."""
+MOST_PLANNED = replay.SNAPSHOT_ORDERS - 1
+"""Orders for storage, ahead of the training; one place is left for an order that makes room in a log."""
 FULL = 0.5
 """Share of a log's cap at which a snapshot is due early: the log before it can go then."""
 FULL_OF_TEMPLATES = 0.75
@@ -60,8 +63,16 @@ class SnapshotKeeper:
         """Of the order under way; 0: there is none."""
         self._ordered_s = 0.0
         self._due_s = self._affordable_s = 0.0
+        self._for_room = 0
+        """Serial of an order that is to let go of log kept for the sake of a snapshot on storage; 0: none."""
         self._lead = 1
+        self._planned: dict[int, int] = {}
+        """Orders for storage that not all ranks have reached: serial -> step."""
         self._pace: tuple[float, int] = (0.0, 0)
+
+    @property
+    def _storage_only(self) -> bool:
+        return self._persistence is not None and not self._persistence.stays_in_memory
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -79,6 +90,8 @@ class SnapshotKeeper:
             return
         if self._sessions != sessions:  # workers that were started again
             self._sessions, self._serial, self._sets, self._due_s = sessions, 0, 0, 0.0
+            self._planned.clear()
+            self._for_room = 0
         if self._off:  # a session may be new
             self._suspend(sessions, self._off)
             return
@@ -92,6 +105,8 @@ class SnapshotKeeper:
         if self._serial and self._missed(sessions, now):
             self._lead = min(2 * self._lead, 1 << 20)
             self._serial = 0
+        if self._order_for_storage(sessions, now, rate) and not self._filling(sessions, now):
+            return  # these count, too
         if not self._serial and (
             now >= self._due_s
             or (now >= self._affordable_s and max(map(_log_bytes, sessions)) > MUCH_LOG)
@@ -117,9 +132,13 @@ class SnapshotKeeper:
             return
         for session in sessions:
             session.log.snapshot_floor = newest
+            if 0 < self._for_room <= newest or not self._storage_only:
+                session.log.log_kept_from = 0
             session.snapshot_note = ""
         if newest >= self._serial:
             self._serial = 0
+        if newest >= self._for_room:
+            self._for_room = 0
         self._sets += 1
         cost = max(kept.seconds for kept in choices.values())
         self._affordable_s = now + cost / self._overhead
@@ -129,23 +148,55 @@ class SnapshotKeeper:
             commits={rank: kept.commit.number for rank, kept in choices.items()},
         )  # fmt: skip
         if self._persistence is not None:
-            self._persistence.offer(newest, sessions, now)
+            commits = {rank: kept.commit for rank, kept in choices.items()}
+            self._persistence.offer(newest, sessions, commits, now)
+
+    def _order_for_storage(self, sessions: Sequence[Session], now: float, rate: float) -> bool:
+        """Sets that are due at certain steps, as soon as those are near; whether any is under way."""
+        if self._persistence is None or any(s.log.commit_count == 0 for s in sessions):
+            return False
+        reached = min(s.log.step for s in sessions)
+        taken = min(s.log.snapshot_begun for s in sessions)
+        self._planned = {
+            serial: step for serial, step in self._planned.items() if serial > taken and step >= reached
+        }
+        ahead = _begun(sessions) + self._lead + math.ceil(rate * AHEAD_S)
+        near = ahead + MOST_PLANNED + math.ceil(2 * rate * LOOK_S)  # beyond it, the next look is early enough
+        after = max(ahead - 1, *self._planned.values()) if self._planned else ahead - 1
+        while len(self._planned) < MOST_PLANNED:
+            step = self._persistence.next_step(after, sessions, now)
+            if step is None or step > near or not self._enough_memory(sessions):
+                break
+            serial = _next_serial(sessions)
+            self._persistence.announce(serial, step, sessions)
+            self._give(serial, step, sessions, now)
+            self._planned[serial] = after = step
+        return bool(self._planned)
 
     def _order(self, sessions: Sequence[Session], now: float, rate: float) -> None:
         if any(s.log.commit_count == 0 for s in sessions) and not self._filling(sessions, now):
             return  # most of the state does not exist yet
         if not self._enough_memory(sessions):
             return
-        self._serial = 1 + max(max(s.log.snapshot_ordered, s.log.snapshot_begun) for s in sessions)
-        self._ordered_s = now
+        pressed = self._storage_only and self._filling(sessions, now)
+        described = self._persistence is not None and self._persistence.due(sessions, now, pressed)
+        if self._storage_only and not described and not pressed:
+            return
+        self._serial = _next_serial(sessions)
+        self._for_room = self._serial if pressed else 0
         self._ordered = None
         # A rank alone needs no agreement; and nobody's minibatch may ever end.
-        described = self._persistence is not None and self._persistence.announce(self._serial, sessions, now)
         if (len(sessions) > 1 or described) and not (rate == 0 and self._filling(sessions, now)):
-            begun = max(max(s.log.step, s.log.worker_steps if described else 0) for s in sessions)
+            begun = _begun(sessions) if described else max(s.log.step for s in sessions)
             self._ordered = begun + self._lead + math.ceil(rate * AHEAD_S)
+        if described and self._persistence is not None:
+            self._persistence.announce(self._serial, self._ordered, sessions)
+        self._give(self._serial, self._ordered, sessions, now)
+
+    def _give(self, serial: int, step: int | None, sessions: Sequence[Session], now: float) -> None:
+        self._ordered_s = now
         for session in sessions:
-            session.log.order_snapshot(self._serial, self._ordered)
+            session.log.order_snapshot(serial, step)
 
     def _missed(self, sessions: Sequence[Session], now: float) -> bool:
         """Whether a rank was past the ordered step when it read the order, or the step does not come."""
@@ -190,18 +241,21 @@ class SnapshotKeeper:
             session.log.snapshot_suspended = False
 
     def _enough_memory(self, sessions: Sequence[Session]) -> bool:
-        """Two sets live at a time; once there were two, the next one finds its memory."""
+        """Two sets live at a time; once there were two, the next one finds its memory, unless it went."""
         state = os.statvfs(SHARED_MEMORY)
         free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
-        wanted = sum(s.log.live_bytes for s in sessions) if self._sets < 2 else 0
+        wanted = sum(s.log.live_bytes for s in sessions) if self._sets < 2 or self._storage_only else 0
         spare = min(1 << 30, total // 8)
         if free >= wanted + spare:
             return True
-        self._suspend(
-            sessions,
+        reason = (
             f"they need {wanted >> 20} MiB and leave {spare >> 20} MiB of {SHARED_MEMORY} to the logs, "
-            f"but only {free >> 20} MiB are free there",
+            f"but only {free >> 20} MiB are free there"
         )
+        if self._sets < 2:
+            self._suspend(sessions, reason)
+        for session in sessions:  # what went was somebody else's for a while, and may be free again
+            session.snapshot_note = f"no snapshots: {reason}"
         return False
 
     def _suspend(self, sessions: Sequence[Session], reason: str) -> None:
@@ -217,6 +271,15 @@ class SnapshotKeeper:
         step = max(s.log.step for s in sessions)
         before, self._pace = self._pace, (now, step)
         return max(0.0, (step - before[1]) / (now - before[0])) if before[0] and now > before[0] else 0.0
+
+
+def _next_serial(sessions: Sequence[Session]) -> int:
+    return 1 + max(max(s.log.snapshot_ordered, s.log.snapshot_begun, s.log.snapshot_floor) for s in sessions)
+
+
+def _begun(sessions: Sequence[Session]) -> int:
+    """Steps that a server or a worker, who runs ahead of it, has begun."""
+    return max(max(s.log.step, s.log.worker_steps) for s in sessions)
 
 
 def _log_bytes(session: Session) -> int:

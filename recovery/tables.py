@@ -14,8 +14,8 @@ from recovery.faults import FAULTS
 from recovery.report import account_of_adoption
 
 
-def size(number: int) -> str:
-    """Bytes as a person reads them."""
+def binary_size(number: int) -> str:
+    """Memory as a person reads it: 1.5 MiB; storage is told in decimal units (persistence/tuner.py: size)."""
     value = float(number)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":
@@ -38,6 +38,8 @@ def status_tables(status: Any) -> RenderableType:
     parts: list[RenderableType] = [devices, _ranks(status.ranks) if status.ranks else Text("no sessions")]
     parts += [Text(f"{device.spec}: {device.note}") for device in node.devices if device.note]
     parts += [Text(f"rank {rank.rank}: {rank.note}") for rank in status.ranks if rank.note]
+    choices = {rank.job: rank.persist_choice for rank in status.ranks if rank.persist_choice}
+    parts += [Text(f"job {job[:8]}: snapshots go to storage {choice}") for job, choice in choices.items()]
     parts += [_adopted(adoption) for adoption in status.adoptions]
     return Group(*parts)
 
@@ -51,18 +53,20 @@ def _ranks(ranks: Sequence[Any]) -> Table:
     table = Table()
     headings = (
         "job", "rank", "state", "worker", "server", "step", "phase", "log", "lag", "commit", "floor", "gen.",
-        "live", "undo", "shadow", "snapshot", "on disk", "recoveries",
+        "live", "undo", "shadow", "snapshot", "on disk", "mirrored", "recoveries",
     )  # fmt: skip
     for heading in headings:
         table.add_column(heading)
     for rank in ranks:
         table.add_row(
             rank.job[:8], str(rank.rank), rank.state, str(rank.worker_pid), str(rank.server_pid),
-            str(rank.step), rank.phase, size(rank.log_bytes) + (" full" if rank.backpressure else ""),
+            str(rank.step), rank.phase, binary_size(rank.log_bytes) + (" full" if rank.backpressure else ""),
             str(rank.cursor_lag), str(rank.commit), str(rank.floor_commit), str(rank.generation),
-            f"{size(rank.live_bytes)} in {rank.live_buffers}", size(rank.undo_bytes), size(rank.shadow_bytes),
-            f"{size(rank.snapshot_bytes)} at {rank.snapshot_commit}" if rank.snapshot_bytes else "–",
+            f"{binary_size(rank.live_bytes)} in {rank.live_buffers}",
+            binary_size(rank.undo_bytes), binary_size(rank.shadow_bytes),
+            f"{binary_size(rank.snapshot_bytes)} at {rank.snapshot_commit}" if rank.snapshot_bytes else "–",
             f"step {rank.persisted_step}" if rank.persisted_step else "–",
+            f"step {rank.mirrored_step}" if rank.mirrored_step else "–",
             str(rank.recoveries),
         )  # fmt: skip
     return table

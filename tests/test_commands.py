@@ -88,6 +88,13 @@ def test_optimizer_preimages_are_kept_on_cpu_only_unless_asked_for() -> None:
     assert settings_of(["--devices", "cuda:1", "--optimizer-preimages", "on"])[0].keeps_optimizer_preimages
 
 
+def test_snapshots_that_are_to_be_on_storage_only_need_a_storage(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--persist-only is of no use without --persist"):
+        settings_of(["--devices", "cpu:1", "--persist-only"])
+    given = settings_of(["--devices", "cpu:1", "--persist-only", "--persist", str(tmp_path)])[0].persist
+    assert given is not None and not given.stays_in_memory
+
+
 def test_unknown_device_spec_ends_proxyd_with_one_sentence(tmp_path: Path) -> None:
     done = run("proxyd", "--devices", "quantum:2", "--socket", str(tmp_path / "s"))
     assert_one_sentence(done, "unknown device spec 'quantum:2'", "cpu:2")

@@ -14,7 +14,7 @@ from test_training import EXAMPLES
 STEPS = 40
 
 
-@pytest.mark.parametrize("call", [5, 60])
+@pytest.mark.parametrize("call", [5, pytest.param(60, marks=pytest.mark.long)])
 def test_a_flipped_bit_of_a_parameter_is_found_by_digests_and_repaired(call: int, tmp_path: Path) -> None:
     """What the corrupted step has already shown to the script stays; everything after it is right again."""
     training = EXAMPLES["digits_convnet"](2, STEPS, 0.1)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -151,3 +152,15 @@ def test_a_request_of_a_validation_that_goes_wrong_ends_nobody() -> None:
             outcome = simulate_case(3, replace(PLAIN, steps=6), schedule(faults, validates=2))
             assert not outcome.violations
             assert outcome.ended == 2, f"{call}: {kind}"
+
+
+def test_ranks_that_die_together_while_their_snapshots_are_on_storage_alone_come_back(seed: int) -> None:
+    """Storage is damaged now and then: what a job may be given up for is the oracle's to say."""
+    plans: Counter[str] = Counter()
+    for number in range(20):
+        faults = [Fault("kill", rank, at=0.2 + 0.04 * number) for rank in (0, 1)]
+        stored = replace(schedule(*faults, spares=2), snapshots=True, storage=True)
+        outcome = simulate_case(20 * seed + number, replace(PLAIN, steps=60), stored)
+        assert outcome.violations == [], number
+        plans += outcome.plans
+    assert plans["restore-stored-replay"] >= 5, plans

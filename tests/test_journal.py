@@ -44,6 +44,7 @@ SPOILT: dict[str, Callable[[pb.Journal], Any]] = {
     "there is no rank 0 of 0": lambda j: setattr(j.jobs[0].sessions[0], "world", 0),
     "holds a device that there is not": lambda j: setattr(j.jobs[0].sessions[0], "device_index", 2),
     "a device server of": lambda j: setattr(j.servers[0], "device", "floppy:0"),
+    "is no directory of stores": lambda j: j.jobs[0].sessions[0].durable.append(pb.JournaledDurable(run="x")),
     "unknown drill": lambda j: j.jobs[0].drills.append(pb.JournaledDrill(drill=pb.Drill(kind="earthquake"))),
 }
 

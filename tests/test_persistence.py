@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,9 +20,12 @@ from proxied import until
 from running_node import HERE, Node, runtime_directories
 from test_proxyd_recovery import FLOATS, PARAMETER, PRIVATE, expected
 
+from recovery.persistence import Store
 from recovery.persistence.catalogue import StoredSet, read_catalogue
 from recovery.persistence.checking import problems_of
 from recovery.persistence.reading import SetReader
+from recovery.proxyd import settings_of
+from recovery.settings import BadInput
 
 STEPS = 200_000
 """More than any test waits for."""
@@ -50,7 +54,7 @@ def complete_sets(store: Path) -> list[StoredSet]:
 
 
 def writers() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if "recovery.persistence.writer" in " ".join(_command(p))]
+    return [p for p in psutil.process_iter() if "recovery.persistence.writer" in " ".join(command_of(p))]
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -61,7 +65,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _command(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
     except psutil.Error:
@@ -90,7 +94,9 @@ def kill_everything(node: Node) -> None:
     assert node.run is not None
     launched = psutil.Process(node.run.pid)
     doomed = [launched, *launched.children(recursive=True)]
-    doomed += [p for p in psutil.process_iter() if any(str(d) in " ".join(_command(p)) for d in directories)]
+    doomed += [
+        p for p in psutil.process_iter() if any(str(d) in " ".join(command_of(p)) for d in directories)
+    ]
     for process in doomed:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -143,6 +149,66 @@ def test_successor_of_a_proxyd_that_died_goes_on_in_the_same_stores(node: Node, 
     assert found.problems == ()
     assert len({one.run for one in found.sets}) == 1
     assert_bits(complete_sets(store)[0])
+
+
+def test_every_nth_step_becomes_durable_where_steps_were_asked_for(
+    tmp_path: Path, store: Path, variables: dict[str, str]
+) -> None:
+    with Node(tmp_path, variables, "--persist", str(store), "--persist-every", "50steps") as node:
+        node.train(STEPS, STEPS)
+        seen: set[int] = set()
+
+        def enough() -> bool:
+            seen.update(rank.persisted_step for rank in node.status().ranks)
+            return len(seen - {0}) >= 5
+
+        until(enough, "five durable snapshots")
+        kill_everything(node)
+    assert all(step % 50 == 0 for step in seen), seen
+    for stored in complete_sets(store):
+        assert stored.step % 50 == 0
+        assert_bits(stored)
+
+
+def test_how_snapshots_are_written_is_up_to_the_options_of_proxyd(
+    tmp_path: Path, store: Path, variables: dict[str, str]
+) -> None:
+    options = ("--persist-threads", "3", "--persist-chunk", "64KiB", "--persist-memory", "256KiB")
+    with Node(tmp_path, variables, "--persist", str(store), "--persist-every", "50steps", *options) as node:
+        node.train(STEPS, STEPS)
+        until(lambda: persisted_step(node) > 0, "a durable snapshot")
+        (writer,) = [command_of(process) for process in writers() if _runs(process)]
+        told = dict(itertools.pairwise(writer))
+        assert (told["--threads"], told["--chunk"], told["--pool"]) == ("3", "65536", "262144")
+        kill_everything(node)
+    (found,) = complete_sets(store)[:1]
+    assert_bits(found)
+    for part in found.parts.values():
+        with Store.open(part.path, writable=False) as opened:
+            assert opened.chunk_bytes == 65536
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--persist-threads", "0"), "--persist-threads 0 is not possible: 1 to 64"),
+        (
+            ("--persist-chunk", "6000"),
+            "--persist-chunk 6000 is not possible: a multiple of 4KiB, up to 256MiB",
+        ),
+        (("--persist-chunk", "512MiB"), "--persist-chunk 512MiB is not possible"),
+        (
+            ("--persist-memory", "1MiB"),
+            "--persist-memory 1MiB does not hold one --persist-chunk of 4194304 bytes",
+        ),
+    ],
+)
+def test_an_impossible_way_to_write_is_refused_in_one_sentence(
+    tmp_path: Path, options: tuple[str, str], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        settings_of(["--devices", "cpu:1", "--persist", str(tmp_path / "store"), *options])
+    assert not (tmp_path / "store").exists()
 
 
 def test_only_as_many_snapshots_stay_as_there_are_slots(node: Node, store: Path) -> None:

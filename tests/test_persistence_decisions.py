@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from recovery.jobs import Session
+from recovery.jobs import CopyCounts, Session
 from recovery.persistence import Store
 from recovery.persistence.layout import stores_of
 from recovery.persistence.persistence import RETRY_S, Persistence
@@ -22,28 +23,50 @@ from recovery.persistence.request import (
     encode,
 )
 from recovery.persistence.settings import PersistenceSettings
-from recovery.persistence.writer import RankStores
+from recovery.persistence.writer import RankStores, RunStores
+
+RUN, OTHER_RUN = "understudy-1.rank-0", "understudy-1.rank-0-1"
+
+
+def made_up_commit(serial: int, step: int) -> Any:
+    """That a snapshot of this serial is of."""
+    return SimpleNamespace(
+        number=100 * serial, step=step, call=0, log_offset=1000 * serial, complete=True,
+        has_manifest=True, optimizer=False, communicators=[], members=[],
+    )  # fmt: skip
 
 
 class Rig:
     """Two ranks whose leases are noted, and a writer that only takes notes."""
 
-    def __init__(self, slots: int = 3, every_s: float = 10.0) -> None:
+    def __init__(
+        self, slots: int = 3, every_s: float = 10.0, every_steps: int = 0, stays: bool = True
+    ) -> None:
         self.leases: list[list[int]] = [[], []]
         self.sessions = [self.session(rank) for rank in (0, 1)]
-        job = SimpleNamespace(name="job", active_sessions=lambda: self.sessions)
-        self.persistence = Persistence(cast(Any, job), PersistenceSettings(Path("/x"), every_s, slots))
+        self.counts = CopyCounts()
+        job = SimpleNamespace(name="job", persist=self.counts, active_sessions=lambda: self.sessions)
+        settings = PersistenceSettings(Path("/x"), every_s, every_steps, slots, stays)
+        self.noted: list[list[tuple[int, int]]] = []
+        """The floors when it was written down what is durable."""
+        self.persistence = Persistence(cast(Any, job), settings, lambda: self.noted.append(self.floors()))
+
+    def floors(self) -> list[tuple[int, int]]:
+        """Of each rank's log: the snapshot that must be in memory, and where records must stay from."""
+        return [(session.log.snapshot_floor, session.log.log_kept_from) for session in self.sessions]
 
     def session(self, rank: int) -> Session:
         def lease(serials: list[int]) -> None:
             self.leases[rank] = serials
 
-        log = SimpleNamespace(lease_snapshots=lease, describe_snapshot=lambda serial: None)
+        log = SimpleNamespace(
+            lease_snapshots=lease, describe_snapshot=lambda serial: None, log_kept_from=0, snapshot_floor=0
+        )
         return cast(
             Session,
             SimpleNamespace(
                 rank=rank, log=log, active=True, directory=Path(f"/dev/shm/understudy-1/job/rank-{rank}"),
-                persisted_step=0, persist_note="",
+                durable=[], persist_note="",
             ),
         )  # fmt: skip
 
@@ -54,28 +77,38 @@ class Rig:
 
     def offer(self, serial: int, now: float) -> None:
         """Ordered and, at once, complete in host memory."""
-        self.persistence.announce(serial, self.sessions, now)
-        self.persistence.offer(serial, self.sessions, now)
+        if self.persistence.due(self.sessions, now):
+            self.persistence.announce(serial, None, self.sessions)
+        self.complete(serial, 10 * serial, now)
+
+    def complete(self, serial: int, step: int, now: float) -> None:
+        """In host memory, on all ranks."""
+        commit = made_up_commit(serial, step)
+        self.persistence.offer(serial, self.sessions, {0: commit, 1: commit}, now)
+
+    def steps(self) -> list[list[int]]:
+        """Of the durable snapshots of each rank."""
+        return [[durable.commit.step for durable in session.durable] for session in self.sessions]
 
     def written(self, serial: int, now: float, *errors: str) -> None:
         for rank in (0, 1):
             error = errors[rank] if errors else ""
-            self.persistence.take(Written(serial, rank, step=10 * serial, bytes=1, error=error), now)
+            self.persistence.take(Written(serial, RUN, rank, step=10 * serial, bytes=1, error=error), now)
 
 
 def test_a_set_is_leased_until_all_ranks_have_written_it_and_then_older_ones_may_go() -> None:
     rig = Rig()
     rig.offer(4, 100.0)
     (request,) = rig.sent()
-    assert isinstance(request, Persist) and (request.serial, request.run) == (4, "understudy-1.rank-0")
+    assert isinstance(request, Persist) and (request.serial, request.run) == (4, RUN)
     assert request.directories == ("/dev/shm/understudy-1/job/rank-0", "/dev/shm/understudy-1/job/rank-1")
     assert rig.leases == [[4], [4]]
-    rig.persistence.take(Written(4, 0, step=40), 101.0)
+    rig.persistence.take(Written(4, RUN, 0, step=40), 101.0)
     assert rig.leases == [[4], [4]] and rig.sent() == []
-    rig.persistence.take(Written(4, 1, step=40), 102.0)
+    rig.persistence.take(Written(4, RUN, 1, step=40), 102.0)
     assert rig.leases == [[], []]
-    assert rig.sent() == [Release(4, "understudy-1.rank-0")]
-    assert [session.persisted_step for session in rig.sessions] == [40, 40]
+    assert rig.sent() == [Release(4, RUN)]
+    assert rig.steps() == [[40], [40]]
 
 
 def test_no_set_is_sent_before_it_is_due_and_no_more_than_there_are_slots_for() -> None:
@@ -95,7 +128,7 @@ def test_trouble_of_one_rank_discards_the_set_is_told_and_tried_again_later() ->
     rig.offer(1, 0.0)
     rig.sent()
     rig.written(1, 0.5, "", "No space left on device")
-    assert rig.sent() == [Discard(1, "understudy-1.rank-0")]
+    assert rig.sent() == [Discard(1, RUN)]
     assert rig.leases == [[], []]
     assert all("No space left" in session.persist_note for session in rig.sessions)
     rig.offer(2, 1.5)
@@ -120,6 +153,60 @@ def test_a_disk_that_hangs_is_told_of_and_holds_up_nothing_else() -> None:
     assert rig.leases[0] == [4]
 
 
+def test_a_set_that_a_newer_one_has_overtaken_is_no_trouble() -> None:
+    rig = Rig(every_s=1.0)
+    rig.offer(1, 0.0)
+    rig.offer(2, 1.0)
+    rig.written(2, 2.0)
+    rig.sent()
+    rig.written(1, 3.0, "serial 1 lies below the floor", "")
+    assert rig.sent() == [] and rig.leases == [[], []]
+    assert all(session.persist_note == "" for session in rig.sessions)
+    assert rig.steps() == [[20], [20]]
+
+
+def test_sets_of_certain_steps_are_persisted_and_others_not_and_none_waits_for_a_slot() -> None:
+    rig = Rig(slots=3, every_s=0.0, every_steps=20)
+    assert not rig.persistence.due(rig.sessions, 0.0)
+    assert [rig.persistence.next_step(step, rig.sessions, 0.0) for step in (0, 19, 20)] == [20, 20, 40]
+    for serial, step in ((1, 20), (2, 30), (3, 40), (4, 60)):
+        rig.persistence.announce(serial, 20 * ((step + 19) // 20), rig.sessions)
+        rig.complete(serial, step, float(serial))
+    assert [request.serial for request in rig.sent()] == [1, 3], "the second one is of another step"
+    assert rig.counts == CopyCounts(skipped=1)
+    rig.written(1, 6.0, "No space left on device", "")
+    assert rig.persistence.next_step(60, rig.sessions, 7.0) is None, "it is tried again after a while"
+    assert rig.persistence.next_step(60, rig.sessions, 17.0) == 80
+
+
+def test_a_durable_set_leaves_memory_only_once_that_is_written_down_and_its_log_is_kept() -> None:
+    rig = Rig(stays=False)
+    rig.offer(4, 100.0)
+    assert rig.floors() == [(0, 0), (0, 0)]
+    rig.written(4, 101.0, "", "No space left on device")
+    assert rig.floors() == [(0, 0), (0, 0)] and rig.noted == []
+    rig.offer(6, 120.0)
+    rig.written(6, 121.0)
+    assert rig.noted == [[(0, 0), (0, 0)]]
+    assert rig.floors() == [(7, 6000), (7, 6000)]
+
+
+def test_a_set_that_stays_in_memory_needs_no_other_log() -> None:
+    rig = Rig()
+    rig.offer(4, 100.0)
+    rig.written(4, 101.0)
+    assert rig.floors() == [(0, 0), (0, 0)]
+
+
+def test_what_is_under_way_is_let_go_of_before_its_memory_changes() -> None:
+    rig = Rig()
+    rig.offer(4, 100.0)
+    rig.persistence.break_off()
+    assert rig.leases == [[], []] and rig.sent() == []
+    rig.written(4, 101.0)
+    assert rig.steps() == [[], []]
+
+
 def test_workers_that_were_started_again_write_a_run_of_their_own() -> None:
     rig = Rig(every_s=10.0)
     rig.offer(7, 0.0)
@@ -127,15 +214,41 @@ def test_workers_that_were_started_again_write_a_run_of_their_own() -> None:
         session.directory = Path(f"{session.directory}-1")
     rig.offer(1, 0.1)
     first, second = rig.sent()
-    assert (first.run, second.run) == ("understudy-1.rank-0", "understudy-1.rank-0-1")
+    assert (first.run, second.run) == (RUN, OTHER_RUN)
     rig.written(7, 1.0)  # of the former run: nobody waits for it
     assert rig.sent() == []
+
+
+def test_a_set_that_left_memory_before_it_was_read_is_left_out_and_no_trouble_with_storage() -> None:
+    rig = Rig(every_s=1.0)
+    rig.offer(1, 0.0)
+    rig.sent()
+    rig.persistence.take(Written(1, RUN, 0, step=10), 0.5)
+    rig.persistence.take(Written(1, RUN, 1, step=10, error="it is not there any more", gone=True), 0.5)
+    assert rig.sent() == [Discard(1, RUN)]
+    assert rig.counts == CopyCounts(skipped=1)
+    assert all(session.persist_note == "" for session in rig.sessions)
+    assert rig.persistence.due(rig.sessions, 1.1)
+
+
+def test_a_late_answer_of_a_former_run_does_not_count_for_the_present_one() -> None:
+    rig = Rig(every_s=10.0)
+    rig.offer(1, 0.0)
+    for session in rig.sessions:
+        session.directory = Path(f"{session.directory}-1")
+    rig.offer(1, 0.1)  # serials begin anew
+    rig.sent()
+    rig.written(1, 1.0)
+    assert rig.sent() == [] and rig.steps() == [[], []]
+    for rank in (0, 1):
+        rig.persistence.take(Written(1, OTHER_RUN, rank, step=10), 2.0)
+    assert rig.sent() == [Release(1, OTHER_RUN)] and rig.steps() == [[10], [10]]
 
 
 def test_messages_arrive_as_they_were_sent_and_others_are_refused() -> None:
     for request in (Persist(3, "run", ("/a", "/b")), Release(4, "run"), Discard(5, "run")):
         assert decode_request(encode(request)) == request
-    written = Written(3, 1, 10, 1 << 40, 0.5, "a sentence")
+    written = Written(3, RUN, 1, 10, 1 << 40, 0.5, "a sentence")
     assert decode_answer(encode(written)) == written
     for line in (b"", b"[]", b"{}", b'{"persist": 3}', b'{"run": {}}', b'{"release": {}, "persist": {}}'):
         with pytest.raises((ValueError, KeyError)):
@@ -187,7 +300,95 @@ def test_a_store_that_cannot_be_opened_again_is_left_and_another_one_begun(tmp_p
     assert [found.growth for found in stores_of(run)] == [1]
 
 
+def test_parts_that_a_killed_writer_left_on_some_ranks_hold_no_slots(tmp_path: Path) -> None:
+    run = tmp_path / "job" / "run"
+    former = RunStores(run, 2, slots=2)
+    for serial in (1, 2):
+        for rank in (0, 1) if serial == 1 else (0,):  # it was killed before rank 1 had the second one
+            write(former.of_rank[rank].fitting([1000], serial), serial, 1000)
+        former.release(1)
+    for stores in former.of_rank:
+        assert stores._current is not None
+        stores._current.close()
+    successor = RunStores(run, 2, slots=2)
+    assert [stores.serials for stores in successor.of_rank] == [{1}, {1}]
+    for rank in (0, 1):
+        write(successor.of_rank[rank].fitting([1000], 3), 3, 1000)
+    successor.release(3)
+    assert [stores.serials for stores in successor.of_rank] == [{3}, {3}]
+
+
+def test_what_is_complete_with_a_part_in_an_outgrown_store_is_kept(tmp_path: Path) -> None:
+    run = tmp_path / "job" / "run"
+    former = RunStores(run, 2, slots=3)
+    for rank in (0, 1):
+        write(former.of_rank[rank].fitting([1000], 1), 1, 1000)
+    former.release(1)
+    write(former.of_rank[0].fitting([1 << 20], 2), 2, 1 << 20)  # rank 0 grew, then it was killed
+    for stores in former.of_rank:
+        for store in (stores._current, *(open_one for _, open_one in stores._outgrown.values())):
+            assert store is not None
+            store.close()
+    successor = RunStores(run, 2, slots=3)
+    assert [stores.serials for stores in successor.of_rank] == [{1}, {1}]
+
+
+def test_the_name_of_a_new_store_is_durable_before_anything_is_written_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    run = tmp_path / "job" / "run"
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (run / "rank-0.store").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    RankStores(run, 0, slots=2, agreed=False).fitting([1000], serial=1)
+    assert synced == [(str(folder), True) for folder in (run, tmp_path / "job", tmp_path)]
+
+
 def write(store: Store, serial: int, size: int) -> None:
     store.persist(
         job="job", rank=0, world=2, step=serial, serial=serial, extents=[(1, 1, bytes(size))], timeout_s=5
     )
+
+
+class Pipe:
+    """To a writer that takes notes."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.closed = False
+
+    def write(self, line: bytes) -> None:
+        assert not self.closed
+        self.told.append(decode_request(line))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_writer_that_had_trouble_ends_once_nothing_is_under_way_and_is_given_nothing_more() -> None:
+    rig, pipe = Rig(slots=3, every_s=1.0), Pipe()
+    rig.persistence._pipe = cast(Any, pipe)
+    rig.offer(1, 0.0)
+    rig.offer(2, 2.0)
+    rig.written(1, 3.0, "Input/output error", "")
+    assert not pipe.closed
+    rig.offer(3, 3.0 + RETRY_S)
+    rig.written(2, 4.0 + RETRY_S)
+    assert pipe.closed and rig.persistence._pipe is None
+    assert [type(request) for request in pipe.told] == [Persist, Persist, Discard, Release]
+    assert [(type(request), request.serial) for request in rig.sent()] == [(Persist, 3)]
+
+
+def test_slowness_is_told_after_ten_times_what_the_last_one_took_within_five_seconds_and_a_minute() -> None:
+    for took_s, told_s in ((0.1, 5.0), (2.0, 20.0), (30.0, 60.0)):
+        rig = Rig(slots=3, every_s=1.0)
+        rig.offer(1, 0.0)
+        rig.written(1, took_s)
+        rig.offer(2, 100.0)
+        rig.persistence.due(rig.sessions, 100.0 + told_s)
+        assert all(session.persist_note == "" for session in rig.sessions)
+        rig.persistence.due(rig.sessions, 100.1 + told_s)
+        assert all(f"for {told_s:.0f} s and more" in session.persist_note for session in rig.sessions)

@@ -257,6 +257,52 @@ def test_single_rank_comes_back_from_its_snapshot_though_its_log_is_complete() -
     assert plan(Facts((alone,), died(0))).actions == (Reload(0, 6, fresh=True),)
 
 
+def test_ranks_whose_snapshots_have_left_memory_come_back_from_storage_on_new_servers() -> None:
+    stuck: dict[str, Any] = {"phase": Phase.OPTIMIZER, "optimizer_preimages": False}
+    ranks = (rank(0, 9, stored=(commit(5),), **stuck), rank(1, 9, alive=False, stored=(commit(5),), **stuck))
+    chosen = plan(Facts(ranks, died(1)))
+    assert chosen.name is PlanName.RESTORE_STORED_REPLAY
+    assert chosen.actions == (Reload(0, 5, True, stored=True), Reload(1, 5, True, stored=True))
+    assert "rank 0 at commit 5 on storage" in chosen.reason
+
+
+def test_memory_is_preferred_to_storage_and_an_older_set_on_storage_to_none() -> None:
+    both = tuple(
+        rank(n, 9, alive=False, snapshots=(commit(5),), stored=(commit(2), commit(5))) for n in (0, 1)
+    )
+    assert plan(Facts(both, died(0, 1))).actions == (Reload(0, 5, fresh=True), Reload(1, 5, fresh=True))
+    one_gone = (both[0], replace(both[1], snapshots=(), stored=(commit(2),)))
+    assert plan(Facts(one_gone, died(0, 1))).actions == (
+        Reload(0, 2, True, stored=True), Reload(1, 2, True, stored=True)
+    )  # fmt: skip
+
+
+def test_snapshot_that_a_server_found_damaged_comes_from_storage_or_is_tried_again() -> None:
+    refused: dict[str, Any] = {"alive": False, "snapshots": (commit(5),), "refused_snapshots": frozenset({5})}
+    ranks = (rank(0, 9, **refused), rank(1, 9, alive=False, snapshots=(commit(5),)))
+    assert plan(Facts(ranks, died(0, 1))).targets == {0: 5, 1: 5}
+    stored = (replace(ranks[0], stored=(commit(5),)), ranks[1])
+    assert plan(Facts(stored, died(0, 1))).actions == (
+        Reload(0, 5, True, stored=True), Reload(1, 5, fresh=True)
+    )  # fmt: skip
+
+
+def test_job_that_is_given_up_because_storage_was_of_no_use_says_so() -> None:
+    gone = rank(0, 9, alive=False, commits=())
+    chosen = plan(Facts((gone,), died(0), storage_problem="snapshot 4 does not come back"))
+    assert chosen.name is PlanName.GIVE_UP
+    assert chosen.reason.endswith("; snapshot 4 does not come back")
+
+
+def test_rehearsal_takes_all_ranks_from_storage_though_nothing_is_broken() -> None:
+    rehearsal = FaultFacts(FaultKind.REHEARSAL, (0,))
+    sound = tuple(rank(n, 9, snapshots=(commit(5),), stored=(commit(4),)) for n in (0, 1))
+    chosen = plan(Facts(sound, rehearsal))
+    assert chosen.actions == (Reload(0, 4, True, stored=True), Reload(1, 4, True, stored=True))
+    without = tuple(replace(one, stored=()) for one in sound)
+    assert plan(Facts(without, rehearsal)).name is PlanName.REWIND_IN_PLACE
+
+
 def test_destroyed_communicator_is_known_from_a_snapshot_that_the_ring_has_forgotten() -> None:
     before = CommitFacts(2, 2, communicators=((*WORLD, 5),))
     after = CommitFacts(70, 70)

@@ -37,6 +37,7 @@ def node(variables: dict[str, str], tmp_path: Path) -> Iterator[Node]:
 
 
 # ------------------------------------------------------------------ nothing else happens
+@pytest.mark.long  # others here kill proxyd in smaller trainings
 @pytest.mark.parametrize("example", ["digits_convnet"])
 def test_a_training_whose_proxyd_is_killed_has_the_same_losses(example: str, tmp_path: Path) -> None:
     training = EXAMPLES[example](2, 240, 0.1)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from recovery.settings import BadInput, parse_share
+import replay
+from recovery.jobs import CopyCounts
+from recovery.persistence.persistence import Persistence
+from recovery.persistence.request import Persist
+from recovery.persistence.settings import PersistenceSettings
+from recovery.settings import BadInput, parse_interval, parse_share
 from recovery.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
 
 
@@ -18,8 +24,8 @@ class Rank(SimpleNamespace):
         for _ in range(steps):
             self.log.step += 1
             self.log.commit_count += 1
-            serial, wanted = self.log.order
-            if serial > self.log.snapshot_begun and wanted in (None, self.log.step - 1):
+            due = [serial for serial, wanted in self.log.orders if wanted in (None, self.log.step - 1)]
+            if (serial := max(due, default=0)) > self.log.snapshot_begun:
                 self.log.snapshot_begun = serial
                 commit = SimpleNamespace(
                     number=self.log.commit_count, step=self.log.step - 1, complete=True, has_manifest=True,
@@ -31,29 +37,60 @@ class Rank(SimpleNamespace):
 
 def some_rank(number: int, world: int) -> Rank:
     log = SimpleNamespace(
-        step=1, commit_count=0, order=(0, None), published=[], snapshot_begun=0, snapshot_failed=0,
-        snapshot_floor=0, snapshot_suspended=False, snapshot_ordered=0, live_bytes=1 << 20, cursor=0,
-        freed_segments=0, segment_bytes=8 << 20, segment_count=64, backpressure=0, floor_commit=0,
-        dictionary_begin=0, dictionary_tail=0, dictionary_bytes=256 << 20,
+        step=1, worker_steps=0, commit_count=0, orders=[], described=[], published=[], snapshot_begun=0,
+        snapshot_failed=0, snapshot_floor=0, log_kept_from=0, snapshot_suspended=False, snapshot_ordered=0,
+        live_bytes=1 << 20, cursor=0, freed_segments=0, segment_bytes=8 << 20, segment_count=64,
+        backpressure=0, floor_commit=0, dictionary_begin=0, dictionary_tail=0, dictionary_bytes=256 << 20,
         commits=lambda: [], live=True,
     )  # fmt: skip
     log.snapshots = lambda: log.published[-2:]
 
     def order_snapshot(serial: int, step: int | None) -> None:
-        log.order, log.snapshot_ordered = (serial, step), serial
+        log.orders = [*log.orders, (serial, step)][-replay.SNAPSHOT_ORDERS :]
+        log.snapshot_ordered = serial
 
     log.order_snapshot = order_snapshot
+    log.describe_snapshot = log.described.append
+    log.lease_snapshots = lambda serials: None
     server = SimpleNamespace(process=SimpleNamespace(running=True), suspect=False)
     return Rank(
         rank=number, world=world, log=log, snapshot_note="", server=server, hollow=False, has_state=True,
+        persist_note="", active=True, directory=Path("/a/job/rank-0"),
         generation=0, restored_commit=0, resumed_commit=0, refused_commit=0, phase=None,
+        refused_snapshots=set(), durable=[],
     )  # fmt: skip
 
 
-def a_job(world: int, overhead: float = 0.01) -> tuple[SnapshotKeeper, list[Rank]]:
+def a_job(
+    world: int, overhead: float = 0.01, every_steps: int = 0, storage: Storage | None = None
+) -> tuple[SnapshotKeeper, list[Rank]]:
     ranks = [some_rank(number, world) for number in range(world)]
-    job = SimpleNamespace(name="job", active_sessions=lambda: ranks, departed={})
-    return SnapshotKeeper(cast(Any, job), cast(Any, None), overhead), ranks
+    job = SimpleNamespace(name="job", persist=CopyCounts(), active_sessions=lambda: ranks, departed={})
+    settings = PersistenceSettings(Path("/x"), 0.0, every_steps, slots=5)
+    persistence = Persistence(cast(Any, job), settings) if every_steps else storage
+    return SnapshotKeeper(cast(Any, job), cast(Any, None), overhead, cast(Any, persistence)), ranks
+
+
+class Storage:
+    """Takes a set whenever it is pressed, and else only when it is told that one is due."""
+
+    stays_in_memory = False
+
+    def __init__(self) -> None:
+        self.wanted = True
+        self.offered: list[int] = []
+
+    def due(self, sessions: Any, now: float, pressed: bool) -> bool:
+        return self.wanted or pressed
+
+    def next_step(self, after: int, sessions: Any, now: float) -> None:
+        return None
+
+    def announce(self, serial: int, step: int | None, sessions: Any) -> None:
+        pass
+
+    def offer(self, serial: int, sessions: Any, commits: Any, now: float) -> None:
+        self.offered.append(serial)
 
 
 def test_snapshot_is_ordered_for_all_ranks_at_a_step_that_none_has_reached() -> None:
@@ -61,7 +98,7 @@ def test_snapshot_is_ordered_for_all_ranks_at_a_step_that_none_has_reached() -> 
     ranks[0].train(5)
     ranks[1].train(3)
     keeper.look(1.0)
-    assert ranks[0].log.order == ranks[1].log.order == (1, 7)
+    assert ranks[0].log.orders == ranks[1].log.orders == [(1, 7)]
     ranks[0].train(6)
     keeper.look(1.1)
     assert [r.log.snapshot_floor for r in ranks] == [0, 0], "one of them has not taken its own"
@@ -103,12 +140,12 @@ def test_order_that_came_too_late_is_given_again_further_ahead() -> None:
     for r in ranks:
         r.train(5)
     keeper.look(1.0)
-    ranks[0].log.order = (0, None)  # it reads the order only after it has passed that step
+    ranks[0].log.orders = []  # it reads the order only after it has passed that step
     for r in ranks:
         r.train(6)
-    ranks[0].log.order = ranks[1].log.order
+    ranks[0].log.orders = ranks[1].log.orders
     keeper.look(1.001)
-    serial, step = ranks[0].log.order
+    serial, step = ranks[0].log.orders[-1]
     assert serial == 2
     assert step >= 14
     for r in ranks:
@@ -127,7 +164,7 @@ def test_snapshots_that_fit_no_consistent_cut_do_not_count() -> None:
     ranks[1].log.published[0].commit.communicators = [(1, 2, 99)]
     keeper.look(1.1)
     assert [r.log.snapshot_floor for r in ranks] == [0, 0]
-    assert ranks[0].log.order[0] == 2
+    assert ranks[0].log.orders[-1][0] == 2
 
 
 @pytest.mark.parametrize(("field", "filled"), [("cursor", 40 * (8 << 20)), ("dictionary_tail", 200 << 20)])
@@ -195,6 +232,61 @@ def test_worker_that_waits_for_room_gets_what_only_snapshots_need() -> None:
     assert ranks[0].snapshot_note == ""
 
 
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_sets_for_storage_are_taken_at_every_nth_step_and_none_is_missed(world: int, every: int) -> None:
+    keeper, ranks = a_job(world, every_steps=every)
+    persistence = cast(Any, keeper._persistence)
+    steps, now = [], 0.0
+    for _ in range(50):
+        for r in ranks:
+            r.train(1)
+        now += 0.1
+        keeper.look(now)
+        for request in persistence._unsent:
+            if isinstance(request, Persist):
+                assert all(request.serial in r.log.described for r in ranks)
+                kept = {k.serial: k.commit.step for r in ranks for k in r.log.published}
+                steps.append(kept[request.serial])
+        persistence._unsent.clear()
+        persistence._sets.clear()
+    first = steps[0]
+    assert first <= 2 * every + 4
+    assert steps == list(range(first, 51, every)) and first % every == 0
+
+
+def test_orders_for_storage_leave_a_place_for_one_that_makes_room_in_a_log() -> None:
+    keeper, ranks = a_job(2, every_steps=1)
+    for r in ranks:
+        r.train(5)
+    keeper.look(1.0)
+    planned = {serial for serial, _ in ranks[0].log.orders}
+    assert len(planned) == replay.SNAPSHOT_ORDERS - 1
+    ranks[0].log.cursor = ranks[0].log.segment_bytes * ranks[0].log.segment_count
+    keeper.look(3.0)
+    keeper.look(6.0)
+    serial, step = ranks[0].log.orders[-1]
+    assert serial not in planned and step is None
+    for r in ranks:
+        r.train(1)
+    keeper.look(6.1)
+    assert [r.log.snapshot_floor for r in ranks] == [serial] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [("30", (30.0, 0)), ("2.5s", (2.5, 0)), ("10steps", (0.0, 10)), ("1 step", (0.0, 1))],
+)
+def test_interval_is_given_in_seconds_or_steps(text: str, interval: tuple[float, int]) -> None:
+    assert parse_interval(text, "--persist-every") == interval
+
+
+@pytest.mark.parametrize("text", ["", "0", "0steps", "10 stops", "-1steps", "1.5steps", "9" * 11 + "steps"])
+def test_interval_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=r"--persist-every .*steps"):
+        parse_interval(text, "--persist-every")
+
+
 @pytest.mark.parametrize(("text", "share"), [("1%", 0.01), ("0.5", 0.005), ("0", 0.0), ("50 %", 0.5)])
 def test_share_of_the_time_is_given_in_per_cent(text: str, share: float) -> None:
     assert parse_share(text, "--snapshot-overhead") == share
@@ -204,3 +296,27 @@ def test_share_of_the_time_is_given_in_per_cent(text: str, share: float) -> None
 def test_share_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="--snapshot-overhead"):
         parse_share(text, "--snapshot-overhead")
+
+
+def test_sets_that_leave_memory_are_taken_when_storage_wants_one_or_a_log_fills_up() -> None:
+    storage = Storage()
+    keeper, ranks = a_job(1, storage=storage)
+    log = ranks[0].log
+    ranks[0].train(1)
+    keeper.look(1.0)
+    ranks[0].train(5)
+    keeper.look(2.0)
+    assert (storage.offered, log.snapshot_floor) == ([1], 1)
+    storage.wanted = False
+    log.snapshot_floor, log.log_kept_from = 2, 5000  # it is durable
+    for now in (10.0, 11.0, 12.0):
+        keeper.look(now)
+    assert log.snapshot_ordered == 1
+    log.cursor = 40 * (8 << 20)
+    keeper.look(13.0)
+    assert log.snapshot_ordered == 3, "2 would count as durable before it is taken"
+    assert log.log_kept_from == 5000
+    ranks[0].train(5)
+    keeper.look(14.0)
+    assert (storage.offered, log.snapshot_floor) == ([1, 3], 3)
+    assert log.log_kept_from == 0, "memory holds a newer one, and the log is needed for records to come"

@@ -114,6 +114,26 @@ def test_all_extents_are_read_at_once_only_into_as_many_buffers_of_their_sizes(p
             store.read_all(2, [])
 
 
+def test_any_range_of_the_payload_is_read_as_it_lies_there(path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    contents = [chance.randbytes(count) for count in (1, 70, 3 * BLOCK, 0, 500)]
+    with new_store(path) as store:
+        keep(store, 1, *contents)
+        (entry,), layout = store.snapshots(), store.layout(1)
+        payload = bytearray(entry.bytes)
+        for (_, _, count, offset), content in zip(layout, contents, strict=True):
+            assert count == len(content) and offset % 64 == 0
+            payload[offset : offset + count] = content
+        for _ in range(50):
+            begin, end = sorted(chance.randrange(entry.bytes + 1) for _ in range(2))
+            into = bytearray(end - begin)
+            store.read_range(1, begin, into)
+            assert into == payload[begin:end]
+        for begin, count in ((entry.bytes, 1), (0, entry.bytes + 1), (1 << 63, 1)):
+            with pytest.raises(StoreError, match="bytes of payload"):
+                store.read_range(1, begin, bytearray(count))
+
+
 def test_nothing_is_read_at_once_from_a_snapshot_with_a_damaged_chunk(path: Path) -> None:
     with new_store(path) as store:
         keep(store, 1, b"a" * 100, b"b" * 3 * BLOCK)

@@ -141,6 +141,10 @@ class Store:
         """Fills a buffer per extent, in their order, each of the extent's size. Much faster than as many
         read()s, each of which reads and checks the tables and whole chunks. Errors as read().
         """
+    def layout(self, sequence: int) -> list[tuple[int, int, int, int]]:
+        """(kind, id, bytes, offset in the payload) of each extent. Errors as extents()."""
+    def read_range(self, sequence: int, offset: int, into: Buffer) -> None:
+        """Fills `into` with the payload from `offset` on, gaps between extents included. Errors as read()."""
     def verify(self, sequence: int) -> list[int]:
         """Those chunks that are not what they were; several threads read. StoreError as extents()."""
     def close(self) -> None:

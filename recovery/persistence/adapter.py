@@ -14,6 +14,10 @@ from recovery.persistence.tuner import CannotTune, Choice, Limits, Measured, tun
 DRIFT = 0.2
 """How far a smoothed value may lie from the one tuned for, as a share of the larger of the two: x 0.8 or
 x 1.25.  Of the larger, so that noise of +-10 %, which spans x 1.22, never counts wherever in it one tuned."""
+LOST_DRIFT = 0.1
+"""How far the share of writing that is lost to training may lie off, at least: it is a noisy difference."""
+MOST_LOST = 0.9
+"""Of writing; were it more, training would hardly go on meanwhile."""
 PATIENCE = 3
 """Observations in a row that must show a drift: one odd one, where there are no others yet, does not."""
 WINDOW = 9
@@ -39,12 +43,16 @@ class Observation:
     in_flight: int = 1
     """... while so many were under way."""
     storage_bytes_s: float | None = None
+    lost: float | None = None
+    """Seconds that writing one snapshot held up training, over `write_s`; noise may make it negative."""
 
     def __post_init__(self) -> None:
         for name in ("step_s", "write_s", "storage_bytes_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise CannotTune(f"{name} was observed to be {value}: it must be more than 0")
+        if self.lost is not None and not math.isfinite(self.lost):
+            raise CannotTune(f"lost was observed to be {self.lost}")
         if self.in_flight < 1:
             raise CannotTune(f"a write was observed with {self.in_flight} snapshots under way: 1 or more")
 
@@ -56,11 +64,18 @@ class Scales:
     step: float = 1.0
     write: float = 1.0
     storage: float = 1.0
+    lost: float | None = None
+    """No ratio: the share of writing that is lost to training; None: as was measured."""
 
     def drifted_from(self, other: Scales) -> bool:
         """Whether one of them is more than `DRIFT` away from what it was; symmetric."""
         pairs = ((self.step, other.step), (self.write, other.write), (self.storage, other.storage))
-        return any(abs(now - then) > DRIFT * max(now, then) for now, then in pairs)
+        mine, others = self.lost, other.lost
+        if mine is not None and others is not None:
+            drifted = abs(mine - others) > max(LOST_DRIFT, DRIFT * max(mine, others))
+        else:
+            drifted = False
+        return drifted or any(abs(now - then) > DRIFT * max(now, then) for now, then in pairs)
 
 
 @dataclass(frozen=True)
@@ -79,13 +94,16 @@ class Adapter:
     """(time, ratio), the newest `WINDOW`; so are the next two."""
     writes: tuple[tuple[float, float], ...] = ()
     storage: tuple[tuple[float, float], ...] = ()
+    losses: tuple[tuple[float, float], ...] = ()
+    """(time, share)."""
     seen_s: float = -math.inf
 
     @classmethod
     def begin(cls, measured: Measured, limits: Limits) -> Adapter:
         """Tuned for the first measurement.  Raises CannotTune, see `tune`."""
         measured = scaled(measured, Scales())
-        return cls(measured, limits, tune(measured, limits))
+        lost = 1 - 1 / measured.slowdown_while_persisting
+        return cls(measured, limits, tune(measured, limits), Scales(lost=lost))
 
     def observed(self, seen: Observation) -> Adapter:
         """The adapter after this observation; its choice differs only after a lasting drift.
@@ -103,6 +121,7 @@ class Adapter:
             steps=_with(self.steps, seen.at_s, seen.step_s, self.measured.step_s),
             writes=_with(self.writes, seen.at_s, seen.write_s, expected_s),
             storage=_with(self.storage, seen.at_s, seen.storage_bytes_s, self.measured.storage_bytes_s),
+            losses=_with(self.losses, seen.at_s, seen.lost, 1.0),
             seen_s=seen.at_s,
         )
         now = kept.smoothed
@@ -121,6 +140,7 @@ class Adapter:
             _median(self.steps, self.tuned_for.step),
             _median(self.writes, self.tuned_for.write),
             _median(self.storage, self.tuned_for.storage),
+            min(MOST_LOST, max(0.0, _median(self.losses, self.tuned_for.lost or 0.0))),
         )
 
     @property
@@ -138,11 +158,13 @@ def scaled(measured: Measured, by: Scales) -> Measured:
     """
     times = {count: taken * by.write for count, taken in measured.write_time_s.items()}
     shown = max(measured.state_bytes * count / taken for count, taken in times.items())
+    slowdown = measured.slowdown_while_persisting if by.lost is None else 1 / (1 - by.lost)
     return replace(
         measured,
         step_s=measured.step_s * by.step,
         write_time_s=times,
         storage_bytes_s=max(shown, measured.storage_bytes_s * by.storage),
+        slowdown_while_persisting=slowdown,
     )
 
 

@@ -177,7 +177,7 @@ def _notes(
         f"proxyd makes slots {100 * (SLACK - 1):.0f} % larger than the first snapshot."
     )
     notes.append(
-        f"N and f become options of proxyd below; it writes with {WRITER_THREADS} writers per snapshot, and "
-        "p, b and c cannot be set yet."
+        f"N and f become options of proxyd below; it writes with {WRITER_THREADS} writers per snapshot, "
+        "unless --persist-threads, --persist-chunk and --persist-memory say p, b and c * b otherwise."
     )
     return tuple(notes)

@@ -6,12 +6,32 @@ Nothing here writes.  A store that is damaged or is none is told of, and does no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from typing_extensions import Buffer
 
 from recovery.persistence._store import Store, StoreError
 from recovery.persistence.layout import runs_of, stores_of
+
+
+class Payload(Protocol):
+    """What a part consists of: those calls of a Store that read one snapshot, each with its sequence."""
+
+    def extents(self, sequence: int) -> list[tuple[int, int, int]]: ...
+    def layout(self, sequence: int) -> list[tuple[int, int, int, int]]: ...
+    def read(self, sequence: int, index_of_extent: int, into: Buffer) -> None: ...
+    def read_all(self, sequence: int, into: Sequence[Buffer]) -> None: ...
+    def read_range(self, sequence: int, offset: int, into: Buffer) -> None: ...
+    def verify(self, sequence: int) -> list[int]: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -24,7 +44,11 @@ class StoredPart:
     step: int
     bytes: int
     time_ns: int
-    """When it was begun, nanoseconds since 1970."""
+    """When its bytes were written, nanoseconds since 1970."""
+
+    def open(self) -> Payload:
+        """For reading; raises OSError or StoreError."""
+        return Store.open(str(self.path), writable=False)
 
 
 @dataclass(frozen=True)
@@ -54,7 +78,7 @@ class StoredSet:
 
     @property
     def time_ns(self) -> int:
-        """When its last part was begun."""
+        """When the last of its parts was."""
         return max(part.time_ns for part in self.parts.values())
 
 
@@ -68,28 +92,45 @@ class Catalogue:
 
 def read_catalogue(directory: Path) -> Catalogue:
     """Raises OSError if there is no such directory."""
-    parts: dict[tuple[str, str, int], dict[int, StoredPart]] = defaultdict(dict)
-    worlds: dict[tuple[str, str, int], int] = {}
-    problems: list[str] = []
-    for run in runs_of(directory):
-        for file in stores_of(run):
-            try:
-                with Store.open(str(file.path), writable=False) as store:
-                    entries = store.snapshots()
-            except (OSError, StoreError) as problem:
-                problems.append(f"{file.path}: {problem}")
-                continue
-            for entry in entries:
-                if not entry.valid_header:
-                    problems.append(f"{file.path}: slot {entry.slot} is damaged")
-                elif entry.rank != file.rank:
-                    problems.append(f"{file.path}: slot {entry.slot} is of rank {entry.rank}")
-                else:
-                    key = (run.parent.name, run.name, entry.serial)
-                    worlds[key] = max(worlds.get(key, 1), entry.world)
-                    parts[key][entry.rank] = StoredPart(
-                        file.path, entry.sequence, entry.rank, entry.step, entry.bytes, entry.time_ns
-                    )
-    sets = [StoredSet(*key, worlds[key], found) for key, found in parts.items()]
+    runs = [read_run(run) for run in runs_of(directory)]
+    sets = [one for found in runs for one in found.sets]
     sets.sort(key=lambda one: (one.time_ns, one.serial), reverse=True)
+    return Catalogue(tuple(sets), tuple(problem for found in runs for problem in found.problems))
+
+
+def read_run(run: Path) -> Catalogue:
+    """Of one run's directory; raises OSError if there is none."""
+    parts: dict[int, dict[int, StoredPart]] = defaultdict(dict)
+    worlds: dict[int, int] = {}
+    problems: list[str] = []
+    for file in stores_of(run):
+        try:
+            with Store.open(str(file.path), writable=False) as store:
+                entries = store.snapshots()
+        except (OSError, StoreError) as problem:
+            problems.append(f"{file.path}: {problem}")
+            continue
+        for entry in entries:
+            if not entry.valid_header:
+                problems.append(f"{file.path}: slot {entry.slot} is damaged")
+            elif entry.rank != file.rank:
+                problems.append(f"{file.path}: slot {entry.slot} is of rank {entry.rank}")
+            else:
+                worlds[entry.serial] = max(worlds.get(entry.serial, 1), entry.world)
+                parts[entry.serial][entry.rank] = StoredPart(
+                    file.path, entry.sequence, entry.rank, entry.step, entry.bytes, entry.time_ns
+                )
+    sets = [
+        StoredSet(run.parent.name, run.name, serial, worlds[serial], found) for serial, found in parts.items()
+    ]
+    sets.sort(key=lambda one: one.serial, reverse=True)
     return Catalogue(tuple(sets), tuple(problems))
+
+
+def find_set(run: Path, serial: int) -> StoredSet:
+    """A complete set of a run; raises OSError, or StoreError if it is not there."""
+    found = read_run(run)
+    for one in found.sets:
+        if one.serial == serial and one.complete:
+            return one
+    raise StoreError("; ".join(found.problems) or f"{run} holds no complete snapshot {serial} any more")

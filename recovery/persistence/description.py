@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+MOST_RANKS = 1 << 16
 
 
 class Undescribed(ValueError):
     """Why a snapshot cannot become a checkpoint with names, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which block of a whole tensor this is, in elements by dimension; `ranks` hold all of its blocks."""
+
+    of: tuple[int, ...]
+    at: tuple[int, ...]
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,8 @@ class TensorPlace:
     """Of its buffer; 0: its bytes are `content`."""
     offset: int
     content: bytes
+    shard: Shard | None = None
+    """None: it is whole."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +76,22 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class Description:
-    """Of one rank."""
+    """Of one rank; schedulers have a state_dict(), too."""
 
     modules: tuple[ModuleState, ...]
     optimizers: tuple[OptimizerState, ...]
+    schedulers: tuple[ModuleState, ...] = ()
+
+    def find(self, path: Sequence[Any]) -> Any:
+        """("modules", number, name), ("optimizers", number, parameter, key); None if it is not there."""
+        found: Mapping[Any, Any]
+        if path[0] == "modules" and path[1] < len(self.modules):
+            found = self.modules[path[1]].state
+        elif path[0] == "optimizers" and path[1] < len(self.optimizers):
+            found = self.optimizers[path[1]].state.get(path[2], {})
+        else:
+            return None
+        return found.get(path[-1])
 
 
 def read_description(content: bytes) -> Description:
@@ -75,14 +101,16 @@ def read_description(content: bytes) -> Description:
     try:
         document = json.loads(content)
         return Description(
-            tuple(
-                ModuleState(str(module["class"]), {str(n): _value(v) for n, v in module["state"].items()})
-                for module in document["modules"]
-            ),
+            tuple(_module(module) for module in document["modules"]),
             tuple(_optimizer(optimizer) for optimizer in document["optimizers"]),
+            tuple(_module(scheduler) for scheduler in document.get("schedulers", ())),
         )
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise Undescribed(f"what its worker said of its buffers makes no sense ({problem!r})") from problem
+
+
+def _module(document: Mapping[str, Any]) -> ModuleState:
+    return ModuleState(str(document["class"]), {str(n): _value(v) for n, v in document["state"].items()})
 
 
 def _optimizer(document: Mapping[str, Any]) -> OptimizerState:
@@ -110,13 +138,35 @@ def _value(value: Any) -> Any:
         return value
     if "tuple" in value:
         return tuple(_value(item) for item in value["tuple"])
+    if "dict" in value:
+        return dict(_items(value["dict"]))
+    if "counter" in value:
+        return Counter(dict(_items(value["counter"])))
     if "omitted" in value:
         return Omitted(str(value["omitted"]))
     place = TensorPlace(
         str(value["dtype"]), tuple(map(int, value["size"])), tuple(map(int, value["stride"])),
         int(value.get("handle", 0)), int(value.get("offset", 0)),
-        base64.b64decode(value.get("content", ""), validate=True),
+        base64.b64decode(value.get("content", ""), validate=True), _shard(value.get("shard"), value["size"]),
     )  # fmt: skip
     if len(place.size) != len(place.stride) or place.offset < 0 or min((*place.size, *place.stride, 0)) < 0:
         raise ValueError(f"a tensor of size {place.size}, stride {place.stride}")
     return place
+
+
+def _items(pairs: Any) -> list[tuple[int | str, Any]]:
+    items = [(key, _value(value)) for key, value in pairs]
+    if not all(isinstance(key, (int, str)) for key, _ in items):
+        raise ValueError("a key that is neither a number nor a name")
+    return items
+
+
+def _shard(document: Any, size: Sequence[Any]) -> Shard | None:
+    if document is None:
+        return None
+    of, at, ranks = (tuple(map(int, document[name])) for name in ("of", "at", "ranks"))
+    if not len(of) == len(at) == len(size) or min((*at, *ranks, 0)) < 0 or not 0 < len(ranks) <= MOST_RANKS:
+        raise ValueError(f"a block at {at} of {of}")
+    if any(begin + int(count) > whole for begin, count, whole in zip(at, size, of, strict=True)):
+        raise ValueError(f"a block of {tuple(size)} at {at} of {of}")
+    return Shard(of, at, ranks)

@@ -5,13 +5,21 @@ A run is one start of all workers of a job: the numbers of snapshots begin anew 
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _STORE = re.compile(r"rank-(?P<rank>[0-9]{1,9})(\.(?P<growth>[0-9]{1,9}))?\.store")
 RUN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+
+
+def is_name(text: object) -> bool:
+    """Whether a job or run may be called so: one component of a path, and no way out of it."""
+    return isinstance(text, str) and RUN_NAME.fullmatch(text) is not None and text.strip(".") != ""
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +29,38 @@ class StoreFile:
     rank: int
     growth: int
     path: Path
+
+
+@contextmanager
+def in_use(run: Path) -> Iterator[None]:
+    """Nobody removes the run's directory within the block (see `removable`).  Raises OSError."""
+    descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks: then nobody can have the other kind either
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def removable(run: Path) -> Iterator[bool]:
+    """Whether nobody reads or writes it, now and until the end of the block."""
+    try:
+        descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        free = False
+    else:
+        free = True
+    try:
+        yield free
+    finally:
+        os.close(descriptor)
 
 
 def store_path(run: Path, rank: int, growth: int) -> Path:

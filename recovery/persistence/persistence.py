@@ -10,26 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
+import replay
+from recovery.evidence import facts_of
 from recovery.jobs import Job, Session
+from recovery.persistence.durable import Durable
+from recovery.persistence.mirroring import CompleteSet, Mirroring
+from recovery.persistence.pacing import Pacing
 from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_answer, encode
-from recovery.persistence.settings import PersistenceSettings
+from recovery.persistence.settings import PersistenceSettings, Writing
 
 log = structlog.get_logger()
 
 RETRY_S = 10.0
 """After trouble with storage."""
 SLOW_S = 60.0
-"""A set that is under way for so long is told of; a disk may hang for ever."""
-WRITER_THREADS = 2
-"""Per snapshot (PCcheck, section 3.4: 2 to 4)."""
+"""A set that is under way for so long is told of; a disk may hang for ever ..."""
+SLOW_FACTOR, SLOW_LEAST_S = 10.0, 5.0
+"""... or, once one became durable, for so many times as long as that took, but not for less than this."""
+MISSED_S = 5.0
+"""After so long an ordered set that its ranks have passed is taken for one that does not come."""
+KILLED_S = 2.0
+"""How long to wait for a writer's end: while its disk hangs, not even SIGKILL ends it."""
+WRITER_THREADS = Writing.threads
+"""Per snapshot, unless proxyd was told otherwise."""
 
 
 @dataclass
@@ -39,121 +51,283 @@ class Set:
     serial: int
     run: str
     sessions: Sequence[Session]
+    commits: Mapping[int, replay.Commit]
+    """By rank."""
     begun_s: float
     missing: set[int] = field(default_factory=set)
     failed: str = ""
+    gone: bool = False
+    """From host memory, before it was written."""
     bytes: int = 0
     step: int = 0
+    in_flight: int = 1
+    """How many were under way at once, at most."""
 
 
 class Persistence:
     """Of one job."""
 
-    def __init__(self, job: Job, settings: PersistenceSettings) -> None:
+    def __init__(
+        self, job: Job, settings: PersistenceSettings, note: Callable[[], None] = lambda: None
+    ) -> None:
+        """`note` writes down what is durable."""
+        self._note = note
         self._job = job
         self._settings = settings
         self._sets: dict[int, Set] = {}
         self._due_s = 0.0
         self._run = ""
-        self._announced = 0
+        self._announced: dict[int, int | None] = {}
+        """Serials that are to be taken, and after which step; None: of any."""
+        self._looked_s = self._announced_s = 0.0
+        self._pacing: Pacing | None = None
+        """Chooses how often, if that was not said."""
+        self._complete = 0
+        """Newest serial of this run that is durable on all ranks."""
+        self._took_s = math.inf
+        """What that took."""
         self._pipe: asyncio.StreamWriter | None = None
         """To the writer, while there is one."""
+        self._writer: asyncio.subprocess.Process | None = None
+        mirror = settings.mirror
+        self.mirroring = Mirroring(job, settings, mirror, self._release) if mirror is not None else None
+        """To the second tier, if there is one."""
         self._unsent: list[Request] = []
+        self._handed: set[int] = set()
+        """Serials that the present writer knows of."""
+        self._dismissed = False
+        """It is to end once nothing is under way."""
         self._wanted = asyncio.Event()
 
-    def announce(self, serial: int, sessions: Sequence[Session], now: float) -> bool:
-        """A set that is about to be ordered; true if it is to be described, as it will be taken.
+    @property
+    def stays_in_memory(self) -> bool:
+        """Whether a set does once it is durable."""
+        return self._settings.stays_in_memory
 
-        `now`: seconds.
+    def due(self, sessions: Sequence[Session], now: float, pressed: bool = False) -> bool:
+        """Whether the next set is to be persisted, where time decides.
+
+        `now`: seconds.  `pressed`: logs are filling up, so it need not be due.
         """
-        run = run_name(sessions)
-        if run != self._run:  # workers that were started again
-            self._run, self._due_s = run, 0.0
-            self._sets.clear()
-        if now < self._due_s:
-            return False
+        self._begin_run(sessions)
+        self._complain_of_slowness(now)
         if len(self._sets) >= self._settings.in_flight:
-            self._complain_of_slowness(now)
             return False
-        self._announced = serial
+        by_time = not self._settings.every_steps and self._pacing is None
+        return pressed or (by_time and now >= self._due_s)
+
+    def next_step(self, after: int, sessions: Sequence[Session], now: float) -> int | None:
+        """The first step behind this one whose set is to be persisted, where steps decide."""
+        self._begin_run(sessions)
+        self._complain_of_slowness(now)
+        if self._pacing is not None:
+            under_way = self._watch(self._pacing, sessions, now)
+            return self._pacing.next_step(after, under_way) if now >= self._due_s else None
+        every = self._settings.every_steps
+        return (after // every + 1) * every if every and now >= self._due_s else None
+
+    def _watch(self, pacing: Pacing, sessions: Sequence[Session], now: float) -> int:
+        """Look at the training; how many sets are under way, ordered ones included."""
+        self._looked_s = now
+        reached = min(session.log.step for session in sessions)
+        near = [step for step in self._announced.values() if step is not None and step <= reached + 1]
+        if now - self._announced_s > MISSED_S:
+            missed, near = len(near), []  # a rank was past the step when it was told
+        else:
+            missed = 0
+        epoch = (self._run, *(session.generation for session in sessions))
+        pacing.look(now, reached, bool(self._sets or near), epoch)
+        return len(self._sets) + len(self._announced) - missed
+
+    def announce(self, serial: int, step: int | None, sessions: Sequence[Session]) -> None:
+        """A set that is about to be ordered and is to be described, as it will be persisted."""
+        self._announced[serial] = step
+        if self._pacing is not None:
+            self._announced_s = self._looked_s
+            self._pacing.begun()
         for session in sessions:
             session.log.describe_snapshot(serial)
-        return True
 
-    def offer(self, serial: int, sessions: Sequence[Session], now: float) -> None:
-        """A set that counts; taken if it was announced."""
-        if serial != self._announced or run_name(sessions) != self._run:
+    def _begin_run(self, sessions: Sequence[Session]) -> None:
+        run = run_name(sessions)
+        if run != self._run:  # workers that were started again
+            self._run, self._due_s, self._complete = run, 0.0, 0
+            self._sets.clear()
+            self._announced.clear()
+            if self._settings.overhead:
+                self._pacing = Pacing(1 + self._settings.overhead, self._settings.in_flight)
+
+    def offer(
+        self, serial: int, sessions: Sequence[Session], commits: Mapping[int, replay.Commit], now: float
+    ) -> None:
+        """A set that counts, of these commits by rank; persisted if it was announced and finds a slot."""
+        if run_name(sessions) != self._run:
             return
-        self._announced = 0
-        self._due_s = now + self._settings.every_s
+        step = max(commit.step for commit in commits.values())
+        wanted = serial in self._announced and self._announced[serial] in (None, step)
+        self._announced = {later: at for later, at in self._announced.items() if later > serial}
+        if not wanted:
+            return
+        allowed = self._pacing.in_flight if self._pacing is not None else self._settings.in_flight
+        if len(self._sets) >= allowed:
+            self._job.persist.skipped += 1
+            return
+        self._due_s = max(self._due_s, now + self._settings.every_s)
         ranks = {session.rank for session in sessions}
-        self._sets[serial] = Set(serial, self._run, sessions, now, missing=ranks)
+        self._sets[serial] = Set(serial, self._run, sessions, commits, now, missing=ranks)
+        for of in self._sets.values():
+            of.in_flight = max(of.in_flight, len(self._sets))
         self._lease(sessions)
         self._send(Persist(serial, self._run, tuple(str(session.directory) for session in sessions)))
 
     def take(self, written: Written, now: float) -> None:
         """A rank's part is durable, or is not."""
         of = self._sets.get(written.serial)
-        if of is None or written.rank not in of.missing:
+        if of is None or written.run != of.run or written.rank not in of.missing:
             return
         of.missing.discard(written.rank)
         of.bytes += written.bytes
         of.step = max(of.step, written.step)
+        of.gone |= written.gone
         of.failed = of.failed or written.error
         if of.missing:
             return
         del self._sets[of.serial]
         self._lease(of.sessions)
+        try:
+            self._conclude(of, now)
+        finally:
+            self._dismiss()
+
+    def _conclude(self, of: Set, now: float) -> None:
+        """All ranks have answered."""
+        if of.serial < self._complete:  # a newer one overtook it: stores have let go of it, or refused it
+            if self._held:  # or not yet
+                self._send(Discard(of.serial, of.run))
+            return
         if of.failed:
             self._send(Discard(of.serial, of.run))
-            self._trouble(of.failed, now)
+            if of.gone:
+                self._job.persist.skipped += 1
+            else:
+                self._trouble(of, now)
             return
-        self._send(Release(of.serial, of.run))
-        for session in of.sessions:
-            session.persist_note = ""
-            session.persisted_step = max(session.persisted_step, of.step)
+        self._complete, self._took_s = of.serial, now - of.begun_s
+        self._job.persist.copied += 1
+        self._job.persist.bytes += of.bytes
+        if self.mirroring is not None:
+            self.mirroring.offer(CompleteSet(of.serial, of.run, of.sessions))
+        self._release()
+        self._remember(of)
+        self._pace(of, now)
         log.debug(
             "snapshot is durable", job=self._job.name, serial=of.serial, step=of.step, bytes=of.bytes,
             seconds=round(now - of.begun_s, 3),
         )  # fmt: skip
 
+    def _remember(self, of: Set) -> None:
+        """Stores keep nothing older than a set that is complete."""
+        run = self._settings.directory / self._job.name / of.run
+        for session in of.sessions:
+            commit = of.commits[session.rank]
+            session.persist_note = ""
+            session.durable = [Durable(of.serial, run, of.bytes, facts_of(commit), commit.log_offset)]
+        if self._settings.stays_in_memory:
+            return
+        self._note()  # who follows if proxyd dies would look for it in memory
+        for session in of.sessions:
+            session.log.log_kept_from = of.commits[session.rank].log_offset  # before the floor lets go of it
+            session.log.snapshot_floor = max(session.log.snapshot_floor, of.serial + 1)
+
+    def break_off(self) -> None:
+        """Let go of all that is under way: the memory that it is copied from is about to change."""
+        sessions = [session for of in self._sets.values() for session in of.sessions]
+        self._sets.clear()
+        self._announced.clear()
+        self._unsent = [request for request in self._unsent if not isinstance(request, Persist)]
+        self._lease(sessions)
+        if self._writer is not None:  # stores survive it
+            with contextlib.suppress(ProcessLookupError):
+                self._writer.kill()
+
+    def _pace(self, of: Set, now: float) -> None:
+        """Let what is durable tell how often the next ones are to come."""
+        every = self._settings.every_steps
+        if self._pacing is not None:
+            before = self._pacing.interval
+            self._pacing.durable(now, now - of.begun_s, of.in_flight, of.bytes, len(self._sets))
+            every = self._pacing.interval
+            if every != before:
+                log.info("snapshots on storage", job=self._job.name, chosen=self._pacing.told())
+        for session in of.sessions:
+            session.persist_interval = every
+            session.persist_choice = self._pacing.told() if self._pacing is not None else ""
+
     async def run(self) -> None:
         """The writer, whenever there is something to write; until cancelled."""
         while True:
             await self._wanted.wait()
-            self._wanted.clear()
+            requests = self._hand_over()
             try:
-                status = await self._follow_writer()
+                ended = f"its writer ended: {await self._follow_writer(requests)}"
             except (OSError, ValueError) as problem:
-                status = str(problem)
-            for of in list(self._sets.values()):
+                ended = f"its writer ended: {problem}"
+            lost, self._handed, self._dismissed = self._handed, set(), False
+            for of in [self._sets[serial] for serial in sorted(lost & self._sets.keys())]:
                 for rank in sorted(of.missing):
-                    self.take(Written(of.serial, rank, error=f"its writer ended: {status}"), time.monotonic())
+                    self.take(Written(of.serial, of.run, rank, error=ended), time.monotonic())
 
-    async def _follow_writer(self) -> str:
-        """From its start to its end; how it ended."""
-        settings = self._settings
+    async def _follow_writer(self, requests: Sequence[Request]) -> str:
+        """From its start, with these requests, to its end; how it ended."""
+        settings, writing = self._settings, self._settings.writing
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "recovery.persistence.writer", str(settings.directory),
-            "--job", self._job.name, "--slots", str(settings.slots), "--threads", str(WRITER_THREADS),
-            "--parent", str(os.getpid()),
+            "--job", self._job.name, "--slots", str(settings.all_slots), "--threads", str(writing.threads),
+            "--chunk", str(writing.chunk_bytes), "--pool", str(writing.pool_bytes),
+            "--keep-runs", str(settings.keep_runs), "--parent", str(os.getpid()),
+            *(["--holds"] if settings.mirror is not None else []),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is proxyd's to handle
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         try:
-            self._pipe = process.stdin
-            for request in self._unsent:
+            self._pipe, self._writer = process.stdin, process
+            for request in (*requests, *self._hand_over()):
                 self._pipe.write(encode(request))
-            self._unsent.clear()
             while line := await process.stdout.readline():
                 self.take(decode_answer(line), time.monotonic())
             return f"status {await process.wait()}"
         finally:  # what is under way is cut short, which stores survive
-            self._pipe = None
+            self._pipe = self._writer = None
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), KILLED_S)
+
+    def _hand_over(self) -> list[Request]:
+        """What a writer is about to be told."""
+        requests, self._unsent = self._unsent, []
+        self._wanted.clear()
+        self._handed |= {request.serial for request in requests if isinstance(request, Persist)}
+        return requests
+
+    def _dismiss(self) -> None:
+        """End a writer that had trouble, as soon as it has nothing to do; the next snapshot starts another.
+
+        While it holds files of a disk that failed, that can neither be unmounted nor come back to life.
+        """
+        if self._dismissed and self._pipe is not None and not self._handed & self._sets.keys():
+            self._pipe.close()
+            self._pipe = None
+
+    @property
+    def _held(self) -> int:
+        return self.mirroring.held(self._run) if self.mirroring is not None else 0
+
+    def _release(self) -> None:
+        """What is older than the newest complete set may go, but for what is being copied elsewhere."""
+        if self._complete:
+            self._send(Release(self._complete, self._run, self._held))
 
     def _lease(self, sessions: Sequence[Session]) -> None:
         serials = sorted(self._sets)
@@ -162,13 +336,16 @@ class Persistence:
                 session.log.lease_snapshots(serials)
 
     def _complain_of_slowness(self, now: float) -> None:
-        longest = now - min(of.begun_s for of in self._sets.values())
-        if longest > SLOW_S:
-            self._tell(f"its storage is slow, one has been under way for {SLOW_S:.0f} s and more")
+        longest = now - min((of.begun_s for of in self._sets.values()), default=now)
+        slow_s = min(SLOW_S, max(SLOW_LEAST_S, SLOW_FACTOR * self._took_s))
+        if longest > slow_s:
+            self._tell(f"its storage is slow, one has been under way for {slow_s:.0f} s and more")
 
-    def _trouble(self, reason: str, now: float) -> None:
+    def _trouble(self, of: Set, now: float) -> None:
         self._due_s = max(self._due_s, now + RETRY_S)
-        self._tell(reason)
+        self._job.persist.failures += 1
+        self._tell(of.failed)
+        self._dismissed = self._pipe is not None
 
     def _tell(self, reason: str) -> None:
         note = f"no snapshot reaches {self._settings.directory}: {reason}"
@@ -178,7 +355,9 @@ class Persistence:
                 log.warning("a snapshot is not durable", job=self._job.name, rank=session.rank, reason=reason)
 
     def _send(self, request: Request) -> None:
-        if self._pipe is not None:
+        if self._pipe is not None and not (self._dismissed and isinstance(request, Persist)):
+            if isinstance(request, Persist):
+                self._handed.add(request.serial)
             self._pipe.write(encode(request))
         else:
             self._unsent.append(request)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import replay
-from recovery.persistence._store import Store, StoreError
+from recovery.persistence._store import StoreError
 from recovery.persistence.catalogue import StoredPart, StoredSet
-from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, MANIFEST
+from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, GENERATOR, MANIFEST, ROW
+from recovery.persistence.layout import in_use
 from recovery.persistence.manifest import BufferRow, read_manifest
 
 
@@ -34,7 +35,7 @@ class PartReader:
     def __init__(self, part: StoredPart) -> None:
         """Raises OSError, StoreError or Damaged."""
         self.part = part
-        self.store = Store.open(str(part.path), writable=False)
+        self.store = part.open()
         self._contents: list[bytearray] = []
         try:
             self._extents = {  # in their order
@@ -50,6 +51,24 @@ class PartReader:
     def own(self, handle: int) -> Place | None:
         """Where it wrote that buffer itself."""
         return self._extents.get((BUFFER, handle))
+
+    def generator(self, number: int, count: int) -> Place:
+        """Where a generator's state of that many bytes lies; raises Damaged."""
+        place = self._extents.get((GENERATOR, number))
+        if place is None or place.bytes != count:
+            raise Damaged(f"the state of generator {number} of rank {self.part.rank} is missing")
+        return place
+
+    def tables(self) -> tuple[bytes, bytes]:
+        """The commit's row and the manifest; raises OSError, StoreError or Damaged."""
+        return self._table(MANIFEST, ROW), self._table(MANIFEST, CONTENT)
+
+    def read_into(self, wanted: Mapping[Place, memoryview]) -> None:
+        """Extents to where they are wanted, each of its size; raises OSError or StoreError."""
+        if wanted:
+            places = self._extents.values()
+            into = [wanted[place] if place in wanted else bytearray(place.bytes) for place in places]
+            self.store.read_all(self.part.sequence, into)
 
     def read(self, place: Place) -> bytearray:
         """Raises OSError or StoreError."""
@@ -79,15 +98,17 @@ class PartReader:
         return bytes(self.read(self._extents[kind, number]))
 
     def _read_elsewhere(self) -> Mapping[int, tuple[int, int]]:
+        content = self._table(ELSEWHERE, 0)
         try:
-            table = json.loads(self._table(ELSEWHERE, 0))
+            table = json.loads(content)
             return {int(handle): (int(rank), int(other)) for handle, (rank, other) in table.items()}
         except (AttributeError, TypeError, ValueError) as problem:
             raise Damaged("its table of what other ranks hold makes no sense") from problem
 
     def _read_buffers(self) -> Mapping[int, BufferRow]:
+        content = self._table(MANIFEST, CONTENT)
         try:
-            rows = read_manifest(self._table(MANIFEST, CONTENT))
+            rows = read_manifest(content)
         except ValueError as problem:
             raise Damaged(str(problem)) from problem
         return {row.handle: row for row in rows if row.kept}
@@ -104,11 +125,19 @@ class SetReader(contextlib.ExitStack):
     def __enter__(self) -> Self:
         """Raises OSError, StoreError or Damaged."""
         with contextlib.ExitStack() as opened:
+            for run in {part.path.parent for part in self._stored.parts.values()}:
+                opened.enter_context(in_use(run))
             for rank, part in sorted(self._stored.parts.items()):
                 self.parts[rank] = PartReader(part)
                 opened.callback(self.parts[rank].store.close)
             self.push(opened.pop_all())
         return self
+
+    def part(self, rank: int) -> PartReader:
+        """One rank's; raises Damaged."""
+        if rank not in self.parts:
+            raise Damaged(f"the part of rank {rank} is missing")
+        return self.parts[rank]
 
     def place(self, rank: int, handle: int) -> Place:
         """Where a rank's buffer lies; raises Damaged."""

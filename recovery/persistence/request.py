@@ -19,10 +19,11 @@ class Persist:
 
 @dataclass(frozen=True)
 class Release:
-    """Snapshot `serial` is durable on all ranks: older ones may go."""
+    """Snapshot `serial` is durable on all ranks: older ones may go, but for `held` (0: none)."""
 
     serial: int
     run: str
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,15 @@ class Written:
     """A rank's part is durable, or (`error`, a sentence) it is not."""
 
     serial: int
+    run: str
     rank: int
     step: int = 0
     bytes: int = 0
     """Of payload."""
     seconds: float = 0.0
     error: str = ""
+    gone: bool = False
+    """Host memory did not hold it any more, which says nothing against the storage."""
 
 
 Request = Persist | Release | Discard
@@ -56,11 +60,11 @@ def encode(message: Request | Written) -> bytes:
 
 def decode_request(line: bytes) -> Request:
     """Raises ValueError."""
-    name, fields = _single(line)
+    name, fields = single(line)
     if name == "persist":
         return Persist(int(fields["serial"]), str(fields["run"]), tuple(map(str, fields["directories"])))
     if name == "release":
-        return Release(int(fields["serial"]), str(fields["run"]))
+        return Release(int(fields["serial"]), str(fields["run"]), int(fields["held"]))
     if name == "discard":
         return Discard(int(fields["serial"]), str(fields["run"]))
     raise ValueError(f"there is no request {name!r}")
@@ -68,16 +72,18 @@ def decode_request(line: bytes) -> Request:
 
 def decode_answer(line: bytes) -> Written:
     """Raises ValueError."""
-    name, fields = _single(line)
+    name, fields = single(line)
     if name != "written":
         raise ValueError(f"there is no answer {name!r}")
     return Written(
-        int(fields["serial"]), int(fields["rank"]), int(fields["step"]), int(fields["bytes"]),
-        float(fields["seconds"]), str(fields["error"]),
+        int(fields["serial"]), str(fields["run"]), int(fields["rank"]), int(fields["step"]),
+        int(fields["bytes"]), float(fields["seconds"]), str(fields["error"]),
+        bool(fields["gone"]),
     )  # fmt: skip
 
 
-def _single(line: bytes) -> tuple[str, Mapping[str, Any]]:
+def single(line: bytes) -> tuple[str, Mapping[str, Any]]:
+    """Name and fields of a message; raises ValueError."""
     try:
         ((name, fields),) = json.loads(line).items()
         return str(name), dict(fields)

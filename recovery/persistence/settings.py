@@ -9,13 +9,51 @@ import replay
 
 
 @dataclass(frozen=True)
+class Writing:
+    """How a rank's part of a snapshot is written (PCcheck, section 3.4)."""
+
+    threads: int = 2
+    """[p] per snapshot; the paper finds 2 to 4 best."""
+    chunk_bytes: int = 4 << 20
+    """[b] the unit of writes and checksums; a multiple of 4096."""
+    pool_bytes: int = 64 << 20
+    """[M] of host memory for chunks under way, one at least; all snapshots of the rank share it."""
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """The second tier: any fsspec URL of a directory, and how much of a job stays there (retention.py)."""
+
+    url: str
+    keep_last: int = 3
+    keep_every: int = 0
+
+
+@dataclass(frozen=True)
 class PersistenceSettings:
     """Where to, how often, and how many at a time."""
 
     directory: Path
     every_s: float = 30.0
+    """The least time between two."""
+    every_steps: int = 0
+    """After how many steps each one is taken, whatever the time; 0: `every_s` counts."""
     slots: int = 3
     """N + 1: snapshots under way, and the one that is complete (PCcheck, section 3.1)."""
+    stays_in_memory: bool = True
+    """Whether a set stays in host memory once it is durable, and the log before it goes; else the memory
+    goes, and the log stays from that set on."""
+    writing: Writing = Writing()
+    overhead: float = 0.0
+    """Share of the time; if it is not 0, how often is chosen while training, whatever is said above."""
+    mirror: MirrorSettings | None = None
+    keep_runs: int = 3
+    """Of a job in these stores, the present one among them."""
+
+    @property
+    def all_slots(self) -> int:
+        """Of a store: with a second tier one more, for the set that is being copied there."""
+        return self.slots + (self.mirror is not None)
 
     @property
     def in_flight(self) -> int:

@@ -1,6 +1,7 @@
 """A job's writer: copies snapshots from host memory into stores, for as long as proxyd lives.
 
-    python -m recovery.persistence.writer DIRECTORY --job JOB --slots N --threads P --parent PID
+    python -m recovery.persistence.writer DIRECTORY --job JOB --slots N --threads P --chunk BYTES --pool BYTES
+        --parent PID
 
 A process of its own: what it reads belongs to workers, and a disk that hangs must not hold up proxyd.
 """
@@ -8,24 +9,25 @@ A process of its own: what it reads belongs to workers, and a disk that hangs mu
 from __future__ import annotations
 
 import argparse
-import ctypes
+import contextlib
 import json
 import mmap
 import os
-import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import replay
 from recovery.persistence import _store
 from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, GENERATOR, MANIFEST, ROW
-from recovery.persistence.layout import RUN_NAME, store_path, stores_of
+from recovery.persistence.layout import RUN_NAME, in_use, store_path, stores_of
+from recovery.persistence.old_runs import remove_old_runs
 from recovery.persistence.parts import Holding, Part, split
 from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_request, encode
+from recovery.persistence.settings import Writing
 
 LARGEST_DESCRIPTION = 256 << 20
 """Bytes; a million tensors take about as many."""
@@ -34,7 +36,7 @@ SLACK = 1.25
 SLOT_FREE_S = 60.0
 """How long a snapshot waits for a slot: until others are complete on all ranks."""
 
-_PR_SET_PDEATHSIG = 1
+DEFAULT_WRITING = Writing()
 
 Extents = list[tuple[int, int, bytes | memoryview]]
 
@@ -73,31 +75,52 @@ class Source:
 class RankStores:
     """A rank's stores of one run: the newest is written, older ones were too small."""
 
-    def __init__(self, run: Path, rank: int, slots: int, agreed: bool) -> None:
-        self._run, self._rank, self._slots, self._agreed = run, rank, slots, agreed
+    def __init__(
+        self, run: Path, rank: int, slots: int, agreed: bool, writing: Writing = DEFAULT_WRITING
+    ) -> None:
+        self._run, self._rank, self._slots, self._agreed, self._writing = run, rank, slots, agreed, writing
         self._lock = threading.Lock()
-        self._growth = -1
+        self._growth = 0
         self._current: _store.Store | None = None
         self._outgrown: dict[Path, tuple[int, _store.Store | None]] = {}
         """Stores whose snapshots are needed until this serial is complete; open ones may still be written."""
+        self._find()
+
+    @property
+    def serials(self) -> set[int]:
+        """What all its stores hold; raises OSError or StoreError."""
+        found = set()
+        for file in stores_of(self._run):
+            if file.rank == self._rank:
+                with _store.Store.open(str(file.path), writable=False) as store:
+                    found |= {entry.serial for entry in store.snapshots()}
+        return found
 
     def fitting(self, sizes: Sequence[int], serial: int) -> _store.Store:
         """A store with room for extents of these sizes; raises OSError or StoreError."""
         with self._lock:
-            if self._growth < 0:
-                self._find()
-            needed = _store.Store.needed_slot_bytes(sizes)
-            if self._current is None or self._current.slot_bytes < needed:
+            needed = _store.Store.needed_slot_bytes(sizes, chunk_bytes=self._writing.chunk_bytes)
+            if (
+                self._current is None
+                or self._current.slot_bytes < needed
+                or self._current.capacity < self._slots  # made before there was a second tier
+            ):
                 self._grow(round(needed * SLACK), serial)
             assert self._current is not None
             return self._current
 
-    def release(self, serial: int) -> None:
-        """It is complete on all ranks."""
+    def release(self, serial: int, held: int = 0) -> None:
+        """It is complete on all ranks: older ones may go, but for the one that is held (0: none)."""
         with self._lock:
             if self._current is not None:
-                self._current.release_before(serial)
-            for path in [path for path, (until, _) in self._outgrown.items() if until <= serial]:
+                if held and held < serial:
+                    for older in {entry.serial for entry in self._current.snapshots()} - {held}:
+                        if older < serial:
+                            self._current.discard(older)
+                else:
+                    self._current.release_before(serial)
+            needed_from = min(serial, held or serial)
+            for path in [path for path, (until, _) in self._outgrown.items() if until <= needed_from]:
                 _, store = self._outgrown.pop(path)
                 path.unlink(missing_ok=True)
                 if store is not None:
@@ -109,6 +132,14 @@ class RankStores:
             if self._current is not None:
                 self._current.discard(serial)
 
+    def close(self) -> None:
+        """Nothing more is written; waits for what is under way."""
+        with self._lock:
+            stores = [self._current, *(store for _, store in self._outgrown.values())]
+        for store in stores:
+            if store is not None:
+                store.close()
+
     def _find(self) -> None:
         """What another writer of the same run has left."""
         self._run.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,7 +148,7 @@ class RankStores:
         for store in known:
             if store.growth == self._growth:
                 try:
-                    self._current = _store.Store.open(str(store.path), agreed=self._agreed)
+                    self._current = self._open(store.path)
                     continue
                 except _store.StoreError as problem:  # damaged, or its writer has not quite ended
                     sys.stderr.write(f"understudy: a new store is begun: {problem}\n")
@@ -133,20 +164,77 @@ class RankStores:
         half_made = path.with_suffix(".new")
         half_made.unlink(missing_ok=True)
         try:
-            _store.Store.create(str(half_made), slots=self._slots, slot_bytes=slot_bytes)
+            _store.Store.create(
+                str(half_made),
+                slots=self._slots,
+                slot_bytes=slot_bytes,
+                chunk_bytes=self._writing.chunk_bytes,
+            )
             half_made.rename(path)
+            sync_entries(path)  # else power may fail, and a store that vouched for snapshots has no name
         except OSError:
             half_made.unlink(missing_ok=True)
             raise
-        self._current = _store.Store.open(str(path), agreed=self._agreed)
+        self._current = self._open(path)
+
+    def _open(self, path: Path) -> _store.Store:
+        return _store.Store.open(str(path), agreed=self._agreed, pool_bytes=self._writing.pool_bytes)
+
+
+class RunStores:
+    """Of all ranks of one run."""
+
+    def __init__(
+        self, run: Path, ranks: int, slots: int, writing: Writing = DEFAULT_WRITING, holds: bool = False
+    ) -> None:
+        """`holds`: an older set may have to stay beside the newest.  Raises OSError."""
+        agreed = ranks > 1 or holds
+        self.of_rank = [RankStores(run, rank, slots, agreed, writing) for rank in range(ranks)]
+        self._in_use = contextlib.ExitStack()
+        self._in_use.enter_context(in_use(run))
+        # A writer that was killed left parts of snapshots that nobody will complete; they would hold slots.
+        try:
+            held = [stores.serials for stores in self.of_rank]
+        except (OSError, _store.StoreError):
+            return  # who cannot say what is there must not say what is missing
+        for serial in held[0].union(*held) - held[0].intersection(*held):
+            self.discard(serial)
+
+    def release(self, serial: int, held: int = 0) -> None:
+        """It is complete on all ranks: older ones may go, but for the one that is held (0: none)."""
+        for stores in self.of_rank:
+            _told(stores.release, serial, held)
+
+    def close(self) -> None:
+        """Nothing more is written; waits for what is under way."""
+        for stores in self.of_rank:
+            stores.close()
+        self._in_use.close()
+
+    def discard(self, serial: int) -> None:
+        """It will never be complete."""
+        for stores in self.of_rank:
+            _told(stores.discard, serial)
+
+
+def _told(change: Callable[..., None], *serials: int) -> None:
+    try:
+        change(*serials)
+    except (OSError, _store.StoreError) as problem:
+        sys.stderr.write(f"understudy: slots of snapshots were not freed: {problem}\n")
 
 
 class JobWriter:
     """Of one job's ranks on this host."""
 
-    def __init__(self, directory: Path, job: str, slots: int, threads: int) -> None:
-        self._directory, self._job, self._slots, self._threads = directory, job, slots, threads
-        self._stores: dict[tuple[str, int], RankStores] = {}
+    def __init__(
+        self, directory: Path, job: str, slots: int, writing: Writing, holds: bool, keep_runs: int
+    ) -> None:
+        self._directory, self._job, self._slots, self._writing = directory, job, slots, writing
+        self._holds, self._keep_runs = holds, keep_runs
+        self._tidied: set[str] = set()
+        """Runs since whose first complete set former ones have gone."""
+        self._runs: dict[str, RunStores] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=64)
         self._answering = threading.Lock()
@@ -160,15 +248,29 @@ class JobWriter:
 
     def _tell_stores(self, request: Release | Discard) -> None:
         with self._lock:
-            concerned = [stores for (run, _), stores in self._stores.items() if run == request.run]
-        for stores in concerned:
-            try:
-                if isinstance(request, Release):
-                    stores.release(request.serial)
-                else:
-                    stores.discard(request.serial)
-            except (OSError, _store.StoreError) as problem:
-                sys.stderr.write(f"understudy: slots of snapshots were not freed: {problem}\n")
+            stores = self._runs.get(request.run)
+        if stores is None:
+            return  # of a writer that was killed: RunStores frees what it left
+        if isinstance(request, Release):
+            stores.release(request.serial, request.held)
+            self._leave_former_runs(request.run)
+        else:
+            stores.discard(request.serial)
+
+    def _leave_former_runs(self, present: str) -> None:
+        """The present run has a complete set: what is older can be let go of, and is not kept for ever."""
+        with self._lock:
+            if present in self._tidied or present not in self._runs:
+                return
+            self._tidied.add(present)
+            runs = list(self._runs)
+            former = [self._runs.pop(run) for run in runs[: runs.index(present)]]
+        for stores in former:
+            stores.close()
+        try:
+            remove_old_runs(self._directory / self._job, present, self._keep_runs)
+        except OSError as problem:
+            sys.stderr.write(f"understudy: former runs were not removed: {problem}\n")
 
     def _persist_all(self, request: Persist) -> None:
         ranks = range(len(request.directories))
@@ -177,40 +279,66 @@ class JobWriter:
                 raise ValueError(f"{request.run!r} is no name for a run")
             sources = [read_source(rank, Path(request.directories[rank]), request.serial) for rank in ranks]
             parts = split({source.rank: holdings(source.contents) for source in sources})
+            stores = self._stores_of(request.run, len(sources))
         except Exception as problem:  # noqa: BLE001 - as below
             for rank in ranks:
-                self._answer(Written(request.serial, rank, error=str(problem) or repr(problem)))
+                answer = Written(request.serial, request.run, rank, gone=is_gone(request, rank))
+                self._answer(replace(answer, error=str(problem) or repr(problem)))
             return
         for source in sources:
-            stores = self._stores_of(request.run, source.rank, agreed=len(sources) > 1)
-            self._pool.submit(self._persist, request, source, parts[source.rank], stores)
+            of_rank = stores.of_rank[source.rank]
+            self._pool.submit(self._persist, request, source, parts[source.rank], of_rank)
 
-    def _stores_of(self, run: str, rank: int, agreed: bool) -> RankStores:
+    def _stores_of(self, run: str, ranks: int) -> RunStores:
         with self._lock:
-            if (run, rank) not in self._stores:
-                folder = self._directory / self._job / run
-                self._stores[run, rank] = RankStores(folder, rank, self._slots, agreed)
-            return self._stores[run, rank]
+            if run not in self._runs:
+                directory = self._directory / self._job / run
+                self._runs[run] = RunStores(directory, ranks, self._slots, self._writing, self._holds)
+            return self._runs[run]
 
     def _persist(self, request: Persist, source: Source, part: Part, stores: RankStores) -> None:
         step = source.contents.commit.step
+        answer = Written(request.serial, request.run, source.rank, step)
         try:
             extents = source.extents(part)
             store = stores.fitting([memoryview(content).nbytes for _, _, content in extents], request.serial)
             receipt = store.persist(
                 job=self._job, rank=source.rank, world=len(request.directories), step=step,
-                serial=request.serial, extents=extents, threads=self._threads, timeout_s=SLOT_FREE_S,
+                serial=request.serial, extents=extents, threads=self._writing.threads, timeout_s=SLOT_FREE_S,
                 confirm=lambda: source.log.snapshot_holds(request.serial),
             )  # fmt: skip
         except Exception as problem:  # noqa: BLE001 - proxyd waits for an answer, and holds memory until then
-            self._answer(Written(request.serial, source.rank, step, error=str(problem) or repr(problem)))
+            gone = is_gone(request, source.rank)
+            answer = replace(answer, error=str(problem) or repr(problem), gone=gone)
         else:
-            self._answer(Written(request.serial, source.rank, step, receipt.bytes, receipt.seconds))
+            answer = replace(answer, bytes=receipt.bytes, seconds=receipt.seconds)
+        self._answer(answer)
 
     def _answer(self, written: Written) -> None:
         with self._answering:
             sys.stdout.buffer.write(encode(written))
             sys.stdout.buffer.flush()
+
+
+def is_gone(request: Persist, rank: int) -> bool:
+    """Whether a rank's host memory does not hold the snapshot any more: a newer one came too soon."""
+    try:
+        return not replay.Log(request.directories[rank]).snapshot_holds(request.serial)
+    except (OSError, replay.LogError):
+        return False
+
+
+def sync_entries(store: Path) -> None:
+    """Make a store's name durable, and those of the directories of its run, its job and all jobs.
+
+    Raises OSError.
+    """
+    for folder in list(store.parents)[:3]:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_source(rank: int, directory: Path, serial: int) -> Source:
@@ -238,13 +366,6 @@ def holdings(contents: replay.SnapshotContents) -> list[Holding]:
     return [Holding(handle, count, digest) for handle, count, digest, _ in contents.buffers]
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
-
-
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="understudy-writer")
@@ -252,10 +373,15 @@ def main() -> int:
     parser.add_argument("--job", required=True)
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--chunk", type=int, required=True)
+    parser.add_argument("--pool", type=int, required=True)
+    parser.add_argument("--keep-runs", type=int, required=True)
+    parser.add_argument("--holds", action="store_true", help="older sets may be held for a second tier")
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args()
-    die_with_parent(given.parent)
-    writer = JobWriter(given.directory, given.job, given.slots, given.threads)
+    replay.die_with_parent(given.parent)
+    writing = Writing(given.threads, given.chunk, given.pool)
+    writer = JobWriter(given.directory, given.job, given.slots, writing, given.holds, given.keep_runs)
     for line in sys.stdin.buffer:
         writer.take(decode_request(line))
     os._exit(0)  # what is under way is cut short, which stores survive

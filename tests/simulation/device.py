@@ -37,8 +37,8 @@ Tell = Callable[[int, int], None]
 class Process:
     """Stands in for `recovery.processes.Watched`."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, kill: Callable[[], None] = lambda: None) -> None:
+        self.pid, self._kill = pid, kill
         self.running = True
         self.ended = asyncio.Event()
         self.ended_ns = 0
@@ -47,13 +47,18 @@ class Process:
         """As it travels."""
         return pb.Process(pid=self.pid)
 
+    async def end(self, grace: float) -> None:
+        """Kill it, and wait until it has gone."""
+        self._kill()
+        await self.ended.wait()
+
 
 class Device:
     """Stands in for `recovery.servers.Server`, the process behind it included."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
-        self.process = Process(number)
+        self.process = Process(number, self.kill)
         self.device = "cpu:0"
         self.socket = Path(f"/server-{number}")
         self.retired = False
@@ -337,6 +342,7 @@ class Device:
             for commit in log.commits():
                 if commit.number < target:
                     commit.readable = False
+        self.snapshots.apply_floor(log)
         keeps_from = min(self.floor_index, self.snapshots.keeps_log_from(log))
         log.freed_segments = max(log.freed_segments, keeps_from // SEGMENT_RECORDS)
 

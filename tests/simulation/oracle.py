@@ -53,10 +53,16 @@ def _snapshots(world: World, rank: RankFacts) -> list[Choice]:
     """What a new server reaches without anybody's help: snapshots, and the beginning of a whole log."""
     log = world.logs[rank.rank]
     kept = [one.commit for one in log.published if one.serial >= log.snapshot_floor]
-    needed = [commit for commit in kept if commit.index >= log.freed_segments * SEGMENT_RECORDS]
+    needed = [commit for commit in kept if commit.number <= log.commit_count]
+    if world.storage is not None:
+        durable = world.job.sessions[rank.rank].durable
+        parts = [world.storage.part(rank.rank, one.serial) for one in durable]
+        needed += [part.commit for part in parts if part is not None]
     beginning = [(0, 0)] if log.freed_segments == 0 else []
     return beginning + [
-        (commit.number, commit.index) for commit in needed if commit.number <= log.commit_count
+        (commit.number, commit.index)
+        for commit in needed
+        if commit.index >= log.freed_segments * SEGMENT_RECORDS
     ]
 
 

@@ -39,6 +39,8 @@ class Schedule:
     """How long records take: how often floors move and replicas are compared meanwhile."""
     snapshots: bool = False
     """Whether snapshots are taken."""
+    storage: bool = False
+    """Whether snapshots go to storage, and leave memory once they are there."""
     validates: int = 0
     """The first step that is executed twice; 0: none."""
     drifts: bool = False
@@ -72,6 +74,7 @@ def some_schedule(chance: random.Random, programs: list[Program]) -> Schedule:
         snapshots=chance.random() < 0.4,
         validates=chance.choice((0, 0, 1, 2, 3)),
         drifts=chance.random() < 0.1,
+        storage=chance.random() < 0.5,
     )
 
 

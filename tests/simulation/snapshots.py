@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import replay
-from simulation.log import Commit, Log
+from simulation.log import SEGMENT_RECORDS, Commit, Log
 
 if TYPE_CHECKING:
     from simulation.device import Device
@@ -67,7 +67,13 @@ class Snapshots:
     def abandon(self, log: Log) -> None:
         """The state goes back, or the server is new: an order that was not fulfilled is open again."""
         self._making = None
-        log.snapshot_begun = max((kept.serial for kept in log.published), default=0)
+        settled = max(log.snapshot_floor - 1, 0)
+        log.snapshot_begun = max([settled, *(kept.serial for kept in log.published)])
+
+    def apply_floor(self, log: Log) -> None:
+        """What is on storage leaves memory."""
+        if self._making is None:
+            log.published = [kept for kept in log.published if kept.serial >= log.snapshot_floor]
 
     def of(self, log: Log, number: int) -> Snapshot:
         """The newest of a commit; raises replay.LogError."""
@@ -89,4 +95,6 @@ class Snapshots:
         needed = [kept.commit.index for kept in log.published if kept.serial >= log.snapshot_floor]
         if self._making is not None:
             needed.append(self._making.commit.index)
+        if log.log_kept_from and log.log_kept_from // SEGMENT_RECORDS >= log.freed_segments:
+            needed.append(log.log_kept_from)
         return min(needed, default=NEVER)

@@ -23,6 +23,8 @@ from recovery.floors import BUSY_S, IDLE_S, FloorKeeper
 from recovery.jobs import Job as RecoveryJob
 from recovery.jobs import Session
 from recovery.leases import Leases
+from recovery.persistence.persistence import Persistence
+from recovery.persistence.restorer import Restorer
 from recovery.planner import MAXIMUM_ATTEMPTS, Plan, PlanName, Restart, plan
 from recovery.processes import Watched
 from recovery.recovery_round import policy
@@ -40,6 +42,7 @@ from simulation.programs import Key, mix
 from simulation.roll_forward import is_of_the_step
 from simulation.schedules import Fault, Schedule
 from simulation.steering import Stub
+from simulation.storage import Storage
 from simulation.virtual_time import VirtualLoop
 
 LONGEST = 4000.0
@@ -89,11 +92,14 @@ class World:
         keeps = schedule.optimizer_preimages
         pool = cast(ServerPool, self.pool)
         leases = Leases([f"cpu:{rank}" for rank in range(shape.world)], pool)
-        self.coordinator = Coordinator(self.job, pool, keeps, self._follow, leases)
+        self.storage = Storage(self) if schedule.storage else None
+        restorer = cast(Restorer | None, self.storage)
+        self.coordinator = Coordinator(self.job, pool, keeps, self._follow, leases, restorer=restorer)
         self.validations = ValidationSchedule(self.job, 1 if schedule.validates else 0)
         vars(self.validations)["_step"] = schedule.validates
         self.keeper = FloorKeeper(self.job, self.coordinator, keeps, self.validations)
-        self.snapshots = SnapshotKeeper(self.job, self.coordinator, 0.5)
+        persistence = cast(Persistence | None, self.storage)
+        self.snapshots = SnapshotKeeper(self.job, self.coordinator, 0.5, persistence)
         vars(self.snapshots)["_enough_memory"] = lambda sessions: True
 
     # ------------------------------------------------------------------ the loop

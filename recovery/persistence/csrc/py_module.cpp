@@ -113,6 +113,19 @@ std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> extents(const OpenedStore&
   return found;
 }
 
+void read_range(const OpenedStore& s, uint64_t sequence, uint64_t offset, const py::object& into) {
+  const BufferView view(into, true);
+  const py::gil_scoped_release unlocked;
+  s.store->read_range(sequence, offset, view.data(), view.bytes());
+}
+
+std::vector<std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>> layout(const OpenedStore& s,
+                                                                       uint64_t sequence) {
+  std::vector<std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>> found;
+  for (const Extent& e : s.store->extents(sequence)) found.emplace_back(e.kind, e.id, e.bytes, e.offset);
+  return found;
+}
+
 template <class T, class Value>
 void header_field(py::class_<Entry>& entry, const char* name, Value SlotHeader::* field) {
   entry.def_property_readonly(name,
@@ -211,6 +224,8 @@ void bind_store(py::module_& m) {
       .def("extents", &extents, py::arg("sequence"), Unlocked())
       .def("read", &read, py::arg("sequence"), py::arg("index_of_extent"), py::arg("into"))
       .def("read_all", &read_all, py::arg("sequence"), py::arg("into"))
+      .def("layout", &layout, py::arg("sequence"), Unlocked())
+      .def("read_range", &read_range, py::arg("sequence"), py::arg("offset"), py::arg("into"))
       .def(
           "verify", [](const OpenedStore& s, uint64_t sequence) { return s.store->verify(sequence); },
           py::arg("sequence"), Unlocked())

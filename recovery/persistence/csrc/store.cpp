@@ -360,6 +360,17 @@ void Store::read_all(uint64_t sequence, std::vector<Piece> into) const {
   read_payload(place(), snapshot.header, snapshot.tables, into);
 }
 
+void Store::read_range(uint64_t sequence, uint64_t offset, uint8_t* to, uint64_t bytes) const {
+  const Call call(*this);
+  const Snapshot snapshot = find(sequence);
+  const uint64_t payload = snapshot.header.payload_bytes;
+  if (offset > payload || bytes > payload - offset)
+    throw StoreError("snapshot " + std::to_string(sequence) + " has " + std::to_string(payload) +
+                     " bytes of payload, and none at " + std::to_string(offset) + " to " +
+                     std::to_string(offset + bytes));
+  read_payload(place(), snapshot.header, snapshot.tables, {{offset, to, bytes}});
+}
+
 std::vector<uint64_t> Store::verify(uint64_t sequence) const {
   const Call call(*this);
   const Snapshot snapshot = find(sequence);

@@ -81,6 +81,8 @@ class Store {
   // All extents at once, each into memory of its size (`offset` is not looked at).  What small extents have
   // in common, tables and chunks, is read and checked once.
   void read_all(uint64_t sequence, std::vector<Piece> into) const;
+  // Bytes of the payload from an offset in it on, whatever extents they belong to.
+  void read_range(uint64_t sequence, uint64_t offset, uint8_t* to, uint64_t bytes) const;
   std::vector<uint64_t> verify(uint64_t sequence) const;
 
   Registry registry() const;

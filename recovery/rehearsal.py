@@ -1,0 +1,54 @@
+"""The operator's drill: a running job goes back to its snapshot on storage, as if all servers were lost."""
+
+from __future__ import annotations
+
+from recovery.control import pb
+from recovery.coordinator import Coordinator
+from recovery.facts import FaultKind
+from recovery.injector import Refused, account_of
+from recovery.jobs import Job
+from recovery.persistence.durable import Durable
+from recovery.persistence.restorer import NotRestored, check
+
+MOST_CHECKS = 5
+"""A newer set may become durable while one is being read."""
+
+
+async def rehearse(job: Job, coordinator: Coordinator) -> str:
+    """Answers what happened.  Raises Refused, and then nothing has.
+
+    The set is read beforehand, while training goes on: a damaged one must not cost the job its servers.
+    """
+    checked = None
+    for _ in range(MOST_CHECKS):
+        newest = _newest(job)
+        if newest == checked:
+            break
+        try:
+            await check(newest)
+        except NotRestored as problem:
+            raise Refused(f"snapshot {newest.serial} is of no use: {problem}") from problem
+        checked = newest
+    else:
+        raise Refused("snapshots become durable faster than they can be read: raise --persist-every")
+    before = len(job.recoveries)
+    if reason := coordinator.rehearse_restore():
+        raise Refused(reason)
+
+    def outcome() -> pb.Recovery | None:
+        new = job.recoveries[before:]
+        return next((done for done in new if done.fault == FaultKind.REHEARSAL.value), None)
+
+    async with job.changed:
+        await job.changed.wait_for(lambda: outcome() is not None or not job.active_sessions())
+    done = outcome()
+    if done is None:
+        raise Refused(f"job {job.name} ended before the restore was over")
+    return account_of(done)
+
+
+def _newest(job: Job) -> Durable:
+    sets = [durable for session in job.active_sessions() for durable in session.durable]
+    if not sets:
+        raise Refused(f"job {job.name} has no snapshot on storage: it needs proxyd --persist, and some steps")
+    return max(sets, key=lambda durable: durable.serial)

@@ -1,0 +1,178 @@
+"""What proxyd and proxyrun make of --persist and its companions: snapshots, or one sentence why not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from proxied import python, run
+from running_proxyd import running_proxyd
+from training_run import BIN
+
+from recovery.persistence.catalogue import read_catalogue
+from recovery.persistence.checking import problems_of
+from recovery.proxyd import OF_PERSIST, settings_of
+from recovery.proxyrun import parse
+from recovery.settings import BadInput
+
+MISTAKES = [
+    (["--snapshot-overhead", "0"], r"--persist needs snapshots, which --snapshot-overhead 0 switches off"),
+    (["--snapshot-overhead", "0%"], r"--persist needs snapshots, which --snapshot-overhead 0 switches off"),
+    (["--persist-slots", "1"], r"--persist-slots 1 is not possible: 2 to 16"),
+    (["--persist-slots", "17"], r"--persist-slots 17 is not possible: 2 to 16"),
+    (["--persist-slots", "-3"], r"--persist-slots -3 is not possible: 2 to 16"),
+    (["--persist-every", "0"], r"--persist-every '0' is no time"),
+    (["--persist-every", "-1"], r"--persist-every '-1' is no time"),
+    (["--persist-every", "soon"], r"--persist-every 'soon' is no time"),
+    (["--persist-every", "1e9"], r"--persist-every '1e9' is no time"),
+    (["--persist-every", "0steps"], r"--persist-every '0steps' is not possible"),
+    (["--persist-every", "-5steps"], r"--persist-every '-5steps' is no time"),
+    (["--persist-overhead", "3%"], r"--persist-overhead 3% is of no use without --persist-every auto"),
+    (["--persist-every", "auto", "--persist-overhead", "0"], r"--persist-overhead '0' leaves no time for"),
+    (["--persist-every", "auto", "--persist-overhead", "51%"], r"--persist-overhead '51%' is no share"),
+    (["--persist-every", "auto", "--persist-overhead", "much"], r"--persist-overhead 'much' is no share"),
+]
+TRAIN_UNTIL_COMPLETE = """
+import sys
+from pathlib import Path
+import torch
+from recovery.persistence.catalogue import read_catalogue
+
+store = Path(sys.argv[1])
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while not any(one.complete for one in read_catalogue(store).sets):
+    model(torch.ones(2, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def equals(options: list[str]) -> list[str]:
+    """`--flag=value`: a value may begin with a dash."""
+    return [f"{flag}={value}" for flag, value in zip(options[::2], options[1::2], strict=True)]
+
+
+def command(program: str, *options: str) -> tuple[int, str]:
+    """Exit status, and what it says."""
+    done = subprocess.run(
+        [str(BIN / program), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(("options", "sentence"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_proxyd_refuses_what_is_not_possible_and_names_it(
+    options: list[str], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        settings_of(["--devices", "cpu:1", "--persist", str(tmp_path), *equals(options)])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--persist-slots", "16"],
+        ["--persist-every", "1"],
+        ["--persist-every", "90s"],
+        ["--persist-every", "1step"],
+        ["--persist-every", "auto", "--persist-overhead", "50%"],
+    ],
+    ids=str,
+)
+def test_proxyd_takes_what_lies_just_within(options: list[str], tmp_path: Path) -> None:
+    settings, *_ = settings_of(["--devices", "cpu:1", "--persist", str(tmp_path / "a" / "b"), *options])
+    assert settings.persist is not None and settings.persist.directory == tmp_path / "a" / "b"
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_cannot_be_made_or_written_is_named_by_either_command(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    expected = rf"--persist {file}/inside cannot be made: Not a directory\n"
+    for program, options in (("proxyd", ["--devices", "cpu:1"]), ("proxyrun", [])):
+        socket = tmp_path / "socket"
+        rest = ["true"] if program == "proxyrun" else []
+        status, said = command(
+            program, *options, "--socket", str(socket), "--persist", str(file / "inside"), *rest
+        )
+        assert status == 2
+        assert re.fullmatch(f"{program}: {expected}", said), said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_to_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadInput, match="cannot be written"):
+        settings_of(["--devices", "cpu:1", "--persist", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--persist-every", "auto"], ["--persist-slots", "4"], ["--persist-overhead", "3%"],
+        ["--mirror", "s3://bucket/prefix"], ["--keep-last", "2"], ["--keep-every", "100"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_proxyrun_refuses_companions_of_persist_without_it(options: list[str]) -> None:
+    with pytest.raises(BadInput, match=f"{' '.join(options)} is of no use without --persist DIRECTORY"):
+        parse([*options, "true"])
+
+
+@pytest.mark.parametrize(("options", "sentence"), MISTAKES[::3], ids=lambda value: str(value)[:40])
+def test_a_mistake_in_options_of_the_embedded_proxyd_is_one_sentence_of_proxyrun(
+    options: list[str], sentence: str, tmp_path: Path
+) -> None:
+    status, said = command(
+        "proxyrun", "--socket", str(tmp_path / "socket"), f"--persist={tmp_path}", *equals(options), "true"
+    )
+    assert status == 2
+    assert re.fullmatch(rf"proxyrun: {sentence}.*\n", said), said
+
+
+def test_proxyrun_refuses_to_persist_where_a_proxyd_already_decides(tmp_path: Path) -> None:
+    with running_proxyd(tmp_path / "socket", 1) as proxyd:
+        status, said = command(
+            "proxyrun", "--socket", str(proxyd.socket), "--persist", str(tmp_path / "store"), "true"
+        )
+    assert status == 2 and said.count("\n") == 1
+    assert "decides about snapshots on storage: leave out --persist, or stop it" in said
+    assert not (tmp_path / "store").exists()
+
+
+def test_proxyrun_persists_what_its_command_trains(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    ended = run(
+        python("-P", "-c", TRAIN_UNTIL_COMPLETE, str(store)), folder=tmp_path,
+        options=(
+            "--socket", str(tmp_path / "socket"), "--persist", str(store), "--persist-every", "1",
+            "--persist-slots", "2",
+        ),
+    )  # fmt: skip
+    assert ended.status == 0, ended.output
+    (stored, *_) = (one for one in read_catalogue(store).sets if one.complete)
+    assert problems_of(stored) == []
+    assert stored.world == 1 and stored.step > 0
+
+
+@pytest.mark.parametrize("program", ["proxyd", "proxyrun"])
+def test_what_needs_a_directory_is_refused_without_one(program: str, tmp_path: Path) -> None:
+    rest = ["--devices", "cpu:1"] if program == "proxyd" else ["true"]
+    for option in ("--persist-only", "--persist-overhead=3%"):
+        status, said = command(program, "--socket", str(tmp_path / "socket"), option, *rest)
+        told = option.replace("=", " ")
+        assert status == 2 and said == f"{program}: {told} is of no use without --persist DIRECTORY\n", said
+
+
+@pytest.mark.parametrize("name", OF_PERSIST)
+def test_no_option_of_persist_is_passed_over_in_silence(name: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    value = {"persist_only": [], "mirror": ["s3://a/b"], "persist_every": ["9"]}.get(name, ["8"])
+    with pytest.raises(BadInput, match=f"{flag}.* is of no use without --persist DIRECTORY"):
+        settings_of(["--devices", "cpu:1", flag, *value])
