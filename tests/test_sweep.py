@@ -18,7 +18,10 @@ POINTS = {"kill-server": 20, "call-error": 20, "sticky-error": 10, "stop-server"
 """Per model, all in one training."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
+SWEPT = [pytest.param(model, marks=() if model == "gpt" else pytest.mark.long) for model in MODELS]
+
+
+@pytest.fixture(scope="module", params=SWEPT)
 def swept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     """The outcomes of one model's sample."""
     model, seed = request.param, 20261121
