@@ -68,8 +68,11 @@ test-gpu: setup  ## the suite with real GPUs, against native CUDA; says so where
 	@$(PY) bench/gpu.py --count >/dev/null || { echo "test-gpu: skipped, PyTorch finds no GPU here"; exit 0; }; \
 	UNDERSTUDY_TEST_DRIVER=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(VENV)/bin/pytest -m 'long or not long' $(GPU_TESTS)
 
-bench-snapshots: setup  ## time until a state is durable, against others; bench/results/snapshots.json and plots
+bench-snapshots: setup  ## snapshots against others' ways: until durable, what training pays, goodput; bench/results
 	@OMP_NUM_THREADS=1 $(PY) bench/snapshots/persist_time.py $(OPTIONS)
+	@OMP_NUM_THREADS=1 $(PY) bench/snapshots/training_slowdown.py $(OPTIONS)
+	@$(PY) bench/snapshots/goodput.py --costs bench/results/slowdown_costs.json \
+	  --output bench/results/goodput.json --plot bench/results/goodput.png
 
 bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
 	@$(PY) bench/gpu.py

@@ -8,25 +8,21 @@ number is taken.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import persist_report as report
-import torch
-import torch.distributed as dist
 from machine import ROOT, describe_machine
 from persist_measure import Effort, Row, persist_times
 from persist_sweeps import sensitivity, several_at_a_time
+from persist_ways import one_rank
 from restore_measure import restore_times
 from rich.console import Console
 
@@ -81,23 +77,6 @@ def measure(effort: Effort, directory: Path, console: Console) -> Row:
     load = f" (BUSY: load {machine['load_before']:.1f} before)" if busy else ""
     results["title"] = f"understudy {machine['commit']}, {machine['cpu']}, {file_system}{load}"
     return results
-
-
-@contextlib.contextmanager
-def one_rank() -> Iterator[None]:
-    """A process group of one, which PyTorch's process for async_save needs; what that one logs is dropped."""
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-        dist.destroy_process_group()
 
 
 def show(results: Row, console: Console) -> None:

@@ -6,12 +6,15 @@ import contextlib
 import mmap
 import os
 import shutil
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from training_state import (
@@ -290,6 +293,23 @@ class Distributed(Way):
     def clean(self) -> None:
         for folder in self.folder.iterdir():
             shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def one_rank() -> Iterator[None]:
+    """A process group of one, which PyTorch's process for async_save needs; what that one logs is dropped."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+        dist.destroy_process_group()
 
 
 def engines_there(path: Path) -> tuple[list[str], dict[str, str]]:
