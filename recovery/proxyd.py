@@ -10,6 +10,7 @@ from typing import Any
 
 from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.daemon import serve
+from recovery.persistence.retention import Retention
 from recovery.persistence.settings import MirrorSettings, PersistenceSettings, Writing
 from recovery.settings import (
     BadInput,
@@ -241,7 +242,7 @@ def _mirror(given: Any) -> MirrorSettings | None:
         check_url(given.mirror)
     except BadInput as problem:
         raise BadInput(f"--mirror {problem}") from problem
-    return MirrorSettings(given.mirror, **told)
+    return MirrorSettings(given.mirror, Retention(**told))
 
 
 def main() -> int:

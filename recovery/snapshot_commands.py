@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +22,8 @@ from recovery.asking import JobOption as RunningJobOption
 from recovery.control import pb
 from recovery.persistence.catalogue import Catalogue, StoredSet
 from recovery.persistence.mirror import Mirror
-from recovery.persistence.places import Place, place_at
 from recovery.persistence.remote import Remote
+from recovery.persistence.tiers import Tier, tier_at
 from recovery.persistence.tuner import size
 from recovery.settings import BadInput, parse_bytes, parse_seconds, parse_share
 from recovery.tuning import Order, measure
@@ -37,18 +38,37 @@ JobOption = Annotated[str, typer.Option("--job", help="Only this job's.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
-def read(place: Place, called: str, job: str) -> Catalogue:
+def read(tier: Tier, called: str, job: str) -> Catalogue:
     """Raises BadInput."""
     try:
-        return place.catalogue(job)
+        return tier.catalogue(job)
     except OSError as problem:
         raise BadInput(f"{called} cannot be read: {problem.strerror or problem}") from problem
+
+
+def with_newest(
+    tier: Tier, called: str, job: str, serial: int | None, beside: Path, use: Callable[[StoredSet], list[str]]
+) -> tuple[StoredSet, list[str]]:
+    """The newest complete set (of that `serial`) that `use` does not fail with, and what there is to tell.
+
+    `beside`: room for what has to be fetched.  Raises BadInput.
+    """
+    told: list[str] = []
+    for one in read(tier, called, job).sets:
+        if not one.complete or serial not in (None, one.serial):
+            continue
+        try:
+            with tier.readable(one, beside) as ready:
+                return one, told + use(ready)
+        except (OSError, ValueError, RuntimeError, ImportError) as problem:
+            told.append(f"serial {one.serial} (step {one.step}) was passed over: {problem}")
+    raise BadInput("; ".join(told) or f"{called} holds no snapshot that is complete on all ranks")
 
 
 @app.command("list")
 def list_snapshots(where: PlaceArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
     """Every snapshot, newest first, and whether all ranks have it."""
-    found = read(place_at(where), where, job)
+    found = read(tier_at(where), where, job)
     if as_json:
         rows = [as_row(one) | {"complete": one.complete} for one in found.sets]
         typer.echo(json.dumps({"snapshots": rows, "problems": found.problems}, indent=2))
@@ -70,9 +90,9 @@ def list_snapshots(where: PlaceArgument, job: JobOption = "", as_json: JsonOptio
 @app.command()
 def verify(where: PlaceArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
     """Read every byte of every snapshot; exit status 1 if one is damaged, or none is whole."""
-    place = place_at(where)
-    found = read(place, where, job)
-    damaged = {id(one): place.problems_of(one) for one in found.sets}
+    tier = tier_at(where)
+    found = read(tier, where, job)
+    damaged = {id(one): tier.problems_of(one) for one in found.sets}
     whole = next((one for one in found.sets if not damaged[id(one)]), None)
     if as_json:
         rows = [as_row(one) | {"problems": damaged[id(one)]} for one in found.sets]
@@ -123,22 +143,14 @@ def export(
         raise BadInput(f"--format {form!r} is not known: {', '.join(FORMATS)}")
     if out.exists():
         raise BadInput(f"{out} exists: name a directory that does not")
-    place = place_at(where)
-    tried: list[str] = []
-    for one in read(place, where, job).sets:
-        if not one.complete or serial not in (None, one.serial):
-            continue
-        try:
-            with place.readable(one, out) as ready:
-                omitted = write(ready, out, form)  # which checks every byte
-        except (OSError, ValueError, RuntimeError, ImportError) as problem:
-            tried.append(f"serial {one.serial} (step {one.step}) was passed over: {problem}")
-            continue
-        for sentence in [*tried, *(f"not included: {what}" for what in omitted)]:
-            typer.echo(sentence)
-        typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is in {out}")
-        return
-    raise BadInput("; ".join(tried) or f"{where} holds no snapshot that is complete on all ranks")
+
+    def use(ready: StoredSet) -> list[str]:  # every byte is checked
+        return [f"not included: {what}" for what in write(ready, out, form)]
+
+    one, told = with_newest(tier_at(where), where, job, serial, out, use)
+    for sentence in told:
+        typer.echo(sentence)
+    typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is in {out}")
 
 
 @app.command()
@@ -153,22 +165,16 @@ def copy(
     """Copy a snapshot to a second tier, as proxyd --mirror does; nothing there is removed."""
     os.umask(0o077)  # where the second tier is a directory: the owner's alone
     target = Mirror(Remote(to))
-    tried: list[str] = []
-    place = place_at(where)
-    for one in read(place, where, job).sets:
-        if not one.complete or serial not in (None, one.serial):
-            continue
-        try:
-            with tempfile.TemporaryDirectory() as folder, place.readable(one, Path(folder) / "set") as ready:
-                target.upload(ready)
-        except (OSError, ValueError) as problem:
-            tried.append(f"serial {one.serial} (step {one.step}) was not copied: {problem}")
-            continue
-        for sentence in tried:
-            typer.echo(sentence)
-        typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is at {to}")
-        return
-    raise BadInput("; ".join(tried) or f"{where} holds no snapshot that is complete on all ranks")
+
+    def use(ready: StoredSet) -> list[str]:
+        target.upload(ready)
+        return []
+
+    with tempfile.TemporaryDirectory() as folder:
+        one, told = with_newest(tier_at(where), where, job, serial, Path(folder) / "set", use)
+    for sentence in told:
+        typer.echo(sentence)
+    typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is at {to}")
 
 
 @app.command()

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_disks import own_mounts
 
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 EXT4_IOC_SHUTDOWN = 0x8004587D
@@ -121,21 +122,12 @@ def loop_disk(folder: Path, bytes_: int = 64 << 20) -> Iterator[LoopDisk]:
         file.truncate(bytes_)
     subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
     script = 'echo ready; cat > /dev/null; fsfreeze --unfreeze "$0" 2> /dev/null'
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(place)]
-    helper = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert helper.stdin and helper.stdout and helper.stderr
-        if helper.stdout.readline() != "ready\n":
-            pytest.skip(f"no namespace of mounts can be had here: {helper.stderr.read().strip()}")
-        disk = LoopDisk(image, helper.pid, place)
+    with own_mounts(script, place) as helper:
+        disk = LoopDisk(image, helper, place)
         try:
             yield disk
         finally:
             disk.end()
-    finally:
-        helper.communicate()  # the end of its input ends it
 
 
 def _throttle() -> Path:

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from recovery.persistence import Store
 from recovery.persistence.catalogue import StoredSet, find_set
 from recovery.persistence.layout import store_path
-from recovery.persistence.places import MirrorPlace
+from recovery.persistence.tiers import MirrorTier
 
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request hides what a test says
 
@@ -66,7 +66,7 @@ def contents_of(stored: StoredSet) -> list[list[bytes]]:
 
 def assert_whole(url: str) -> list[StoredSet]:
     """Everything that counts there is complete in every byte.  Answers it, newest first."""
-    place = MirrorPlace(url)
+    place = MirrorTier(url)
     found = place.catalogue("")
     assert found.problems == ()
     for one in found.sets:

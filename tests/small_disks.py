@@ -17,7 +17,20 @@ def tiny_file_system(folder: Path, size: str) -> Iterator[Path]:
     inner = folder / "tiny"
     inner.mkdir()
     script = f'mount -t tmpfs -o size={size} none "$0" && echo ready && read _'
-    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script, str(inner)]
+    try:
+        with own_mounts(script, inner) as helper:
+            yield Path(f"/proc/{helper}/root{inner}")
+    finally:
+        inner.rmdir()
+
+
+@contextlib.contextmanager
+def own_mounts(script: str, place: Path) -> Iterator[int]:
+    """Process id of a shell in a namespace of mounts of its own; it says "ready", and ends with its input.
+
+    Skips the test where that is not possible.
+    """
+    command = ["unshare", "--mount", "--propagation", "private", "bash", "-c", script, str(place)]
     helper = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -25,10 +38,9 @@ def tiny_file_system(folder: Path, size: str) -> Iterator[Path]:
         assert helper.stdin and helper.stdout and helper.stderr
         if helper.stdout.readline() != "ready\n":
             pytest.skip(f"no file system can be mounted here: {helper.stderr.read().strip()}")
-        yield Path(f"/proc/{helper.pid}/root{inner}")
+        yield helper.pid
     finally:
-        helper.communicate()  # the end of its input ends it
-        inner.rmdir()
+        helper.communicate()
 
 
 @contextlib.contextmanager

@@ -127,6 +127,15 @@ def test_a_request_that_was_held_up_does_not_disturb_the_next_round() -> None:
             assert not outcome.violations
 
 
+def test_a_server_that_hangs_while_it_goes_back_costs_one_round() -> None:
+    """It was asked to park once more, which took 20 s and a round; with four of them a job was given up."""
+    for call in ("Rewind", "Resume"):
+        faults = (Fault("kill", 1, 20), Fault("hang", 0, call=call, nth=1))
+        outcome = simulate_case(3, PLAIN, schedule(*faults, spares=2))
+        assert not outcome.violations
+        assert (outcome.ended, outcome.rounds) == (2, 2), call
+
+
 def test_a_job_that_does_not_replay_is_validated_once_and_trains_on() -> None:
     outcome = simulate_case(3, replace(PLAIN, steps=8), schedule(validates=2, drifts=True))
     assert not outcome.violations

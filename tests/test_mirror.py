@@ -12,9 +12,9 @@ from mirrors import JOB, RUN, ObjectServer, Stores, assert_whole, contents_of
 
 from recovery.persistence import StoreError
 from recovery.persistence.mirror import Mirror
-from recovery.persistence.places import MirrorPlace
 from recovery.persistence.remote import Remote
 from recovery.persistence.retention import Retention
+from recovery.persistence.tiers import MirrorTier
 
 ALL = Retention(keep_last=100)
 
@@ -49,7 +49,7 @@ def test_a_set_comes_back_from_the_mirror_bit_for_bit(url: str, stores: Stores, 
     (found,) = assert_whole(url)
     assert (found.job, found.run, found.serial, found.step) == (JOB, RUN, 7, 70)
     assert (found.world, found.complete, found.time_ns) == (2, True, stored.time_ns)
-    place = MirrorPlace(url)
+    place = MirrorTier(url)
     (found,) = place.catalogue(JOB).sets
     with place.readable(found, tmp_path / "out") as fetched:
         assert contents_of(fetched) == contents_of(stored)
@@ -64,7 +64,7 @@ def test_larger_than_a_block_of_an_upload(url: str, stores: Stores, tmp_path: Pa
     moved: list[int] = []
     Mirror(Remote(url)).upload(stored, moved.append)
     assert sum(moved) == stored.bytes and len(moved) == 2 * 3
-    place = MirrorPlace(url)
+    place = MirrorTier(url)
     (found,) = place.catalogue("").sets
     with place.readable(found, tmp_path / "out") as fetched:
         assert contents_of(fetched) == contents_of(stored)
@@ -104,7 +104,7 @@ def test_a_set_that_its_store_has_overwritten_meanwhile_is_refused(
 def test_every_damaged_byte_of_the_mirror_is_found(url: str, stores: Stores) -> None:
     Mirror(Remote(url)).upload(stores.put(1))
     Mirror(Remote(url)).upload(stores.put(2))
-    place = MirrorPlace(url)
+    place = MirrorTier(url)
     for path, count in files_at(url).items():
         if "/1/" not in path:
             continue
@@ -133,7 +133,7 @@ def test_what_retention_does_not_keep_goes_and_nothing_that_is_not_ours(url: str
     for serial in (2, 3, 4):
         mirror.upload(stores.put(serial))
         mirror.tidy(JOB, RUN, Retention(keep_last=2))
-    found = MirrorPlace(url).catalogue(JOB)
+    found = MirrorTier(url).catalogue(JOB)
     assert [one.serial for one in found.sets] == [4, 3] and found.problems == ()
     assert {path for path in files_at(url) if "/1/" in path or "readme" in path} == set(others)
 
@@ -158,4 +158,4 @@ def test_a_bucket_that_is_not_there_is_an_error_and_is_never_made(
         Mirror(Remote("s3://no-such-bucket/x")).upload(stores.put(1))
     assert "no-such-bucket" not in [one["Name"] for one in server.client().list_buckets()["Buckets"]]
     with pytest.raises(OSError):
-        MirrorPlace("s3://no-such-bucket/x").catalogue("")
+        MirrorTier("s3://no-such-bucket/x").catalogue("")

@@ -31,9 +31,9 @@ from recovery.persistence.mirror_messages import (
     decode_answer,
     encode,
 )
-from recovery.persistence.places import MirrorPlace
 from recovery.persistence.remote import Remote
 from recovery.persistence.retention import Retention
+from recovery.persistence.tiers import MirrorTier
 
 KEEP = Retention(keep_last=2)
 CHANGES = ("open", "mv", "rm_file", "makedirs")
@@ -211,7 +211,7 @@ def test_an_uploader_that_is_killed_at_any_moment_leaves_only_whole_sets(
     newest, _ = assert_whole(url)
     assert newest.serial == 10
     assert len(everything_at(url)) == 2 * (1 + stores.ranks)
-    place = MirrorPlace(url)
+    place = MirrorTier(url)
     with place.readable(place.catalogue("").sets[0], tmp_path / "out") as fetched:
         assert contents_of(fetched) == contents_of(last)
 

@@ -16,7 +16,7 @@ from running_node import Node
 from test_metrics import a_free_port, scrape
 from test_persistence import STEPS, assert_bits, command_of, kill_everything, persisted_step
 
-from recovery.persistence.places import MirrorPlace
+from recovery.persistence.tiers import MirrorTier
 
 variables = test_proxyd_recovery.variables  # the fixture
 
@@ -48,7 +48,7 @@ def uploaders() -> list[psutil.Process]:
 
 def assert_mirror_bits(url: str, folder: Path) -> None:
     """The newest set there has the bits of a native run at its step."""
-    place = MirrorPlace(url)
+    place = MirrorTier(url)
     newest = place.catalogue("").sets[0]
     with place.readable(newest, folder / "fetched") as fetched:
         assert_bits(fetched)

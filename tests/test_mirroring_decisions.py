@@ -27,6 +27,7 @@ from recovery.persistence.mirror_messages import (
 from recovery.persistence.mirroring import Mirroring
 from recovery.persistence.persistence import Persistence
 from recovery.persistence.request import Discard, Release, Written
+from recovery.persistence.retention import Retention
 from recovery.persistence.settings import MirrorSettings, PersistenceSettings
 from recovery.persistence.writer import RunStores
 from recovery.proxyd import settings_of
@@ -235,5 +236,5 @@ def test_a_mirror_is_taken_over_from_the_command_line(tmp_path: Path) -> None:
          "--keep-last", "2", "--keep-every", "1000"]
     )  # fmt: skip
     assert settings.persist is not None
-    assert settings.persist.mirror == MirrorSettings("file:///mnt/nfs", 2, 1000)
+    assert settings.persist.mirror == MirrorSettings("file:///mnt/nfs", Retention(2, 1000))
     assert (settings.persist.in_flight, settings.persist.all_slots) == (2, 4)

@@ -115,7 +115,7 @@ class Mirroring:
         try:
             self._pipe, self._busy_since_s = process.stdin, time.monotonic()
             to = self._settings
-            self._pipe.write(encode(Target(to.url, to.keep_last, to.keep_every)))
+            self._pipe.write(encode(Target(to.url, to.keeps.keep_last, to.keeps.keep_every)))
             while True:
                 try:
                     line = await asyncio.wait_for(process.stdout.readline(), HANG_S)

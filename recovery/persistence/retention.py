@@ -15,6 +15,9 @@ class Retention:
     keep_every: int = 0
 
 
+DEFAULT = Retention()
+
+
 @dataclass(frozen=True)
 class KeptSet:
     """A complete set, as retention sees it."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import replay
+from recovery.persistence.retention import DEFAULT, Retention
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class MirrorSettings:
     """The second tier: any fsspec URL of a directory, and how much of a job stays there (retention.py)."""
 
     url: str
-    keep_last: int = 3
-    keep_every: int = 0
+    keeps: Retention = DEFAULT
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from recovery.persistence.reading import Damaged
 from recovery.persistence.remote import Remote, SetName, is_url
 
 
-class Place(Protocol):
+class Tier(Protocol):
     """Holds sets.  Nothing there is changed."""
 
     def catalogue(self, job: str) -> Catalogue:
@@ -42,20 +42,20 @@ class StoreDirectory:
         self._directory = directory
 
     def catalogue(self, job: str) -> Catalogue:
-        """As Place has it."""
+        """As Tier has it."""
         found = read_catalogue(self._directory)
         return Catalogue(tuple(one for one in found.sets if job in ("", one.job)), found.problems)
 
     def problems_of(self, stored: StoredSet) -> list[str]:
-        """As Place has it."""
+        """As Tier has it."""
         return problems_of(stored)
 
     def readable(self, stored: StoredSet, beside: Path) -> AbstractContextManager[StoredSet]:
-        """As Place has it."""
+        """As Tier has it."""
         return nullcontext(stored)
 
 
-class MirrorPlace:
+class MirrorTier:
     """What --mirror named."""
 
     def __init__(self, url: str) -> None:
@@ -64,13 +64,13 @@ class MirrorPlace:
         self._sets: dict[SetName, MirroredSet] = {}
 
     def catalogue(self, job: str) -> Catalogue:
-        """As Place has it; uploads that are not complete are not in it."""
+        """As Tier has it; uploads that are not complete are not in it."""
         found = Mirror(self._remote).read(job)
         self._sets = {one.of: one for one in found.sets}
         return Catalogue(tuple(as_stored(one, Path()) for one in found.sets), found.problems)
 
     def problems_of(self, stored: StoredSet) -> list[str]:
-        """As Place has it; nothing is stored here."""
+        """As Tier has it; nothing is stored here."""
         found, problems = self._sets[_name(stored)], []
         for part in found.parts:
             try:
@@ -82,7 +82,7 @@ class MirrorPlace:
 
     @contextmanager
     def readable(self, stored: StoredSet, beside: Path) -> Iterator[StoredSet]:
-        """As Place has it: fetched into a directory that goes with the block."""
+        """As Tier has it: fetched into a directory that goes with the block."""
         found = self._sets[_name(stored)]
         beside.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{beside.name}.fetched-", dir=beside.parent) as folder:
@@ -105,9 +105,9 @@ class MirrorPlace:
             yield chunk
 
 
-def place_at(text: str) -> Place:
+def tier_at(text: str) -> Tier:
     """A URL or a directory; raises BadInput."""
-    return MirrorPlace(text) if is_url(text) else StoreDirectory(Path(text))
+    return MirrorTier(text) if is_url(text) else StoreDirectory(Path(text))
 
 
 def _name(stored: StoredSet) -> SetName:
