@@ -24,6 +24,7 @@ __all__ = [
     "asynchronous_channel",
     "blocking_channel",
     "pb",
+    "ran_out",
     "rpc",
     "trouble",
 ]
@@ -74,6 +75,12 @@ async def answer(call: Awaitable[Value]) -> Value:
         if task is not None and task.cancelling():
             raise
         raise ChannelClosed("its channel was closed") from None
+
+
+def ran_out(problem: grpc.RpcError) -> bool:
+    """Whether a call failed because no answer came in time."""
+    code = getattr(problem, "code", lambda: None)()
+    return code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def trouble(problem: grpc.RpcError) -> str:

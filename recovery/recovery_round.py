@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
-from recovery.control import address, answer, pb, trouble
+from recovery.control import address, answer, pb, ran_out, trouble
 from recovery.evidence import concerned, rank_facts
 from recovery.facts import Facts, FaultFacts
 from recovery.jobs import Job, Session
@@ -285,7 +285,7 @@ class Round:
     async def _rewind(self, session: Session, commit: int) -> None:
         request = pb.RewindRequest(commit=commit, generation=self._job.generation)
         call = session.server.stub.Rewind(request, timeout=REWIND_S)
-        reply = await _answer(session, "rewind", call)
+        reply = await self._answer_of_one(session, "rewind", call)
         if reply.error:
             # Its memory cannot be trusted any more, but a replica's can.
             self._suspect(session, reply.error)
@@ -344,8 +344,17 @@ class Round:
         session.resumed_commit = session.restored_commit  # even if no answer comes
         request = pb.ResumeRequest(generation=self._job.generation)
         call = session.server.stub.Resume(request, timeout=RESUME_S)
-        reply = await _answer(session, "resume", call)
+        reply = await self._answer_of_one(session, "resume", call)
         _check(session, "resume", reply.error)
+
+    async def _answer_of_one(self, session: Session, what: str, call: Awaitable[Value]) -> Value:
+        """To what no other rank holds up: a server that is late with it hangs, and would not park either."""
+        try:
+            return await answer(call)
+        except grpc.RpcError as problem:
+            if ran_out(problem):
+                self._suspect(session, f"it did not {what}: {trouble(problem)}")
+            raise RoundFailed(f"rank {session.rank} could not {what}: {trouble(problem)}") from problem
 
     def _suspect(self, session: Session, problem: str) -> None:
         """End a server that does not do as it is told; it counts as dead from here on."""

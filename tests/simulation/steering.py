@@ -37,9 +37,13 @@ DURATIONS = {"Park": 0.003, "Attach": 0.01, "Rewind": 0.01, "RebuildCommunicator
 class Unavailable(grpc.RpcError):  # type: ignore[misc]
     """A call that did not come through."""
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, why: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         super().__init__(why)
-        self._why = why
+        self._why, self._code = why, code
+
+    def code(self) -> grpc.StatusCode:
+        """As grpc.Call has it."""
+        return self._code
 
     def details(self) -> str:
         """As grpc.Call has it."""
@@ -83,7 +87,9 @@ class Stub:
         order = _Order(name, request, answer)
         self._open.append(answer)
         self._world.later(self._chance.uniform(0.0001, 0.0008), lambda: self._arrives(order))
-        timer = self._world.later(timeout, lambda: _refuse(answer, "Deadline Exceeded"))
+        timer = self._world.later(
+            timeout, lambda: _refuse(answer, "Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)
+        )
         answer.add_done_callback(lambda _: timer.cancel())
         return answer
 
@@ -227,6 +233,8 @@ class Stub:
         self._world.later(self._chance.uniform(0.0, 0.002), lambda: self._copy(order, copies, digests))
 
 
-def _refuse(answer: asyncio.Future[Any], why: str) -> None:
+def _refuse(
+    answer: asyncio.Future[Any], why: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+) -> None:
     if not answer.done():
-        answer.set_exception(Unavailable(why))
+        answer.set_exception(Unavailable(why, code))
