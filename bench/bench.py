@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from training_run import BIN, ROOT, RunFailed, Training, execute, under_proxy
 
+from recovery.tables import make_console
+
 Results = dict[str, Any]
 
 
@@ -174,7 +176,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results" / "latest.json")
     arguments = parser.parse_args()
     effort = QUICK if arguments.quick else BRIEF if arguments.brief else FULL
-    console = Console()
+    console = make_console()
     try:
         with tempfile.TemporaryDirectory(prefix="understudy-bench-") as name:
             folder = Path(name)

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from training_run import Outcome, RunFailed, Training
 
+from recovery.tables import make_console
+
 RANKS = 2
 # Share of a minibatch's records after which the server dies. Forward, backward and the optimizer follow each
 # other; this is well inside the backward pass of char_gpt.py. The table shows the phase the fault really hit.
@@ -27,7 +29,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.steps < 4:
         parser.error("--steps must be at least 4: the fault needs steps before and after it")
-    console = Console()
+    console = make_console()
     options = ["--log-every", "5", *(["--data", str(arguments.data)] if arguments.data else [])]
     training = Training("char_gpt.py", RANKS, arguments.steps, options)
     try:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 import replay
@@ -21,7 +20,7 @@ from recovery.drills import Drill, unknown
 from recovery.faults import BY_NAME
 from recovery.report import account_of_adoption
 from recovery.settings import BadInput
-from recovery.tables import fault_table, log_table, status_json, status_tables
+from recovery.tables import fault_table, log_table, make_console, status_json, status_tables
 
 PROGRAM = "recoveryctl"
 SUCCESSOR_S = 20.0
@@ -43,7 +42,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(status_json(get_status(socket)), indent=2))
         return
-    console = Console()
+    console = make_console()
     if not watch:
         console.print(status_tables(get_status(socket)))
         return
@@ -65,7 +64,7 @@ def drill(
 ) -> None:
     """Inject a fault on purpose and show how the job recovers."""
     if show_list:
-        Console().print(fault_table())
+        make_console().print(fault_table())
         return
     if fault not in BY_NAME:
         raise Failure(f"{unknown(fault)}; recoveryctl drill --list explains them")
@@ -130,7 +129,7 @@ def dump(
         for row in rows:
             typer.echo(json.dumps(row))
         return
-    Console().print(log_table(rows, rank, log.tail_index, log.cursor_index))
+    make_console().print(log_table(rows, rank, log.tail_index, log.cursor_index))
 
 
 def parse_range(text: str, tail_index: int) -> tuple[int, int]:

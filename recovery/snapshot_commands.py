@@ -26,6 +26,7 @@ from recovery.persistence.remote import Remote
 from recovery.persistence.tiers import Tier, tier_at
 from recovery.persistence.tuner import size
 from recovery.settings import BadInput, parse_bytes, parse_seconds, parse_share
+from recovery.tables import make_console
 from recovery.tuning import Order, measure
 
 app = typer.Typer(no_args_is_help=True, help="Snapshots that proxyd --persist writes.")
@@ -81,7 +82,7 @@ def list_snapshots(where: PlaceArgument, job: JobOption = "", as_json: JsonOptio
             one.job, one.run, str(one.serial), str(one.step), f"{len(one.parts)} of {one.world}",
             "yes" if one.complete else "no", size(one.bytes), when(one),
         )  # fmt: skip
-    console = Console()
+    console = make_console()
     console.print(table if found.sets else f"no snapshots in {where}")
     for problem in found.problems:
         console.print(problem, style="yellow")

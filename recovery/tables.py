@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from recovery.faults import FAULTS
 from recovery.report import account_of_adoption
+
+
+def make_console() -> Console:
+    """As wide as the terminal; where there is none (a pipe, a file) rows stay whole for grep."""
+    made = Console()
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = 240
+    return made
 
 
 def binary_size(number: int) -> str:

@@ -160,6 +160,17 @@ def test_recoveryctl_without_a_proxyd_says_so_in_one_sentence(arguments: list[st
     )
 
 
+def test_what_goes_into_a_pipe_is_not_cut_at_a_terminals_width() -> None:
+    code = "from rich.table import Table; from recovery.tables import make_console; "
+    code += "make_console().print(Table('x' * 150))"
+    for variables, whole in (({}, True), ({"COLUMNS": "80"}, False)):
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | variables
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert ("x" * 150 in done.stdout) is whole
+
+
 def test_nothing_of_recovery_imports_torch() -> None:
     code = (
         "import sys, recovery.proxyd, recovery.proxyrun, recovery.recoveryctl; print('torch' in sys.modules)"

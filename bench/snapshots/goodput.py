@@ -18,8 +18,9 @@ from pathlib import Path
 
 from goodput_costs import BadCosts, Costs, example, read_costs
 from goodput_model import BadTrace, Row, Trace, evaluate, read_trace
-from rich.console import Console
 from rich.table import Table
+
+from recovery.tables import make_console
 
 NOT_MEASURED = "NOT MEASURED"
 TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "a100_spot_preemptions.csv"
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.whole:
         trace = trace.until_devices_are_gone()
     rows = evaluate(costs, trace, options.draws, every_change=not options.losses_only)
-    console = Console()
+    console = make_console()
     console.print(table(costs, trace, rows))
     if not costs.measured:
         console.print(f"[bold red]{NOT_MEASURED}[/]: {costs.origin}")

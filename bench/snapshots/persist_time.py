@@ -26,6 +26,8 @@ from persist_ways import one_rank
 from restore_measure import restore_times
 from rich.console import Console
 
+from recovery.tables import make_console
+
 SIZES = (16, 64, 256, 500)
 FULL = Effort(SIZES, rounds=11, sweep_megabytes=256, sweep_rounds=9, limit_s=120)
 BRIEF = Effort(SIZES, rounds=5, sweep_megabytes=128, sweep_rounds=5, limit_s=40)
@@ -94,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = options(arguments)
     given.directory.mkdir(parents=True, exist_ok=True)
     effort = QUICK if given.quick else BRIEF if given.brief else FULL
-    console = Console()
+    console = make_console()
     results = measure(effort, given.directory, console)
     show(results, console)
     if results["file_system"] == "tmpfs":

@@ -24,9 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from recovery.tables import make_console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -176,7 +177,7 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     given = options()
-    console = Console()
+    console = make_console()
     machine = describe_machine()
     kind = subprocess.run(
         ["stat", "-f", "-c", "%T", str(given.folder)], capture_output=True, text=True

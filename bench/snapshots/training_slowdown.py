@@ -25,6 +25,8 @@ from slowdown_measure import SWEEP, SWEEP_INTERVAL, Effort, Measurement, varied
 from slowdown_plan import Row, Turn, row_of, with_longer
 from training_run import RunFailed
 
+from recovery.tables import make_console
+
 INTERVALS = (1, 10, 25, 50, 100)
 FULL = Effort(INTERVALS, 40, rounds=6, of_rounds=2, sweep_rounds=3, limit_s=3600)
 BRIEF = Effort((1, SWEEP_INTERVAL), 20, rounds=4, of_rounds=4, sweep_rounds=1, limit_s=390)
@@ -119,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     effort = QUICK if given.quick else BRIEF if given.brief else FULL
     if given.minutes is not None:
         effort = replace(effort, limit_s=60 * given.minutes)
-    console = Console()
+    console = make_console()
     try:
         results, costs = measure(effort, given.directory.absolute(), console)
     except RunFailed as failure:
