@@ -44,6 +44,7 @@ class Order:
     spares: int
     options: tuple[str, ...] = ()
     """Of the embedded proxyd."""
+    job: str = ""
 
 
 def parse(arguments: list[str] | None = None) -> Order:
@@ -53,6 +54,10 @@ def parse(arguments: list[str] | None = None) -> Order:
         "--drill", action="append", default=[], metavar="'FAULT rank=R step=S call=C'",
         help="inject a fault at rank R just before record C of its minibatch S (from 1; repeatable); "
         "recoveryctl drill --list names the faults",
+    )  # fmt: skip
+    parser.add_argument(
+        "--job", default="", metavar="NAME",
+        help="keep it when the command is started anew: snapshots on storage are its (a new random name)",
     )  # fmt: skip
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a JSON summary of the run")
     parser.add_argument("--devices", default="", metavar="KIND:COUNT", help="of the embedded proxyd")
@@ -78,6 +83,7 @@ def parse(arguments: list[str] | None = None) -> Order:
     )
     parser.add_argument("--persist-slots", type=int, metavar="N", help="of the embedded proxyd (3)")
     parser.add_argument("--persist-only", action="store_true", help="of the embedded proxyd (off)")
+    parser.add_argument("--keep-runs", type=int, metavar="N", help="of the embedded proxyd (3)")
     parser.add_argument("--mirror", default="", metavar="URL", help="of the embedded proxyd (off)")
     parser.add_argument("--keep-last", type=int, metavar="N", help="of the embedded proxyd (3)")
     parser.add_argument("--keep-every", type=int, metavar="STEPS", help="of the embedded proxyd (0)")
@@ -109,13 +115,18 @@ def parse(arguments: list[str] | None = None) -> Order:
         )
     drills = [parse_drill(text) for text in given.drill]
     socket = (given.socket or default_socket()).absolute()
-    return Order(command, drills, given.report, given.devices, socket, given.spares, tuple(options))
+    return Order(
+        command, drills, given.report, given.devices, socket, given.spares, tuple(options), given.job
+    )
 
 
 def _persistence(given: Any) -> list[str]:
     """For the embedded proxyd, which knows what is possible; raises BadInput."""
     options = [f"--persist={given.persist}"] if given.persist else []
-    for flag in ("persist-every", "persist-overhead", "persist-slots", "mirror", "keep-last", "keep-every"):
+    for flag in (
+        "persist-every", "persist-overhead", "persist-slots",
+        "keep-runs", "mirror", "keep-last", "keep-every",
+    ):  # fmt: skip
         if (value := getattr(given, flag.replace("-", "_"))) not in (None, ""):
             if not given.persist:
                 raise BadInput(f"--{flag} {value} is of no use without --persist DIRECTORY")
@@ -152,7 +163,7 @@ def run(order: Order) -> int:
 
 
 def _run_under(order: Order, socket: Path) -> int:
-    job = uuid.uuid4().hex
+    job = order.job or uuid.uuid4().hex
     node = _ask(socket, lambda daemon: daemon.Describe(pb.DescribeRequest(), timeout=30))
     drills = [drill.message() for drill in order.drills]
     request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid())

@@ -41,11 +41,11 @@ from pathlib import Path
 import torch
 from recovery.persistence.catalogue import read_catalogue
 
-store = Path(sys.argv[1])
+store, runs = Path(sys.argv[1]), int(sys.argv[2])
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 64).to("cuda")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-while not any(one.complete for one in read_catalogue(store).sets):
+while len({one.run for one in read_catalogue(store).sets if one.complete}) < runs:
     model(torch.ones(2, 64, device="cuda")).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -148,17 +148,26 @@ def test_proxyrun_refuses_to_persist_where_a_proxyd_already_decides(tmp_path: Pa
 
 def test_proxyrun_persists_what_its_command_trains(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    ended = run(
-        python("-P", "-c", TRAIN_UNTIL_COMPLETE, str(store)), folder=tmp_path,
-        options=(
-            "--socket", str(tmp_path / "socket"), "--persist", str(store), "--persist-every", "1",
-            "--persist-slots", "2",
-        ),
-    )  # fmt: skip
-    assert ended.status == 0, ended.output
-    (stored, *_) = (one for one in read_catalogue(store).sets if one.complete)
-    assert problems_of(stored) == []
-    assert stored.world == 1 and stored.step > 0
+    for runs in (1, 2):  # the second is the same job, started anew
+        ended = run(
+            python("-P", "-c", TRAIN_UNTIL_COMPLETE, str(store), str(runs)), folder=tmp_path,
+            options=(
+                "--socket", str(tmp_path / "socket"), "--job", "night-7", "--persist", str(store),
+                "--persist-every", "1", "--persist-slots", "2",
+            ),
+        )  # fmt: skip
+        assert ended.status == 0, ended.output
+        complete = [one for one in read_catalogue(store).sets if one.complete]
+        assert problems_of(complete[0]) == []
+        assert complete[0].world == 1 and complete[0].step > 0
+        assert {one.job for one in complete} == {"night-7"}
+        assert len({one.run for one in complete}) == runs
+
+
+def test_a_job_has_a_name_that_fits_in_a_path(tmp_path: Path) -> None:
+    status, said = command("proxyrun", "--socket", str(tmp_path / "socket"), "--job", "../night", "true")
+    assert status == 2
+    assert said == "proxyrun: '../night' is no name for a job: letters, digits, - and _ only, at most 64\n"
 
 
 @pytest.mark.parametrize("program", ["proxyd", "proxyrun"])
