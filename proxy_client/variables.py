@@ -48,6 +48,10 @@ def _is_executable(text: str) -> bool:
 VARIABLES = (
     Variable("UNDERSTUDY_SOCKET", "the path of proxyd's socket", lambda text: not text.endswith("/")),
     Variable(
+        "UNDERSTUDY_SHARED_MEMORY", "the absolute path of a directory, of a tmpfs",
+        lambda text: os.path.isabs(text) and os.path.isdir(text),
+    ),
+    Variable(
         "UNDERSTUDY_JOB", "a name of letters, digits, - and _, at most 64 of them",
         lambda text: re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text) is not None,
     ),

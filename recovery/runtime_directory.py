@@ -1,4 +1,4 @@
-"""/dev/shm/understudy-UID-PID-XXXX: logs, server sockets and the journal of one proxyd; gone when it is.
+"""understudy-UID-PID-XXXX in shared memory: logs, sockets of servers and the journal of one proxyd.
 
 A proxyd that dies leaves it behind.  Whoever holds its lock may adopt what is in there, or remove it.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from recovery.processes import start_ticks
 
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path(os.environ.get("UNDERSTUDY_SHARED_MEMORY") or "/dev/shm")
 ALIVE = "alive"
 """Of this file every living device server holds a shared lock (proxy_server/guardian.py)."""
 _NAME = re.compile(r"understudy-(\d+)-(\d+)-(\d+)-\w+")

@@ -2,8 +2,22 @@
 
 import os
 import random
+import shutil
+import tempfile
 
 import pytest
+
+VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
+
+
+def pytest_configure() -> None:
+    """Shared memory of our own: a test process beside us looks for what was left there, too."""
+    os.environ[VARIABLE] = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+
+
+def pytest_unconfigure() -> None:
+    """Nothing stays."""
+    shutil.rmtree(os.environ.pop(VARIABLE), ignore_errors=True)
 
 
 @pytest.fixture

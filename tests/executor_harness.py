@@ -13,6 +13,7 @@ from types import TracebackType
 import torch.distributed  # noqa: F401 - the executor's communicators are its types
 
 from proxy_server import _server
+from recovery.runtime_directory import SHARED_MEMORY
 from replay import Log, LogWriter, create_log
 
 PATIENCE_S = 30.0
@@ -47,7 +48,7 @@ class Harness:
         snapshot_bytes: int = 0,
         dictionary_bytes: int = 1 << 20,
     ) -> None:
-        self.directory = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+        self.directory = tempfile.mkdtemp(prefix="understudy-test-", dir=SHARED_MEMORY)
         create_log(
             self.directory,
             world=world,

@@ -17,6 +17,7 @@ import psutil
 from training_run import BIN, driver
 
 from recovery.launch import ranks_wanted
+from recovery.runtime_directory import SHARED_MEMORY
 
 WORKLOADS = Path(__file__).parent / "workloads"
 
@@ -62,32 +63,44 @@ def torchrun(ranks: int, script: Path | str, *arguments: str) -> list[str]:
     return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
 
 
+def processes() -> list[psutil.Process]:
+    """All but those that test processes beside this one (pytest -n) have started."""
+    return [process for process in psutil.process_iter() if not _is_of_others(process)]
+
+
+def _is_of_others(process: psutil.Process) -> bool:
+    if (mine := os.environ.get("PYTEST_XDIST_WORKER")) is None:
+        return False
+    try:  # what pytest starts has the name in its environment only since then
+        return process.ppid() == os.getppid() or process.environ().get("PYTEST_XDIST_WORKER", mine) != mine
+    except psutil.Error:
+        return False
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Empty if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def our_processes() -> list[str]:
     """Processes of this installation, but for this test run itself and what started it."""
     mine = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
     found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
+    for process in processes():
+        line = " ".join(command_of(process))
         if process.pid not in mine and sys.prefix in line and "pytest" not in line:
             found.append(f"{process.pid}: {line}")
     return found
-
-
-def _is_ours(runtime: Path) -> bool:
-    """Of a dead proxyd, or of one of this installation; another installation may be at work beside us."""
-    try:
-        return sys.prefix in " ".join(psutil.Process(int(runtime.name.split("-")[2])).cmdline())
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return True
 
 
 def left_behind(patience_s: float = 10) -> list[str]:
     """What is still there once `patience_s` have passed; processes that end by themselves get that long."""
     deadline = time.monotonic() + patience_s
     while True:
-        found = our_processes() + [
-            str(p) for p in Path("/dev/shm").glob("understudy-*") if "test" not in p.name
-        ]
+        found = our_processes() + [str(p) for p in SHARED_MEMORY.glob("understudy-*") if "test" not in p.name]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)  # polling other processes' ends: there is nothing to wait on

@@ -17,6 +17,7 @@ from test_proxyd_recovery import LAUNCH, expected
 
 import replay
 from recovery.control import blocking_channel, pb, rpc
+from recovery.runtime_directory import SHARED_MEMORY
 
 RANK = test_proxyd_recovery.__file__
 HERE = [sys.executable, "-P", "-m"]
@@ -70,7 +71,7 @@ class Node:
         """Of both ranks, once they are there."""
 
         def found() -> list[replay.Log]:
-            controls = sorted(Path("/dev/shm").glob(f"understudy-{os.getuid()}-*/*/rank-*/control"))
+            controls = sorted(SHARED_MEMORY.glob(f"understudy-{os.getuid()}-*/*/rank-*/control"))
             try:
                 return [replay.Log(str(path.parent)) for path in controls] if len(controls) == 2 else []
             except replay.LogError:
@@ -143,4 +144,4 @@ class Node:
 
 
 def runtime_directories() -> list[Path]:
-    return list(Path("/dev/shm").glob(f"understudy-{os.getuid()}-*"))
+    return list(SHARED_MEMORY.glob(f"understudy-{os.getuid()}-*"))

@@ -16,6 +16,7 @@ from running_proxyd import running_proxyd
 from training_run import BIN
 
 from recovery.embedded import MOST_RESTARTS
+from recovery.runtime_directory import SHARED_MEMORY
 
 TINY = WORKLOADS / "tiny.py"
 
@@ -176,4 +177,4 @@ def test_a_proxyd_lets_go_of_the_memory_of_jobs_that_have_ended(tmp_path: Path) 
         struck = (*options, "--drill", "kill-server rank=0 step=3 call=4")
         assert run(python(TINY), folder=tmp_path, options=struck).status == 0
         maps = Path(f"/proc/{daemon.pid}/maps")
-        until(lambda: "/dev/shm/understudy-" not in maps.read_text(), "no log is mapped")
+        until(lambda: f"{SHARED_MEMORY}/understudy-" not in maps.read_text(), "no log is mapped")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.runtime_directory import SHARED_MEMORY
 from replay import Log, LogError, LogWriter, RemoteError, create_log
 
 KIND_SEED, KIND_FREE, KIND_SYNCHRONIZE = 8, 3, 18
@@ -19,7 +20,7 @@ KIND_SEED, KIND_FREE, KIND_SYNCHRONIZE = 8, 3, 18
 
 @pytest.fixture
 def directory() -> Iterator[str]:
-    path = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+    path = tempfile.mkdtemp(prefix="understudy-test-", dir=SHARED_MEMORY)
     yield path
     shutil.rmtree(path)
 

@@ -11,10 +11,10 @@ import psutil
 import pytest
 import test_proxyd_recovery
 from mirrors import ObjectServer, assert_private, assert_whole, new_bucket, object_server
-from proxied import until
+from proxied import command_of, processes, until
 from running_node import Node
 from test_metrics import a_free_port, scrape
-from test_persistence import STEPS, assert_bits, command_of, kill_everything, persisted_step
+from test_persistence import STEPS, assert_bits, kill_everything, persisted_step
 
 from recovery.persistence.tiers import MirrorTier
 
@@ -43,7 +43,7 @@ def note(node: Node) -> str:
 
 
 def uploaders() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if "recovery.persistence.uploader" in " ".join(command_of(p))]
+    return [p for p in processes() if "recovery.persistence.uploader" in " ".join(command_of(p))]
 
 
 def assert_mirror_bits(url: str, folder: Path) -> None:

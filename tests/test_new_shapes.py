@@ -13,6 +13,8 @@ import pytest
 from running_proxyd import RunningProxyd
 from training_run import execute_natively
 
+from recovery.runtime_directory import SHARED_MEMORY
+
 DICTIONARY = 256 << 10
 STEPS = 160
 SMALL_DICTIONARY = f"""
@@ -35,7 +37,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(0.01):
-            for file in Path("/dev/shm").glob("understudy-*/*/rank-*/dictionary"):
+            for file in SHARED_MEMORY.glob("understudy-*/*/rank-*/dictionary"):
                 try:
                     self.most = max(self.most, 512 * file.stat().st_blocks)
                 except FileNotFoundError:  # the session has just ended

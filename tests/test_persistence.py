@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import test_proxyd_recovery
-from proxied import until
+from proxied import command_of, processes, until
 from running_node import HERE, Node, runtime_directories
 from test_proxyd_recovery import FLOATS, PARAMETER, PRIVATE, expected
 
@@ -54,7 +54,7 @@ def complete_sets(store: Path) -> list[StoredSet]:
 
 
 def writers() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if "recovery.persistence.writer" in " ".join(command_of(p))]
+    return [p for p in processes() if "recovery.persistence.writer" in " ".join(command_of(p))]
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -63,13 +63,6 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 def values_at(step: int, rank: int) -> dict[int, float]:
@@ -94,9 +87,7 @@ def kill_everything(node: Node) -> None:
     assert node.run is not None
     launched = psutil.Process(node.run.pid)
     doomed = [launched, *launched.children(recursive=True)]
-    doomed += [
-        p for p in psutil.process_iter() if any(str(d) in " ".join(command_of(p)) for d in directories)
-    ]
+    doomed += [p for p in processes() if any(str(d) in " ".join(command_of(p)) for d in directories)]
     for process in doomed:
         with contextlib.suppress(psutil.Error):
             process.kill()

@@ -18,6 +18,8 @@ from proxied import until
 from running_proxyd import RunningProxyd
 from test_proxyd_recovery import understudy_processes
 
+from recovery.runtime_directory import SHARED_MEMORY
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("proxy_server") is None
     or importlib.util.find_spec("proxy_server._server") is None,
@@ -45,7 +47,7 @@ def await_processes(marker: str, count: int) -> None:
 
 
 def runtime(proxyd: RunningProxyd) -> list[Path]:
-    return list(Path("/dev/shm").glob(f"understudy-{os.getuid()}-{proxyd.pid}-*"))
+    return list(SHARED_MEMORY.glob(f"understudy-{os.getuid()}-{proxyd.pid}-*"))
 
 
 def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

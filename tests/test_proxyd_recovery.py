@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from recovery.runtime_directory import SHARED_MEMORY
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("proxy_server") is None
     or importlib.util.find_spec("proxy_server._server") is None,
@@ -159,10 +161,10 @@ def understudy_processes(marker: str) -> list[int]:
 
 @contextmanager
 def nothing_left(directory: Path, variables: dict[str, str]) -> Iterator[None]:
-    before = set(Path("/dev/shm").glob(f"understudy-{os.getuid()}-*"))
+    before = set(SHARED_MEMORY.glob(f"understudy-{os.getuid()}-*"))
     yield
     assert understudy_processes(variables["TEST_MARKER"]) == []
-    left = set(Path("/dev/shm").glob(f"understudy-{os.getuid()}-*")) - before
+    left = set(SHARED_MEMORY.glob(f"understudy-{os.getuid()}-*")) - before
     assert not [path for path in left if not _alive(path)]
 
 

@@ -14,10 +14,9 @@ import proxied
 import psutil
 import pytest
 import test_proxyd_recovery
-from proxied import until
+from proxied import command_of, processes, until
 from running_node import HERE, Node
 from running_proxyd import running_proxyd
-from test_persistence import command_of
 from test_snapshot_recovery import Killer, steps_of
 
 import replay
@@ -213,7 +212,7 @@ def test_successor_of_a_proxyd_that_died_amid_a_restore_does_it_again(node: Node
 
 
 def readers() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if "recovery.persistence.restoring" in " ".join(command_of(p))]
+    return [p for p in processes() if "recovery.persistence.restoring" in " ".join(command_of(p))]
 
 
 def kill_reader() -> bool:
