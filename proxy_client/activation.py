@@ -134,7 +134,7 @@ def _check_versions(torch_folder: Path) -> None:
     text = (torch_folder / "version.py").read_text(encoding="utf-8")
     found = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE)
     installed = found.group(1) if found else "unknown"
-    built_for = _version_built_for()
+    built_for = version_built_for()
     if installed.split("+")[0] != built_for:
         raise ImportError(
             f"understudy was built for PyTorch {built_for}, but this is PyTorch {installed} in "
@@ -142,7 +142,8 @@ def _check_versions(torch_folder: Path) -> None:
         )
 
 
-def _version_built_for() -> str:
+def version_built_for() -> str:
+    """The PyTorch that our library was compiled against; raises ImportError if it does not say."""
     with _LIBRARY.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         stamp = re.search(rb"understudy-built-for-torch=([^;\0]+);", content)
         version = stamp.group(1).decode() if stamp else None

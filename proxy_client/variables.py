@@ -65,6 +65,7 @@ VARIABLES = (
     Variable(
         "UNDERSTUDY_LOG_LEVEL", "debug, info, warning or error", _one_of("debug", "info", "warning", "error")
     ),
+    Variable("UNDERSTUDY_CRIU", "the path of a CRIU that can be started", _is_executable),
     Variable("UNDERSTUDY_TEST_DRIVER", "cpu or cuda", _one_of("cpu", "cuda")),
     Variable("UNDERSTUDY_TEST_SEED", "a whole number", _number(0)),
 )  # fmt: skip

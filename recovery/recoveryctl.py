@@ -18,6 +18,7 @@ from recovery.command_line import BAD_INPUT, check_variables, say
 from recovery.control import pb
 from recovery.drills import Drill, unknown
 from recovery.faults import BY_NAME
+from recovery.migration import commands as migration_commands
 from recovery.report import account_of_adoption
 from recovery.settings import BadInput
 from recovery.tables import fault_table, log_table, make_console, status_json, status_tables
@@ -30,6 +31,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look after a
 log_app = typer.Typer(no_args_is_help=True, help="Read a rank's replay log.")
 app.add_typer(log_app, name="log")
 app.add_typer(snapshot_commands.app, name="snapshots")
+migration_commands.add_to(app)
 
 
 @app.command()

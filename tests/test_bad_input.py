@@ -29,6 +29,7 @@ IMPOSSIBLE = {
     "UNDERSTUDY_SPIN_US": ["fast", "-1", "10000000000"],
     "UNDERSTUDY_STATISTICS": ["yes", "2"],
     "UNDERSTUDY_LOG_LEVEL": ["loud", "ERROR"],
+    "UNDERSTUDY_CRIU": ["/no/such/criu", "/etc"],
     "UNDERSTUDY_TEST_DRIVER": ["gpu"],
     "UNDERSTUDY_TEST_SEED": ["random"],
 }
@@ -43,6 +44,7 @@ POSSIBLE = {
     "UNDERSTUDY_SPIN_US": "0",
     "UNDERSTUDY_STATISTICS": "1",
     "UNDERSTUDY_LOG_LEVEL": "debug",
+    "UNDERSTUDY_CRIU": "/bin/true",
     "UNDERSTUDY_TEST_DRIVER": "cuda",
     "UNDERSTUDY_TEST_SEED": "7",
 }
