@@ -78,6 +78,8 @@ class Session:
     """Of the newest snapshot in the second tier; 0: there is none."""
     mirror_note: str = ""
     """Why none gets there, if so."""
+    obstacles: tuple[str, ...] | None = None
+    """What stands in the way of moving its worker; None: nobody has looked yet."""
     drills_seen: set[int] = field(default_factory=set)
     """Slots of drills that fired and whose consequences were noticed."""
     alarms: tuple[int, int] = (-1, 0)
@@ -134,6 +136,14 @@ class Session:
         """A server was ended at this record on suspicion."""
         self.alarms = (record, self.doublings(record) + 1)
 
+    @property
+    def migratable(self) -> str:
+        """ "yes", or "no (why)"; empty: nobody has looked yet."""
+        if not self.obstacles:
+            return "" if self.obstacles is None else "yes"
+        first, *more = self.obstacles
+        return f"no ({first}{f'; and {len(more)} more' if more else ''})"
+
     def lose(self, message: str) -> None:
         """Its worker raises `message` at its next call."""
         if self.log.session_state == 0:
@@ -172,6 +182,7 @@ class Session:
             persisted_step=self.persisted_step,
             mirrored_step=self.mirrored_step,
             persist_choice=self.persist_choice,
+            migratable=self.migratable,
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
             snapshot_s=log.snapshot_ns / 1e9,

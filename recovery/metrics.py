@@ -21,10 +21,11 @@ log = structlog.get_logger()
 PARTS = ("detect", "restart", "copy", "communicators", "replay", "total")
 SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 SCRAPE_WITHIN_S = 5
-OF_STORAGE: Mapping[str, tuple[str, Callable[[Session], float]]] = {
+OF_SESSION: Mapping[str, tuple[str, Callable[[Session], float]]] = {
     "persist_trouble": ("1 while snapshots do not get to storage", lambda s: bool(s.persist_note)),
     "persist_interval": ("Steps between snapshots on storage; 0: time decides", lambda s: s.persist_interval),
     "mirror_trouble": ("1 while snapshots do not get to the second tier", lambda s: bool(s.mirror_note)),
+    "migratable": ("1 if the worker's process could be moved", lambda s: s.migratable == "yes"),
 }
 OF_RANK = {
     "step": "Minibatch that is being executed, from 1",
@@ -132,9 +133,9 @@ class Metrics(Collector):
             name: GaugeMetricFamily(f"understudy_{name}", text, labels=["job", "rank", "device"])
             for name, text in OF_RANK.items()
         }
-        of_storage = {
+        of_session = {
             name: GaugeMetricFamily(f"understudy_{name}", text, labels=["job", "rank"])
-            for name, (text, _) in OF_STORAGE.items()
+            for name, (text, _) in OF_SESSION.items()
         }
         for job in jobs:
             self.absorb(job)
@@ -144,9 +145,9 @@ class Metrics(Collector):
                 different.add_metric([job.name, rank], session.log.replies_different)
                 for name, family in of_rank.items():
                     family.add_metric([job.name, rank, session.device], getattr(status, name))
-                for name, family in of_storage.items():
-                    family.add_metric([job.name, rank], OF_STORAGE[name][1](session))
-        return [not_replayable, different, *of_rank.values(), *of_storage.values()]
+                for name, family in of_session.items():
+                    family.add_metric([job.name, rank], OF_SESSION[name][1](session))
+        return [not_replayable, different, *of_rank.values(), *of_session.values()]
 
 
 def serve_metrics(metrics: Metrics, address: str) -> WSGIServer:

@@ -21,6 +21,7 @@ from recovery.floors import FloorKeeper
 from recovery.injector import Injector, Refused
 from recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
 from recovery.leases import Leases
+from recovery.migration.survey import Survey
 from recovery.persistence.persistence import Persistence
 from recovery.persistence.restorer import Restorer
 from recovery.processes import Watched, start_ticks
@@ -73,6 +74,8 @@ class Desk:
         self._background.start(
             Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s).run()
         )
+
+        self._background.start(Survey(self.jobs).run())
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as the desk is open."""

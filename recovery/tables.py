@@ -49,6 +49,9 @@ def status_tables(status: Any) -> RenderableType:
     parts += [Text(f"rank {rank.rank}: {rank.note}") for rank in status.ranks if rank.note]
     choices = {rank.job: rank.persist_choice for rank in status.ranks if rank.persist_choice}
     parts += [Text(f"job {job[:8]}: snapshots go to storage {choice}") for job, choice in choices.items()]
+    parts += [
+        Text(f"rank {rank.rank}: migratable: {rank.migratable}") for rank in status.ranks if rank.migratable
+    ]
     parts += [_adopted(adoption) for adoption in status.adoptions]
     return Group(*parts)
 

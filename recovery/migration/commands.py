@@ -1,4 +1,4 @@
-"""`recoveryctl doctor`: whether this machine can do what we offer."""
+"""`recoveryctl doctor` and `preflight`: whether this machine, and a job's workers, can do what is needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recovery.asking import Failure, SocketOption, get_status
+from recovery.migration.criu import find
 from recovery.migration.doctor import Check, Verdict, examine, look
+from recovery.migration.survey import survey, trouble_of_machine
 
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 FOUND_SOMETHING = 1
@@ -22,6 +25,7 @@ FOUND_SOMETHING = 1
 def add_to(app: typer.Typer) -> None:
     """Make them commands of `recoveryctl`."""
     app.command()(doctor)
+    app.command()(preflight)
 
 
 def doctor(
@@ -36,6 +40,27 @@ def doctor(
     else:
         _show(checks)
     if any(check.verdict is Verdict.BAD for check in checks):
+        raise typer.Exit(FOUND_SOMETHING)
+
+
+def preflight(
+    job: Annotated[str, typer.Option("--job", help="Only this job's workers.")] = "",
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What stands in the way of moving workers, now.  Exit status 1 if anything does."""
+    ranks = [rank for rank in get_status(socket).ranks if job in ("", rank.job)]
+    if job and not ranks:
+        raise Failure(f"no rank of a job {job} is running")
+    sentences = [text for rank in ranks for text in survey(rank.rank, rank.worker_pid)]
+    if machine := trouble_of_machine(find()):
+        sentences.append(machine)
+    if as_json:
+        typer.echo(json.dumps({"workers": len(ranks), "obstacles": sentences}, indent=2))
+    else:
+        for text in sentences or [f"nothing: {len(ranks)} workers could be moved"]:
+            typer.echo(text)
+    if sentences:
         raise typer.Exit(FOUND_SOMETHING)
 
 
