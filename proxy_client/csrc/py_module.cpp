@@ -182,6 +182,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("begin_optimizer_phase", &begin_optimizer_phase, without_gil());
   module.def("commit_step", &commit_step, without_gil());
   module.def("snapshot_to_describe", &snapshot_to_describe);
+  module.def("step_to_describe", &step_to_describe);
   module.def(
       "locate",
       [](const at::Tensor& tensor) {

@@ -206,6 +206,12 @@ uint64_t snapshot_to_describe() {
   return newest;
 }
 
+uint64_t step_to_describe() {
+  const LogWriter* log = log_if_open();
+  if (!log || log->page().describe_steps.load(std::memory_order_acquire) == 0) return 0;
+  return log->page().worker_steps.load(std::memory_order_relaxed) + 1;
+}
+
 void commit_if_due() {
   Session& s = session();
   LogWriter* log = log_if_open();

@@ -91,6 +91,8 @@ void commit_step();
 // The serial of a snapshot that proxyd wants of the step whose commit comes next, and wants described; else
 // 0.
 uint64_t snapshot_to_describe();
+// The step whose commit comes next, if every one is to be described; else 0.
+uint64_t step_to_describe();
 // To be called where the worker has just received a value: commits if much was appended since the last
 // commit, so that long stretches without an optimizer step (evaluation, generation) do not grow the log
 // without bound.

@@ -286,9 +286,12 @@ uint64_t Snapshots::keeps_log_from() const {
   for (const SnapshotEntry& e : page.snapshots)
     if (const uint64_t serial = e.serial.load(); serial != 0 && serial >= needed)
       from = std::min(from, e.commit.log_offset);
-  const uint64_t stored = page.log_kept_from.load(std::memory_order_acquire);
-  const bool reaches = stored / log_.segment_bytes() >= page.freed_segments.load(std::memory_order_relaxed);
-  return stored != 0 && stored >= unkept_ && reaches ? std::min(from, stored) : from;
+  for (const auto* wanted : {&page.log_kept_from, &page.log_uncopied_from}) {
+    const uint64_t stored = wanted->load(std::memory_order_acquire);
+    const bool reaches = stored / log_.segment_bytes() >= page.freed_segments.load(std::memory_order_relaxed);
+    if (stored != 0 && stored >= unkept_ && reaches) from = std::min(from, stored);
+  }
+  return from;
 }
 
 void Snapshots::cut(uint64_t offset) {

@@ -24,7 +24,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 6;
+inline constexpr uint32_t kVersion = 7;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -335,6 +335,8 @@ struct alignas(64) ControlPage {
       snapshot_floor;  // serial: no older snapshot will be asked for; 0 = the beginning may be
   // Log offset behind the commit of a snapshot on storage: records from there on stay for its sake; 0 = none.
   std::atomic<uint64_t> log_kept_from;
+  // Log offset from which on records are yet to be copied to storage, and stay until then; 0 = nobody does.
+  std::atomic<uint64_t> log_uncopied_from;
   std::atomic<uint32_t> snapshot_suspended;  // 1 = none is kept, and no log for their sake
   // Serials of snapshots that are being copied to storage: contents stay, whatever the floor is; 0 = none.
   std::atomic<uint64_t> snapshot_leases[kSnapshotLeases];
@@ -342,6 +344,7 @@ struct alignas(64) ControlPage {
   // Serials of ordered snapshots for which the worker is to say what the buffers are called
   // (`client-SERIAL`), each at the place of its order.
   std::atomic<uint64_t> snapshot_described[kSnapshotOrders];
+  std::atomic<uint32_t> describe_steps;  // 1: and before every step's commit (`step-N`)
   char lost_message[1024];
   std::atomic<uint64_t> validate_step;  // the minibatch to be executed twice; 0 = none
   std::atomic<uint32_t> drill_count;

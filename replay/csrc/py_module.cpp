@@ -12,6 +12,7 @@
 #include "replay/csrc/log_writer.h"
 #include "replay/csrc/manifest.h"
 #include "replay/csrc/names.h"
+#include "replay/csrc/py_log_copy.h"
 #include "replay/csrc/rewind.h"
 #include "replay/csrc/snapshot_restore.h"
 
@@ -281,6 +282,12 @@ void bind_log(py::module_& m) {
           "log_kept_from", [](const LogMap& l) { return load(l.page().log_kept_from); },
           [](LogMap& l, uint64_t offset) { l.page().log_kept_from.store(offset, std::memory_order_release); })
       .def_property(
+          "log_uncopied_from", [](const LogMap& l) { return load(l.page().log_uncopied_from); },
+          [](LogMap& l, uint64_t from) { l.page().log_uncopied_from.store(from, std::memory_order_release); })
+      .def_property(
+          "describe_steps", [](const LogMap& l) { return load(l.page().describe_steps) != 0; },
+          [](LogMap& l, bool on) { l.page().describe_steps.store(on ? 1 : 0, std::memory_order_release); })
+      .def_property(
           "snapshot_suspended", [](const LogMap& l) { return load(l.page().snapshot_suspended) != 0; },
           [](LogMap& l, bool on) {
             l.page().snapshot_suspended.store(on ? 1 : 0, std::memory_order_release);
@@ -343,6 +350,8 @@ void bind_log(py::module_& m) {
             l.page().proxyd_pid.store(pid);
           },
           py::arg("pid"), py::arg("start_ticks"), "This proxyd supervises the session from here on.")
+      .def_property_readonly("lost_message",
+                             [](const LogMap& l) { return as_text(text_of(l.page().lost_message)); })
       .def_property_readonly("proxyd_pid", [](const LogMap& l) { return l.page().proxyd_pid.load(); })
       .def("commits", &commits, "Commits still in the ring, oldest first.")
       .def("digests", &digests, py::arg("commit"), py::arg("handles"),
@@ -449,6 +458,7 @@ PYBIND11_MODULE(_replay, m) {
   m.attr("SNAPSHOT_LEASES") = kSnapshotLeases;
   m.attr("SNAPSHOT_ORDERS") = kSnapshotOrders;
   bind_log(m);
+  bind_log_copy(m);
   bind_writer(m);
   bind_rewind(m);
 }
