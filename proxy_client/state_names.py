@@ -1,7 +1,8 @@
 """Says what the buffers of a snapshot are called, so that it can become a checkpoint that scripts load.
 
 Device servers know bytes and handles; names live in the worker.  When proxyd wants a snapshot described,
-the worker writes `client-SERIAL` beside its log, just before the commit of that step: JSON with the state of
+the worker writes `client-SERIAL` beside its log, just before the commit of that step, and with `proxyd
+--persist-log` `step-N` before every step's: JSON with the state of
 every module on the device, and of the optimizers that have stepped (docs/snapshot-format.md).  No device call
 is made, and no trouble here may disturb the training.
 """
@@ -17,7 +18,7 @@ import json
 import os
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ LARGEST_CPU_TENSOR = 64 << 10
 """Bytes that are written into the description; optimizers keep their step counts on the CPU."""
 KEPT = 4
 """Descriptions of older snapshots, which may be on their way to storage."""
+KEPT_STEPS = 64
+"""Descriptions of steps, which go with the log: proxyd's copier takes them away as their commits are made."""
 
 _optimizers: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 """In the order in which they first stepped, which is the same on all ranks."""
@@ -33,6 +36,8 @@ _modules: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _schedulers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Of learning rates, likewise."""
 _count = itertools.count()
+_steps: deque[int] = deque()
+"""Those that were described, oldest first."""
 _watching = False
 _nameless: set[int] = set()
 """Parameters that no module holds, as far as was looked."""
@@ -45,28 +50,40 @@ def stepped(optimizer: Any) -> None:
 
     with contextlib.suppress(TypeError):  # a script's own may be one that nothing can refer to weakly
         _optimizers[optimizer] = None
-    serial = _client.snapshot_to_describe()
-    if serial and session.log_directory:
-        _try_to_write(serial, Path(session.log_directory))
+    serial, step = _client.snapshot_to_describe(), _client.step_to_describe()
+    if (serial or step) and session.log_directory:
+        _try_to_write(serial, step, Path(session.log_directory))
 
 
-def _try_to_write(serial: int, directory: Path) -> None:
+def _try_to_write(serial: int, step: int, directory: Path) -> None:
     global _complained
     try:
-        new = directory / "client.new"
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(describe()))  # json.dump() takes ten times as long
-        new.rename(directory / f"client-{serial}")
-        for old in directory.glob("client-*"):
-            with contextlib.suppress(ValueError):
-                if int(old.name.removeprefix("client-")) <= serial - KEPT:
-                    old.unlink(missing_ok=True)
+        content = json.dumps(describe())  # json.dump() takes ten times as long
+        if serial:
+            _write(directory / f"client-{serial}", content)
+            for old in directory.glob("client-*"):
+                with contextlib.suppress(ValueError):
+                    if int(old.name.removeprefix("client-")) <= serial - KEPT:
+                        old.unlink(missing_ok=True)
+        if step:
+            _write(directory / f"step-{step}", content)
+            _steps.append(step)
+            if len(_steps) > KEPT_STEPS:
+                (directory / f"step-{_steps.popleft()}").unlink(missing_ok=True)
     except Exception as problem:  # noqa: BLE001 - modules and optimizers are anybody's
         if not _complained:
             _complained = True
             sys.stderr.write(f"understudy: snapshots go to storage without names: {problem!r}\n")
+
+
+def _write(path: Path, content: str) -> None:
+    """As a whole, or not at all."""
+    new = path.with_name("client.new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(content)
+    new.rename(path)
 
 
 def describe() -> dict[str, Any]:

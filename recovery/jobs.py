@@ -74,6 +74,12 @@ class Session:
     """How often they are taken, and why, where that is chosen while training."""
     persist_note: str = ""
     """Why none gets there, if so."""
+    logged_step: int = 0
+    """Of the newest commit up to which its log is on storage; 0: there is none."""
+    logged_offset: int = 0
+    """Up to which its log is on storage."""
+    log_note: str = ""
+    """Why it does not get there, if so."""
     mirrored_step: int = 0
     """Of the newest snapshot in the second tier; 0: there is none."""
     mirror_note: str = ""
@@ -90,6 +96,11 @@ class Session:
     def persisted_step(self) -> int:
         """Of the newest snapshot that is durable on all ranks; 0: there is none."""
         return max((durable.commit.step for durable in self.durable), default=0)
+
+    @property
+    def log_lag(self) -> int:
+        """Bytes of records that were run and are not on storage."""
+        return max(0, self.log.cursor - self.logged_offset)
 
     @property
     def active(self) -> bool:
@@ -178,8 +189,11 @@ class Session:
             note=self.note
             or (CUT_LOG if log.degraded else self.snapshot_note)
             or self.persist_note
+            or self.log_note
             or self.mirror_note,
             persisted_step=self.persisted_step,
+            logged_step=self.logged_step,
+            log_lag_bytes=self.log_lag if self.logged_offset else 0,
             mirrored_step=self.mirrored_step,
             persist_choice=self.persist_choice,
             migratable=self.migratable,
@@ -232,6 +246,16 @@ class CopyCounts:
     failures: int = 0
 
 
+@dataclass
+class LogCounts:
+    """Of a job's logs, on their way to storage."""
+
+    bytes: int = 0
+    gaps: int = 0
+    """How often a log was let go of before it was there."""
+    failures: int = 0
+
+
 @dataclass(eq=False)
 class Job:
     """Everything one proxyrun started."""
@@ -254,6 +278,7 @@ class Job:
     """When a successor of a proxyd that died took it over."""
     persist: CopyCounts = field(default_factory=CopyCounts)
     mirror: CopyCounts = field(default_factory=CopyCounts)
+    stored_log: LogCounts = field(default_factory=LogCounts)
     generation: int = 0
     openings: int = 0
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -24,6 +24,7 @@ SCRAPE_WITHIN_S = 5
 OF_SESSION: Mapping[str, tuple[str, Callable[[Session], float]]] = {
     "persist_trouble": ("1 while snapshots do not get to storage", lambda s: bool(s.persist_note)),
     "persist_interval": ("Steps between snapshots on storage; 0: time decides", lambda s: s.persist_interval),
+    "persist_log_trouble": ("1 while a log does not get to storage", lambda s: bool(s.log_note)),
     "mirror_trouble": ("1 while snapshots do not get to the second tier", lambda s: bool(s.mirror_note)),
     "migratable": ("1 if the worker's process could be moved", lambda s: s.migratable == "yes"),
 }
@@ -36,6 +37,8 @@ OF_RANK = {
     "shadow_bytes": "Bytes of private state shadowed in host memory",
     "snapshot_bytes": "Bytes of snapshots in host memory",
     "persisted_step": "Step of the newest snapshot that is durable on all ranks",
+    "logged_step": "Step of the newest commit up to which the log is on storage",
+    "log_lag_bytes": "Bytes of the log that are to follow there",
     "mirrored_step": "Step of the newest snapshot in the second tier",
     "backpressure": "1 while the worker waits for space in the log",
 }

@@ -28,8 +28,8 @@ from recovery.structured_log import configure
 
 PROGRAM = "proxyd"
 OF_PERSIST = (
-    "persist_every", "persist_overhead", "persist_slots", "persist_only", "persist_threads", "persist_chunk",
-    "persist_memory", "keep_runs", "mirror", "keep_last", "keep_every",
+    "persist_every", "persist_overhead", "persist_slots", "persist_only", "persist_log", "persist_threads",
+    "persist_chunk", "persist_memory", "keep_runs", "mirror", "keep_last", "keep_every",
 )  # fmt: skip
 """Options that say something of --persist."""
 
@@ -76,6 +76,10 @@ def parser() -> Parser:
     parser.add_argument(
         "--persist-only", action="store_true",
         help="once they are there they leave this node's memory, and the log is kept from there on (off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--persist-log", action="store_true",
+        help="the log behind the newest of them goes there too: a power cut costs a minibatch (off)",
     )  # fmt: skip
     parser.add_argument(
         "--persist-threads", type=int, default=Writing.threads, metavar="P",
@@ -188,7 +192,7 @@ def _persistence(given: Any) -> PersistenceSettings | None:
     return PersistenceSettings(
         directory, seconds, steps, given.persist_slots,
         stays_in_memory=not given.persist_only, writing=writing, overhead=overhead, mirror=_mirror(given),
-        keep_runs=given.keep_runs,
+        keep_runs=given.keep_runs, keeps_log=given.persist_log,
     )  # fmt: skip
 
 

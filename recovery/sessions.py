@@ -116,6 +116,8 @@ class Desk:
         ]
         if persistence is not None:
             self._keepers[name].append(asyncio.create_task(persistence.run()))
+            if persistence.log_keeping is not None:
+                self._keepers[name].append(asyncio.create_task(persistence.log_keeping.run()))
             if persistence.mirroring is not None:
                 self._keepers[name].append(asyncio.create_task(persistence.mirroring.run()))
         if job.launcher is not None:

@@ -23,6 +23,7 @@ import replay
 from recovery.evidence import facts_of
 from recovery.jobs import Job, Session
 from recovery.persistence.durable import Durable
+from recovery.persistence.log_keeping import LogKeeping
 from recovery.persistence.mirroring import CompleteSet, Mirroring
 from recovery.persistence.pacing import Pacing
 from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_answer, encode
@@ -92,6 +93,8 @@ class Persistence:
         mirror = settings.mirror
         self.mirroring = Mirroring(job, settings, mirror, self._release) if mirror is not None else None
         """To the second tier, if there is one."""
+        self.log_keeping = LogKeeping(job, settings, run_name) if settings.keeps_log else None
+        """Of the log behind the sets, if that goes to storage too."""
         self._unsent: list[Request] = []
         self._handed: set[int] = set()
         """Serials that the present writer knows of."""

@@ -50,6 +50,9 @@ class PersistenceSettings:
     keep_runs: int = 3
     """Of a job in these stores, the present one among them."""
 
+    keeps_log: bool = False
+    """Whether the log behind the newest set goes there, too."""
+
     @property
     def all_slots(self) -> int:
         """Of a store: with a second tier one more, for the set that is being copied there."""

@@ -1,0 +1,214 @@
+"""The stored log of a rank: files of frames behind a set of snapshots (docs/stored-log.md).
+
+Pure but for reading; log_copier.py writes.  What a crash or a bad sector leaves is a prefix that ends in a
+commit, or is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO
+
+import replay
+
+VERSION = 1
+_FORMAT = "understudy-log"
+_NAME = re.compile(r"rank-(?P<rank>[0-9]{1,9})\.(?P<begin>[0-9]{1,20})\.log")
+_HEAD = struct.Struct("<4sIQQ")
+"""Magic, kind, number, bytes of content; XXH3-64 follows."""
+_DIGEST = struct.Struct("<Q")
+_FREES = struct.Struct("<IIQ")
+"""Bytes of the row, number of frees, bytes of the manifest."""
+_MAGIC = b"USLG"
+FRAME_BYTES = _HEAD.size + _DIGEST.size
+MOST_BYTES = 1 << 30
+"""Of a frame's content."""
+SEGMENT_LIMITS = (4096, 1 << 30)
+"""Bytes; replay/csrc/log_map.cpp: create_log checks the rest."""
+LARGEST_DICTIONARY = 1 << 40
+
+
+class Kind(IntEnum):
+    """What a frame holds, and what its number says."""
+
+    ABOUT = 1
+    """JSON; the log offset with which the file begins."""
+    TEMPLATES = 2
+    """Bytes of the dictionary; id of the first."""
+    RECORDS = 3
+    """Bytes of the log; offset of the first."""
+    DESCRIPTION = 4
+    """What the worker calls its buffers, or what has changed of that; the step."""
+    COMMIT = 5
+    """Row, frees and manifest; the log offset where execution goes on.  All before it is durable with it."""
+    END = 6
+    """A sentence why the log goes on elsewhere, or not at all; the offset behind it."""
+
+
+class BadLog(ValueError):
+    """Why a stored log is of no use, in a sentence."""
+
+
+@dataclass(frozen=True)
+class About:
+    """Of what the file is, and what a log must be like to hold it."""
+
+    job: str
+    run: str
+    rank: int
+    world: int
+    driver: str
+    threads: int
+    segment_bytes: int
+    dictionary_bytes: int
+
+    def encode(self) -> bytes:
+        """As a frame holds it."""
+        return json.dumps({"format": _FORMAT, "version": VERSION} | asdict(self)).encode()
+
+
+@dataclass(frozen=True)
+class StoredCommit:
+    """A commit and what its place in the log does not say."""
+
+    commit: replay.Commit
+    frees: tuple[int, ...]
+    row: bytes
+    manifest: bytes
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Checked; `end`: where the next one begins in the file."""
+
+    kind: Kind
+    number: int
+    content: bytes
+    end: int
+
+
+@dataclass(frozen=True, order=True)
+class LogFile:
+    """`begin`: the log offset of its first record."""
+
+    rank: int
+    begin: int
+    path: Path = field(compare=False)
+
+
+def ends_step(commit: replay.Commit) -> bool:
+    """Whether it lies right behind an optimizer's step, where snapshots are taken."""
+    return commit.call == 0 and not commit.optimizer
+
+
+def log_path(run: Path, rank: int, begin: int) -> Path:
+    """Of a file that begins at a log offset."""
+    return run / f"rank-{rank}.{begin}.log"
+
+
+def logs_of(run: Path) -> list[LogFile]:
+    """What a run's directory holds, by rank and offset; raises OSError."""
+    found = []
+    for path in run.iterdir():
+        if match := _NAME.fullmatch(path.name):
+            found.append(LogFile(int(match["rank"]), int(match["begin"]), path))
+    return sorted(found)
+
+
+class Chain:
+    """Frames one behind the other; each digest covers the one before, so that none can be missing."""
+
+    def __init__(self) -> None:
+        self._digest = 0
+
+    def encode(self, kind: Kind, number: int, content: bytes) -> bytes:
+        """The next frame."""
+        head = _HEAD.pack(_MAGIC, kind, number, len(content))
+        self._digest = replay.digest(b"".join((_DIGEST.pack(self._digest), head, content)))
+        return b"".join((head, _DIGEST.pack(self._digest), content))
+
+    def continues_with(self, head: bytes, digest: int, content: bytes) -> bool:
+        """Whether that is the next frame; then it is."""
+        if replay.digest(b"".join((_DIGEST.pack(self._digest), head, content))) != digest:
+            return False
+        self._digest = digest
+        return True
+
+
+def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
+    """From the file's beginning, until one is not whole; raises OSError."""
+    chain, position = Chain(), 0
+    while size - position >= FRAME_BYTES:
+        start = file.read(FRAME_BYTES)
+        if len(start) < FRAME_BYTES:
+            return
+        head, (digest,) = start[: _HEAD.size], _DIGEST.unpack_from(start, _HEAD.size)
+        magic, kind, number, count = _HEAD.unpack(head)
+        position += FRAME_BYTES
+        if (
+            magic != _MAGIC
+            or kind not in Kind.__members__.values()
+            or count > min(size - position, MOST_BYTES)
+        ):
+            return
+        content = file.read(count)
+        if len(content) < count or not chain.continues_with(head, digest, content):
+            return
+        position += count
+        yield Frame(Kind(kind), number, content, position)
+
+
+def read_about(frame: Frame) -> About:
+    """Of the first frame; raises BadLog."""
+    try:
+        told = json.loads(frame.content)
+        if frame.kind is not Kind.ABOUT or told.pop("format") != _FORMAT:
+            raise BadLog("it is no stored log")
+        version = told.pop("version")
+        if version != VERSION:
+            raise BadLog(f"it has version {version}, this release reads version {VERSION}")
+        about = About(
+            str(told["job"]), str(told["run"]), int(told["rank"]), int(told["world"]), str(told["driver"]),
+            int(told["threads"]), int(told["segment_bytes"]), int(told["dictionary_bytes"]),
+        )  # fmt: skip
+    except BadLog:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        raise BadLog("its first frame makes no sense") from problem
+    least, most = SEGMENT_LIMITS
+    if (
+        not 0 <= about.rank < about.world <= 1 << 20
+        or about.driver not in ("cpu", "cuda")
+        or not 0 <= about.threads <= 1 << 16
+        or not least <= about.segment_bytes <= most
+        or not 0 < about.dictionary_bytes <= LARGEST_DICTIONARY
+    ):
+        raise BadLog("its first frame makes no sense")
+    return about
+
+
+def encode_commit(copied: replay.CopiedCommit) -> bytes:
+    """As a frame holds it."""
+    frees = struct.pack(f"<{len(copied.frees)}Q", *copied.frees)
+    head = _FREES.pack(len(copied.row), len(copied.frees), len(copied.manifest))
+    return b"".join((head, copied.row, frees, copied.manifest))
+
+
+def read_commit(content: bytes) -> StoredCommit:
+    """Raises BadLog."""
+    try:
+        rows, frees, manifest = _FREES.unpack_from(content)
+        if len(content) != _FREES.size + rows + 8 * frees + manifest:
+            raise BadLog("a commit in it makes no sense")
+        row = content[_FREES.size : _FREES.size + rows]
+        at = _FREES.size + rows
+        handles = struct.unpack_from(f"<{frees}Q", content, at)
+        return StoredCommit(replay.describe_row(row), handles, row, content[at + 8 * frees :])
+    except (struct.error, replay.LogError) as problem:
+        raise BadLog("a commit in it makes no sense") from problem
