@@ -26,6 +26,7 @@ from recovery.persistence.remote import Remote
 from recovery.persistence.tiers import Tier, tier_at
 from recovery.persistence.tuner import size
 from recovery.settings import BadInput, parse_bytes, parse_seconds, parse_share
+from recovery.structured_log import configure
 from recovery.tables import make_console
 from recovery.tuning import Order, measure
 
@@ -152,6 +153,49 @@ def export(
     for sentence in told:
         typer.echo(sentence)
     typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is in {out}")
+
+
+@app.command("replay")
+def replay_log(
+    directory: DirectoryArgument,
+    job: JobOption = "",
+    run: Annotated[str, typer.Option("--run", help="Of the job [its newest].")] = "",
+) -> None:
+    """After a power cut: replay the log that proxyd --persist-log stored, and store the state it leads to.
+
+    The newest complete snapshot of the run is taken to the newest step that all its ranks' logs reach, and
+    becomes a run of its own, which `export` then takes.  No proxyd is needed, nothing that is there changes.
+    """
+    from recovery.offline_replay import NotReplayed, replay_stored  # gRPC, which others need not wait for
+    from recovery.persistence.log_reach import newest_reach
+
+    configure("error")
+    newest = next(
+        (one for one in read(tier_at(str(directory)), str(directory), job).sets
+         if one.complete and run in ("", one.run)), None,
+    )  # fmt: skip
+    if newest is None:
+        raise BadInput(f"{directory} holds no snapshot that is complete on all ranks")
+    folder = directory / newest.job / newest.run
+    try:
+        reach = newest_reach(folder)
+        if reach is None:
+            raise BadInput(f"{folder} holds no snapshot that is complete on all ranks any more")
+        for note in reach.notes:
+            typer.echo(note)
+        if reach.step <= reach.stored.step:
+            typer.echo(f"the stored log leads no further than the newest snapshot: step {reach.stored.step}")
+            return
+        done = replay_stored(reach)
+    except (OSError, ValueError, RuntimeError) as problem:
+        if isinstance(problem, BadInput):
+            raise
+        said = problem if isinstance(problem, NotReplayed) else f"{folder} cannot be read: {problem}"
+        raise Failure(f"{said}; step {newest.step} can still be exported") from problem
+    typer.echo(
+        f"step {done.step} of job {newest.job}, replayed from step {newest.step}, is in {done.run} "
+        f"({done.values_compared} values and {done.digests_compared} buffers are what they were)"
+    )
 
 
 @app.command()

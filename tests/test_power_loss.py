@@ -1,0 +1,145 @@
+"""The power goes: what was on storage, set and log, leads to the last minibatch or so, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import proxied
+import psutil
+import pytest
+from proxied import until
+from running_node import HERE, runtime_directories
+from running_proxyd import RunningProxyd
+from test_persistence import command_of
+
+from recovery.control import blocking_channel, pb, rpc
+
+SCRIPT = proxied.WORKLOADS / "replayable.py"
+SEED = int(os.environ.get("UNDERSTUDY_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
+MORE = 5
+"""Steps behind the one that was replayed to."""
+
+
+class Powered:
+    """A node with a training on it, until the power goes."""
+
+    def __init__(self, folder: Path, ranks: int, *options: str) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.socket, self.store, self.losses = folder / "proxyd.sock", folder / "store", folder / "losses"
+        persist = ("--persist", str(self.store), "--persist-every", "4steps", "--persist-log", *options)
+        self.proxyd = RunningProxyd(self.socket, ranks, persist, folder / "proxyd.log")
+        command = self.command("--steps", "1000000", "--losses", str(self.losses), "--pace", "0.01")
+        self.run = subprocess.Popen(
+            [str(proxied.BIN / "proxyrun"), "--socket", str(self.socket), *command],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        if self.ranks == 1:
+            return proxied.python(SCRIPT, *arguments)
+        return proxied.torchrun(self.ranks, SCRIPT, *arguments)
+
+    def status(self) -> Any:
+        with blocking_channel(self.socket) as channel:
+            return rpc.DaemonStub(channel).GetStatus(pb.StatusRequest(), timeout=30)
+
+    def logged_step(self) -> int:
+        """Up to which every rank's log is said to be durable, behind a set."""
+        assert self.run.poll() is None
+        ranks = self.status().ranks
+        here = len(ranks) == self.ranks and all(rank.persisted_step for rank in ranks)
+        return min(rank.logged_step for rank in ranks) if here else 0
+
+    def cut_power(self) -> None:
+        """All processes at once, and all memory."""
+        directories = runtime_directories()
+        doomed: list[psutil.Process] = []
+        for pid in (self.proxyd.pid, self.run.pid):
+            with contextlib.suppress(psutil.Error):
+                doomed += [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        doomed += [
+            p for p in psutil.process_iter() if any(str(d) in " ".join(command_of(p)) for d in directories)
+        ]
+        for process in doomed:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.proxyd.process.wait()
+        self.run.wait()
+        psutil.wait_procs(doomed, timeout=30)
+        for directory in directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def trained(self) -> list[str]:
+        """A line for each step that ended."""
+        return [line for line in self.losses.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+@contextlib.contextmanager
+def powered(folder: Path, ranks: int, *options: str) -> Iterator[Powered]:
+    node = Powered(folder, ranks, *options)
+    try:
+        yield node
+    finally:
+        node.cut_power()
+
+
+def snapshots(*arguments: str, status: int = 0) -> str:
+    """`recoveryctl snapshots …`: what it says."""
+    done = subprocess.run(
+        [*HERE, "recovery.recoveryctl", "snapshots", *arguments],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_goes_on(node: Powered, told: int) -> None:
+    """Replay, export, resume: the losses of a run that never stopped."""
+    seen = node.trained()
+    said = snapshots("replay", str(node.store))
+    snapshots("export", str(node.store), str(node.folder / "out"))
+    found = re.search(r"^step (\d+) of job", said, re.MULTILINE)
+    assert found is not None, said
+    step = int(found[1])
+    assert step >= told
+    assert len(seen) - step <= 3, "that many minibatches were lost"
+    print(f"seed {SEED}: told durable {told}, seen {len(seen)}, replayed to {step}", file=sys.stderr)
+    whole, rest = node.folder / "whole", node.folder / "rest"
+    last = str(max(step + MORE, len(seen)))
+    for arguments in (["--losses", str(whole)], ["--losses", str(rest), "--resume", str(node.folder / "out")]):
+        ended = proxied.run(node.command("--steps", last, *arguments), folder=node.folder)
+        assert ended.status == 0, ended.output
+    lines = whole.read_text().splitlines(keepends=True)
+    assert seen == lines[: len(seen)]
+    assert rest.read_text().splitlines(keepends=True) == lines[step:]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        pytest.param(1, (), id="one rank"),
+        pytest.param(2, (), id="two ranks", marks=pytest.mark.long),
+        pytest.param(2, ("--persist-only",), id="two ranks, storage only", marks=pytest.mark.long),
+        pytest.param(2, ("--optimizer-preimages", "off"), id="no pre-images", marks=pytest.mark.long),
+    ],
+)
+def test_a_training_whose_node_lost_power_goes_on_from_its_last_minibatch_or_so_bit_for_bit(
+    tmp_path: Path, ranks: int, options: tuple[str, ...]
+) -> None:
+    chance = random.Random(f"{SEED} {ranks} {options}")
+    with powered(tmp_path, ranks, *options) as node:
+        step = chance.randrange(5, 60)
+        until(lambda: node.logged_step() > step, "a durable log", within_s=120)
+        told = node.logged_step()
+        node.cut_power()
+    assert_goes_on(node, told)
+    assert proxied.left_behind() == []
