@@ -85,6 +85,14 @@ LogFiller::LogFiller(LogMap& log, uint64_t offset)
   for (uint64_t i = 0; i < log.segment_count(); i++)
     page.segment_of[(first_segment_ + i) % log.segment_count()] = static_cast<uint32_t>(i);
   page.freed_segments.store(first_segment_);
+  // What lies before in the segment was not copied; for who reads a log from there on it is one record.
+  const uint64_t before = offset % log.segment_bytes();
+  if (before == 0) return;
+  if (before < sizeof(Record)) throw LogError("no record ends there");
+  if (!reserve_memory(log.at(offset - before), sizeof(Record)))
+    throw LogError("there is no memory in /dev/shm");
+  const Record pad{static_cast<uint32_t>(before), static_cast<uint16_t>(Kind::kPad), 0, 0, 0};
+  std::memcpy(log.at(offset - before), &pad, sizeof pad);
 }
 
 void LogFiller::put_records(const uint8_t* bytes, uint64_t count) {
