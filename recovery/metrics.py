@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from recovery.jobs import CopyCounts, Job, Session
+from recovery.jobs import CopyCounts, Job, LogCounts, Session
 from recovery.settings import BadInput, parse_address
 
 log = structlog.get_logger()
@@ -24,6 +24,14 @@ SCRAPE_WITHIN_S = 5
 OF_SESSION: Mapping[str, tuple[str, Callable[[Session], float]]] = {
     "persist_trouble": ("1 while snapshots do not get to storage", lambda s: bool(s.persist_note)),
     "persist_interval": ("Steps between snapshots on storage; 0: time decides", lambda s: s.persist_interval),
+    "persist_log_step": (
+        "Step of the newest commit up to which the log is on storage",
+        lambda s: s.logged_step,
+    ),
+    "persist_log_lag_bytes": (
+        "Bytes of the log that are to follow there",
+        lambda s: s.log_lag if s.logged_offset else 0,
+    ),
     "persist_log_trouble": ("1 while a log does not get to storage", lambda s: bool(s.log_note)),
     "mirror_trouble": ("1 while snapshots do not get to the second tier", lambda s: bool(s.mirror_note)),
     "migratable": ("1 if the worker's process could be moved", lambda s: s.migratable == "yes"),
@@ -37,8 +45,6 @@ OF_RANK = {
     "shadow_bytes": "Bytes of private state shadowed in host memory",
     "snapshot_bytes": "Bytes of snapshots in host memory",
     "persisted_step": "Step of the newest snapshot that is durable on all ranks",
-    "logged_step": "Step of the newest commit up to which the log is on storage",
-    "log_lag_bytes": "Bytes of the log that are to follow there",
     "mirrored_step": "Step of the newest snapshot in the second tier",
     "backpressure": "1 while the worker waits for space in the log",
 }
@@ -51,6 +57,12 @@ OF_COPIES = {
     "failures": "Failures to copy snapshots to {}, or to remove there what is not to be kept",
 }
 """Of each job's `persist` and `mirror`."""
+OF_LOGS = {
+    "bytes": "Bytes of the stored log, templates and descriptions included",
+    "gaps": "Times that a log was let go of before it was stored: what lies before a gap is of no use",
+    "failures": "Failures to store a log",
+}
+"""Of each job's `stored_log`."""
 
 
 class Metrics(Collector):
@@ -84,6 +96,11 @@ class Metrics(Collector):
             for kind, where in COPIES.items()
             for name, text in OF_COPIES.items()
         }
+        self._stored_log = {
+            name: Counter(f"understudy_persist_log_{name}", text, registry=self.registry)
+            for name, text in OF_LOGS.items()
+        }
+        self._seen_logs: dict[str, LogCounts] = {}
 
     def absorb(self, job: Job) -> None:
         """Count what has come since the last time; to be called once more before a job is forgotten."""
@@ -100,6 +117,11 @@ class Metrics(Collector):
             counter.inc(getattr(getattr(job, kind), name) - getattr(seen, name))
         for kind in COPIES:
             self._seen_copies[job.name, kind] = replace(getattr(job, kind))
+        for name, counter in self._stored_log.items():
+            counter.inc(
+                getattr(job.stored_log, name) - getattr(self._seen_logs.get(job.name, LogCounts()), name)
+            )
+        self._seen_logs[job.name] = replace(job.stored_log)
 
     def forget(self, job: Job) -> None:
         """A job has ended."""
@@ -107,6 +129,7 @@ class Metrics(Collector):
         del self._seen[job.name]
         for kind in COPIES:
             del self._seen_copies[job.name, kind]
+        del self._seen_logs[job.name]
 
     def describe(self) -> Iterable[Metric]:
         """Nothing in advance: registering must not ask for values."""

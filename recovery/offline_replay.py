@@ -27,7 +27,7 @@ from recovery.facts import FaultFacts, FaultKind
 from recovery.jobs import Job, Session
 from recovery.leases import Leases
 from recovery.persistence.durable import Durable
-from recovery.persistence.layout import in_use
+from recovery.persistence.layout import ORIGIN, in_use
 from recovery.persistence.log_reach import Laid, Reach, lay_out, log_sizes
 from recovery.persistence.manifest import read_manifest
 from recovery.persistence.request import Persist, Written, decode_answer, encode
@@ -115,6 +115,7 @@ async def _replay(reach: Reach) -> Replayed:
         devices = [f"{driver}:{index}" for index in range(len(reach.ranks))]
         pool = ServerPool(devices, 0, runtime.path, default_command(socket, runtime.path, driver, GRACE_S))
         cleanup.push_async_callback(pool.stop)
+        cleanup.callback(_kill, pool)
         await pool.start()
         job = Job("replay", None, [])
         laid = {rank: _session(job, reach, rank, devices[rank], runtime) for rank in sorted(reach.ranks)}
@@ -251,6 +252,12 @@ def _describe(session: Session, serial: int, laid: Laid) -> None:
         (session.directory / f"client-{serial}").write_bytes(laid.description)
 
 
+def _kill(pool: ServerPool) -> None:
+    """What device servers hold is of no use any more, and some may hang."""
+    for server in pool.servers:
+        server.process.send(signal.SIGKILL)
+
+
 def _tell_origin(run: Path, reach: Reach) -> None:
     """Beside the new stores: what they were made of."""
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -258,7 +265,7 @@ def _tell_origin(run: Path, reach: Reach) -> None:
     origin: Mapping[str, object] = {
         "run": stored.run, "serial": stored.serial, "step": stored.step, "replayed_to": reach.step,
     }  # fmt: skip
-    path = run / "origin.json"
+    path = run / ORIGIN
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(json.dumps(origin))

@@ -65,7 +65,7 @@ def _ranks(ranks: Sequence[Any]) -> Table:
     table = Table()
     headings = (
         "job", "rank", "state", "worker", "server", "step", "phase", "log", "lag", "commit", "floor", "gen.",
-        "live", "undo", "shadow", "snapshot", "on disk", "mirrored", "recoveries",
+        "live", "undo", "shadow", "snapshot", "on disk", "its log", "mirrored", "recoveries",
     )  # fmt: skip
     for heading in headings:
         table.add_column(heading)
@@ -78,6 +78,7 @@ def _ranks(ranks: Sequence[Any]) -> Table:
             binary_size(rank.undo_bytes), binary_size(rank.shadow_bytes),
             f"{binary_size(rank.snapshot_bytes)} at {rank.snapshot_commit}" if rank.snapshot_bytes else "–",
             f"step {rank.persisted_step}" if rank.persisted_step else "–",
+            f"step {rank.logged_step}" if rank.logged_step else "–",
             f"step {rank.mirrored_step}" if rank.mirrored_step else "–",
             str(rank.recoveries),
         )  # fmt: skip

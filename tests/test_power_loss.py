@@ -115,7 +115,8 @@ def assert_goes_on(node: Powered, told: int) -> None:
     print(f"seed {SEED}: told durable {told}, seen {len(seen)}, replayed to {step}", file=sys.stderr)
     whole, rest = node.folder / "whole", node.folder / "rest"
     last = str(max(step + MORE, len(seen)))
-    for arguments in (["--losses", str(whole)], ["--losses", str(rest), "--resume", str(node.folder / "out")]):
+    resume = ["--resume", str(node.folder / "out")]
+    for arguments in (["--losses", str(whole)], ["--losses", str(rest), *resume]):
         ended = proxied.run(node.command("--steps", last, *arguments), folder=node.folder)
         assert ended.status == 0, ended.output
     lines = whole.read_text().splitlines(keepends=True)

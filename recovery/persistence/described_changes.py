@@ -23,7 +23,7 @@ class BadChanges(ValueError):
 
 def changes(before: Any, after: Any) -> Iterator[tuple[Path, Any]]:
     """Paths, and values of `after` at them; those below a path that is told are not told again."""
-    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+    if isinstance(before, dict) and isinstance(after, dict) and list(before) == list(after):
         for key, value in after.items():
             for path, changed in changes(before[key], value):
                 yield [key, *path], changed

@@ -1,5 +1,7 @@
 """Where stores lie: DIRECTORY/JOB/RUN/rank-R.store; rank-R.G.store after a snapshot outgrew the one before.
 
+Beside them rank-R.OFFSET.log, stored logs (stored_log.py).
+
 A run is one start of all workers of a job: the numbers of snapshots begin anew in each.
 """
 
@@ -10,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _STORE = re.compile(r"rank-(?P<rank>[0-9]{1,9})(\.(?P<growth>[0-9]{1,9}))?\.store")
@@ -66,6 +68,34 @@ def removable(run: Path) -> Iterator[bool]:
 def store_path(run: Path, rank: int, growth: int) -> Path:
     """Of a rank's store."""
     return run / (f"rank-{rank}.{growth}.store" if growth else f"rank-{rank}.store")
+
+
+ORIGIN = "origin.json"
+"""Beside the stores of a run that a replay made: what they were made of."""
+_LOG = re.compile(r"rank-(?P<rank>[0-9]{1,9})\.(?P<begin>[0-9]{1,20})\.log")
+
+
+@dataclass(frozen=True, order=True)
+class LogFile:
+    """`begin`: the log offset of its first record."""
+
+    rank: int
+    begin: int
+    path: Path = field(compare=False)
+
+
+def log_path(run: Path, rank: int, begin: int) -> Path:
+    """Of a file that begins at a log offset."""
+    return run / f"rank-{rank}.{begin}.log"
+
+
+def logs_of(run: Path) -> list[LogFile]:
+    """Stored logs in a run's directory, by rank and offset; raises OSError."""
+    found = []
+    for path in run.iterdir():
+        if match := _LOG.fullmatch(path.name):
+            found.append(LogFile(int(match["rank"]), int(match["begin"]), path))
+    return sorted(found)
 
 
 def stores_of(run: Path) -> list[StoreFile]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import replay
 from recovery.persistence.described_changes import Descriptions
-from recovery.persistence.layout import in_use
+from recovery.persistence.layout import in_use, log_path, logs_of
 from recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
 from recovery.persistence.stored_log import (
     About,
@@ -28,8 +28,6 @@ from recovery.persistence.stored_log import (
     Kind,
     encode_commit,
     ends_step,
-    log_path,
-    logs_of,
     read_frames,
 )
 from recovery.persistence.writer import read_description, sync_entries

@@ -54,7 +54,8 @@ class LogKeeping:
             self._caught_up_s = dict.fromkeys((s.rank for s in sessions), time.monotonic())
             for session in sessions:
                 session.log.describe_steps = True
-                session.log.log_uncopied_from = max(session.logged_offset, 1)
+                known = max(session.logged_offset, session.log.log_uncopied_from)  # to a proxyd that died
+                session.log.log_uncopied_from = max(known, 1)
             try:
                 ended = await self._follow_copier()
             except (OSError, ValueError) as problem:
@@ -83,20 +84,26 @@ class LogKeeping:
     def look(self, now: float) -> None:
         """Keep logs for who is about to copy them, and let go of files that no set needs."""
         for session in self._sessions:
-            if not session.active:
-                continue
-            committed = session.log.commits()[-1:]
-            waiting = session.log_lag
-            if not committed or committed[0].log_offset <= session.logged_offset:
-                self._caught_up_s[session.rank] = now
-            elif now - self._caught_up_s[session.rank] > LATE_S:
-                self._tell([session], f"storage is slow, {waiting} bytes of the log wait for it")
-            cap = session.log.segment_count * session.log.segment_bytes
-            session.log.log_uncopied_from = max(session.logged_offset, 1) if waiting < PATIENCE * cap else 0
-            oldest = min((one.log_offset for one in session.durable), default=0)
-            if self._pipe is not None and oldest > self._dropped.get(session.rank, 0):
-                self._dropped[session.rank] = oldest
-                self._pipe.write(encode(Drop(session.rank, oldest)))
+            if session.active:
+                self._keep(session, now)
+                self._drop(session)
+
+    def _keep(self, session: Session, now: float) -> None:
+        log, copied = session.log, session.logged_offset
+        if all(commit.log_offset <= copied for commit in log.commits()[-1:]):
+            self._caught_up_s[session.rank] = now
+        elif now - self._caught_up_s[session.rank] > LATE_S:
+            self._tell([session], f"storage is slow, {session.log_lag} bytes of the log wait for it")
+        if not copied and self._pipe is not None and now - self._caught_up_s[session.rank] <= LATE_S:
+            return  # the copier looks where its predecessor got to
+        patient = session.log_lag < PATIENCE * log.segment_count * log.segment_bytes
+        log.log_uncopied_from = max(copied, 1) if patient else 0
+
+    def _drop(self, session: Session) -> None:
+        oldest = min((one.log_offset for one in session.durable), default=0)
+        if self._pipe is not None and oldest > self._dropped.get(session.rank, 0):
+            self._dropped[session.rank] = oldest
+            self._pipe.write(encode(Drop(session.rank, oldest)))
 
     def _current(self) -> bool:
         return self._job.active_sessions() == self._sessions

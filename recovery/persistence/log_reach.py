@@ -13,16 +13,16 @@ from recovery.evidence import facts_of
 from recovery.facts import RankFacts
 from recovery.persistence.catalogue import StoredSet, read_run
 from recovery.persistence.described_changes import BadChanges, Descriptions
+from recovery.persistence.layout import LogFile, logs_of
 from recovery.persistence.reading import Damaged, SetReader, StoreError
 from recovery.persistence.stored_log import (
+    LARGEST_DICTIONARY,
     About,
     BadLog,
     Frame,
     Kind,
-    LogFile,
     StoredCommit,
     ends_step,
-    logs_of,
     read_about,
     read_commit,
     read_frames,
@@ -203,6 +203,8 @@ def log_sizes(reach: RankReach, step: int) -> dict[str, int]:
     if segments > MOST_SEGMENTS:
         raise BadLog(f"the stored log of rank {reach.rank} is larger than a log can be: {segments} segments")
     begin, until = reach.templates
+    if until - begin > LARGEST_DICTIONARY:
+        raise BadLog(f"the stored templates of rank {reach.rank} make no sense")
     # Ids that lie a dictionary's size apart would share a place; a multiple of it keeps regions whole.
     times = (until - begin) // about.dictionary_bytes + 2
     return {

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from recovery.persistence.catalogue import read_run
-from recovery.persistence.layout import removable, stores_of
+from recovery.persistence.layout import ORIGIN, logs_of, removable, stores_of
 from recovery.persistence.retention import LocalRun, superfluous_runs
 
 
@@ -24,7 +24,7 @@ def remove_old_runs(job: Path, present: str, keep: int) -> list[str]:
 def _look(run: Path) -> LocalRun:
     found = read_run(run)
     newest = max((one.time_ns for one in found.sets), default=run.stat().st_mtime_ns)
-    is_ours = any(stores_of(run))
+    is_ours = bool(stores_of(run) or logs_of(run))
     return LocalRun(run.name, newest, any(one.complete for one in found.sets), is_ours and not found.problems)
 
 
@@ -40,7 +40,8 @@ def _remove(run: Path) -> bool:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return False  # its writer lives
-        for path in files:  # a part of a set does not count, whenever this is cut short
+        beside = [*(file.path for file in logs_of(run)), run / ORIGIN]
+        for path in [*files, *beside]:  # a part of a set does not count, whenever this is cut short
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something else is in it
             run.rmdir()

@@ -7,19 +7,16 @@ commit, or is refused.
 from __future__ import annotations
 
 import json
-import re
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import BinaryIO
 
 import replay
 
 VERSION = 1
 _FORMAT = "understudy-log"
-_NAME = re.compile(r"rank-(?P<rank>[0-9]{1,9})\.(?P<begin>[0-9]{1,20})\.log")
 _HEAD = struct.Struct("<4sIQQ")
 """Magic, kind, number, bytes of content; XXH3-64 follows."""
 _DIGEST = struct.Struct("<Q")
@@ -93,32 +90,9 @@ class Frame:
     end: int
 
 
-@dataclass(frozen=True, order=True)
-class LogFile:
-    """`begin`: the log offset of its first record."""
-
-    rank: int
-    begin: int
-    path: Path = field(compare=False)
-
-
 def ends_step(commit: replay.Commit) -> bool:
     """Whether it lies right behind an optimizer's step, where snapshots are taken."""
     return commit.call == 0 and not commit.optimizer
-
-
-def log_path(run: Path, rank: int, begin: int) -> Path:
-    """Of a file that begins at a log offset."""
-    return run / f"rank-{rank}.{begin}.log"
-
-
-def logs_of(run: Path) -> list[LogFile]:
-    """What a run's directory holds, by rank and offset; raises OSError."""
-    found = []
-    for path in run.iterdir():
-        if match := _NAME.fullmatch(path.name):
-            found.append(LogFile(int(match["rank"]), int(match["begin"]), path))
-    return sorted(found)
 
 
 class Chain:
