@@ -59,7 +59,7 @@ demo: setup  ## train natively, under the proxy, and with a device server killed
 	@$(PY) bench/demo.py
 
 test: setup  ## the whole test suite, against the installed packages
-	@$(VENV)/bin/pytest
+	@$(VENV)/bin/pytest -n 2 --dist worksteal
 
 test-long: setup  ## in full what tests of `make test` only sample; those are not run again
 	@$(VENV)/bin/pytest -m long
