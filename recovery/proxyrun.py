@@ -83,6 +83,7 @@ def parse(arguments: list[str] | None = None) -> Order:
     )
     parser.add_argument("--persist-slots", type=int, metavar="N", help="of the embedded proxyd (3)")
     parser.add_argument("--persist-only", action="store_true", help="of the embedded proxyd (off)")
+    parser.add_argument("--persist-log", action="store_true", help="of the embedded proxyd (off)")
     parser.add_argument("--keep-runs", type=int, metavar="N", help="of the embedded proxyd (3)")
     parser.add_argument("--mirror", default="", metavar="URL", help="of the embedded proxyd (off)")
     parser.add_argument("--keep-last", type=int, metavar="N", help="of the embedded proxyd (3)")
@@ -131,10 +132,11 @@ def _persistence(given: Any) -> list[str]:
             if not given.persist:
                 raise BadInput(f"--{flag} {value} is of no use without --persist DIRECTORY")
             options.append(f"--{flag}={value}")
-    if given.persist_only:
-        if not given.persist:
-            raise BadInput("--persist-only is of no use without --persist DIRECTORY")
-        options.append("--persist-only")
+    for flag in ("persist-only", "persist-log"):
+        if getattr(given, flag.replace("-", "_")):
+            if not given.persist:
+                raise BadInput(f"--{flag} is of no use without --persist DIRECTORY")
+            options.append(f"--{flag}")
     return options
 
 

@@ -5,6 +5,7 @@ No proxyd is needed, but for `restore`; nothing that is there is changed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -21,6 +22,7 @@ from recovery.asking import Failure, SocketOption, ask, looking
 from recovery.asking import JobOption as RunningJobOption
 from recovery.control import pb
 from recovery.persistence.catalogue import Catalogue, StoredSet
+from recovery.persistence.layout import logs_of
 from recovery.persistence.mirror import Mirror
 from recovery.persistence.remote import Remote
 from recovery.persistence.tiers import Tier, tier_at
@@ -85,8 +87,21 @@ def list_snapshots(where: PlaceArgument, job: JobOption = "", as_json: JsonOptio
         )  # fmt: skip
     console = make_console()
     console.print(table if found.sets else f"no snapshots in {where}")
+    if logged := _with_log(found):
+        console.print(f"behind step {logged.step} of job {logged.job} lies a stored log: see `replay`")
     for problem in found.problems:
         console.print(problem, style="yellow")
+
+
+def _with_log(found: Catalogue) -> StoredSet | None:
+    """The newest complete set, if a stored log lies behind it."""
+    newest = next((one for one in found.sets if one.complete), None)
+    if newest is None:
+        return None
+    run = newest.parts[0].path.parent
+    with contextlib.suppress(OSError):  # fetched from a second tier, which has none
+        return newest if logs_of(run) else None
+    return None
 
 
 @app.command()
@@ -149,10 +164,17 @@ def export(
     def use(ready: StoredSet) -> list[str]:  # every byte is checked
         return [f"not included: {what}" for what in write(ready, out, form)]
 
-    one, told = with_newest(tier_at(where), where, job, serial, out, use)
+    tier = tier_at(where)
+    one, told = with_newest(tier, where, job, serial, out, use)
     for sentence in told:
         typer.echo(sentence)
     typer.echo(f"step {one.step} of job {one.job}, written {when(one)}, is in {out}")
+    logged = _with_log(read(tier, where, job)) if serial is None else None
+    if logged and (logged.job, logged.run, logged.serial) == (one.job, one.run, one.serial):
+        typer.echo(
+            f"behind it lies a stored log: to go further, `recoveryctl snapshots replay {where}`, then "
+            "export again"
+        )
 
 
 @app.command("replay")

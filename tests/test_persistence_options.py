@@ -173,7 +173,7 @@ def test_a_job_has_a_name_that_fits_in_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", ["proxyd", "proxyrun"])
 def test_what_needs_a_directory_is_refused_without_one(program: str, tmp_path: Path) -> None:
     rest = ["--devices", "cpu:1"] if program == "proxyd" else ["true"]
-    for option in ("--persist-only", "--persist-overhead=3%"):
+    for option in ("--persist-only", "--persist-log", "--persist-overhead=3%"):
         status, said = command(program, "--socket", str(tmp_path / "socket"), option, *rest)
         told = option.replace("=", " ")
         assert status == 2 and said == f"{program}: {told} is of no use without --persist DIRECTORY\n", said
@@ -182,6 +182,7 @@ def test_what_needs_a_directory_is_refused_without_one(program: str, tmp_path: P
 @pytest.mark.parametrize("name", OF_PERSIST)
 def test_no_option_of_persist_is_passed_over_in_silence(name: str) -> None:
     flag = f"--{name.replace('_', '-')}"
-    value = {"persist_only": [], "mirror": ["s3://a/b"], "persist_every": ["9"]}.get(name, ["8"])
+    unlike = {"persist_only": [], "persist_log": [], "mirror": ["s3://a/b"], "persist_every": ["9"]}
+    value = unlike.get(name, ["8"])
     with pytest.raises(BadInput, match=f"{flag}.* is of no use without --persist DIRECTORY"):
         settings_of(["--devices", "cpu:1", flag, *value])

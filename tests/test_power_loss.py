@@ -19,6 +19,7 @@ import pytest
 from proxied import until
 from running_node import HERE, runtime_directories
 from running_proxyd import RunningProxyd
+from small_disks import tiny_file_system
 from test_persistence import command_of
 
 from recovery.control import blocking_channel, pb, rpc
@@ -32,16 +33,20 @@ MORE = 5
 class Powered:
     """A node with a training on it, until the power goes."""
 
-    def __init__(self, folder: Path, ranks: int, *options: str) -> None:
+    def __init__(self, folder: Path, ranks: int, *options: str, store: Path | None = None) -> None:
         self.folder, self.ranks = folder, ranks
-        self.socket, self.store, self.losses = folder / "proxyd.sock", folder / "store", folder / "losses"
-        persist = ("--persist", str(self.store), "--persist-every", "4steps", "--persist-log", *options)
-        self.proxyd = RunningProxyd(self.socket, ranks, persist, folder / "proxyd.log")
+        self.socket, self.losses = folder / "proxyd.sock", folder / "losses"
+        self.store = store or folder / "store"
+        self.options = ("--persist", str(self.store), "--persist-every", "4steps", "--persist-log", *options)
+        self.proxyd = self.start()
         command = self.command("--steps", "1000000", "--losses", str(self.losses), "--pace", "0.01")
         self.run = subprocess.Popen(
             [str(proxied.BIN / "proxyrun"), "--socket", str(self.socket), *command],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
+
+    def start(self) -> RunningProxyd:
+        return RunningProxyd(self.socket, self.ranks, self.options, self.folder / "proxyd.log")
 
     def command(self, *arguments: str) -> list[str]:
         if self.ranks == 1:
@@ -84,8 +89,8 @@ class Powered:
 
 
 @contextlib.contextmanager
-def powered(folder: Path, ranks: int, *options: str) -> Iterator[Powered]:
-    node = Powered(folder, ranks, *options)
+def powered(folder: Path, ranks: int, *options: str, store: Path | None = None) -> Iterator[Powered]:
+    node = Powered(folder, ranks, *options, store=store)
     try:
         yield node
     finally:
@@ -144,3 +149,80 @@ def test_a_training_whose_node_lost_power_goes_on_from_its_last_minibatch_or_so_
         node.cut_power()
     assert_goes_on(node, told)
     assert proxied.left_behind() == []
+
+
+@pytest.mark.long
+def test_what_else_breaks_before_the_power_goes_leaves_no_gap(tmp_path: Path) -> None:
+    with powered(tmp_path, 2) as node:
+        until(node.logged_step, "a durable log", within_s=120)
+        for disturb in (kill_copier, kill_server, kill_proxyd):
+            disturb(node)
+            step = max(rank.step for rank in node.status().ranks)
+            until(lambda step=step: node.logged_step() > step, "a durable log", within_s=120)  # type: ignore[misc]
+        told = node.logged_step()
+        node.cut_power()
+    assert_goes_on(node, told)
+    assert proxied.left_behind() == []
+
+
+def kill_copier(node: Powered) -> None:
+    (copier,) = copiers(node)
+    copier.kill()
+    until(lambda: copier not in copiers(node) and copiers(node), "another copier")
+
+
+def copiers(node: Powered) -> list[psutil.Process]:
+    known = psutil.Process(node.proxyd.pid).children(recursive=True)
+    return [one for one in known if "recovery.persistence.log_copier" in command_of(one)]
+
+
+def kill_server(node: Powered) -> None:
+    psutil.Process(node.status().ranks[1].server_pid).kill()
+    until(lambda: all(rank.recoveries for rank in node.status().ranks if rank.rank == 1), "its recovery")
+
+
+def kill_proxyd(node: Powered) -> None:
+    node.proxyd.process.kill()
+    node.proxyd.process.wait()
+    node.proxyd = node.start()
+
+
+@pytest.mark.long
+def test_a_full_disk_is_told_of_and_training_and_then_its_log_go_on(tmp_path: Path) -> None:
+    with tiny_file_system(tmp_path, "8m") as disk:
+        filler = disk / "filler"
+        with powered(tmp_path, 1, store=disk / "store") as node:
+            until(node.logged_step, "a durable log", within_s=120)
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+
+            def told() -> bool:
+                return "the log does not reach" in node.status().ranks[0].note
+
+            until(told, "trouble in the status")
+            step = node.status().ranks[0].step
+            until(lambda: node.status().ranks[0].step > step + 50, "more steps")
+            filler.unlink()
+            until(lambda: not told() and node.logged_step() > step + 50, "a durable log")
+            durable = node.logged_step()
+            node.cut_power()
+        assert_goes_on(node, durable)
+
+
+def test_a_replay_that_is_told_to_stop_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    with powered(tmp_path, 1) as node:
+        until(lambda: node.logged_step() > 5, "a durable log", within_s=120)
+        node.cut_power()
+    before = sorted(node.store.rglob("*"))
+    replaying = subprocess.Popen(
+        [*HERE, "recovery.recoveryctl", "snapshots", "replay", str(node.store)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    until(runtime_directories, "its runtime directory")
+    replaying.terminate()
+    said, _ = replaying.communicate(timeout=60)
+    assert replaying.returncode == 2 and "it was interrupted; nothing has changed" in said, said
+    assert sorted(node.store.rglob("*")) == before
+    assert proxied.left_behind() == []
+    assert "of job" in snapshots("replay", str(node.store))
