@@ -303,6 +303,8 @@ def _tensor(tensor: Any) -> dict[str, Any]:
         return described | {"handle": handle, "offset": offset}
     if tensor.device.type != "cpu" or tensor.nbytes > LARGEST_CPU_TENSOR:
         return described | {"omitted": f"{tensor.nbytes} bytes on {tensor.device}"}
-    content = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    content = tensor
+    if tensor.is_conj() or tensor.is_neg() or not tensor.is_contiguous():  # each of these takes microseconds
+        content = tensor.detach().resolve_conj().resolve_neg().contiguous()
     data = ctypes.string_at(content.data_ptr(), content.nbytes) if content.nbytes else b""
     return described | {"stride": list(content.stride()), "content": base64.b64encode(data).decode()}
