@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,8 @@ def new_run(reach: Reach) -> Path:
 
 def replay_stored(reach: Reach) -> Replayed:
     """Do it, as long as it takes; raises NotReplayed.  Nothing is left behind but the new set."""
+    if (written := new_run(reach)).exists():
+        raise NotReplayed(f"{written} is there already: export it, or remove it to replay once more")
     return asyncio.run(_cancelled_by_signals(reach))
 
 
@@ -133,8 +136,9 @@ async def _replay(reach: Reach) -> Replayed:
         for session in job.sessions.values():
             _describe(session, serial, laid[session.rank])
         written = new_run(reach)
-        _tell_origin(written, reach)
-        await _write(job, serial, written)
+        with _whole_or_not_at_all(written):
+            _tell_origin(written, reach)
+            await _write(job, serial, written)
         return Replayed(written, reach.step, values, compared)
 
 
@@ -258,9 +262,19 @@ def _kill(pool: ServerPool) -> None:
         server.process.send(signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def _whole_or_not_at_all(run: Path) -> Iterator[None]:
+    """That directory; raises OSError if it is there already."""
+    run.mkdir(mode=0o700)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(run, ignore_errors=True)
+        raise
+
+
 def _tell_origin(run: Path, reach: Reach) -> None:
     """Beside the new stores: what they were made of."""
-    run.mkdir(mode=0o700, parents=True, exist_ok=True)
     stored = reach.stored
     origin: Mapping[str, object] = {
         "run": stored.run, "serial": stored.serial, "step": stored.step, "replayed_to": reach.step,
