@@ -7,9 +7,11 @@ import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,11 @@ from small_disks import tiny_file_system
 from test_persistence import command_of
 
 from recovery.control import blocking_channel, pb, rpc
+from recovery.persistence.layout import logs_of, runs_of
+from recovery.persistence.stored_log import Chain, Kind, read_commit, read_frames
 
 SCRIPT = proxied.WORKLOADS / "replayable.py"
+HOST_TO_DEVICE, INPUT_BYTES = 6, 16 * 24 * 4
 SEED = int(os.environ.get("UNDERSTUDY_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 MORE = 5
 """Steps behind the one that was replayed to."""
@@ -33,13 +38,16 @@ MORE = 5
 class Powered:
     """A node with a training on it, until the power goes."""
 
-    def __init__(self, folder: Path, ranks: int, *options: str, store: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, ranks: int, *options: str, store: Path | None = None, hold: int = 0
+    ) -> None:
         self.folder, self.ranks = folder, ranks
         self.socket, self.losses = folder / "proxyd.sock", folder / "losses"
         self.store = store or folder / "store"
         self.options = ("--persist", str(self.store), "--persist-every", "4steps", "--persist-log", *options)
         self.proxyd = self.start()
-        command = self.command("--steps", "1000000", "--losses", str(self.losses), "--pace", "0.01")
+        command = self.command("--steps", "1000000", "--losses", str(self.losses), "--pace", "0.01",
+                               "--hold", str(hold))  # fmt: skip
         self.run = subprocess.Popen(
             [str(proxied.BIN / "proxyrun"), "--socket", str(self.socket), *command],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -89,8 +97,10 @@ class Powered:
 
 
 @contextlib.contextmanager
-def powered(folder: Path, ranks: int, *options: str, store: Path | None = None) -> Iterator[Powered]:
-    node = Powered(folder, ranks, *options, store=store)
+def powered(
+    folder: Path, ranks: int, *options: str, store: Path | None = None, hold: int = 0
+) -> Iterator[Powered]:
+    node = Powered(folder, ranks, *options, store=store, hold=hold)
     try:
         yield node
     finally:
@@ -112,9 +122,9 @@ def assert_goes_on(node: Powered, told: int) -> None:
     seen = node.trained()
     said = snapshots("replay", str(node.store))
     snapshots("export", str(node.store), str(node.folder / "out"))
-    found = re.search(r"^step (\d+) of job", said, re.MULTILINE)
+    found = re.search(r"^step (\d+) of job|leads no further .*step (\d+)", said, re.MULTILINE)
     assert found is not None, said
-    step = int(found[1])
+    step = int(found[1] or found[2])
     assert step >= told
     assert len(seen) - step <= 3, "that many minibatches were lost"
     print(f"seed {SEED}: told durable {told}, seen {len(seen)}, replayed to {step}", file=sys.stderr)
@@ -210,19 +220,69 @@ def test_a_full_disk_is_told_of_and_training_and_then_its_log_go_on(tmp_path: Pa
         assert_goes_on(node, durable)
 
 
-def test_a_replay_that_is_told_to_stop_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    with powered(tmp_path, 1) as node:
-        until(lambda: node.logged_step() > 5, "a durable log", within_s=120)
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the power cut left of a rank alone: a set of step 28 or before, and the log up to 31."""
+    with powered(tmp_path_factory.mktemp("lost"), 1, hold=31) as node:
+        until(lambda: node.logged_step() == 31, "a durable log", within_s=120)
         node.cut_power()
-    before = sorted(node.store.rglob("*"))
+    return node.store
+
+
+def test_a_replay_that_is_told_to_stop_leaves_everything_as_it_was(lost: Path) -> None:
+    before = sorted(lost.rglob("*"))
     replaying = subprocess.Popen(
-        [*HERE, "recovery.recoveryctl", "snapshots", "replay", str(node.store)],
+        [*HERE, "recovery.recoveryctl", "snapshots", "replay", str(lost)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     until(runtime_directories, "its runtime directory")
     replaying.terminate()
     said, _ = replaying.communicate(timeout=60)
     assert replaying.returncode == 2 and "it was interrupted; nothing has changed" in said, said
-    assert sorted(node.store.rglob("*")) == before
+    assert sorted(lost.rglob("*")) == before
     assert proxied.left_behind() == []
-    assert "of job" in snapshots("replay", str(node.store))
+
+
+def test_a_replay_that_gives_other_values_than_the_script_was_given_is_refused(
+    lost: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(lost, store)
+    for one in [file for run in runs_of(store) for file in logs_of(run)]:
+        spoil_inputs(one.path)
+    before = sorted(store.rglob("*"))
+    said = snapshots("replay", str(store), status=2)
+    assert "are others in the replay: this program's log is not replayable" in said
+    assert "can still be exported" in said
+    assert sorted(store.rglob("*")) == before
+    assert proxied.left_behind() == []
+
+
+def spoil_inputs(path: Path) -> None:
+    """Other data for every step, under checksums that are right."""
+    content, spoilt = path.read_bytes(), b""
+    chain = Chain()
+    for frame in read_frames(BytesIO(content), len(content)):
+        body = bytearray(frame.content)
+        at = 0
+        while frame.kind is Kind.RECORDS and at < len(body):
+            count, kind, frees = struct.unpack_from("<IHH", body, at)
+            words = at + 24 + 8 * frees
+            if kind == HOST_TO_DEVICE and struct.unpack_from("<Q", body, words + 8) == (INPUT_BYTES,):
+                body[words + 16 : words + 16 + INPUT_BYTES] = bytes(INPUT_BYTES)
+            at += count
+        spoilt += chain.encode(frame.kind, frame.number, bytes(body))
+    path.write_bytes(spoilt)
+
+
+def test_a_log_whose_end_is_damaged_leads_to_the_step_before_and_says_so(lost: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(lost, store)
+    (log,) = [file.path for run in runs_of(store) for file in logs_of(run)]
+    content = log.read_bytes()
+    commits = [f for f in read_frames(BytesIO(content), len(content)) if f.kind is Kind.COMMIT]
+    log.write_bytes(content[: commits[-2].end] + bytes(len(content) - commits[-2].end))
+    assert [read_commit(one.content).commit.step for one in commits][-2:] == [30, 31]
+    said = snapshots("replay", str(store))
+    assert f"what follows byte {commits[-2].end} of {len(content)} is not whole" in said
+    assert "step 30 of job" in said

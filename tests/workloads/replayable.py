@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="what an export wrote")
     parser.add_argument("--losses", type=Path, help="one line a step, as it ends")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that each step's data take")
+    parser.add_argument("--hold", type=int, help="stand still behind this step")
     given = parser.parse_args()
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = torch.device("cuda", rank)
@@ -55,6 +57,8 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             losses.write(f"{step} {loss.item().hex()}\n")
+            if step == given.hold:
+                signal.pause()
     if world > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
