@@ -20,6 +20,7 @@ from proxy_client.placement import Placement
 
 IMPOSSIBLE = {
     "UNDERSTUDY_SOCKET": ["/tmp/directory/"],
+    "UNDERSTUDY_SHARED_MEMORY": ["shm", "/no/such/place"],
     "UNDERSTUDY_JOB": ["a b", "x" * 65, "näme"],
     "UNDERSTUDY_HOME": ["/no/such/place"],
     "UNDERSTUDY_PYTHON": ["/no/such/python", "/etc"],
@@ -35,6 +36,7 @@ IMPOSSIBLE = {
 }
 POSSIBLE = {
     "UNDERSTUDY_SOCKET": "/tmp/proxyd.sock",
+    "UNDERSTUDY_SHARED_MEMORY": "/dev/shm",
     "UNDERSTUDY_JOB": "0123abc",
     "UNDERSTUDY_HOME": "/tmp",
     "UNDERSTUDY_PYTHON": sys.executable,

@@ -82,9 +82,13 @@ def settle(node: Node) -> None:
 
 
 def kill_all_servers(node: Node) -> None:
-    for pid in node.servers():
+    """At once, as proxyd sees it: it does not recover the first before the last has died."""
+    servers = node.servers()
+    os.kill(node.proxyd.pid, signal.SIGSTOP)
+    for pid in servers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    os.kill(node.proxyd.pid, signal.SIGCONT)
 
 
 def await_recoveries(node: Node, count: int) -> None:
