@@ -1,0 +1,200 @@
+// Going back: in place by pre-images, or a fresh server from shadows, a snapshot or replicas.
+#include "proxy_server/csrc/device_state.h"
+#include "replay/csrc/manifest.h"
+
+namespace understudy::server {
+
+using replay::CommitEntry;
+using replay::LogError;
+using replay::Manifest;
+using replay::Setting;
+
+// And where what it names lies. A commit that the rank was brought to by its snapshot has none of its own.
+Manifest DeviceState::manifest_of(uint64_t number, const uint8_t*& base) const {
+  const CommitEntry& e = entry(number);
+  const bool own = e.manifest_bytes != 0 || !snapshots_.holds(number);
+  base = own ? shadows_.at(0) : snapshots_.at(0);
+  return own ? Manifest::read(shadows_.area(), e) : snapshots_.manifest(snapshots_.entry(number));
+}
+
+void DeviceState::load_generators(const Manifest& manifest, const uint8_t* base) {
+  std::map<uint64_t, at::Generator> kept;
+  for (const auto& g : manifest.generators) {
+    at::Generator generator = this->generator(g.generator);
+    driver_.set_state(generator, base + g.shadow_offset, g.bytes);
+    kept.emplace(g.generator, std::move(generator));
+  }
+  generators_ = std::move(kept);
+}
+
+void DeviceState::load_settings(const Manifest& manifest) {
+  for (const auto& s : manifest.settings) set(static_cast<Setting>(s.setting), s.value);
+}
+
+// Every commit stands at the beginning of a FORWARD_BACKWARD phase.
+void DeviceState::begin_forward(replay::ControlPage& page) {
+  phase(replay::Phase::kForwardBackward);
+  page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward));
+}
+
+std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
+  snapshots_.abandon();
+  communicators_.forget_in_flight(table_);
+  uploads_.clear();
+  driver_.synchronize();
+  const uint64_t bytes = table_.rewind(target);
+  auto& page = log_.page();
+  begin_forward(page);
+  page.commit_count.store(target, std::memory_order_release);
+  page.error_kind.store(0);
+  applied_floor_ = std::min(applied_floor_, target);
+  if (target == 0) {
+    floor_offset_ = 0;
+    start_of_session();
+    communicators_.restore({});
+    return {Position{}, bytes};
+  }
+  const CommitEntry e = entry(target);
+  floor_offset_ = std::min(floor_offset_, e.log_offset);
+  const uint8_t* base = nullptr;
+  const Manifest manifest = manifest_of(target, base);
+  shadows_.rewind(target);
+  for (auto& [handle, b] : table_.buffers()) b.shadow_version = b.digest_version = ~0ull;
+  if (driver_.device().is_cpu()) check_content(manifest);
+  load_generators(manifest, base);
+  load_settings(manifest);
+  communicators_.restore(manifest.communicators);
+  return {position_of(e), bytes};
+}
+
+// Memory that changed by itself since the commit: its pre-image, taken at the first write afterwards, is
+// wrong too, and only the commit's own digest knows. (On a GPU every byte would have to cross the bus.)
+void DeviceState::check_content(const Manifest& manifest) {
+  for (const auto& row : manifest.buffers) {
+    BufferTable::Buffer* b = table_.find(row.handle);
+    if (row.has_digest != 1 || b == nullptr || !b->available) continue;
+    b->digest = driver_.digest(b->content);
+    b->digest_version = b->version;
+    if (b->digest != row.digest)
+      throw LogError("buffer " + std::to_string(row.handle) + " (" + std::to_string(row.bytes) +
+                     " bytes) is not what it was at commit " + std::to_string(manifest.commit) +
+                     ": its memory was corrupted");
+  }
+}
+
+std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
+  auto& page = log_.page();
+  snapshots_.abandon();
+  communicators_.forget_in_flight(table_);
+  uploads_.clear();
+  driver_.synchronize();
+  begin_forward(page);
+  page.error_kind.store(0);
+  page.commit_count.store(target, std::memory_order_release);
+  applied_floor_ = target;
+  floor_offset_ = 0;
+  start_of_session();
+  table_.start_at(target);
+  shadows_.adopt({});
+  if (target == 0) {
+    communicators_.restore({});
+    return {Position{}, 0};
+  }
+  const CommitEntry e = entry(target);
+  floor_offset_ = e.log_offset;
+  const Manifest manifest = Manifest::read(shadows_.area(), e);
+  shadows_.adopt({{&manifest, &e, target}});
+  uint64_t bytes = 0;
+  for (const auto& row : manifest.buffers) {
+    adopt_buffer(row, shadows_.at(0));
+    if (row.shadow_offset == replay::kNotShadowed) continue;
+    BufferTable::Buffer& b = *table_.find(row.handle);
+    b.shadow_offset = row.shadow_offset;
+    b.shadow_version = b.version;
+    bytes += row.bytes;
+  }
+  load_generators(manifest, shadows_.at(0));
+  load_settings(manifest);
+  communicators_.restore(manifest.communicators);
+  return {position_of(e), bytes};
+}
+
+std::pair<Position, uint64_t> DeviceState::restore_snapshot(uint64_t target) {
+  CommitEntry e = snapshots_.entry(target);
+  const Manifest manifest = snapshots_.manifest(e);
+  restore(0);
+  applied_floor_ = target;
+  floor_offset_ = e.log_offset;
+  table_.start_at(target);
+  uint64_t bytes = 0;
+  for (const auto& row : manifest.buffers) {
+    adopt_buffer(row, snapshots_.at(0));
+    BufferTable::Buffer& b = *table_.find(row.handle);
+    if (row.shadow_offset == replay::kNotShadowed) continue;
+    b.snapshot_offset = row.shadow_offset;
+    b.snapshot_version = b.version;
+    bytes += row.bytes;
+  }
+  load_generators(manifest, snapshots_.at(0));
+  load_settings(manifest);
+  communicators_.restore(manifest.communicators);
+  // It is the rank's newest commit now, though without a manifest in `shadow`: that one is of the snapshot.
+  e.manifest_offset = e.manifest_bytes = 0;
+  e.flags &= replay::kCommitFreesApplied;
+  auto& page = log_.page();
+  page.commits[target % replay::kCommitRing] = e;
+  page.commit_count.store(target, std::memory_order_release);
+  return {position_of(e), bytes};
+}
+
+// A buffer of a commit, with its content if that lies in host memory.
+void DeviceState::adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base) {
+  if (row.has_digest == 2) {
+    table_.adopt(row.handle, without_content(row.bytes), false);
+    return;
+  }
+  BufferTable::Buffer& b = table_.adopt(row.handle, driver_.allocate(row.bytes), true);
+  if (row.shadow_offset == replay::kNotShadowed) return;
+  driver_.from_host(b.content, 0, row.bytes, base + row.shadow_offset);
+  if (row.has_digest == 1 && driver_.digest(b.content) != row.digest)
+    throw LogError("the shadow of buffer " + std::to_string(row.handle) + " is damaged");
+}
+
+c10::Storage DeviceState::without_content(uint64_t bytes) const {
+  return store_.hollow(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                                    c10::DataPtr(nullptr, driver_.device()), nullptr, false));
+}
+
+void DeviceState::create_without_content(uint64_t handle, uint64_t bytes) {
+  table_.create(handle, without_content(bytes)).available = false;
+}
+
+void DeviceState::adopt_replica(uint64_t handle, uint64_t offset, const void* data, uint64_t bytes) {
+  BufferTable::Buffer* b = table_.find(handle);
+  if (b == nullptr || offset > b->content.nbytes() || bytes > b->content.nbytes() - offset)
+    throw LogError("a replica sent bytes that do not fit buffer " + std::to_string(handle));
+  driver_.from_host(b->content, offset, bytes, data);
+  b->shadow_version = ~0ull;  // if it has one, that holds something else
+}
+
+void DeviceState::mark_lost(uint64_t handle) {
+  BufferTable::Buffer* b = table_.find(handle);
+  if (b == nullptr) throw LogError("a replica spoke of an unknown buffer");
+  b->available = false;
+}
+
+void DeviceState::complete_restore(const std::vector<std::pair<uint64_t, uint64_t>>& digests) {
+  for (const auto& [handle, expected] : digests) {
+    BufferTable::Buffer* b = table_.find(handle);
+    if (b == nullptr) throw LogError("a replicated buffer is not part of the commit");
+    if (!b->available) continue;
+    b->digest = driver_.digest(b->content);
+    b->digest_version = b->version;
+    b->replicated = true;
+    if (b->digest != expected)
+      throw LogError("buffer " + std::to_string(handle) +
+                     " copied from a replica differs from this rank's own at the commit");
+  }
+}
+
+}  // namespace understudy::server
