@@ -5,31 +5,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from compiled_programs import ROOT, THREAD_SANITIZER, compiled, need_thread_sanitizer
 
-ROOT = Path(__file__).resolve().parent.parent
 CSRC = Path("recovery/persistence/csrc")
-WORKLOADS = ROOT / "tests" / "workloads"
-COMPILER = os.environ.get("CXX", "g++")
 SHORT = ["ring-1-2", "ring-2-2", "alone-2-2", "alone-3-2", "alone-2-2-failing", "alone-3-2-failing"]
 SHORT += ["agreed-3-2", "agreed-3-2-failing", "ring-2-3"]
 LONG = ["ring-3-3", "alone-2-3", "alone-3-3", "agreed-4-3"]
 
 TAKE = "if (!head_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;"
-
-
-def compiled(program: Path, source: str, *flags: str, first: Path = ROOT, more: tuple[str, ...] = ()) -> Path:
-    """`first`: where headers are looked for before the repository."""
-    places = [f"-I{first}", f"-I{ROOT}", f"-I{WORKLOADS}", "-isystem", str(ROOT / "third_party")]
-    sources = [str(WORKLOADS / source), *(str(ROOT / CSRC / name) for name in more)]
-    command = [COMPILER, "-std=c++20", *flags, *places, *sources, "-o", str(program), "-pthread"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return program
 
 
 def run_model(program: Path, *scenarios: str) -> list[str]:
@@ -101,23 +89,16 @@ def test_the_same_orders_find_what_is_done_wrong(
 
 
 # ---------------------------------------------------------------- ThreadSanitizer
-RACE = "#include <thread>\nint n; int main() { std::thread t([] { n++; }); n++; t.join(); }\n"
 STORE = ("store_format.cpp", "superblocks.cpp", "snapshot_reader.cpp", "pipeline.cpp", "store.cpp")
+SOURCES = tuple(str(CSRC / name) for name in (*STORE, "recorded_disk.cpp"))
 
 
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stress program, where the compiler's ThreadSanitizer works: it must see a race."""
+    """The stress program, where the compiler's ThreadSanitizer works."""
     folder = tmp_path_factory.mktemp("sanitized")
-    (folder / "race.cpp").write_text(RACE)
-    flags = ["-fsanitize=thread", "-O1", "-g"]
-    build = [COMPILER, *flags, "-pthread", str(folder / "race.cpp"), "-o", str(folder / "race")]
-    if subprocess.run(build, capture_output=True).returncode != 0:
-        pytest.skip(f"{COMPILER} has no ThreadSanitizer")
-    seen = subprocess.run([folder / "race"], capture_output=True, text=True)
-    if "data race" not in seen.stderr:
-        pytest.skip(f"ThreadSanitizer does not work here: {seen.stderr[:200]}")
-    return compiled(folder / "stress", "store_stress.cpp", *flags, more=(*STORE, "recorded_disk.cpp"))
+    need_thread_sanitizer(folder)
+    return compiled(folder / "stress", "store_stress.cpp", *THREAD_SANITIZER, more=SOURCES)
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.long)])

@@ -208,8 +208,7 @@ void DeviceState::begin_snapshot(uint64_t serial, const CommitEntry& e) {
 bool DeviceState::snapshot_now() {
   if (!snapshots_.enabled() || log_.page().world > 1) return false;
   if (!snapshots_.holds(table_.epoch())) begin_snapshot(snapshots_.next_serial(), entry(table_.epoch()));
-  while (advance_snapshot(~0ull)) {
-  }
+  snapshots_.finish();
   if (!snapshots_.holds(table_.epoch())) return false;
   snapshots_.let_log_go(entry(table_.epoch()).log_offset);
   return true;

@@ -290,6 +290,7 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
   for (long sleep_ms = 1;; sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
     if (park_requested_.load()) return false;
     const uint32_t seen = page.tail_futex.load();
+    s.state->advance_snapshot(kSnapshotPortion);  // its copier may have ended before it could wake us
     page.server_sleeping.store(1, std::memory_order_seq_cst);
     if (!arrived()) replay::futex_wait(page.tail_futex, seen, sleep_ms);
     page.server_sleeping.store(0);

@@ -24,6 +24,18 @@ std::map<uint64_t, ShadowArea::Block>::iterator ShadowArea::erase(std::map<uint6
 }
 
 std::optional<uint64_t> ShadowArea::allocate(uint64_t bytes, uint64_t commit) {
+  const auto offset = place(bytes, commit);
+  if (!offset || backed(*offset, round_up(bytes))) return offset;
+  if (!replay::reserve_memory(area_.data + *offset, round_up(bytes))) {  // /dev/shm is full
+    erase(blocks_.find(*offset));
+    find_free_space();
+    return std::nullopt;
+  }
+  if (*offset <= backed_) backed_ = *offset + round_up(bytes);
+  return offset;
+}
+
+std::optional<uint64_t> ShadowArea::place(uint64_t bytes, uint64_t commit) {
   bytes = round_up(bytes);
   // Training repeats itself: a freed block of the same size almost always exists. Up to 1/4 waste is
   // accepted.
@@ -47,7 +59,6 @@ std::optional<uint64_t> ShadowArea::allocate(uint64_t bytes, uint64_t commit) {
     if (bytes > area_.bytes - top_) return std::nullopt;
   }
   const uint64_t offset = top_;
-  if (!replay::reserve_memory(area_.data + offset, bytes)) return std::nullopt;  // /dev/shm is full
   top_ += bytes;
   insert(offset, bytes, commit, commit);
   return offset;
@@ -76,6 +87,7 @@ void ShadowArea::rewind(uint64_t target) {
     it->second.last = std::min(it->second.last, target);
     ++it;
   }
+  if (top_ > backed_) find_free_space();  // which may not have got their memory
 }
 
 void ShadowArea::adopt(const std::vector<Published>& published) {
@@ -105,12 +117,14 @@ void ShadowArea::adopt(const std::vector<Published>& published) {
     end = offset + block.bytes;
   }
   find_free_space();
+  backed_ = top_;
 }
 
 void ShadowArea::clear() {
   blocks_.clear();
   used_ = 0;
   find_free_space();
+  backed_ = 0;
   replay::give_memory_back(area_.data, area_.bytes);
 }
 

@@ -5,6 +5,7 @@
 // every published commit whole.  A block belongs to commits `first` to `last` (of `snapshot`: to snapshots,
 // by serial).
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -28,6 +29,11 @@ class ShadowArea {
 
   // A new block for commit `commit`, or nothing if the area is full.
   std::optional<uint64_t> allocate(uint64_t bytes, uint64_t commit);
+  // The same, but if it is not backed() whoever writes there has to get the memory first.
+  std::optional<uint64_t> place(uint64_t bytes, uint64_t commit);
+  bool backed(uint64_t offset, uint64_t bytes) const { return offset + bytes <= backed_; }
+  // All blocks of place() have their memory now.
+  void all_backed() { backed_ = std::max(backed_, top_); }
   // The block is part of commit `commit` too.
   void keep(uint64_t offset, uint64_t commit);
   // Commits below `floor` will not be asked for again, but for these.
@@ -54,6 +60,7 @@ class ShadowArea {
   std::map<uint64_t, Block> blocks_;                // by offset
   std::multimap<uint64_t, uint64_t> free_by_size_;  // bytes -> offset: warm pages first
   uint64_t top_ = 0, used_ = 0;
+  uint64_t backed_ = 0;  // up to here there is memory for every byte
 };
 
 }  // namespace understudy::server

@@ -15,7 +15,15 @@ using replay::Manifest;
 using replay::SnapshotEntry;
 
 Snapshots::Snapshots(const Driver& driver, replay::LogMap& log, BufferTable& table)
-    : driver_(driver), log_(log), table_(table), area_(log.snapshots()) {
+    : driver_(driver),
+      log_(log),
+      table_(table),
+      area_(log.snapshots()),
+      // An executor that sleeps publishes what is whole; otherwise it looks now and then.
+      copier_([&page = log.page()] {
+        page.tail_futex.fetch_add(1);
+        replay::futex_wake(page.tail_futex);
+      }) {
   table_.set_capture(this);
   adopt();
 }
@@ -68,11 +76,12 @@ uint64_t Snapshots::ordered(uint64_t steps) const {
 
 void Snapshots::begin(uint64_t serial, const CommitEntry& commit, Manifest rest,
                       const std::vector<std::pair<uint64_t, at::Tensor>>& generators) {
-  while (advance(~0ull)) {  // orders follow one another closely: what is left are buffers that never change
-  }
+  finish();       // orders follow one another closely: what is left are buffers that never change
+  apply_floor();  // first, as all of its memory is taken now
+  if (suspended_) return;
   const uint64_t before = replay::now_ns();
   log_.page().snapshot_begun.store(serial, std::memory_order_release);
-  making_.emplace(Making{serial, commit, std::move(rest), {}, 0, 0, 0});
+  making_.emplace(Making{serial, commit, std::move(rest), {}, nullptr});
   Making& m = *making_;
   for (const auto& [id, state] : generators) {
     const auto place = area_.allocate(state.nbytes(), m.serial);
@@ -80,88 +89,111 @@ void Snapshots::begin(uint64_t serial, const CommitEntry& commit, Manifest rest,
     std::memcpy(area_.at(*place), state.const_data_ptr(), state.nbytes());
     m.manifest.generators.push_back({id, state.nbytes(), *place});
   }
+  if (!list_buffers(m)) return fail();
+  m.thread_began_ns = copier_.nanoseconds();
+  m.threaded = driver_.device().is_cpu() && copier_.start(m.list);
+  m.nanoseconds += replay::now_ns() - before;
+}
+
+bool Snapshots::list_buffers(Making& m) {
+  std::vector<CopyRow> copies;
+  copies.reserve(table_.size());
   m.manifest.buffers.reserve(table_.size());
   m.rows.reserve(table_.size());
   for (auto& [handle, b] : table_.buffers()) {
-    m.manifest.buffers.push_back(
-        {handle, b.content.nbytes(), 0, replay::kNotShadowed, b.available ? 1u : 2u});
-    m.rows.push_back({handle, b.content.nbytes(), 0, b.version});
-    if (b.available) b.captured = static_cast<uint32_t>(m.rows.size());
+    const uint64_t bytes = b.content.nbytes();
+    m.rows.push_back({handle, b.version});
+    auto& kept = m.manifest.buffers.emplace_back(handle, bytes, 0, replay::kNotShadowed, 1);
+    CopyRow& copy = copies.emplace_back();
+    if (!b.available) {
+      kept.has_digest = 2;
+      continue;
+    }
+    b.captured = static_cast<uint32_t>(m.rows.size());
+    if (b.snapshot_version == b.version) {  // the snapshot before has it already
+      area_.keep(b.snapshot_offset, m.serial);
+      kept.shadow_offset = b.snapshot_offset;
+    } else if (const auto place = area_.place(bytes, m.serial)) {
+      kept.shadow_offset = *place;
+      copy.copies = true;
+      copy.fresh = !area_.backed(*place, bytes);
+    } else {
+      return false;
+    }
+    copy.bytes = bytes;
+    copy.to = area_.at(kept.shadow_offset);
+    copy.digests = b.digest_version != b.version;
+    kept.digest = b.digest;
   }
-  m.nanoseconds += replay::now_ns() - before;
+  m.list = std::make_shared<CopyList>(std::move(copies), copy_to_host(m.rows));
+  return true;
+}
+
+// On the CPU any thread may copy: a buffer's memory stays where it is until before_change() or abandon(). On
+// a device only the executor's does, and what it enqueues there is in order.
+CopyList::Copy Snapshots::copy_to_host(const std::vector<Row>& rows) {
+  if (!driver_.device().is_cpu())
+    return [this, &rows](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
+      driver_.to_host(table_.find(rows[row].handle)->content, offset, bytes, to);
+    };
+  std::vector<const uint8_t*> memory;
+  memory.reserve(rows.size());
+  for (const Row& row : rows)
+    memory.push_back(static_cast<const uint8_t*>(table_.find(row.handle)->content.storage().data()));
+  return [memory = std::move(memory)](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
+    std::memcpy(to, memory[row] + offset, bytes);
+  };
 }
 
 bool Snapshots::advance(uint64_t bytes) {
   if (!making_) return false;
-  const uint64_t before = replay::now_ns();
-  // Small buffers cost more than their bytes say.
-  constexpr uint64_t kEach = 4096;
-  for (uint64_t done = 0; making_ && done < bytes && making_->next < making_->rows.size(); done += kEach) {
-    const Row& row = making_->rows[making_->next];
-    BufferTable::Buffer* b = table_.find(row.handle);
-    if (b == nullptr || b->captured != making_->next + 1) {
-      making_->next++;  // copied before it changed, or without content
-      continue;
-    }
-    const uint64_t portion = std::min(row.bytes - row.done, bytes - done);
-    if (copy(making_->next, portion)) {
-      b->captured = 0;
-      making_->next++;
-    }
-    done += portion;
+  Making& m = *making_;
+  if (!m.threaded) {
+    const uint64_t before = replay::now_ns();
+    const bool more = m.list->copy_some(bytes);
+    if (!more) m.list->finish();
+    m.nanoseconds += replay::now_ns() - before;
+    if (more) return true;
+  } else if (!m.list->finished()) {
+    return false;
   }
-  if (!making_) return false;
-  making_->nanoseconds += replay::now_ns() - before;
-  if (making_->next < making_->rows.size()) return true;
-  publish();
+  copier_.wait();
+  if (m.list->failed())
+    fail();
+  else
+    publish();
   return false;
 }
 
-void Snapshots::before_change(uint64_t, uint32_t captured) {
+void Snapshots::finish() {
   if (!making_) return;
   const uint64_t before = replay::now_ns();
-  copy(captured - 1, ~0ull);
-  if (making_) making_->nanoseconds += replay::now_ns() - before;
+  making_->list->copy_some(~0ull);
+  copier_.wait();
+  making_->nanoseconds += replay::now_ns() - before;
+  advance(~0ull);
 }
 
-// Copies up to `limit` bytes of a row's buffer; whether all of it is copied now. Fails the snapshot if there
-// is no memory for it.
-bool Snapshots::copy(size_t index, uint64_t limit) {
+void Snapshots::before_change(uint64_t handle, uint32_t captured) {
+  if (!making_) return;
   Making& m = *making_;
-  Row& row = m.rows[index];
-  replay::ManifestBuffer& kept = m.manifest.buffers[index];
-  BufferTable::Buffer* b = table_.find(row.handle);
-  if (b == nullptr || b->version != row.version || b->content.nbytes() != row.bytes)
-    throw LogError("a buffer changed before its snapshot was taken");
-  if (kept.shadow_offset == replay::kNotShadowed) {
-    if (b->snapshot_version == b->version) {  // the snapshot before has it already
-      area_.keep(b->snapshot_offset, m.serial);
-      kept.shadow_offset = b->snapshot_offset;
-      row.done = row.bytes;
-    } else if (const auto place = area_.allocate(row.bytes, m.serial)) {
-      kept.shadow_offset = *place;
-    } else {
-      fail();
-      return false;
-    }
-  }
-  const uint64_t portion = std::min(limit, row.bytes - row.done);
-  driver_.to_host(b->content, row.done, portion, area_.at(kept.shadow_offset) + row.done);
-  row.done += portion;
-  m.copied += portion;
-  if (row.done < row.bytes) return false;
-  if (b->digest_version != b->version) {
-    b->digest = replay::digest(area_.at(kept.shadow_offset), row.bytes);
-    b->digest_version = b->version;
-  }
-  kept.digest = b->digest;
-  b->snapshot_version = b->version;
-  b->snapshot_offset = kept.shadow_offset;
-  return true;
+  check_unchanged(m.rows[captured - 1], *table_.find(handle));
+  const uint64_t before = replay::now_ns();
+  m.list->settle(captured - 1);
+  m.nanoseconds += replay::now_ns() - before;
+  if (m.list->failed()) fail();
+}
+
+void Snapshots::check_unchanged(const Row& row, const BufferTable::Buffer& buffer) const {
+  if (buffer.version != row.version) throw LogError("a buffer changed before its snapshot was taken");
 }
 
 void Snapshots::publish() {
   Making& m = *making_;
+  for (size_t i = 0; i < m.rows.size(); i++)
+    if (const CopyRow& copied = m.list->rows()[i]; copied.digests)
+      m.manifest.buffers[i].digest = copied.digest;
+  area_.all_backed();
   const auto place = area_.allocate(m.manifest.encoded_bytes(), m.serial);
   if (!place) return fail();
   m.manifest.encode(area_.at(*place));
@@ -172,7 +204,9 @@ void Snapshots::publish() {
   SnapshotEntry* const slot = std::find_if(std::begin(log_.page().snapshots), std::end(log_.page().snapshots),
                                            [](const SnapshotEntry& e) { return e.serial.load() == 0; });
   if (slot == std::end(log_.page().snapshots)) return fail();  // only if somebody wrote into the page
-  slot->bytes = m.copied;
+  remember_copies();
+  if (m.threaded) m.nanoseconds += copier_.nanoseconds() - m.thread_began_ns;
+  slot->bytes = m.list->bytes();
   slot->nanoseconds = m.nanoseconds;
   slot->commit = m.commit;
   slot->serial.store(m.serial, std::memory_order_release);
@@ -180,6 +214,20 @@ void Snapshots::publish() {
   log_.page().snapshot_ns.fetch_add(m.nanoseconds, std::memory_order_relaxed);
   making_.reset();
   log_.page().snapshot_used_bytes.store(area_.used(), std::memory_order_relaxed);
+}
+
+// What has not changed since is not copied again.
+void Snapshots::remember_copies() {
+  for (size_t i = 0; i < making_->rows.size(); i++) {
+    BufferTable::Buffer* b = table_.find(making_->rows[i].handle);
+    if (b == nullptr || b->captured != i + 1) continue;  // it has changed, or another has its name now
+    check_unchanged(making_->rows[i], *b);
+    b->captured = 0;
+    const auto& kept = making_->manifest.buffers[i];
+    b->digest = kept.digest;
+    b->digest_version = b->snapshot_version = b->version;
+    b->snapshot_offset = kept.shadow_offset;
+  }
 }
 
 void Snapshots::fail() {
@@ -193,12 +241,10 @@ void Snapshots::fail() {
 
 void Snapshots::abandon() {
   if (!making_) return;
-  for (const Row& row : making_->rows)
-    if (BufferTable::Buffer* b = table_.find(row.handle)) {
+  copier_.stop();
+  for (size_t i = 0; i < making_->rows.size(); i++)
+    if (BufferTable::Buffer* b = table_.find(making_->rows[i].handle); b != nullptr && b->captured == i + 1)
       b->captured = 0;
-      // Blocks of an unpublished snapshot go; those it shares with the one before stay, and still hold this.
-      if (row.done == row.bytes && b->version == row.version) b->snapshot_version = ~0ull;
-    }
   area_.rewind(making_->serial - 1);
   making_.reset();
   forget_unfinished();

@@ -1,16 +1,22 @@
 // Snapshots: the whole state at a commit, in host memory owned by proxyd. With the log since then a rank can
 // be rebuilt by itself, whatever became of the others.
 //
-// They are copy-on-write: at the commit only a list of buffers is made. Their contents are copied afterwards,
-// in portions by the executor's own thread, while it waits for records and between them; the writes are
-// known, so a buffer that is about to change and was not copied yet is copied then (Capture). A snapshot is
-// published when it is whole: one that its server did not live to finish is never seen by anybody.
+// They are copy-on-write: at the commit only a list of buffers is made, and a place found for each. Contents
+// are copied afterwards by a thread of its own (Copier), beside the records that run; the writes are known,
+// so a buffer that is about to change and was not copied yet is copied then (Capture). Nothing else waits.
+// Where a copy has to be in the order of the device's other work (`cuda`), the executor's thread copies in
+// portions, while it waits for records and between them.
+//
+// A snapshot is published by the executor when it is whole: one that its server did not live to finish is
+// never seen by anybody. Everything here is called by one thread at a time; only a CopyList has several.
 #pragma once
 #include <array>
 #include <optional>
 #include <vector>
 
 #include "proxy_server/csrc/collectives.h"
+#include "proxy_server/csrc/copier.h"
+#include "proxy_server/csrc/copy_list.h"
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/shadow_area.h"
 #include "replay/csrc/log_map.h"
@@ -30,8 +36,10 @@ class Snapshots final : public replay::Capture {
              const std::vector<std::pair<uint64_t, at::Tensor>>& generators);
   bool enabled() const { return area_.area().bytes != 0 && !suspended_; }
   bool under_way() const { return making_.has_value(); }
-  // Copies up to about `bytes`; whether there is more to do.
+  // Publishes it if it is whole. Without the thread: copies up to about `bytes`, and says whether there is
+  // more.
   bool advance(uint64_t bytes);
+  void finish();  // at once
   void before_change(uint64_t handle, uint32_t captured) override;
   // Of one that nobody ordered.
   uint64_t next_serial() const { return begun() + 1; }
@@ -55,21 +63,25 @@ class Snapshots final : public replay::Capture {
 
  private:
   struct Row {
-    uint64_t handle, bytes, done = 0;  // done: of its bytes
-    uint64_t version;
+    uint64_t handle, version;
   };
   struct Making {
     uint64_t serial;
     replay::CommitEntry commit;
     replay::Manifest manifest;
     std::vector<Row> rows;  // of manifest.buffers, in their order
-    size_t next = 0;        // rows before it are copied
-    uint64_t copied = 0, nanoseconds = 0;
+    std::shared_ptr<CopyList> list;
+    bool threaded = false;
+    uint64_t nanoseconds = 0, thread_began_ns = 0;
   };
 
   void adopt();
-  bool copy(size_t row, uint64_t limit);
+  // Finds a place for each buffer; false if there is no room.
+  bool list_buffers(Making& making);
+  CopyList::Copy copy_to_host(const std::vector<Row>& rows);
+  void check_unchanged(const Row& row, const BufferTable::Buffer& buffer) const;
   void publish();
+  void remember_copies();
   void fail();
   // Serial of the newest order that was taken up.
   uint64_t begun() const { return log_.page().snapshot_begun.load(std::memory_order_relaxed); }
@@ -89,6 +101,7 @@ class Snapshots final : public replay::Capture {
   BufferTable& table_;
   ShadowArea area_;
   std::optional<Making> making_;
+  Copier copier_;
   uint64_t released_ = 0, unkept_ = 0;
   Leases leased_{};
   bool suspended_ = false, failed_before_ = false;

@@ -1,0 +1,89 @@
+#include "proxy_server/csrc/copy_list.h"
+
+#include <algorithm>
+
+#include "replay/csrc/digest.h"
+#include "replay/csrc/futex.h"
+#include "replay/csrc/log_map.h"
+
+namespace understudy::server {
+namespace {
+constexpr int kLooks = 200;  // at a piece that is being copied, before who needs it sleeps
+}
+
+CopyList::CopyList(std::vector<CopyRow> rows, Copy copy, uint64_t piece_bytes)
+    : rows_(std::move(rows)), copy_(std::move(copy)), piece_bytes_(piece_bytes) {
+  first_.reserve(rows_.size() + 1);
+  first_.push_back(0);
+  for (const CopyRow& row : rows_) {
+    if (row.copies) bytes_ += row.bytes;
+    first_.push_back(first_.back() + (row.copies ? (row.bytes + piece_bytes_ - 1) / piece_bytes_ : 0));
+  }
+  pieces_ = std::make_unique<Piece[]>(first_.back());
+  for (size_t row = 0; row < rows_.size(); row++)
+    for (size_t piece = first_[row]; piece < first_[row + 1]; piece++)
+      pieces_[piece].row = static_cast<uint32_t>(row);
+}
+
+bool CopyList::claim(size_t index) {
+  Piece& piece = pieces_[index];
+  uint32_t state = kUnclaimed;
+  if (!piece.state.compare_exchange_strong(state, kCopying, std::memory_order_acquire)) return false;
+  const CopyRow& row = rows_[piece.row];
+  const uint64_t offset = (index - first_[piece.row]) * piece_bytes_;
+  const uint64_t bytes = std::min(piece_bytes_, row.bytes - offset);
+  if (!failed()) {
+    if (row.fresh && !replay::reserve_memory(row.to + offset, bytes))
+      failed_.store(true, std::memory_order_release);
+    else
+      copy_(piece.row, offset, bytes, row.to + offset);
+  }
+  piece.state.store(kDone, std::memory_order_release);
+  piece.state.notify_all();
+  return true;
+}
+
+void CopyList::wait_for(size_t piece) {
+  auto& state = pieces_[piece].state;
+  for (int i = 0; i < kLooks; i++) {
+    if (state.load(std::memory_order_acquire) == kDone) return;
+    replay::cpu_relax();
+  }
+  while (state.load(std::memory_order_acquire) != kDone) state.wait(kCopying, std::memory_order_acquire);
+}
+
+bool CopyList::copy_some(uint64_t bytes) {
+  // Small buffers cost more than their bytes say.
+  constexpr uint64_t kEach = 4096;
+  const size_t end = first_.back();
+  for (uint64_t done = 0; done < bytes && !cancelled();) {
+    const size_t piece = next_.fetch_add(1, std::memory_order_relaxed);
+    if (piece >= end) return false;
+    if (claim(piece)) done += kEach + std::min(piece_bytes_, rows_[pieces_[piece].row].bytes);
+  }
+  return !cancelled() && next_.load(std::memory_order_relaxed) < end;
+}
+
+void CopyList::settle(size_t row) {
+  // From its end on: who copies in order is at its beginning.
+  for (size_t piece = first_[row + 1]; piece-- > first_[row];)
+    if (pieces_[piece].state.load(std::memory_order_acquire) != kDone) claim(piece);
+  for (size_t piece = first_[row]; piece < first_[row + 1]; piece++) wait_for(piece);
+}
+
+void CopyList::finish() {
+  for (size_t index = 0; index < rows_.size(); index++) {
+    if (cancelled() || failed()) break;
+    for (size_t piece = first_[index]; piece < first_[index + 1]; piece++) wait_for(piece);
+    CopyRow& row = rows_[index];
+    if (row.digests) row.digest = replay::digest(row.to, row.bytes);
+  }
+  if (!cancelled()) finished_.store(true, std::memory_order_release);
+}
+
+void CopyList::run() {
+  copy_some(~0ull);
+  finish();
+}
+
+}  // namespace understudy::server
