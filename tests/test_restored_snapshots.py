@@ -14,6 +14,7 @@ import replay
 from recovery.persistence import Store
 from recovery.persistence.catalogue import read_run
 from recovery.persistence.layout import store_path
+from recovery.persistence.mapped import MappedAreas
 from recovery.persistence.parts import split
 from recovery.persistence.reading import Damaged, SetReader, StoreError
 from recovery.persistence.restoring import find, restore
@@ -32,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 def persist(h: Harness, run: Path, world: int = 1) -> None:
     """The snapshot of one rank, `world` times: replicas share the writing."""
     run.mkdir(parents=True)
-    sources = [read_source(rank, Path(h.directory), SERIAL) for rank in range(world)]
+    sources = [read_source(rank, Path(h.directory), SERIAL, MappedAreas()) for rank in range(world)]
     parts = split({source.rank: holdings(source.contents) for source in sources})
     for source in sources:
         extents = source.extents(parts[source.rank])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import mmap
 import os
 import sys
 import threading
@@ -24,6 +23,7 @@ import replay
 from recovery.persistence import _store
 from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, GENERATOR, MANIFEST, ROW
 from recovery.persistence.layout import RUN_NAME, in_use, store_path, stores_of
+from recovery.persistence.mapped import MappedAreas
 from recovery.persistence.old_runs import remove_old_runs
 from recovery.persistence.parts import Holding, Part, split
 from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_request, encode
@@ -235,6 +235,7 @@ class JobWriter:
         self._tidied: set[str] = set()
         """Runs since whose first complete set former ones have gone."""
         self._runs: dict[str, RunStores] = {}
+        self._areas = MappedAreas()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=64)
         self._answering = threading.Lock()
@@ -277,7 +278,10 @@ class JobWriter:
         try:
             if not RUN_NAME.fullmatch(request.run):
                 raise ValueError(f"{request.run!r} is no name for a run")
-            sources = [read_source(rank, Path(request.directories[rank]), request.serial) for rank in ranks]
+            sources = [
+                read_source(rank, Path(request.directories[rank]), request.serial, self._areas)
+                for rank in ranks
+            ]
             parts = split({source.rank: holdings(source.contents) for source in sources})
             stores = self._stores_of(request.run, len(sources))
         except Exception as problem:  # noqa: BLE001 - as below
@@ -341,12 +345,11 @@ def sync_entries(store: Path) -> None:
             os.close(descriptor)
 
 
-def read_source(rank: int, directory: Path, serial: int) -> Source:
+def read_source(rank: int, directory: Path, serial: int, areas: MappedAreas) -> Source:
     """A published snapshot of a rank; raises OSError or LogError."""
     log = replay.Log(str(directory))
     contents = log.snapshot_contents(serial)
-    with open(directory / "snapshot", "rb") as file:
-        area = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    area = areas.area(directory)
     return Source(rank, log, contents, area, read_description(directory / f"client-{serial}"))
 
 
