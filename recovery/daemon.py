@@ -23,6 +23,7 @@ from recovery.rendezvous import Notes, RendezvousService, Store
 from recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
 from recovery.servers import ServerPool
 from recovery.service import DaemonService
+from recovery.service_manager import ServiceManager
 from recovery.sessions import Desk
 from recovery.settings import BadInput, Settings
 from recovery.socket_path import claim
@@ -45,6 +46,7 @@ async def serve(
     First adopts the jobs of a proxyd that died at the same socket.  Raises BadInput or SpawnerError, with a
     sentence for the user, if it cannot start.
     """
+    manager = ServiceManager()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -94,8 +96,10 @@ async def serve(
         )
         _warn_of_little_memory(settings)
         ready()
+        manager.tell("READY=1")
         await _stopped(stop, parent_pid)
         log.info("stopping")
+        manager.tell("STOPPING=1")
 
 
 async def _serve_metrics(desk: Desk, address: str, cleanup: contextlib.AsyncExitStack) -> None:
