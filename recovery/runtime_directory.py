@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from recovery.processes import start_ticks
+from recovery.processes import is_same_process, start_ticks
 
 SHARED_MEMORY = Path(os.environ.get("UNDERSTUDY_SHARED_MEMORY") or "/dev/shm")
 ALIVE = "alive"
@@ -88,12 +88,12 @@ class RuntimeDirectory:
 def abandoned(parent: Path = SHARED_MEMORY) -> Iterator[RuntimeDirectory]:
     """What proxyds that are dead left behind, locked by us.
 
-    Dead: no process of that pid and start time, and nobody holds the lock (a proxyd in another pid
-    namespace that shares /dev/shm is alive although we cannot see its pid).
+    Dead: no process of that pid and start time but a zombie, which a container's init may never reap, and
+    nobody holds the lock (a proxyd in another pid namespace that shares /dev/shm lives, unseen).
     """
     for path in sorted(parent.glob(f"understudy-{os.getuid()}-*")):
         found = _NAME.fullmatch(path.name)
-        if not found or start_ticks(int(found[2])) == int(found[3]):
+        if not found or is_same_process(int(found[2]), int(found[3])):
             continue
         with contextlib.suppress(OSError):
             yield RuntimeDirectory.take_over(path)

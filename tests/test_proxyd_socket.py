@@ -179,6 +179,16 @@ def test_leftovers_whose_pid_was_reused_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path) == [left]
 
 
+def test_a_zombie_is_dead_although_its_pid_and_start_time_are_there(tmp_path: Path) -> None:
+    """A container whose first process reaps nobody keeps a proxyd that was killed for ever."""
+    with subprocess.Popen(["true"]) as proxyd:
+        started = start_ticks(proxyd.pid)
+        os.waitid(os.P_PID, proxyd.pid, os.WEXITED | os.WNOWAIT)
+        left = tmp_path / f"understudy-{os.getuid()}-{proxyd.pid}-{started}-zombie"
+        left.mkdir()
+        assert remove_leftovers(tmp_path) == [left]
+
+
 def test_directory_of_a_living_proxyd_is_left_alone(tmp_path: Path) -> None:
     runtime = RuntimeDirectory.make(tmp_path)
     assert remove_leftovers(tmp_path) == []
