@@ -26,8 +26,9 @@ _LIBRARY = Path(__file__).with_name("libunderstudy_client.so")
 
 def install() -> None:
     """Hooks the imports of `torch._C` and `torch`; nothing else happens until torch is imported."""
-    from proxy_client import refusing, session
+    from proxy_client import refusing, relayed, session
 
+    relayed.go_below_relay()
     atexit.register(session.end)  # registered first, so it runs after the script's own handlers
     for name, after in (
         ("torch", _after_torch),

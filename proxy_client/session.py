@@ -43,6 +43,8 @@ def _open(device_index: int) -> str:
         "world": place.world,
         "device_index": device_index,
         "worker_pid": os.getpid(),
+        "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
+        "relay": os.environ.get("UNDERSTUDY_RELAY", ""),
         "torch_version": torch.__version__,
         "threads": torch.get_num_threads(),
     }

@@ -65,6 +65,8 @@ VARIABLES = (
     Variable(
         "UNDERSTUDY_LOG_LEVEL", "debug, info, warning or error", _one_of("debug", "info", "warning", "error")
     ),
+    Variable("UNDERSTUDY_RELAYS", "the directory of this job's relays", os.path.isdir),
+    Variable("UNDERSTUDY_RELAY", "the path of a relay's socket", lambda text: not text.endswith("/")),
     Variable("UNDERSTUDY_CRIU", "the path of a CRIU that can be started", _is_executable),
     Variable("UNDERSTUDY_TEST_DRIVER", "cpu or cuda", _one_of("cpu", "cuda")),
     Variable("UNDERSTUDY_TEST_SEED", "a whole number", _number(0)),

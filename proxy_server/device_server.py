@@ -238,6 +238,12 @@ class DeviceService(rpc.DeviceServerServicer):
                 return self._account()
         return self._account()
 
+    def FollowWorker(
+        self, request: pb.FollowWorkerRequest, context: grpc.ServicerContext
+    ) -> pb.FollowWorkerReply:
+        self._guardian.follow_worker(Identity(request.worker.pid, request.worker.start_ticks))
+        return pb.FollowWorkerReply()
+
     def _account(self) -> pb.AdoptReply:
         """How things stand, for a successor of the proxyd that knew."""
         attached = self._attached

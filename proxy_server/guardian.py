@@ -75,6 +75,11 @@ class Guardian:
         """A session begins, or has ended."""
         self._charge = charge
 
+    def follow_worker(self, worker: Identity) -> None:
+        """The session's worker was moved."""
+        if self._charge is not None:
+            self._charge = Charge(worker, self._charge.directory)
+
     def _watch(self) -> NoReturn:
         alone_since: float | None = None
         while True:

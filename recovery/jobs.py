@@ -84,6 +84,10 @@ class Session:
     """Of the newest snapshot in the second tier; 0: there is none."""
     mirror_note: str = ""
     """Why none gets there, if so."""
+    relay: str = ""
+    """The socket of what can move its worker; empty: nothing can."""
+    moving: asyncio.Event | None = None
+    """Set once a move of its worker that is under way has ended."""
     obstacles: tuple[str, ...] | None = None
     """What stands in the way of moving its worker; None: nobody has looked yet."""
     drills_seen: set[int] = field(default_factory=set)

@@ -19,14 +19,18 @@ HOME = Path(__file__).resolve().parent.parent
 """The directory that holds our packages."""
 
 
-def environment(job: str, socket: Path, node: Any) -> dict[str, str]:
-    """What turns a Python with PyTorch, started anywhere below the command, into a worker."""
+def environment(job: str, socket: Path, node: Any, relays: str = "") -> dict[str, str]:
+    """What turns a Python with PyTorch, started anywhere below the command, into a worker.
+
+    `relays`: a directory, if workers are to be migratable.
+    """
     capability = node.capability
     boot = str(HOME / "proxy_client" / "boot")
     before = os.environ.get("PYTHONPATH", "")
     return os.environ | {
         "UNDERSTUDY_JOB": job,
         "UNDERSTUDY_SOCKET": str(socket),
+        "UNDERSTUDY_RELAYS": relays,
         "UNDERSTUDY_HOME": str(HOME),
         "UNDERSTUDY_PYTHON": sys.executable,
         "UNDERSTUDY_DEVICE_COUNT": str(len(node.devices)),

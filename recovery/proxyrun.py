@@ -19,6 +19,7 @@ from recovery.control import blocking_channel, pb, rpc, trouble
 from recovery.drills import Drill, parse_drill
 from recovery.embedded import EmbeddedDaemon
 from recovery.launch import Command, environment, ranks_wanted
+from recovery.migration.namespaces import trouble_making
 from recovery.report import account_of_adoption, drill_of, summary, write
 from recovery.settings import BadInput, parse_devices, parse_seconds, parse_share
 from recovery.socket_path import default_socket, is_answering
@@ -45,6 +46,7 @@ class Order:
     options: tuple[str, ...] = ()
     """Of the embedded proxyd."""
     job: str = ""
+    migratable: bool = False
 
 
 def parse(arguments: list[str] | None = None) -> Order:
@@ -88,6 +90,10 @@ def parse(arguments: list[str] | None = None) -> Order:
     parser.add_argument("--mirror", default="", metavar="URL", help="of the embedded proxyd (off)")
     parser.add_argument("--keep-last", type=int, metavar="N", help="of the embedded proxyd (3)")
     parser.add_argument("--keep-every", type=int, metavar="STEPS", help="of the embedded proxyd (0)")
+    parser.add_argument(
+        "--migratable", action="store_true",
+        help="start each worker such that its process can be moved (needs root and CRIU: recoveryctl doctor)",
+    )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND …", help="python, torchrun, …")
     given = parser.parse_args(arguments)
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
@@ -117,7 +123,15 @@ def parse(arguments: list[str] | None = None) -> Order:
     drills = [parse_drill(text) for text in given.drill]
     socket = (given.socket or default_socket()).absolute()
     return Order(
-        command, drills, given.report, given.devices, socket, given.spares, tuple(options), given.job
+        command,
+        drills,
+        given.report,
+        given.devices,
+        socket,
+        given.spares,
+        tuple(options),
+        given.job,
+        given.migratable,
     )
 
 
@@ -142,6 +156,8 @@ def _persistence(given: Any) -> list[str]:
 
 def run(order: Order) -> int:
     """Run the command under a proxyd; answers the exit status.  Raises BadInput."""
+    if order.migratable and (problem := trouble_making()):
+        raise BadInput(f"--migratable is not possible here: a pid namespace cannot be made ({problem})")
     with contextlib.ExitStack() as cleanup:
         socket = order.socket
         if is_answering(socket):
@@ -174,7 +190,8 @@ def _run_under(order: Order, socket: Path) -> int:
         raise BadInput(opened.error)
     began = time.monotonic()
     try:
-        command = Command(order.command, environment(job, socket, node))
+        relays = opened.relays if order.migratable else ""
+        command = Command(order.command, environment(job, socket, node, relays))
     except OSError as problem:
         _close(socket, job)
         raise BadInput(f"cannot start {order.command[0]}: {problem.strerror}") from problem

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from recovery.processes import is_same_process, start_ticks
 SHARED_MEMORY = Path(os.environ.get("UNDERSTUDY_SHARED_MEMORY") or "/dev/shm")
 ALIVE = "alive"
 """Of this file every living device server holds a shared lock (proxy_server/guardian.py)."""
+TRIES, TRY_PAUSE_S = 5, 0.01
 _NAME = re.compile(r"understudy-(\d+)-(\d+)-(\d+)-\w+")
 
 
@@ -45,7 +47,7 @@ class RuntimeDirectory:
         try:
             if os.fstat(lock).st_uid != os.getuid():
                 raise PermissionError(f"{path} belongs to another user")
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except OSError:
             os.close(lock)
             raise
@@ -71,6 +73,12 @@ class RuntimeDirectory:
         path.mkdir(mode=0o700, parents=True)
         return path
 
+    def relays(self, job: str) -> Path:
+        """Where relays of its workers keep what they need; a short name, as sockets have short paths."""
+        path = self.path / job / "r"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+
     def remove_job(self, job: str) -> None:
         """Forget a job's files."""
         shutil.rmtree(self.path / job, ignore_errors=True)
@@ -83,6 +91,15 @@ class RuntimeDirectory:
         """Leave nothing behind."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def _lock(directory: int) -> None:
+    """Raises BlockingIOError.  A waiting worker may hold it for an instant, to know whether proxyd lives."""
+    for _ in range(TRIES):
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(TRY_PAUSE_S)
+    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def abandoned(parent: Path = SHARED_MEMORY) -> Iterator[RuntimeDirectory]:

@@ -36,7 +36,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             self._desk.open_job(request.job, drills, request.launcher_pid)
         except Refused as refusal:
             return pb.OpenJobReply(error=str(refusal))
-        return pb.OpenJobReply()
+        return pb.OpenJobReply(relays=str(self._desk.relays(request.job)))
 
     async def CloseJob(self, request: Any, context: Any) -> pb.JobReport:
         try:
@@ -89,6 +89,18 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         try:
             job = self._the_job(request.job)
             return pb.DrillReply(detail=await rehearse(job, self._desk.coordinators[job.name]))
+        except Refused as refusal:
+            return pb.DrillReply(error=str(refusal))
+
+    async def MoveWorker(self, request: Any, context: Any) -> pb.DrillReply:
+        try:
+            job = self._the_job(request.job)
+            session = job.sessions.get(request.rank)
+            if session is None or not session.active:
+                raise Refused(f"job {job.name} has no running rank {request.rank}")
+            return pb.DrillReply(
+                detail=await asyncio.shield(self._desk.move_worker(session, request.criu, request.images))
+            )
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
 

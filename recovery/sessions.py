@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +22,8 @@ from recovery.floors import FloorKeeper
 from recovery.injector import Injector, Refused
 from recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
 from recovery.leases import Leases
+from recovery.migration.mover import move_worker
+from recovery.migration.namespaces import pid_here
 from recovery.migration.survey import Survey
 from recovery.persistence.persistence import Persistence
 from recovery.persistence.restorer import Restorer
@@ -76,6 +79,10 @@ class Desk:
         )
 
         self._background.start(Survey(self.jobs).run())
+
+    def relays(self, job: str) -> Path:
+        """A directory of a job's, for relays."""
+        return self._runtime.relays(job)
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as the desk is open."""
@@ -186,6 +193,8 @@ class Desk:
             raise Refused(f"rank {request.rank} of {request.world} is not possible")
         if not 0 <= request.device_index < self.settings.devices.count:
             raise Refused(self._more_ranks_than_devices(request.rank, request.device_index))
+        if request.pid_namespace:
+            request.worker_pid = await asyncio.to_thread(pid_here, request.worker_pid, request.pid_namespace)
         known = job.sessions.get(request.rank)
         if known is not None and known.adopted_from(request.worker_pid):
             return known  # the answer of the proxyd that died did not reach it
@@ -219,7 +228,7 @@ class Desk:
         session = Session(
             job=job, rank=request.rank, world=request.world, device=device, device_index=index,
             asked_index=request.device_index, threads=request.threads, worker=worker, directory=directory,
-            log=made, server=server, generation=job.generation,
+            log=made, server=server, generation=job.generation, relay=request.relay,
         )  # fmt: skip
         self.leases.hold(session)
         job.sessions[request.rank] = session
@@ -327,8 +336,20 @@ class Desk:
 
     # ------------------------------------------------------------------ ends
     async def _follow_worker(self, session: Session) -> None:
-        await session.worker.ended.wait()
+        """A worker that is being moved ends, and comes back as another process."""
+        followed = None
+        while followed is not session.worker:
+            followed = session.worker
+            await followed.ended.wait()
+            if session.moving is not None:
+                await session.moving.wait()
         await self._end(session)
+
+    async def move_worker(self, session: Session, criu: str, images: str) -> str:
+        """Answers what happened; raises Refused."""
+        detail = await move_worker(session, criu, images)
+        self.note()
+        return detail
 
     def _follow(self, session: Session) -> None:
         """Watch the session's present server."""
@@ -338,6 +359,8 @@ class Desk:
     async def _notice_death(self, session: Session, server: Server) -> None:
         await _first_of(server.process.ended, session.closed)  # a sound server outlives the session
         coordinator = self.coordinators.get(session.job.name)
+        if session.moving is not None:
+            await session.moving.wait()
         died = server.process.ended.is_set() and session.worker.running
         if coordinator is not None and session.server is server and died:
             coordinator.server_died(session)

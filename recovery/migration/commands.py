@@ -1,4 +1,4 @@
-"""`recoveryctl doctor` and `preflight`: whether this machine, and a job's workers, can do what is needed."""
+"""`recoveryctl doctor`, `preflight` and `migrate`: whether workers can be moved, and moving one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recovery.asking import Failure, SocketOption, get_status
+from recovery.asking import Failure, JobOption, SocketOption, ask, get_status
+from recovery.control import pb
 from recovery.migration.criu import find
 from recovery.migration.doctor import Check, Verdict, examine, look
 from recovery.migration.survey import survey, trouble_of_machine
@@ -26,6 +27,7 @@ def add_to(app: typer.Typer) -> None:
     """Make them commands of `recoveryctl`."""
     app.command()(doctor)
     app.command()(preflight)
+    app.command()(migrate)
 
 
 def doctor(
@@ -62,6 +64,24 @@ def preflight(
             typer.echo(text)
     if sentences:
         raise typer.Exit(FOUND_SOMETHING)
+
+
+def migrate(
+    rank: Annotated[int, typer.Option(help="Whose worker.", min=0)],
+    job: JobOption = "",
+    criu: Annotated[Path | None, typer.Option(help="Use this CRIU.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Where the images lie meanwhile ($TMPDIR).")] = None,
+    socket: SocketOption = None,
+) -> None:
+    """A drill: dump a rank's worker, end it, and restore it in place; its script never knows."""
+    request = pb.MoveWorkerRequest(
+        job=job, rank=rank, criu=str(criu.absolute()) if criu else "",
+        images=str(images.absolute()) if images else "",
+    )  # fmt: skip
+    reply = ask(socket, lambda daemon: daemon.MoveWorker(request))
+    if reply.error:
+        raise Failure(reply.error)
+    typer.echo(reply.detail)
 
 
 def _show(checks: list[Check]) -> None:

@@ -13,6 +13,7 @@ GHOST_LIMIT = 1 << 30
 """Bytes of a file without a name that a dump takes along."""
 HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 DUMPABLE_ANONYMOUS = ("[eventfd]", "[eventpoll]", "[signalfd]", "[timerfd]", "[pidfd]")
+ADVICE = "start the run with proxyrun --migratable"
 TERMINAL = re.compile(r"/dev/(pts/\d+|tty\S*|console|ptmx)")
 
 
@@ -29,7 +30,10 @@ def obstacles(tree: Tree) -> list[Obstacle]:
     found = [Obstacle(process.pid, text) for process in tree.processes for text in _of(tree, process)]
     if not tree.own_pids:
         found.append(
-            Obstacle(tree.processes[0].pid, "has no pid namespace of its own, so its pids may be taken then")
+            Obstacle(
+                tree.processes[0].pid,
+                f"has no pid namespace of its own, so its pids may be taken then: {ADVICE}",
+            )
         )
     return found
 
@@ -42,7 +46,7 @@ def _of(tree: Tree, process: Process) -> Iterator[str]:
         leader = (
             f"process {process.session}" if process.session else "a process that cannot be seen from here"
         )
-        yield f"belongs to the session of {leader}, which is not moved with it"
+        yield f"belongs to the session of {leader}, which is not moved with it: {ADVICE}"
     if process is not root:
         ours = dict(root.namespaces)
         for name, inode in process.namespaces:

@@ -1,6 +1,7 @@
 #include "replay/csrc/log_map.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -221,6 +222,14 @@ bool process_is_alive(int32_t pid, uint64_t start_ticks) {
   const ProcessFacts facts = read_process(pid);
   if (!facts.known || facts.state == 'Z' || facts.state == 'X') return false;
   return start_ticks == 0 || facts.start_ticks == start_ticks;
+}
+
+bool directory_is_locked(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool locked = flock(file, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  close(file);
+  return locked;
 }
 
 }  // namespace understudy::replay

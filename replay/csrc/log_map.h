@@ -118,6 +118,8 @@ bool reserve_memory(uint8_t* begin, uint64_t bytes);
 void give_memory_back(uint8_t* begin, uint64_t bytes);
 
 bool process_is_alive(int32_t pid, uint64_t start_ticks);
+// Whether somebody holds this directory's lock, as every living proxyd does that of its runtime directory.
+bool directory_is_locked(const std::string& path);
 uint64_t process_start_ticks(int32_t pid);
 // The kernel kills this process when `parent` dies; at once if it has.
 void die_with_parent(int32_t parent);

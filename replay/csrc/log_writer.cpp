@@ -49,6 +49,8 @@ LogWriter::LogWriter(const std::string& directory) : map_(directory) {
   spin_ns_ = available_cores() >= 2 * static_cast<int>(page().world) ? 30000 : 0;
   if (const char* text = std::getenv("UNDERSTUDY_SPIN_US"))
     spin_ns_ = std::strtoull(text, nullptr, 10) * 1000;
+  // Below a relay there is a pid namespace, and proxyd outside of it.
+  if (const char* relay = std::getenv("UNDERSTUDY_RELAY"); relay && *relay) runtime_ = directory + "/../..";
   wake_bytes_ = spin_ns_ != 0 ? 0 : kWakeBytes;
 }
 
@@ -192,7 +194,7 @@ void LogWriter::wait_for_reply(uint64_t sequence) {
 void LogWriter::check_proxyd(uint64_t& gone_since_ns) const {
   const ControlPage& p = page();
   const int32_t pid = p.proxyd_pid.load();
-  if (process_is_alive(pid, p.proxyd_start_ticks.load())) {
+  if (runtime_.empty() ? process_is_alive(pid, p.proxyd_start_ticks.load()) : directory_is_locked(runtime_)) {
     gone_since_ns = 0;
     return;
   }

@@ -184,8 +184,9 @@ class LogWriter {
 
   std::mutex call_mutex_;  // outermost
   uint64_t call_sequence_ = 0;
-  uint64_t spin_ns_ = 0;                                     // 0: cores are scarce
-  uint64_t wake_bytes_ = 0;                                  // less than this does not wake the server
+  std::string runtime_;      // proxyd's directory, where proxyd's pid cannot be seen from here; else empty
+  uint64_t spin_ns_ = 0;     // 0: cores are scarce
+  uint64_t wake_bytes_ = 0;  // less than this does not wake the server
   std::mutex dictionary_mutex_;                              // of what follows; before lock_
   uint64_t region_end_ = 0;                                  // id behind the region that is being filled
   uint64_t dictionary_reserved_ = 0;                         // id up to which it has memory

@@ -1,0 +1,90 @@
+"""A worker is dumped, ends, and is restored in place: its losses are those of an undisturbed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from migratable_run import MigratableRun, skip_without_criu
+from proxied import left_behind, until
+
+STEPS, LONG = 30, 150
+
+
+@pytest.fixture(autouse=True)
+def _criu() -> None:
+    skip_without_criu()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """Losses of the longest run that nothing happens to; shorter ones begin as it does."""
+    skip_without_criu()
+    with MigratableRun(tmp_path_factory.mktemp("undisturbed")) as run:
+        run.train(LONG, LONG, migratable=False)
+        run.finish()
+        return run.losses()
+
+
+def test_a_training_with_a_data_loader_goes_on_bit_for_bit_after_two_moves(
+    tmp_path: Path, expected: list[list[str]]
+) -> None:
+    with MigratableRun(tmp_path / "moved") as run:
+        run.train(STEPS, 10)
+        run.await_step(10)
+        pids = [run.rank().worker_pid]
+        for limit in (20, STEPS):
+            assert "its worker was moved in" in run.move()
+            pids.append(run.rank().worker_pid)
+            run.let(limit)
+            run.await_step(limit)
+        output, errors = run.finish()
+        assert run.losses() == [expected[0][:STEPS]]
+        assert len(set(pids)) == 3, "each time another process, as proxyd sees it"
+        assert output.splitlines() == [f"rank 0: step {step}" for step in range(STEPS)]
+        assert "rank 0: pid 2 done" in errors, "and the same one, as the worker sees it"
+        assert not list(run.folder.glob("understudy-images-*"))
+    assert left_behind() == []
+
+
+def test_a_worker_is_moved_while_it_computes(tmp_path: Path, expected: list[list[str]]) -> None:
+    with MigratableRun(tmp_path / "moved") as run:
+        run.train(LONG, LONG)
+        run.await_step(3)
+        assert not (reply := run.move_at_once()).error, reply
+        run.finish()
+        assert run.losses() == expected
+
+
+def test_a_device_server_that_dies_after_a_move_is_replaced_as_ever(
+    tmp_path: Path, expected: list[list[str]]
+) -> None:
+    with MigratableRun(tmp_path / "moved") as run:
+        run.train(STEPS, 10)
+        run.await_step(10)
+        run.move()
+        assert run.recoveryctl("drill", "kill-server", "--rank", "0").returncode == 0
+        until(lambda: run.rank().recoveries == 1, "a recovery")
+        run.finish()
+        assert run.losses() == [expected[0][:STEPS]]
+
+
+def test_a_worker_that_dies_after_a_move_ends_the_run_as_its_launcher_expects(tmp_path: Path) -> None:
+    with MigratableRun(tmp_path / "moved") as run:
+        run.train(STEPS, 5)
+        run.await_step(5)
+        run.move()
+        assert run.recoveryctl("drill", "kill-worker", "--rank", "0").returncode == 0
+        assert run.run is not None
+        assert run.run.wait(60) == 128 + 9
+    assert left_behind() == []
+
+
+def test_a_worker_without_a_relay_is_refused_and_trains_on(tmp_path: Path) -> None:
+    with MigratableRun(tmp_path / "run") as run:
+        run.train(STEPS, 5, migratable=False)
+        run.await_step(5)
+        done = run.recoveryctl("migrate", "--rank", "0")
+        assert done.returncode == 2
+        assert "start the run with proxyrun --migratable" in done.stderr
+        run.finish()
