@@ -1,0 +1,138 @@
+"""An etcd for tests: the machine's own, or that of Debian's package, unpacked below build/."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from proxied import until
+
+PREFIX = Path(__file__).parent.parent / "build" / "etcd"
+
+
+@functools.cache
+def etcd_binary() -> str:
+    """Where it is; skips the test where there is none and none can be had."""
+    if found := shutil.which("etcd"):
+        return found
+    unpacked = PREFIX / "root" / "usr" / "bin" / "etcd"
+    PREFIX.mkdir(parents=True, exist_ok=True)
+    with open(PREFIX / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not unpacked.exists():
+            _unpack(unpacked)
+    return str(unpacked)
+
+
+def _unpack(unpacked: Path) -> None:
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        pytest.skip("no etcd on this machine, and no Debian package of it to be had: there is no apt-get")
+    private = ["-o", f"Dir::State::lists={PREFIX}/lists", "-o", f"Dir::Cache={PREFIX}/cache"]
+    (PREFIX / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+    (PREFIX / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
+    failed = ""
+    for options in ([], private):  # the machine's own package lists may be missing
+        if options:
+            subprocess.run(["apt-get", *options, "-qq", "update"], capture_output=True, timeout=120)
+        got = subprocess.run(
+            ["apt-get", *options, "-qq", "download", "etcd-server"],
+            cwd=PREFIX, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        packages = sorted(PREFIX.glob("etcd-server_*.deb"))
+        if got.returncode == 0 and packages:
+            break
+        failed = got.stderr.strip().splitlines()[-1] if got.stderr.strip() else "apt-get has none"
+    else:
+        pytest.skip(f"no etcd on this machine, and Debian's etcd-server cannot be had: {failed}")
+    made = PREFIX / "root.new"
+    shutil.rmtree(made, ignore_errors=True)
+    subprocess.run(["dpkg-deb", "-x", str(packages[-1]), str(made)], check=True, timeout=60)
+    made.rename(unpacked.parents[2])
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """One that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class EtcdServer:
+    """A cluster of one; it can be ended, stopped in its tracks and started again with what it knew."""
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        before: Sequence[str] = (),
+        more: Sequence[str] = (),
+        scheme: str = "http",
+    ) -> None:
+        """`before`: what to run it by, as `ip netns exec`; `more`: options."""
+        self.host, self.port, self._peer_port = host, *_two_ports(before)
+        self.url = f"{scheme}://{host}:{self.port}"
+        self._folder = folder
+        peer = f"http://127.0.0.1:{self._peer_port}"
+        self._command = [
+            *before, etcd_binary(), "--data-dir", str(folder / "etcd"), "--name", "only",
+            "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--initial-cluster", f"only={peer}", "--unsafe-no-fsync", "--log-level", "warn", *more,
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        """Until it serves."""
+        with open(self._folder / "etcd.log", "ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        until(self._serves, "etcd that serves", 30)
+
+    def kill(self) -> None:
+        """At once; what it knew stays on disk."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        """It keeps its connections and answers nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def _serves(self) -> bool:
+        assert self.process.poll() is None, (self._folder / "etcd.log").read_text()
+        return "ready to serve client requests" in (self._folder / "etcd.log").read_text() or self._accepts()
+
+    def _accepts(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 0.2):
+            return True
+        return False
+
+
+def _two_ports(before: Sequence[str]) -> tuple[int, int]:
+    return (2379, 2380) if before else (free_port(), free_port())
+
+
+@contextlib.contextmanager
+def running_etcd(
+    folder: Path,
+    host: str = "127.0.0.1",
+    before: Sequence[str] = (),
+    more: Sequence[str] = (),
+    scheme: str = "http",
+) -> Iterator[EtcdServer]:
+    """Until the block ends."""
+    server = EtcdServer(folder, host, before, more, scheme)
+    try:
+        yield server
+    finally:
+        server.kill()
