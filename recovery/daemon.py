@@ -16,7 +16,9 @@ from recovery.adoption import Successor
 from recovery.control import OPTIONS, address, pb, rpc
 from recovery.inheritance import Inheritance, claim_inheritance
 from recovery.journaling import Journaling
+from recovery.membership.membership import Membership
 from recovery.metrics import Metrics, serve_metrics
+from recovery.node import describe_node, describe_ranks
 from recovery.processes import Watched
 from recovery.rendezvous import FILE as STORE
 from recovery.rendezvous import Notes, RendezvousService, Store
@@ -84,10 +86,17 @@ async def serve(
         journaling = Journaling(desk, pool, runtime.path)
         journaling.note()
         desk.run_beside(journaling.run())
-        rpc.add_DaemonServicer_to_server(DaemonService(desk, pool), server)
+        membership = Membership(
+            settings.membership, str(settings.socket),
+            lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
+        )  # fmt: skip
+        # Jobs that a dead proxyd left cannot wait for other hosts.
+        await membership.start(must=inheritance is None)
+        cleanup.push_async_callback(membership.leave)
+        rpc.add_DaemonServicer_to_server(DaemonService(desk, pool, membership), server)
         rpc.add_RendezvousServicer_to_server(RendezvousService(store), server)
         if settings.metrics:
-            await _serve_metrics(desk, settings.metrics, cleanup)
+            await _serve_metrics(desk, membership, settings.metrics, cleanup)
         await server.start()
         cleanup.push_async_callback(server.stop, 0.2)
         cleanup.push_async_callback(desk.close, "proxyd was stopped")
@@ -102,8 +111,10 @@ async def serve(
         manager.tell("STOPPING=1")
 
 
-async def _serve_metrics(desk: Desk, address: str, cleanup: contextlib.AsyncExitStack) -> None:
-    metrics = Metrics(desk.jobs)
+async def _serve_metrics(
+    desk: Desk, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
+) -> None:
+    metrics = Metrics(desk.jobs, membership.status)
     desk.on_closed = metrics.forget
     http = serve_metrics(metrics, address)
     cleanup.callback(http.server_close)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from recovery.control import pb
 from recovery.jobs import CopyCounts, Job, LogCounts, Session
 from recovery.settings import BadInput, parse_address
 
@@ -68,8 +69,11 @@ OF_LOGS = {
 class Metrics(Collector):
     """Of all jobs of a proxyd.  Counters outlive the jobs."""
 
-    def __init__(self, jobs: Mapping[str, Job]) -> None:
+    def __init__(
+        self, jobs: Mapping[str, Job], membership: Callable[[], pb.Membership] = pb.Membership
+    ) -> None:
         self._jobs = jobs
+        self._membership = membership
         self._seen: dict[str, tuple[int, int]] = {}
         self._seen_copies: dict[tuple[str, str], CopyCounts] = {}
         self._loop = asyncio.get_running_loop()
@@ -173,7 +177,12 @@ class Metrics(Collector):
                     family.add_metric([job.name, rank, session.device], getattr(status, name))
                 for name, family in of_session.items():
                     family.add_metric([job.name, rank], OF_SESSION[name][1](session))
-        return [not_replayable, different, *of_rank.values(), *of_session.values()]
+        return [not_replayable, different, self._trouble(), *of_rank.values(), *of_session.values()]
+
+    def _trouble(self) -> GaugeMetricFamily:
+        since_ms = self._membership().trouble_since_ms
+        text = "Unix time since when this host is not registered with its cluster; 0: it is"
+        return GaugeMetricFamily("understudy_membership_trouble_since_seconds", text, value=since_ms / 1000)
 
 
 def serve_metrics(metrics: Metrics, address: str) -> WSGIServer:

@@ -10,6 +10,7 @@ from typing import Any
 
 from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.daemon import serve
+from recovery.membership.options import add_options, membership_of
 from recovery.persistence.retention import Retention
 from recovery.persistence.settings import MirrorSettings, PersistenceSettings, Writing
 from recovery.settings import (
@@ -121,6 +122,7 @@ def parser() -> Parser:
         "--metrics", default="", metavar="[HOST:]PORT",
         help="serve metrics for Prometheus there, on this machine only unless a host is named (off)",
     )  # fmt: skip
+    add_options(parser)
     parser.add_argument(
         "--adoption-grace", default="600", metavar="SECONDS",
         help="how long a job whose worker waits or has ended outlives a proxyd that died (600)",
@@ -160,6 +162,7 @@ def _settings(given: Any) -> Settings:
         hang_timeout_s=parse_seconds(given.hang_timeout, "--hang-timeout"),
         persist=_persistence(given),
         metrics=given.metrics,
+        membership=membership_of(given),
         adoption_grace_s=parse_seconds(given.adoption_grace, "--adoption-grace"),
     )
 

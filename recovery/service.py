@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 import structlog
@@ -13,6 +12,8 @@ from recovery.drills import Drill, unknown
 from recovery.faults import BY_NAME
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
+from recovery.membership.membership import Membership
+from recovery.node import describe_node
 from recovery.rehearsal import rehearse
 from recovery.servers import ServerPool
 from recovery.sessions import Desk
@@ -23,9 +24,10 @@ log = structlog.get_logger()
 class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     """What workers, proxyrun, recoveryctl and device servers ask of proxyd."""
 
-    def __init__(self, desk: Desk, pool: ServerPool) -> None:
+    def __init__(self, desk: Desk, pool: ServerPool, membership: Membership) -> None:
         self._desk = desk
         self._pool = pool
+        self._membership = membership
 
     async def Describe(self, request: Any, context: Any) -> pb.Node:
         return self._node()
@@ -104,6 +106,14 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
 
+    async def ListHosts(self, request: Any, context: Any) -> pb.HostList:
+        return await self._membership.listing()
+
+    def _node(self) -> pb.Node:
+        node = describe_node(self._desk, self._pool)
+        node.membership.CopyFrom(self._membership.status())
+        return node
+
     def _the_job(self, name: str) -> Job:
         jobs = self._desk.jobs
         if name:
@@ -115,31 +125,6 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
                 f"several jobs run, name one with --job: {', '.join(jobs)}" if jobs else "no job runs"
             )
         return next(iter(jobs.values()))
-
-    def _node(self) -> pb.Node:
-        names = self._desk.settings.devices.names
-        return pb.Node(
-            torch_version=self._desk.installation.torch_version,
-            pid=os.getpid(),
-            devices=[self._device(index, name) for index, name in enumerate(names)],
-            capability=self._desk.installation.capability,
-            spares=self._pool.spares(),
-        )
-
-    def _device(self, index: int, name: str) -> pb.Device:
-        driver = self._desk.settings.devices.kind
-        if index in self._desk.leases.fenced:
-            why = self._desk.leases.fenced[index]
-            return pb.Device(spec=name, index=index, state="failed", rank=-1, driver=driver, note=why)
-        holder = self._desk.leases.holder(index)
-        if holder is None:
-            state = "failed" if self._pool.broken else "idle" if self._pool.ready() else "starting"
-            return pb.Device(spec=name, index=index, state=state, rank=-1, driver=driver)
-        state = "recovering" if holder.state == "recovering" else "leased"
-        return pb.Device(
-            spec=name, index=index, state=state, server_pid=holder.server.pid, job=holder.job.name,
-            rank=holder.rank, driver=driver,
-        )  # fmt: skip
 
 
 def _drill(message: Any) -> Drill:

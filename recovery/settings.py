@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from recovery.membership.settings import MembershipSettings
 from recovery.persistence.settings import PersistenceSettings
 
 SEGMENT_BYTES = 8 << 20
@@ -53,6 +54,8 @@ class Settings:
     """Where snapshots go to outlive this node's memory; None: nowhere."""
     metrics: str = ""
     """Where Prometheus may ask, HOST:PORT; empty: nowhere."""
+    membership: MembershipSettings = field(default_factory=lambda: MembershipSettings("host"))
+    """Who this host is, and which others it knows."""
     adoption_grace_s: float = 600.0
     """How long waiting workers, and device servers without a worker, outlive a proxyd without successor."""
     segment_bytes: int = SEGMENT_BYTES

@@ -53,12 +53,24 @@ def status_tables(status: Any) -> RenderableType:
         Text(f"rank {rank.rank}: migratable: {rank.migratable}") for rank in status.ranks if rank.migratable
     ]
     parts += [_adopted(adoption) for adoption in status.adoptions]
+    if node.membership.trouble:
+        parts.append(Text(account_of_trouble(node.membership)))
     return Group(*parts)
 
 
+def account_of_trouble(membership: Any) -> str:
+    """Why a host is not registered, in one sentence."""
+    since = moment(membership.trouble_since_ms)
+    return f"not registered with the cluster {membership.cluster} since {since}: {membership.trouble}"
+
+
+def moment(ms: int) -> str:
+    """Milliseconds since 1970 as a person reads them."""
+    return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(" ", "seconds")
+
+
 def _adopted(adoption: Any) -> Text:
-    when = datetime.fromtimestamp(adoption.at_ms / 1000).astimezone().isoformat(" ", "seconds")
-    return Text(f"job {adoption.job[:8]}, {when}: {account_of_adoption(adoption)}")
+    return Text(f"job {adoption.job[:8]}, {moment(adoption.at_ms)}: {account_of_adoption(adoption)}")
 
 
 def _ranks(ranks: Sequence[Any]) -> Table:
@@ -94,6 +106,7 @@ def status_json(status: Any) -> dict[str, Any]:
     node = plain(status.node)
     node["devices"] = [plain(device) for device in status.node.devices]
     node["capability"] = plain(status.node.capability)
+    node["membership"] = plain(status.node.membership)
     return {
         "node": node,
         "ranks": [plain(rank) for rank in status.ranks],

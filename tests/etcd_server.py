@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -68,36 +69,29 @@ def free_port(host: str = "127.0.0.1") -> int:
 class EtcdServer:
     """A cluster of one; it can be ended, stopped in its tracks and started again with what it knew."""
 
-    def __init__(
-        self,
-        folder: Path,
-        host: str = "127.0.0.1",
-        before: Sequence[str] = (),
-        more: Sequence[str] = (),
-        scheme: str = "http",
-    ) -> None:
-        """`before`: what to run it by, as `ip netns exec`; `more`: options."""
-        self.host, self.port, self._peer_port = host, *_two_ports(before)
-        self.url = f"{scheme}://{host}:{self.port}"
-        self._folder = folder
-        peer = f"http://127.0.0.1:{self._peer_port}"
+    def __init__(self, folder: Path, host: str, scheme: str, more: Sequence[str]) -> None:
+        """`more`: options."""
+        self.url = f"{scheme}://{host}:{free_port()}"
+        peer = f"http://127.0.0.1:{free_port()}"
+        self._metrics = f"http://127.0.0.1:{free_port()}"
+        self._log = folder / "etcd.log"
         self._command = [
-            *before, etcd_binary(), "--data-dir", str(folder / "etcd"), "--name", "only",
+            etcd_binary(), "--data-dir", str(folder / "etcd"), "--name", "only",
             "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
             "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-            "--initial-cluster", f"only={peer}", "--unsafe-no-fsync", "--log-level", "warn", *more,
+            "--listen-metrics-urls", self._metrics,  # /health without certificates
+            "--initial-cluster", f"only={peer}", "--unsafe-no-fsync", "--logger", "zap", *more,
         ]  # fmt: skip
         self.start()
 
     def start(self) -> None:
         """Until it serves."""
-        with open(self._folder / "etcd.log", "ab") as log:
+        with open(self._log, "ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        until(self._serves, "etcd that serves", 30)
+        until(self._serves, "etcd that serves", 60)
 
     def kill(self) -> None:
         """At once; what it knew stays on disk."""
-        self.process.send_signal(signal.SIGCONT)
         self.process.kill()
         self.process.wait()
 
@@ -109,29 +103,20 @@ class EtcdServer:
         self.process.send_signal(signal.SIGCONT)
 
     def _serves(self) -> bool:
-        assert self.process.poll() is None, (self._folder / "etcd.log").read_text()
-        return "ready to serve client requests" in (self._folder / "etcd.log").read_text() or self._accepts()
-
-    def _accepts(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 0.2):
-            return True
-        return False
-
-
-def _two_ports(before: Sequence[str]) -> tuple[int, int]:
-    return (2379, 2380) if before else (free_port(), free_port())
+        assert self.process.poll() is None, self._log.read_text()
+        try:
+            with urllib.request.urlopen(f"{self._metrics}/health", timeout=5) as page:
+                return b'"true"' in page.read()
+        except OSError:
+            return False
 
 
 @contextlib.contextmanager
 def running_etcd(
-    folder: Path,
-    host: str = "127.0.0.1",
-    before: Sequence[str] = (),
-    more: Sequence[str] = (),
-    scheme: str = "http",
+    folder: Path, host: str = "127.0.0.1", scheme: str = "http", more: Sequence[str] = ()
 ) -> Iterator[EtcdServer]:
     """Until the block ends."""
-    server = EtcdServer(folder, host, before, more, scheme)
+    server = EtcdServer(folder, host, scheme, more)
     try:
         yield server
     finally:

@@ -11,7 +11,8 @@ import pytest
 from etcd_server import EtcdServer, free_port, running_etcd
 
 from recovery.membership.embedded import KEPT_EVENTS, EmbeddedStore, StoreMachine
-from recovery.membership.etcd import EtcdStore, parse_endpoints
+from recovery.membership.etcd import EtcdStore
+from recovery.membership.options import parse_endpoints
 from recovery.membership.store import (
     Compacted,
     Delete,

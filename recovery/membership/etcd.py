@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +16,7 @@ import grpc.aio
 from aetcd import rpc
 
 from recovery.control import trouble
+from recovery.membership.settings import Endpoint
 from recovery.membership.store import (
     Change,
     Compacted,
@@ -31,7 +30,6 @@ from recovery.membership.store import (
     Unchanged,
     Unreachable,
 )
-from recovery.settings import BadInput
 
 Answer = TypeVar("Answer")
 
@@ -49,35 +47,6 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where an etcd listens."""
-
-    host: str
-    port: int
-    encrypted: bool
-
-    @property
-    def target(self) -> str:
-        """As gRPC names it."""
-        return f"{self.host}:{self.port}"
-
-
-def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
-    """`http://10.0.0.1:2379,https://etcd-2` -> where to ask; raises BadInput."""
-    found = []
-    for url in text.split(","):
-        match = re.fullmatch(
-            r"(https?)://([A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?/?", url.strip()
-        )
-        if not match or not 0 < int(match[3] or 2379) < 1 << 16:
-            raise BadInput(
-                f"--etcd {url.strip()!r} is no address of etcd: write for example http://10.0.0.1:2379"
-            )
-        found.append(Endpoint(match[2], int(match[3] or 2379), match[1] == "https"))
-    return tuple(found)
 
 
 class EtcdStore(Store):
@@ -223,7 +192,8 @@ class EtcdStore(Store):
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unreachable(f"etcd at {self.told} did not answer within {self._deadline_s:g} s")
         if code in _GONE:
-            return Unreachable(f"etcd at {self.told} does not answer: {trouble(problem)}")
+            why = trouble(problem).rsplit(": ", 1)[-1]  # gRPC begins with what it has tried
+            return Unreachable(f"etcd at {self.told} does not answer: {why}")
         if code is grpc.StatusCode.NOT_FOUND:
             return LeaseEnded("the lease has ended")
         return StoreError(f"etcd at {self.told} refused: {trouble(problem)}")

@@ -1,0 +1,38 @@
+"""What proxyd was told of other hosts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+LEASE_S = 10.0
+"""How long a host that gives no sign still counts as alive."""
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an etcd listens."""
+
+    host: str
+    port: int
+    encrypted: bool
+
+    @property
+    def target(self) -> str:
+        """As gRPC names it."""
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class MembershipSettings:
+    """Which cluster, who we are in it, and where its store is: nowhere, if this host is by itself."""
+
+    host: str
+    cluster: str = "default"
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+def is_name(text: str) -> bool:
+    """Whether a host or a cluster may be called so."""
+    return re.fullmatch(_NAME, text) is not None
