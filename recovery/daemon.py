@@ -89,9 +89,9 @@ async def serve(
         membership = Membership(
             settings.membership, str(settings.socket),
             lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
+            must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
         )  # fmt: skip
-        # Jobs that a dead proxyd left cannot wait for other hosts.
-        await membership.start(must=inheritance is None)
+        await membership.start()
         cleanup.push_async_callback(membership.leave)
         rpc.add_DaemonServicer_to_server(DaemonService(desk, pool, membership), server)
         rpc.add_RendezvousServicer_to_server(RendezvousService(store), server)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from recovery import least_tls  # before whatever else loads gRPC
+
+# isort: split
 import asyncio
 import json
 import os
@@ -268,6 +271,7 @@ def main() -> int:
         settings = _settings(given)
         check_variables(PROGRAM, warn=ready_fd < 0)  # proxyrun has warned already
         configure(given.log_level)
+        assert least_tls.IN_FORCE, "gRPC was loaded too early"
         asyncio.run(serve(settings, lambda: tell({"ready": True}), given.parent_pid))
     except (BadInput, SpawnerError) as problem:
         if ready_fd >= 0:

@@ -12,7 +12,7 @@ import typer
 from rich.live import Live
 
 import replay
-from recovery import host_commands, snapshot_commands
+from recovery import certificate_commands, host_commands, snapshot_commands
 from recovery.asking import Failure, JobOption, SocketOption, ask, get_status
 from recovery.command_line import BAD_INPUT, check_variables, say
 from recovery.control import pb
@@ -32,6 +32,7 @@ log_app = typer.Typer(no_args_is_help=True, help="Read a rank's replay log.")
 app.add_typer(log_app, name="log")
 app.add_typer(snapshot_commands.app, name="snapshots")
 migration_commands.add_to(app)
+app.add_typer(certificate_commands.app, name="certs")
 app.command("hosts")(host_commands.hosts)
 
 

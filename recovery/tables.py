@@ -55,6 +55,8 @@ def status_tables(status: Any) -> RenderableType:
     parts += [_adopted(adoption) for adoption in status.adoptions]
     if node.membership.trouble:
         parts.append(Text(account_of_trouble(node.membership)))
+    if node.membership.note:
+        parts.append(Text(node.membership.note))
     return Group(*parts)
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 
+import grpc
+import grpc.aio
 import structlog
 
 from recovery.background import BackgroundTasks
 from recovery.control import pb
+from recovery.membership.agreement import Vote
+from recovery.membership.certificates import Credentials, load
 from recovery.membership.embedded import EmbeddedStore
+from recovery.membership.endpoint import HostsService, listen
 from recovery.membership.hosts import Hosts, Nobody, Peers
+from recovery.membership.peers import TlsPeers
 from recovery.membership.records import VERSION, Keys
 from recovery.membership.registration import NameTaken, Registration
 from recovery.membership.settings import MembershipSettings
@@ -19,6 +27,9 @@ from recovery.membership.this_host import this_machine
 from recovery.settings import BadInput
 
 log = structlog.get_logger()
+
+RENEW_BEFORE = timedelta(days=14)
+"""A certificate that ends sooner is told of."""
 
 
 class Membership:
@@ -30,35 +41,71 @@ class Membership:
         socket: str,
         node: Callable[[], pb.Node],
         ranks: Callable[[], list[pb.HostRank]],
+        *,
+        must: bool,
     ) -> None:
-        """`node` and `ranks`: what this host has and runs now."""
+        """`node` and `ranks`: what this host has and runs now.
+
+        `must`: what is wrong with certificates or etcd ends `start`, rather than be told in status.  Raises
+        BadInput.
+        """
         self._settings = settings
         self._node = node
         self._ranks = ranks
+        self._must = must
+        self._problem = ""
+        self._credentials: Credentials | None = None
+        with self._told():
+            if settings.certificates is not None:
+                self._credentials = load(settings.certificates, settings.host)
         machine = this_machine()
         self._fixed = pb.HostRecord(
             version=VERSION, name=settings.host, boot_id=machine.boot_id, socket=socket,
+            address=settings.address if self._credentials is not None else "",
             instance=secrets.token_hex(8), kernel=machine.kernel, processor=machine.processor,
             processor_features=machine.features,
         )  # fmt: skip
-        self._store = _store(settings)
+        self._store = _store(settings, self._credentials)
+        self._peers = _peers(settings, self._credentials)
+        self._server: grpc.aio.Server | None = None
         self._background = BackgroundTasks("membership")
         keys = Keys(settings.cluster)
         self.registration = Registration(self._store, keys, self.record)
-        self.hosts = Hosts(self._store, keys, settings.host, _peers(settings))
+        self.hosts = Hosts(self._store, keys, settings.host, self._peers)
 
-    async def start(self, *, must: bool) -> None:
-        """Register, and go on doing so; raises BadInput if it is not possible and `must` be."""
+    async def start(self) -> None:
+        """Listen, register, and go on doing so; raises BadInput."""
+        try:
+            with self._told():
+                if self._settings.listen and self._credentials is not None:
+                    service = HostsService(self._settings.cluster, self.record, self._reach)
+                    self._server = await listen(self._settings.listen, self._credentials, service)
+            await self._register()
+        except BadInput:
+            await self._close()
+            raise
+        for work in (self.registration.run(), self.hosts.followed.run(), self.hosts.run()):
+            self._background.start(work)
+
+    async def _register(self) -> None:
         try:
             await self.registration.register()
         except StoreError as problem:
-            if must:
-                await self._store.close()
+            if self._must:
                 advice = "" if isinstance(problem, NameTaken) else "; start it first, or check --etcd"
                 raise BadInput(f"{problem}{advice}") from problem
             self.registration.note_trouble(problem)
-        for work in (self.registration.run(), self.hosts.followed.run(), self.hosts.run()):
-            self._background.start(work)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What is wrong in this block is told in status, unless it must not be."""
+        try:
+            yield
+        except BadInput as problem:
+            if self._must:
+                raise
+            log.warning("this host does not talk to others", problem=str(problem))
+            self._problem = str(problem)
 
     async def leave(self) -> None:
         """Told to stop: this host is not one that was lost."""
@@ -67,7 +114,7 @@ class Membership:
             await self.registration.leave()
         except StoreError as problem:
             log.warning("could not take leave of the cluster", problem=str(problem))
-        await self._store.close()
+        await self._close()
 
     def record(self) -> pb.HostRecord:
         """What this host tells of itself now."""
@@ -83,6 +130,7 @@ class Membership:
             host=self._settings.host, cluster=self._settings.cluster,
             store=",".join(endpoint.target for endpoint in self._settings.endpoints),
             trouble=self.registration.trouble, trouble_since_ms=self.registration.trouble_since_ms,
+            note=self._note(),
         )  # fmt: skip
 
     async def listing(self) -> pb.HostList:
@@ -90,14 +138,41 @@ class Membership:
         standings, problems = await self.hosts.standings()
         return pb.HostList(membership=self.status(), hosts=standings, problems=problems)
 
+    async def _reach(self, name: str) -> Vote:
+        """Whether we reach a host that is registered."""
+        known, _ = self.hosts.known()
+        if name not in known or not isinstance(self._peers, TlsPeers):
+            return Vote(None, "that host is not known here")
+        return await self._peers.reach(known[name].record)
 
-def _store(settings: MembershipSettings) -> Store:
+    def _note(self) -> str:
+        if self._credentials is None or self._problem:
+            return self._problem
+        left = self._credentials.expires - datetime.now(UTC)
+        if left > RENEW_BEFORE:
+            return ""
+        expires = self._credentials.expires.isoformat(" ", "minutes")
+        how = "has expired, so no other host talks to this one" if left < timedelta(0) else "expires"
+        return f"the certificate of this host {how} ({expires}): issue another, and start proxyd anew"
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0.2)
+        await self._store.close()
+
+
+def _store(settings: MembershipSettings, credentials: Credentials | None) -> Store:
     if not settings.endpoints:
         return EmbeddedStore()
     from recovery.membership.etcd import EtcdStore  # its libraries are seldom needed
 
-    return EtcdStore(settings.endpoints)
+    secret = None
+    if credentials is not None:
+        secret = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+    return EtcdStore(settings.endpoints, secret)
 
 
-def _peers(settings: MembershipSettings) -> Peers:
-    return Nobody()
+def _peers(settings: MembershipSettings, credentials: Credentials | None) -> Peers:
+    if not settings.listen or credentials is None:
+        return Nobody()
+    return TlsPeers(settings.host, credentials)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import re
 import socket
+from pathlib import Path
 from typing import Any
 
 from recovery.membership.settings import Endpoint, MembershipSettings, is_name
@@ -22,16 +24,66 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--host-name", default="", metavar="NAME", help="of this host among them (this machine's)"
     )
 
+    parser.add_argument(
+        "--listen", default="", metavar="IP:PORT",
+        help="where proxyds of other hosts may ask this one, with certificates (nowhere)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--certs", type=Path, metavar="DIRECTORY",
+        help="ca.pem, and certificate and key of this host: recoveryctl certs makes them",
+    )  # fmt: skip
+    parser.add_argument(
+        "--listen-anywhere", action="store_true",
+        help="let --listen name an address that the whole world may reach (off)",
+    )  # fmt: skip
+
 
 def membership_of(given: Any) -> MembershipSettings:
     """What they say; raises BadInput."""
     if given.cluster and not given.etcd:
         raise BadInput(f"--cluster {given.cluster} is of no use without --etcd URL")
-    return MembershipSettings(
-        host=parse_name(given.host_name or default_host(), "--host-name"),
-        cluster=parse_name(given.cluster or "default", "--cluster"),
-        endpoints=parse_endpoints(given.etcd) if given.etcd else (),
-    )
+    host = parse_name(given.host_name or default_host(), "--host-name")
+    endpoints = parse_endpoints(given.etcd) if given.etcd else ()
+    listen = address = ""
+    if given.listen:
+        if not given.etcd:
+            raise BadInput(
+                f"--listen {given.listen} is of no use without --etcd URL: nobody would know of it"
+            )
+        if given.certs is None:
+            raise BadInput(
+                f"--listen {given.listen} needs --certs DIRECTORY: recoveryctl certs init and issue fill one"
+            )
+        listen, address = parse_listen(given.listen, host, anywhere=given.listen_anywhere)
+    elif given.listen_anywhere:
+        raise BadInput("--listen-anywhere is of no use without --listen IP:PORT")
+    encrypted = any(endpoint.encrypted for endpoint in endpoints)
+    if encrypted and given.certs is None:
+        raise BadInput("--etcd https://… needs --certs DIRECTORY: recoveryctl certs init and issue fill one")
+    if given.certs is not None and not (given.listen or encrypted):
+        raise BadInput(f"--certs {given.certs} is of no use without --listen IP:PORT or --etcd https://…")
+    certificates = given.certs.absolute() if given.certs is not None else None
+    cluster = parse_name(given.cluster or "default", "--cluster")
+    return MembershipSettings(host, cluster, endpoints, listen, address, certificates)
+
+
+def parse_listen(text: str, host: str, *, anywhere: bool) -> tuple[str, str]:
+    """`10.0.0.1:9400` -> where to listen, and where others find it; raises BadInput."""
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})", text.strip())
+    try:
+        address = ipaddress.ip_address(match[1] or match[2] if match else "")
+    except ValueError:
+        address = None
+    if match is None or address is None or not 0 < int(match[3]) < 1 << 16:
+        raise BadInput(f"--listen {text!r} is no IP address and port: write for example 10.0.0.1:9400")
+    if address.is_multicast:
+        raise BadInput(f"--listen {text} is a multicast address, where nobody can listen")
+    if (address.is_unspecified or address.is_global) and not anywhere:
+        raise BadInput(
+            f"--listen {text} may be reached from everywhere: name an address of your own network, or say "
+            "--listen-anywhere"
+        )
+    return text.strip(), f"{host}:{match[3]}" if address.is_unspecified else text.strip()
 
 
 def parse_name(text: str, flag: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 LEASE_S = 10.0
 """How long a host that gives no sign still counts as alive."""
@@ -31,6 +32,11 @@ class MembershipSettings:
     host: str
     cluster: str = "default"
     endpoints: tuple[Endpoint, ...] = ()
+    listen: str = ""
+    """IP address and port for other hosts; empty: none may ask us anything."""
+    address: str = ""
+    """Where they find it."""
+    certificates: Path | None = None
 
 
 def is_name(text: str) -> bool:
