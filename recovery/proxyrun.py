@@ -184,14 +184,13 @@ def _run_under(order: Order, socket: Path) -> int:
     job = order.job or uuid.uuid4().hex
     node = _ask(socket, lambda daemon: daemon.Describe(pb.DescribeRequest(), timeout=30))
     drills = [drill.message() for drill in order.drills]
-    request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid())
+    request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid(), migratable=order.migratable)
     opened = _ask(socket, lambda daemon: daemon.OpenJob(request, timeout=30))
     if opened.error:
         raise BadInput(opened.error)
     began = time.monotonic()
     try:
-        relays = opened.relays if order.migratable else ""
-        command = Command(order.command, environment(job, socket, node, relays))
+        command = Command(order.command, environment(job, socket, node, opened.relays))
     except OSError as problem:
         _close(socket, job)
         raise BadInput(f"cannot start {order.command[0]}: {problem.strerror}") from problem

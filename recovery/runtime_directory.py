@@ -75,9 +75,7 @@ class RuntimeDirectory:
 
     def relays(self, job: str) -> Path:
         """Where relays of its workers keep what they need; a short name, as sockets have short paths."""
-        path = self.path / job / "r"
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return path
+        return self.path / job / "r"
 
     def remove_job(self, job: str) -> None:
         """Forget a job's files."""

@@ -35,10 +35,10 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     async def OpenJob(self, request: Any, context: Any) -> pb.OpenJobReply:
         try:
             drills = [_drill(drill) for drill in request.drills]
-            self._desk.open_job(request.job, drills, request.launcher_pid)
+            relays = self._desk.open_job(request.job, drills, request.launcher_pid, request.migratable)
         except Refused as refusal:
             return pb.OpenJobReply(error=str(refusal))
-        return pb.OpenJobReply(relays=str(self._desk.relays(request.job)))
+        return pb.OpenJobReply(relays=relays)
 
     async def CloseJob(self, request: Any, context: Any) -> pb.JobReport:
         try:

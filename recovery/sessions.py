@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -37,6 +36,7 @@ from recovery.snapshots import SnapshotKeeper
 from recovery.spawner import Installation, SpawnerError
 from recovery.validation import ValidationSchedule
 from recovery.watch import Watch
+from recovery.worker_store import WorkerStore
 
 log = structlog.get_logger()
 
@@ -80,22 +80,19 @@ class Desk:
 
         self._background.start(Survey(self.jobs).run())
 
-    def relays(self, job: str) -> Path:
-        """A directory of a job's, for relays."""
-        return self._runtime.relays(job)
-
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as the desk is open."""
         self._background.start(work)
 
     # ------------------------------------------------------------------ jobs
-    def open_job(self, name: str, drills: list[Drill], launcher_pid: int) -> None:
-        """Raises Refused."""
+    def open_job(self, name: str, drills: list[Drill], launcher_pid: int, migratable: bool = False) -> str:
+        """Answers the directory of its relays, if it is migratable; raises Refused."""
         if not name or len(name) > 64 or not name.replace("-", "").replace("_", "").isalnum():
             raise Refused(f"{name!r} is no name for a job: letters, digits, - and _ only, at most 64")
+        relays = str(self._runtime.relays(name)) if migratable else ""
         if name in self.jobs:
             if self.jobs[name].adopted_from(launcher_pid):
-                return  # the answer of the proxyd that died did not reach it
+                return relays  # the answer of the proxyd that died did not reach it
             raise Refused(f"there is a job {name} already")
         launcher: Watched | None = None
         if launcher_pid:
@@ -103,9 +100,12 @@ class Desk:
                 launcher = Watched(launcher_pid)
             except ProcessLookupError:
                 raise Refused(f"the launcher of job {name} (pid {launcher_pid}) has ended already") from None
+        if relays:
+            os.makedirs(relays, mode=0o700, exist_ok=True)
         self._begin(Job(name, launcher, [ScheduledDrill(drill) for drill in drills]))
         self.note()
         log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
+        return relays
 
     def _begin(self, job: Job) -> None:
         name = job.name
@@ -121,6 +121,8 @@ class Desk:
             asyncio.create_task(FloorKeeper(job, coordinator, keeps, validations).run()),
             asyncio.create_task(SnapshotKeeper(job, coordinator, overhead, persistence).run()),
         ]
+        if (relays := self._runtime.relays(name)).is_dir():
+            self._keepers[name].append(asyncio.create_task(WorkerStore(relays).run()))
         if persistence is not None:
             self._keepers[name].append(asyncio.create_task(persistence.run()))
             if persistence.log_keeping is not None:

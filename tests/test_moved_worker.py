@@ -88,3 +88,17 @@ def test_a_worker_without_a_relay_is_refused_and_trains_on(tmp_path: Path) -> No
         assert done.returncode == 2
         assert "start the run with proxyrun --migratable" in done.stderr
         run.finish()
+
+
+def test_a_rank_under_torchrun_is_moved_although_it_belongs_to_a_group(tmp_path: Path) -> None:
+    with MigratableRun(tmp_path / "undisturbed", ranks=2) as run:
+        run.train(STEPS, STEPS, migratable=False)
+        run.finish()
+        expected = run.losses()
+    with MigratableRun(tmp_path / "moved", ranks=2) as run:
+        run.train(STEPS, 10)
+        run.await_step(10)
+        assert run.recoveryctl("preflight").stdout == "nothing: 2 workers could be moved\n"
+        run.move(1)
+        run.finish()
+        assert run.losses() == expected

@@ -1,0 +1,178 @@
+"""The `torch.distributed` store of a worker below a relay: proxyd serves it, one connection per request.
+
+A worker that holds no connection can be dumped at any moment it waits. It takes the place of the TCPStore
+that env:// and tcp:// make; a store that a script makes itself stays what it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+_RETURN_S = 60.0
+"""How long a proxyd that died may take to come back."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+_ANSWER_S = 60.0
+_LONGEST_ANSWER = 64 << 20
+_alive: list[object] = []
+"""C++ keeps only its own half of a store, and calls methods of this one as long as the process lives."""
+
+
+def install(rendezvous: ModuleType) -> None:
+    """Replaces what makes stores, where there is a relay and all ranks are on this host."""
+    if not os.environ.get("UNDERSTUDY_RELAY") or not os.environ.get("UNDERSTUDY_RELAYS"):
+        return
+    make_tcp_store: Callable[..., Any] = rendezvous._create_c10d_store
+
+    def make_store(
+        hostname: str,
+        port: int,
+        rank: int,
+        world_size: int,
+        timeout: datetime.timedelta,
+        *more: Any,
+        **named: Any,
+    ) -> Any:
+        if not _on_one_host(world_size):
+            return make_tcp_store(hostname, port, rank, world_size, timeout, *more, **named)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return _store_class()(f"{hostname}:{port}/{attempt}/", timeout)
+
+    rendezvous._create_c10d_store = make_store  # type: ignore[attr-defined]
+
+
+def _on_one_host(world_size: int) -> bool:
+    here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("UNDERSTUDY_DEVICE_COUNT") or "0"
+    return here.isascii() and here.isdigit() and world_size <= int(here)
+
+
+def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
+    """One request over a connection of its own; raises RuntimeError."""
+    line = json.dumps(request).encode() + b"\n"
+    deadline = time.monotonic() + _RETURN_S
+    while True:
+        try:
+            return _ask_once(path, line)
+        except (OSError, ValueError) as problem:
+            # Only a request that may be done twice is repeated once proxyd may have seen it.
+            if time.monotonic() > deadline or not (_never_arrived(problem) or request["do"] in _REPEATABLE):
+                raise RuntimeError(f"proxyd's store does not answer at {path}: {problem}") from problem
+        time.sleep(_LONGEST_PAUSE_S)
+
+
+_REPEATABLE = ("get", "set", "check", "count", "delete")
+
+
+def _never_arrived(problem: Exception) -> bool:
+    return isinstance(problem, FileNotFoundError | ConnectionRefusedError | BlockingIOError)
+
+
+def _ask_once(path: str, line: bytes) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_ANSWER_S)
+        connection.connect(path)
+        connection.sendall(line)
+        data = bytearray()
+        while not data.endswith(b"\n"):
+            more = connection.recv(1 << 20)
+            data += more
+            if not more or len(data) > _LONGEST_ANSWER:
+                raise ValueError("its answer has no end")
+    reply = json.loads(data)
+    if not isinstance(reply, dict):
+        raise ValueError("its answer makes no sense")
+    if "error" in reply:
+        raise RuntimeError(str(reply["error"]))
+    return reply
+
+
+def _store_class() -> type:
+    """Made late: its base is torch's."""
+    from torch.distributed import DistStoreError, Store
+
+    class ProxydStore(Store):  # type: ignore[misc]
+        """What TCPStore does, without its server and its connections."""
+
+        def __init__(self, prefix: str, timeout: datetime.timedelta) -> None:
+            super().__init__()
+            self._prefix, self._limit = prefix, timeout
+            _alive.append(self)
+            self._path = os.path.join(os.environ["UNDERSTUDY_RELAYS"], "store")
+
+        def _do(self, what: str, key: str = "", **more: Any) -> dict[str, Any]:
+            return ask(self._path, {"do": what, "key": self._prefix + key, **more})
+
+        def set_timeout(self, timeout: datetime.timedelta) -> None:
+            self._limit = timeout
+
+        @property
+        def timeout(self) -> datetime.timedelta:
+            return self._limit
+
+        def set(self, key: str, value: str | bytes) -> None:
+            self._do("set", key, value=_text(value))
+
+        def get(self, key: str) -> bytes:
+            self.wait([key])
+            value = self._do("get", key)["value"]
+            if value is None:
+                raise DistStoreError(f"the key {key} was deleted while it was read")
+            return base64.b64decode(value)
+
+        def add(self, key: str, amount: int) -> int:
+            return int(self._do("add", key, amount=amount)["count"])
+
+        def append(self, key: str, value: str | bytes) -> None:
+            self._do("append", key, value=_text(value))
+
+        def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+            value = self._do("compare", key, expected=_text(expected), value=_text(desired))["value"]
+            return base64.b64decode(value)
+
+        def check(self, keys: list[str]) -> bool:
+            return bool(self._do("check", keys=[self._prefix + key for key in keys])["found"])
+
+        def wait(self, keys: list[str], timeout: datetime.timedelta | None = None) -> None:
+            limit_s = (timeout or self._limit).total_seconds()
+            deadline, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+            while not self.check(keys):
+                if time.monotonic() >= deadline:
+                    raise DistStoreError(
+                        f"wait timeout after {limit_s * 1000:.0f}ms, keys: {', '.join(keys)}"
+                    )
+                time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+        def delete_key(self, key: str) -> bool:
+            return bool(self._do("delete", key)["found"])
+
+        def num_keys(self) -> int:
+            return int(self._do("count")["count"])
+
+        deleteKey, getNumKeys = delete_key, num_keys  # as C++ calls them
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            return [self.get(key) for key in keys]
+
+        def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+            for key, value in zip(keys, values, strict=True):
+                self.set(key, value)
+
+        def has_extended_api(self) -> bool:
+            return True
+
+        def clone(self) -> ProxydStore:
+            return type(self)(self._prefix, self._limit)
+
+    return ProxydStore
+
+
+def _text(value: str | bytes) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()

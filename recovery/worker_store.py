@@ -1,0 +1,133 @@
+"""The `torch.distributed` store of a migratable job: one request per connection, so no worker holds one.
+
+Each request and each answer is a line of JSON, with bytes in base64.  Nothing waits here: who waits for a key
+asks again.  The socket lies in the job's directory (0700) and is the owner's alone; values are written down,
+so a proxyd that adopts the job goes on serving them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from recovery.rendezvous import LARGEST_VALUE, Notes, Store
+
+log = structlog.get_logger()
+
+SOCKET, VALUES = "store", "values"
+"""Names in the directory of a job's relays (proxy_client/proxyd_store.py)."""
+LONGEST_LINE = 2 * LARGEST_VALUE
+LONGEST_KEY = 4096
+MOST_KEYS = 65536
+REQUEST_S = 30.0
+"""For a client to say what it wants and to take the answer."""
+
+
+class WorkerStore:
+    """Of one job."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._store = Store(Notes(directory / VALUES))
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        path = self._directory / SOCKET
+        path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            server = await asyncio.start_unix_server(self._serve, str(path), limit=LONGEST_LINE, backlog=1024)
+        finally:
+            os.umask(before)
+        async with server:
+            await server.serve_forever()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                answer = await self.answer(await reader.readline())
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError, TimeoutError) as problem:  # ValueError: a line that does not end
+            log.warning("a worker's store request failed", problem=str(problem))
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def answer(self, line: bytes) -> dict[str, Any]:
+        """To one request, whatever it holds."""
+        try:
+            request = json.loads(line)
+            return await self._act(request["do"], request)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+            return {"error": f"the store cannot do that: {problem}"[:1000]}
+
+    async def _act(self, what: str, request: dict[str, Any]) -> dict[str, Any]:
+        store = self._store
+        match what:
+            case "check":
+                return {"found": store.holds([_key(key) for key in request["keys"]])}
+            case "count":
+                return {"count": len(store)}
+        key = _key(request["key"])
+        match what:
+            case "get":
+                return {"value": _text(await store.get(key, 0) if store.holds([key]) else None)}
+            case "delete":
+                return {"found": store.delete(key)}
+        if not store.holds([key]) and len(store) >= MOST_KEYS:
+            raise ValueError(f"it holds {MOST_KEYS} keys already")
+        match what:
+            case "set":
+                await store.set(key, _bytes(request["value"]))
+                return {}
+            case "add":
+                return {"count": await store.add(key, int(request["amount"]))}
+            case "append":
+                known = await store.get(key, 0) if store.holds([key]) else b""
+                await store.set(key, _within((known or b"") + _bytes(request["value"])))
+                return {}
+            case "compare":
+                return {"value": _text(await self._compare(key, request))}
+        raise ValueError(f"there is no {what!r:.50}")
+
+    async def _compare(self, key: str, request: dict[str, Any]) -> bytes:
+        """As TCPStore does it: a missing key counts as empty."""
+        expected, desired = _bytes(request["expected"]), _bytes(request["value"])
+        known = await self._store.get(key, 0) if self._store.holds([key]) else None
+        if known is None and expected:
+            return expected
+        if known is not None and known != expected:
+            return known
+        await self._store.set(key, desired)
+        return desired
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str) or len(key) > LONGEST_KEY:
+        raise ValueError(f"a key is text of at most {LONGEST_KEY} letters")
+    return key
+
+
+def _bytes(text: object) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("a value is bytes in base64")
+    return _within(base64.b64decode(text, validate=True))
+
+
+def _within(value: bytes) -> bytes:
+    if len(value) > LARGEST_VALUE:
+        raise ValueError(f"a value has more than {LARGEST_VALUE} bytes")
+    return value
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
