@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 from migratable_run import MigratableRun, skip_without_criu
-from proxied import left_behind, until
+from proxied import WORKLOADS, left_behind, python, until
+
+BELONGINGS = WORKLOADS / "migration" / "belongings.py"
 
 STEPS, LONG = 30, 150
 
@@ -102,3 +105,33 @@ def test_a_rank_under_torchrun_is_moved_although_it_belongs_to_a_group(tmp_path:
         run.move(1)
         run.finish()
         assert run.losses() == expected
+
+
+def test_threads_files_memory_and_children_of_a_worker_come_along(tmp_path: Path) -> None:
+    with MigratableRun(tmp_path / "run") as run:
+        run.start(python(BELONGINGS, str(tmp_path)))
+        until((tmp_path / "ready").exists, "a worker with its belongings")
+        run.move()
+        (tmp_path / "go").touch()
+        assert run.finish()[0] == "all there True\n"
+
+
+def test_what_cannot_be_dumped_refuses_the_move_and_the_worker_runs_on(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = (
+            "import pathlib, socket, sys, time, torch\n"
+            f"s = socket.create_connection(('127.0.0.1', {port}))\n"
+            "x = torch.ones(2, device='cuda'); print(x.sum().item(), flush=True)\n"
+            "folder = pathlib.Path(sys.argv[1]); (folder / 'ready').touch()\n"
+            "while not (folder / 'go').exists(): time.sleep(0.01)\n"
+            "print((x + 1).sum().item())"
+        )
+        with MigratableRun(tmp_path / "run") as run:
+            run.start([*python("-c"), code, str(tmp_path)])
+            until((tmp_path / "ready").exists, "a worker with a connection")
+            done = run.recoveryctl("migrate", "--rank", "0")
+            assert done.returncode == 2
+            assert f"is a TCP connection to 127.0.0.1:{port}" in done.stderr
+            (tmp_path / "go").touch()
+            assert run.finish()[0] == "2.0\n4.0\n"
