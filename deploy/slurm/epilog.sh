@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Slurm's Epilog (slurm.conf), as root on each node of a job: ends the job's proxyd, which ends its device servers and
-# removes what they had in shared memory. The log stays.
+# Slurm's Epilog (slurm.conf), as root on each node of a job: ends the job's proxyd, which ends its device
+# servers and removes what they had in shared memory. The log stays.
 
 # shellcheck source=deploy/slurm/job_proxyd.sh
 . "$(dirname "$(readlink -f "$0")")/job_proxyd.sh"
@@ -23,7 +23,8 @@ if [ -e "$socket" ] && gone "$pid" "$since"; then
     say "that failed; $log says why"
   fi
 fi
-# A session of its own: supervise and proxyd. Device servers that nobody ends do so themselves (--adoption-grace).
+# A session of its own: supervise and proxyd. Device servers that nobody ends do so themselves
+# (--adoption-grace).
 gone "$pid" "$since" || "${user[@]}" kill -KILL -- "-$pid"
 rm -rf "$home"
 rm -f "$pid_file"

@@ -46,8 +46,8 @@ case "${SLURM_JOB_GPUS:-}" in
     ;;
 esac
 
-# proxyd as the user, outliving this script: Slurm ends what stays in the script's process group, and waits for
-# whoever holds its output. One simple command, so that $! is supervise.
+# proxyd as the user, outliving this script: Slurm ends what stays in the script's process group, and waits
+# for whoever holds its output. One simple command, so that $! is supervise.
 start_proxyd() {
   # shellcheck disable=SC2086 # PROXYD_OPTIONS are several words
   "${user[@]}" "${environment[@]}" setsid "$PROGRAMS/supervise" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Slurm's Prolog (slurm.conf), as root on each node of a job: starts the job's proxyd as the job's user.
-# It always succeeds: a Prolog that fails drains the node, and a training whose proxyd is missing gets its own from
-# proxyrun. What went wrong is in slurmd's log and in LOGS/slurm-JOBID.log.
+# Slurm's Prolog (slurm.conf), as root on each node of a job: starts the job's proxyd as the job's user. It
+# always succeeds: a Prolog that fails drains the node, and a training whose proxyd is missing gets its own
+# from proxyrun. What went wrong is in slurmd's log and in LOGS/slurm-JOBID.log.
 
 # shellcheck source=deploy/slurm/job_proxyd.sh
 . "$(dirname "$(readlink -f "$0")")/job_proxyd.sh"
@@ -20,7 +20,8 @@ if [ -e "$pid_file" ]; then
   say "$pid_file exists: the job has its proxyd already"
   exit 0
 fi
-if ! install -d -m 0755 "$RUN" "$LOGS" || ! rm -rf "$home" || ! install -d -m 0700 -o "$SLURM_JOB_UID" "$home"; then
+if ! install -d -m 0755 "$RUN" "$LOGS" || ! rm -rf "$home" \
+  || ! install -d -m 0700 -o "$SLURM_JOB_UID" "$home"; then
   say "no directory for it could be made"
   exit 0
 fi
