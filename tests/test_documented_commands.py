@@ -1,0 +1,119 @@
+"""Every command line of ours in docs/operations.md and deploy/ is one that its program takes, and works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import proxied
+import pytest
+import yaml
+from documented_commands import OPERATIONS, STORED, check, of_page, of_script
+from manifests import pods, words
+from proxied import left_behind, until
+from running_proxyd import running_proxyd
+from training_run import BIN, ROOT
+
+DEPLOY = ROOT / "deploy"
+ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "understudy.rules.yaml").read_text())["groups"][0]["rules"]
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """Where from, and what."""
+    yield from (("operations.md", line) for line in of_page(OPERATIONS))
+    for path in sorted([*DEPLOY.rglob("*.sbatch"), *DEPLOY.rglob("*.sh")]):
+        yield from ((path.name, line) for line in of_script(path))
+    for pod in pods():
+        for name in ("proxyd", "proxyrun"):
+            if container := pod.container(name):
+                line = shlex.join(words(container)).replace("supervise ", "")
+                yield (
+                    pod.path.name,
+                    line.replace("/snapshots", STORED).replace("/host/var/lib/understudy" + STORED, STORED),
+                )
+
+
+LINES = list(dict.fromkeys(lines()))
+
+
+@pytest.mark.parametrize(("where", "line"), LINES, ids=lambda text: text[:60])
+def test_a_documented_command_line_is_accepted(where: str, line: str, tmp_path: Path) -> None:
+    check(line, tmp_path)
+
+
+def test_all_of_them_were_found() -> None:
+    told = {where for where, _ in LINES}
+    assert {"operations.md", "train.sbatch", "train-with-prolog.sbatch", "node-daemonset.yaml"} <= told
+    assert len(LINES) > 25
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["proxyd --devices cpu:2 --persists /tmp", "proxyrun --drill 'melt rank=1' true", "recoveryctl drills",
+     "recoveryctl snapshots export", "proxyd --devices cpu:2 --mirror s3://bucket/prefix"],
+)  # fmt: skip
+def test_a_wrong_command_line_would_be_noticed(line: str, tmp_path: Path) -> None:
+    with pytest.raises((Exception, SystemExit)):
+        check(line, tmp_path)
+
+
+def test_every_alert_is_explained_to_the_person_on_call() -> None:
+    told = OPERATIONS.read_text()
+    assert [rule["alert"] for rule in ALERTS if f"`{rule['alert']}`" not in told] == []
+
+
+def test_files_and_sections_that_are_named_are_there() -> None:
+    told = OPERATIONS.read_text()
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", told):
+        assert (OPERATIONS.parent / link).exists(), link
+    for section in re.findall(r"\]\(#([^)]+)\)", told):
+        assert f"## {section.replace('-', ' ')}" in told.lower(), section
+    for path in re.findall(r"deploy/[\w./-]+", told):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.long  # minutes on a busy machine; each of the drills has tests of its own
+@pytest.mark.timeout(600)
+def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_path: Path) -> None:
+    """All recoveryctl commands of the page, in its order, on a training that goes on."""
+    stored, mirror, socket = tmp_path / "stored", tmp_path / "mirror", tmp_path / "socket"
+    mirror.mkdir()  # as a mount point is
+    options = ["--persist", str(stored), "--persist-every", "5steps", "--persist-only"]
+    options += ["--mirror", f"file://{mirror}"]
+    with running_proxyd(socket, 2, tuple(options)) as proxyd:
+        environment = os.environ | {"UNDERSTUDY_SOCKET": str(proxyd.socket), "OMP_NUM_THREADS": "1"}
+
+        def control(line: str) -> subprocess.CompletedProcess[str]:
+            line = line.replace(STORED, str(stored)).replace("s3://bucket/prefix", f"file://{mirror}")
+            line = line.replace("/run/understudy/own/proxyd.sock", str(socket))
+            line = line.replace("/run/understudy/proxyd.sock", str(socket)).replace("RANK", "0")
+            return subprocess.run(
+                [str(BIN / "recoveryctl"), *shlex.split(line)[1:]], env=environment, cwd=tmp_path,
+                capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+
+        script = proxied.torchrun(2, ROOT / "examples" / "char_gpt.py", "--steps", "1000000")
+        run = subprocess.Popen(
+            [str(BIN / "proxyrun"), "--job", "nightly", *script], env=environment, stdout=subprocess.DEVNULL
+        )
+        try:
+            listed = "recoveryctl snapshots list s3://bucket/prefix --json"
+            until(
+                lambda: '"complete": true' in control(listed).stdout,
+                "a complete snapshot, in both tiers",
+                120,
+            )
+            commands = [line for line in of_page(OPERATIONS) if line.startswith("recoveryctl")]
+            for line in dict.fromkeys(commands):
+                if "--watch" in line or "kill-proxyd" in line or "tune" in line:
+                    continue  # endless; ends this very proxyd; half a minute, in test_snapshot_tune
+                done = control(line)
+                assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        finally:
+            run.terminate()
+            run.wait(60)
+    assert left_behind() == []
