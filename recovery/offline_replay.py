@@ -49,8 +49,8 @@ STUCK_S = 300.0
 GRACE_S = 1.0
 """How long device servers outlive us."""
 LARGEST_REPLY = 256 << 20
-SPARSE_BYTES = 1 << 40
-"""Of areas that take only the memory that they need."""
+AREA_BYTES, AREA_FACTOR = 8 << 30, 3
+"""Of a rank's shadows and snapshots, which take only what they need: bytes at least, and times the set."""
 SLOTS = 2
 
 
@@ -162,9 +162,10 @@ def _session(job: Job, reach: Reach, rank: int, device: str, runtime: RuntimeDir
     about = of_rank.about
     assert about is not None
     directory = runtime.rank_directory(job.name, rank, 0)
+    area = AREA_BYTES + AREA_FACTOR * reach.stored.bytes
     replay.create_log(
         str(directory), rank=rank, world=about.world, **log_sizes(of_rank, reach.step),
-        reply_bytes=LARGEST_REPLY, shadow_bytes=SPARSE_BYTES, snapshot_bytes=SPARSE_BYTES,
+        reply_bytes=LARGEST_REPLY, shadow_bytes=area, snapshot_bytes=area,
         proxyd_pid=os.getpid(), proxyd_start_ticks=start_ticks(os.getpid()),
     )  # fmt: skip
     log = replay.Log(str(directory))

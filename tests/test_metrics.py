@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from training_run import BIN
 
 import recovery.metrics
+from recovery.jobs import Job
 from recovery.metrics import Metrics
 from recovery.proxyd import settings_of
 from recovery.settings import BadInput, parse_address
@@ -109,3 +110,21 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"cannot serve metrics at {port}: Address already in use" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_was_counted_of_stored_logs_outlives_its_job() -> None:
+    with asyncio.Runner() as runner:
+
+        async def made() -> Metrics:
+            return Metrics({})
+
+        metrics = runner.run(made())
+    job = Job("job", None, [])
+    job.stored_log.bytes = 5
+    metrics.absorb(job)
+    job.stored_log.bytes, job.stored_log.gaps = 7, 1
+    metrics.forget(job)
+    counted = {
+        name: next(iter(counter.collect())).samples[0].value for name, counter in metrics._stored_log.items()
+    }
+    assert counted == {"bytes": 7, "gaps": 1, "failures": 0}
