@@ -16,7 +16,7 @@ SOURCES = (str(LIST), str(CSRC / "copier.cpp"), "replay/csrc/log_map.cpp")
 
 def stress(program: Path, snapshots: int, seed: int) -> subprocess.CompletedProcess[str]:
     words = [str(program), str(snapshots), str(seed)]
-    found = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    found = subprocess.run(words, capture_output=True, text=True, timeout=230)
     print(found.stdout)
     return found
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("snapshots", [3000, pytest.param(50_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("snapshots", [3000, pytest.param(15_000, marks=pytest.mark.long)])
 def test_buffers_that_change_while_they_are_copied_do_not_race(
     folder: Path, seed: int, snapshots: int
 ) -> None:

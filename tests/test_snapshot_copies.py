@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import random
 import struct
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_every_snapshot_is_of_its_commit_beside_changes_frees_and_rewinds(seed: 
                     rewound += 1
                 h.executor.resume()
             h.synchronize()
-            h.wait(lambda serial=serial: is_published(h, serial), f"did not publish snapshot {serial}")
+            h.wait(partial(is_published, h, serial), f"did not publish snapshot {serial}")
             (found,) = [one for one in h.log.snapshots() if one.serial == serial]
             assert found.commit.number == number
             expected = program.of_commit[number]

@@ -369,3 +369,24 @@ def test_a_freed_buffer_that_a_rewind_brings_back_is_copied_again() -> None:
         snapshot = taken(h, 4)
         restart(h, snapshot.commit.number)
         assert h.read(1) == (20, 20, 20, 20)
+
+
+def test_newest_snapshot_may_go_while_an_older_one_is_leased() -> None:
+    """With --persist-only, when it is on storage first."""
+    with Harness(snapshot_bytes=LIMIT) as h:
+        h.new(1, [0, 0, 0, 0])
+        h.new(2, [1, 1, 1, 1])
+        h.log.lease_snapshots([1])
+        for serial in (1, 2):
+            h.add(1, 2)
+            order(h, serial)
+            h.commit()
+            h.synchronize()
+            taken(h, serial)
+        h.log.snapshot_floor = 3
+        h.wait(lambda: [one.serial for one in h.log.snapshots()] == [1], "kept the newest snapshot")
+        order(h, 3)
+        h.commit()
+        h.synchronize()
+        restart(h, taken(h, 3).commit.number)
+        assert h.read(1) == payload(4, 2)

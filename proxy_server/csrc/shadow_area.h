@@ -36,6 +36,7 @@ class ShadowArea {
   void all_backed() { backed_ = std::max(backed_, top_); }
   // The block is part of commit `commit` too.
   void keep(uint64_t offset, uint64_t commit);
+  bool holds(uint64_t offset) const { return blocks_.contains(offset); }
   // Commits below `floor` will not be asked for again, but for these.
   void release(uint64_t floor, std::span<const uint64_t> but = {});
   // Commits above `target` are void.

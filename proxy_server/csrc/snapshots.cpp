@@ -283,6 +283,12 @@ void Snapshots::forget_contents() {
   for (auto& [handle, b] : table_.buffers()) b.snapshot_version = ~0ull;
 }
 
+// The newest snapshot went before an older one that is leased: it was on storage first.
+void Snapshots::forget_lost_copies() {
+  for (auto& [handle, b] : table_.buffers())
+    if (!area_.holds(b.snapshot_offset)) b.snapshot_version = ~0ull;
+}
+
 void Snapshots::apply_floor() {
   auto& page = log_.page();
   if (area_.area().bytes == 0) return;
@@ -298,7 +304,10 @@ void Snapshots::apply_floor() {
   if (needed > released_ || leased != leased_) {
     unpublish(needed, leased, false);
     area_.release(needed, leased);
-    if (newest() == 0 && !making_) forget_contents();
+    if (newest() == 0 && !making_)
+      forget_contents();
+    else if (needed > newest())
+      forget_lost_copies();
     released_ = needed;
     leased_ = leased;
   }

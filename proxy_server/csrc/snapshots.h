@@ -89,6 +89,7 @@ class Snapshots final : public replay::Capture {
   uint64_t newest() const;  // serial of those published; 0 = there is none
   // Nothing is published: gives the memory back.
   void forget_contents();
+  void forget_lost_copies();
   // The oldest snapshot that may still be asked for. A rank alone needs only its own newest.
   uint64_t floor() const;
   using Leases = std::array<uint64_t, replay::kSnapshotLeases>;
