@@ -166,7 +166,7 @@ def _store(settings: MembershipSettings, credentials: Credentials | None) -> Sto
         return EmbeddedStore()
     from recovery.membership.etcd import EtcdStore  # its libraries are seldom needed
 
-    secret = None
+    secret = grpc.ssl_channel_credentials()  # without ours etcd will refuse, and say so in status
     if credentials is not None:
         secret = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
     return EtcdStore(settings.endpoints, secret)
