@@ -96,8 +96,16 @@ class EtcdServer:
         self.process.wait()
 
     def freeze(self) -> None:
-        """It keeps its connections and answers nothing."""
+        """It keeps its connections and answers nothing, once all of its threads have stopped."""
         self.process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.process.pid}/task")
+
+        def stopped() -> bool:
+            return all(
+                file.read_text().rsplit(")", 1)[1].split()[0] == "T" for file in threads.glob("*/stat")
+            )
+
+        until(stopped, "etcd that stands still", 20)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
