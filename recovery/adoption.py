@@ -125,6 +125,7 @@ class Successor:
             restored_commit=0 if account is None else account.restored_commit,
             resumed_commit=written.resumed_commit if account is None else account.restored_commit,
             drills_seen=set(written.drills_seen), durable=[_durable(one) for one in written.durable],
+            mirrored_step=written.mirrored_step, relay=written.relay,
         )  # fmt: skip
         session.server.suspect = chosen is not found[0]  # it was about to be replaced
         session.server.generation = job.generation if account is None else account.attached_generation

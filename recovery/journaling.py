@@ -114,6 +114,8 @@ def _session(session: Session) -> pb.JournaledSession:
         generation=session.generation,
         drills_seen=sorted(session.drills_seen),
         durable=[_durable(durable) for durable in session.durable],
+        mirrored_step=session.mirrored_step,
+        relay=session.relay,
     )
 
 

@@ -42,9 +42,18 @@ class MigratableRun:
     def __init__(self, folder: Path, ranks: int = 1) -> None:
         self.folder, self.ranks = folder, ranks
         folder.mkdir(mode=0o700, exist_ok=True)
-        self.proxyd = RunningProxyd(folder / "proxyd.sock", ranks, log=folder / "proxyd.log")
+        self.proxyd = self._start_proxyd()
         self.run: subprocess.Popen[str] | None = None
         self.steps = 0
+
+    def _start_proxyd(self) -> RunningProxyd:
+        return RunningProxyd(self.folder / "proxyd.sock", self.ranks, log=self.folder / "proxyd.log")
+
+    def replace_proxyd(self) -> None:
+        """It is killed, and another one adopts the job."""
+        self.proxyd.process.kill()
+        self.proxyd.process.wait()
+        self.proxyd = self._start_proxyd()
 
     def train(self, steps: int, limit: int, *, migratable: bool = True) -> None:
         """LOADED_GPT; `limit`: steps that it may do for now."""

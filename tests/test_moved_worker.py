@@ -72,6 +72,18 @@ def test_a_device_server_that_dies_after_a_move_is_replaced_as_ever(
         assert run.losses() == [expected[0][:STEPS]]
 
 
+def test_a_proxyd_that_took_over_moves_workers_too(tmp_path: Path, expected: list[list[str]]) -> None:
+    with MigratableRun(tmp_path / "moved") as run:
+        run.train(STEPS, 10)
+        run.await_step(10)
+        run.move()
+        run.replace_proxyd()
+        until(lambda: run.rank().state == "running", "it was adopted")
+        run.move()
+        run.finish()
+        assert run.losses() == [expected[0][:STEPS]]
+
+
 def test_a_worker_that_dies_after_a_move_ends_the_run_as_its_launcher_expects(tmp_path: Path) -> None:
     with MigratableRun(tmp_path / "moved") as run:
         run.train(STEPS, 5)
