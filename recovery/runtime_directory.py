@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -74,12 +75,16 @@ class RuntimeDirectory:
         return path
 
     def relays(self, job: str) -> Path:
-        """Where relays of its workers keep what they need; a short name, as sockets have short paths."""
-        return self.path / job / "r"
+        """Where relays of its workers keep what they need.
+
+        A short name, as a socket's path has 107 bytes at most, and one that no job has: they have no dots.
+        """
+        return self.path / f"r.{hashlib.sha256(job.encode()).hexdigest()[:8]}"
 
     def remove_job(self, job: str) -> None:
         """Forget a job's files."""
-        shutil.rmtree(self.path / job, ignore_errors=True)
+        for path in (self.path / job, self.relays(job)):
+            shutil.rmtree(path, ignore_errors=True)
 
     def release(self) -> None:
         """Leave it to others."""

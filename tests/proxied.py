@@ -72,7 +72,7 @@ def _is_of_others(process: psutil.Process) -> bool:
     if (mine := os.environ.get("PYTEST_XDIST_WORKER")) is None:
         return False
     try:  # what pytest starts has the name in its environment only since then
-        return process.ppid() == os.getppid() or process.environ().get("PYTEST_XDIST_WORKER", mine) != mine
+        return process.ppid() == os.getppid() or process.environ().get("PYTEST_XDIST_WORKER") != mine
     except psutil.Error:
         return False
 

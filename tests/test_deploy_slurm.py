@@ -216,7 +216,7 @@ def test_the_jobs_gpus_are_its_proxyds_devices(node: SlurmNode) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root starts processes of others")
 def test_the_proxyd_of_a_job_is_its_users_and_nobody_elses(node: SlurmNode) -> None:
     node.uid = NOBODY
-    for folder in [node.folder, *list(node.folder.parents)[:2]]:
+    for folder in [node.folder, *list(node.folder.parents)[:3]]:
         folder.chmod(folder.stat().st_mode | 0o055)  # pytest's are the owner's alone
     # Others may not read this installation everywhere: stand-ins say who they are.
     node.program("proxyd", 'id --user; id --groups; touch "$HOME/proxyd.sock"; exec sleep 600')

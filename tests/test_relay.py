@@ -98,8 +98,14 @@ def below_a_relay(folder: Path, code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-P", "-c", start, sys.executable, "-c", code], cwd=folder,
         env={"UNDERSTUDY_RELAYS": str(relays), "PATH": "/usr/bin:/bin"}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=take_signals,
     )  # fmt: skip
+
+
+def take_signals() -> None:
+    """A shell ignores some for what it runs in the background, as these tests may be."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def test_output_environment_and_exit_status_pass_through(tmp_path: Path) -> None:

@@ -55,16 +55,18 @@ class Survey:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            sessions = {session for job in self._jobs.values() for session in job.sessions.values()}
-            self._due = {session: due for session, due in self._due.items() if session in sessions}
-            for session in sessions:
-                due = self._due.setdefault(session, time.monotonic() + self._first_after_s)
-                if due <= time.monotonic():
-                    with self._complaints.survived(session.job.name):
-                        await self._look(session)
-                    self._due[session] = time.monotonic() + AGAIN_AFTER_S
-            sessions.clear()  # no session may be held while we sleep
+            await self._look_at_all()  # of which no name holds a session, and so its log, while we sleep
             await asyncio.sleep(self._pause_s)
+
+    async def _look_at_all(self) -> None:
+        sessions = {session for job in self._jobs.values() for session in job.sessions.values()}
+        self._due = {session: due for session, due in self._due.items() if session in sessions}
+        for session in sessions:
+            due = self._due.setdefault(session, time.monotonic() + self._first_after_s)
+            if due <= time.monotonic():
+                with self._complaints.survived(session.job.name):
+                    await self._look(session)
+                self._due[session] = time.monotonic() + AGAIN_AFTER_S
 
     async def _look(self, session: Session) -> None:
         if self._machine is None:
