@@ -17,46 +17,60 @@ import pytest
 from proxied import until
 
 PREFIX = Path(__file__).parent.parent / "build" / "etcd"
+PATIENCE = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10")
+
+
+def etcd_binary() -> str:
+    """Where it is; skips the test where there is none and none can be had."""
+    found, problem = _find()
+    if problem:
+        pytest.skip(f"no etcd on this machine, and Debian's etcd-server cannot be had: {problem}")
+    return found
 
 
 @functools.cache
-def etcd_binary() -> str:
-    """Where it is; skips the test where there is none and none can be had."""
+def _find() -> tuple[str, str]:
+    """Where it is, or why it is not; asked once, as a network that does not answer takes its time."""
     if found := shutil.which("etcd"):
-        return found
+        return found, ""
     unpacked = PREFIX / "root" / "usr" / "bin" / "etcd"
     PREFIX.mkdir(parents=True, exist_ok=True)
     with open(PREFIX / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not unpacked.exists():
-            _unpack(unpacked)
-    return str(unpacked)
+        if unpacked.exists():
+            return str(unpacked), ""
+        try:
+            return str(unpacked), _unpack(unpacked)
+        except subprocess.SubprocessError as problem:
+            return "", str(problem)
 
 
-def _unpack(unpacked: Path) -> None:
+def _unpack(unpacked: Path) -> str:
+    """Why it did not work, if so; raises SubprocessError."""
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        pytest.skip("no etcd on this machine, and no Debian package of it to be had: there is no apt-get")
+        return "there is no apt-get"
     private = ["-o", f"Dir::State::lists={PREFIX}/lists", "-o", f"Dir::Cache={PREFIX}/cache"]
     (PREFIX / "lists" / "partial").mkdir(parents=True, exist_ok=True)
     (PREFIX / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
     failed = ""
     for options in ([], private):  # the machine's own package lists may be missing
         if options:
-            subprocess.run(["apt-get", *options, "-qq", "update"], capture_output=True, timeout=120)
+            subprocess.run(["apt-get", *PATIENCE, *options, "-qq", "update"], capture_output=True, timeout=60)
         got = subprocess.run(
-            ["apt-get", *options, "-qq", "download", "etcd-server"],
-            cwd=PREFIX, capture_output=True, text=True, timeout=120,
+            ["apt-get", *PATIENCE, *options, "-qq", "download", "etcd-server"],
+            cwd=PREFIX, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         packages = sorted(PREFIX.glob("etcd-server_*.deb"))
         if got.returncode == 0 and packages:
             break
         failed = got.stderr.strip().splitlines()[-1] if got.stderr.strip() else "apt-get has none"
     else:
-        pytest.skip(f"no etcd on this machine, and Debian's etcd-server cannot be had: {failed}")
+        return failed
     made = PREFIX / "root.new"
     shutil.rmtree(made, ignore_errors=True)
     subprocess.run(["dpkg-deb", "-x", str(packages[-1]), str(made)], check=True, timeout=60)
     made.rename(unpacked.parents[2])
+    return ""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
