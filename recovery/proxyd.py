@@ -271,7 +271,8 @@ def main() -> int:
         settings = _settings(given)
         check_variables(PROGRAM, warn=ready_fd < 0)  # proxyrun has warned already
         configure(given.log_level)
-        assert least_tls.IN_FORCE, "gRPC was loaded too early"
+        if not least_tls.IN_FORCE:
+            raise RuntimeError("gRPC was loaded before recovery.least_tls: TLS 1.2 would be spoken, too")
         asyncio.run(serve(settings, lambda: tell({"ready": True}), given.parent_pid))
     except (BadInput, SpawnerError) as problem:
         if ready_fd >= 0:

@@ -22,12 +22,12 @@ from recovery.membership.embedded import StoreMachine
 from recovery.membership.records import read
 from recovery.membership.store import (
     Change,
+    ClusterStore,
+    ClusterStoreError,
     Entry,
     Event,
     Listing,
     Put,
-    Store,
-    StoreError,
     Unchanged,
     Unreachable,
 )
@@ -115,7 +115,7 @@ class World:
         self.outcome.decisions = len(self.decided)
 
 
-class Link(Store):
+class Link(ClusterStore):
     """A candidate's way to the store; what it asks may arrive late, after it has given up waiting."""
 
     def __init__(self, world: World) -> None:
@@ -133,13 +133,13 @@ class Link(Store):
         def arrive() -> None:
             try:
                 outcome, failed = do(), None
-            except StoreError as problem:
+            except ClusterStoreError as problem:
                 outcome, failed = None, problem
             if self.cut or (self._world.rough and chance.random() < 0.03):
                 return  # the answer is lost
             loop.call_later(self._delay(), reply, outcome, failed)
 
-        def reply(outcome: Any, failed: StoreError | None) -> None:
+        def reply(outcome: Any, failed: ClusterStoreError | None) -> None:
             if not answer.done():
                 answer.set_exception(failed) if failed is not None else answer.set_result(outcome)
 
@@ -198,7 +198,7 @@ class Link(Store):
 class Candidate:
     """A proxyd that leads when it can: finishes what it finds, then decides something new now and then."""
 
-    def __init__(self, world: World, name: str, log: Callable[[Store], DecisionLog]) -> None:
+    def __init__(self, world: World, name: str, log: Callable[[ClusterStore], DecisionLog]) -> None:
         self.world, self.name = world, name
         self.link = Link(world)
         self.log = log(self.link)
@@ -224,7 +224,7 @@ class Candidate:
                 for task in (working, keeping):
                     task.cancel()
                 for ended in await asyncio.gather(working, keeping, return_exceptions=True):
-                    if isinstance(ended, Exception) and not isinstance(ended, StoreError):
+                    if isinstance(ended, Exception) and not isinstance(ended, ClusterStoreError):
                         raise ended
 
     async def _work(self, leadership: Leadership) -> None:
@@ -259,7 +259,7 @@ class Candidate:
 
 
 def simulate(
-    seed: int, log: Callable[[Store], DecisionLog] = lambda store: DecisionLog(store, "c", "job"),
+    seed: int, log: Callable[[ClusterStore], DecisionLog] = lambda store: DecisionLog(store, "c", "job"),
     fences_hold: bool = True,
 ) -> Outcome:  # fmt: skip
     """One seed."""

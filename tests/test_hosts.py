@@ -15,15 +15,15 @@ from recovery.membership.hosts import Hosts
 from recovery.membership.records import Keys, read
 from recovery.membership.registration import NameTaken, Registration
 from recovery.membership.settings import LEASE_S
-from recovery.membership.store import Change, Entry, Event, Listing, Store, Unchanged, Unreachable
+from recovery.membership.store import Change, ClusterStore, Entry, Event, Listing, Unchanged, Unreachable
 
 KEYS = Keys("c")
 
 
-class Link(Store):
+class Link(ClusterStore):
     """One host's way to the common store, which can be cut."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ClusterStore) -> None:
         self._store = store
         self.cut = asyncio.Event()
 

@@ -16,10 +16,10 @@ from recovery.membership.election import Deposed, campaign, lead, resign
 from recovery.membership.embedded import EmbeddedStore
 from recovery.membership.etcd import EtcdStore
 from recovery.membership.options import parse_endpoints
-from recovery.membership.store import Store, StoreError
+from recovery.membership.store import ClusterStore, ClusterStoreError
 
 SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 250)
-Checks = Callable[[Callable[[Store], Awaitable[None]]], None]
+Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,9 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 def check(request: pytest.FixtureRequest, tmp_path: Path) -> Checks:
     """Runs a test's checks; they must be over in time."""
 
-    def run(checks: Callable[[Store], Awaitable[None]]) -> None:
+    def run(checks: Callable[[ClusterStore], Awaitable[None]]) -> None:
         async def main() -> None:
-            store: Store = EmbeddedStore()
+            store: ClusterStore = EmbeddedStore()
             if request.param == "etcd":
                 store = EtcdStore(parse_endpoints(request.getfixturevalue("etcd").url))
             try:
@@ -48,7 +48,7 @@ def check(request: pytest.FixtureRequest, tmp_path: Path) -> Checks:
 
 
 def test_the_next_leader_has_a_greater_token_and_finds_what_the_last_one_left_undone(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         log = DecisionLog(store, "c", "handover")
         first = await campaign(store, log.leader_key, "a", 30)
         assert await log.newest() is None
@@ -73,7 +73,7 @@ def test_the_next_leader_has_a_greater_token_and_finds_what_the_last_one_left_un
 
 
 def test_leader_whose_lease_ends_is_told_and_another_one_follows(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         log = DecisionLog(store, "c", "lease")
         first = await campaign(store, log.leader_key, "a", 2)
         leading = asyncio.ensure_future(lead(store, first))
@@ -90,7 +90,7 @@ def test_leader_whose_lease_ends_is_told_and_another_one_follows(check: Checks) 
 
 
 def test_of_many_candidates_one_leads_at_a_time(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         tokens: list[int] = []
 
         async def candidate(name: str) -> None:
@@ -127,7 +127,7 @@ def test_decision_that_cannot_be_read_lets_nobody_decide() -> None:
         (entry,) = (await store.list("understudy/c/jobs/job/decisions/")).entries
         for raw in (b"", b"{}", entry.value.replace(b'"1"', b'"2"'), b'{"version": 1, "number": "7"}'):
             await store.put(entry.key, raw)
-            with pytest.raises(StoreError, match="cannot be read"):
+            with pytest.raises(ClusterStoreError, match="cannot be read"):
                 await log.decide(leadership, "a", "k", "p", 0)
 
     asyncio.run(main())
@@ -169,7 +169,7 @@ def test_a_seed_repeats_itself() -> None:
 class Anybody(DecisionLog):
     """Writes whether or not the writer leads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ClusterStore) -> None:
         super().__init__(store, "c", "job")
 
     async def _write(self, leadership, decision, conditions, changes):  # type: ignore[no-untyped-def]
@@ -180,7 +180,7 @@ class Anybody(DecisionLog):
 class Unwritten(DecisionLog):
     """Acts on what it has decided, and writes it down only when it is done."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ClusterStore) -> None:
         super().__init__(store, "c", "job")
 
     async def decide(self, leadership, leader, kind, plan, now_ms):  # type: ignore[no-untyped-def]

@@ -14,20 +14,20 @@ from recovery.membership.embedded import KEPT_EVENTS, EmbeddedStore, StoreMachin
 from recovery.membership.etcd import EtcdStore
 from recovery.membership.options import parse_endpoints
 from recovery.membership.store import (
+    ClusterStore,
     Compacted,
     Delete,
     Entry,
     Event,
     LeaseEnded,
     Put,
-    Store,
     Unchanged,
     Unreachable,
 )
 from recovery.settings import BadInput
 
 WITHIN_S = 20.0
-Checks = Callable[[Callable[[Store], Awaitable[None]]], None]
+Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 def check(request: pytest.FixtureRequest) -> Checks:
     """Runs a test's checks on an empty store; they must be over in time."""
 
-    def run(checks: Callable[[Store], Awaitable[None]]) -> None:
+    def run(checks: Callable[[ClusterStore], Awaitable[None]]) -> None:
         async def main() -> None:
-            store: Store = EmbeddedStore()
+            store: ClusterStore = EmbeddedStore()
             if request.param == "etcd":
                 store = EtcdStore(parse_endpoints(request.getfixturevalue("etcd").url))
                 for entry in (await store.list("t/")).entries:
@@ -68,7 +68,7 @@ async def some(count: int, events: AsyncIterator[Event]) -> list[Event]:
 
 
 def test_what_was_put_is_what_is_read_and_each_change_has_a_newer_revision(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         assert await store.get("t/a") is None
         first = await store.put("t/a", b"\0one")
         second = await store.put("t/a", b"two")
@@ -82,7 +82,7 @@ def test_what_was_put_is_what_is_read_and_each_change_has_a_newer_revision(check
 
 
 def test_a_listing_has_what_begins_with_its_prefix_in_order_and_nothing_else(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         for key in ("t/b/2", "t/b/1", "t/bb", "t/a"):
             await store.put(key, key.encode())
         listing = await store.list("t/b/")
@@ -94,7 +94,7 @@ def test_a_listing_has_what_begins_with_its_prefix_in_order_and_nothing_else(che
 
 
 def test_a_swap_succeeds_only_for_who_knows_the_last_change(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         created = await store.swap("t/a", 0, b"mine")
         assert created > 0
         assert await store.swap("t/a", 0, b"another's") == 0
@@ -107,7 +107,7 @@ def test_a_swap_succeeds_only_for_who_knows_the_last_change(check: Checks) -> No
 
 
 def test_a_transaction_makes_all_of_its_changes_or_none(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         a = await store.put("t/a", b"1")
         changes = (Put("t/b", b"2"), Delete("t/a"))
         assert await store.transact((Unchanged("t/a", a), Unchanged("t/c", a)), changes) == 0
@@ -119,7 +119,7 @@ def test_a_transaction_makes_all_of_its_changes_or_none(check: Checks) -> None:
 
 
 def test_of_many_who_swap_at_once_one_succeeds(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         won = await asyncio.gather(*(store.swap("t/a", 0, bytes([number])) for number in range(20)))
         assert sum(revision > 0 for revision in won) == 1
         entry = await store.get("t/a")
@@ -129,7 +129,7 @@ def test_of_many_who_swap_at_once_one_succeeds(check: Checks) -> None:
 
 
 def test_keys_under_a_lease_go_when_it_is_revoked_and_others_stay(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         lease = await store.grant(30)
         await store.put("t/mine", b"", lease)
         await store.put("t/was", b"", lease)
@@ -147,7 +147,7 @@ def test_keys_under_a_lease_go_when_it_is_revoked_and_others_stay(check: Checks)
 
 
 def test_a_lease_that_nobody_keeps_ends_and_a_watch_tells_of_its_keys(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         lease = await store.grant(1)
         revision = await store.put("t/a", b"", lease)
         async with aclosing(store.watch("t/", revision)) as events:
@@ -165,7 +165,7 @@ def test_a_lease_that_nobody_keeps_ends_and_a_watch_tells_of_its_keys(check: Che
 
 
 def test_a_lease_that_is_kept_outlives_its_time(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         kept, left = await store.grant(2), await store.grant(2)
         revision = await store.put("t/kept", b"", kept)
         await store.put("t/left", b"", left)
@@ -184,7 +184,7 @@ def test_a_lease_that_is_kept_outlives_its_time(check: Checks) -> None:
 
 
 def test_a_watch_tells_every_change_since_a_revision_in_order(check: Checks) -> None:
-    async def checks(store: Store) -> None:
+    async def checks(store: ClusterStore) -> None:
         start = await store.put("t/before", b"")
         await store.put("t/a", b"1")
         await store.put("elsewhere", b"")

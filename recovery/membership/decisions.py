@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from recovery.control import pb
 from recovery.membership.election import Deposed, Leadership
 from recovery.membership.records import VERSION, BadRecord, read, written
-from recovery.membership.store import Delete, Put, Store, StoreError, Unchanged
+from recovery.membership.store import ClusterStore, ClusterStoreError, Delete, Put, Unchanged
 
 KEPT = 64
 """Decisions that are done and stay for people to read."""
 
 
-class Undone(StoreError):
+class Undone(ClusterStoreError):
     """There is a decision to be carried out first: read it."""
 
 
@@ -33,7 +33,7 @@ class Recorded:
 class DecisionLog:
     """Of one job."""
 
-    def __init__(self, store: Store, cluster: str, job: str) -> None:
+    def __init__(self, store: ClusterStore, cluster: str, job: str) -> None:
         self._store = store
         self.leader_key = f"understudy/{cluster}/jobs/{job}/leader"
         self._prefix = f"understudy/{cluster}/jobs/{job}/decisions/"
@@ -41,7 +41,7 @@ class DecisionLog:
     async def newest(self) -> Recorded | None:
         """What was decided last, done or not; a new leader begins with it.
 
-        Raises Unreachable, and StoreError if it cannot be read: then nobody may decide.
+        Raises Unreachable, and ClusterStoreError if it cannot be read: then nobody may decide.
         """
         listing = await self._store.list(self._prefix)
         if not listing.entries:
@@ -52,7 +52,7 @@ class DecisionLog:
             if self._key(decision.number) != last.key:
                 raise BadRecord("its number is another")
         except BadRecord as problem:
-            raise StoreError(f"the decision {last.key} cannot be read: {problem}") from problem
+            raise ClusterStoreError(f"the decision {last.key} cannot be read: {problem}") from problem
         return Recorded(decision, last.revision)
 
     async def decide(

@@ -7,7 +7,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from recovery.membership.store import Compacted, LeaseEnded, Put, Store, StoreError, Unchanged, Unreachable
+from recovery.membership.store import (
+    ClusterStore,
+    ClusterStoreError,
+    Compacted,
+    LeaseEnded,
+    Put,
+    Unchanged,
+    Unreachable,
+)
 
 AGAIN_S = 0.5
 """After the store did not answer."""
@@ -15,7 +23,7 @@ AGAIN_S = 0.5
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class Deposed(StoreError):
+class Deposed(ClusterStoreError):
     """This leader is none any more, or cannot know: whatever it still wants to do must not be done."""
 
 
@@ -40,7 +48,7 @@ class Leadership:
 
 
 async def campaign(
-    store: Store,
+    store: ClusterStore,
     key: str,
     candidate: str,
     ttl_s: float,
@@ -66,7 +74,7 @@ async def campaign(
 
 
 async def lead(
-    store: Store,
+    store: ClusterStore,
     leadership: Leadership,
     *,
     clock: Callable[[], float] | None = None,
@@ -87,18 +95,18 @@ async def lead(
             renewed = now
         except LeaseEnded as ended:
             raise Deposed("the lease of this leader has ended") from ended
-        except StoreError:
+        except ClusterStoreError:
             await sleep(AGAIN_S)
             continue
         await sleep(leadership.ttl_s / 3)
 
 
-async def resign(store: Store, leadership: Leadership) -> None:
+async def resign(store: ClusterStore, leadership: Leadership) -> None:
     """Make room for another one at once; raises Unreachable."""
     await store.revoke(leadership.lease)
 
 
-async def _elected(store: Store, key: str, candidate: str, lease: int) -> int:
+async def _elected(store: ClusterStore, key: str, candidate: str, lease: int) -> int:
     """Our token; 0: another one leads.  Raises Unreachable, LeaseEnded."""
     try:
         return await store.transact([Unchanged(key, 0)], [Put(key, candidate.encode(), lease)])
@@ -109,7 +117,7 @@ async def _elected(store: Store, key: str, candidate: str, lease: int) -> int:
         raise
 
 
-async def _vacant(store: Store, key: str) -> None:
+async def _vacant(store: ClusterStore, key: str) -> None:
     """Until nobody leads; raises Unreachable."""
     while True:
         listing = await store.list(key)

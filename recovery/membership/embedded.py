@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from recovery.membership.store import (
     Change,
+    ClusterStore,
     Compacted,
     Entry,
     Event,
     LeaseEnded,
     Listing,
     Put,
-    Store,
     Unchanged,
 )
 
@@ -54,16 +54,16 @@ class StoreMachine:
         return min((lease.ends_at for lease in self._leases.values()), default=math.inf)
 
     def get(self, key: str) -> Entry | None:
-        """As Store."""
+        """As ClusterStore."""
         return self._entries.get(key)
 
     def list(self, prefix: str) -> Listing:
-        """As Store."""
+        """As ClusterStore."""
         found = (entry for key, entry in sorted(self._entries.items()) if key.startswith(prefix))
         return Listing(tuple(found), self.revision)
 
     def transact(self, conditions: Sequence[Unchanged], changes: Sequence[Change]) -> int:
-        """As Store."""
+        """As ClusterStore."""
         for condition in conditions:
             entry = self._entries.get(condition.key)
             if (entry.revision if entry is not None else 0) != condition.revision:
@@ -88,25 +88,25 @@ class StoreMachine:
         return self.revision
 
     def grant(self, ttl_s: float, now: float) -> int:
-        """As Store."""
+        """As ClusterStore."""
         self._granted += 1
         self._leases[self._granted] = _Lease(math.ceil(ttl_s), now + math.ceil(ttl_s))
         return self._granted
 
     def keep(self, lease: int, now: float) -> float:
-        """As Store."""
+        """As ClusterStore."""
         if lease not in self._leases:
             raise LeaseEnded(f"lease {lease:x} has ended")
         self._leases[lease].ends_at = now + self._leases[lease].ttl_s
         return self._leases[lease].ttl_s
 
     def remaining(self, lease: int, now: float) -> tuple[float, float]:
-        """As Store."""
+        """As ClusterStore."""
         known = self._leases.get(lease)
         return (known.ends_at - now, known.ttl_s) if known is not None else (0.0, 0.0)
 
     def revoke(self, lease: int) -> None:
-        """As Store."""
+        """As ClusterStore."""
         ended = self._leases.pop(lease, None)
         if ended is None or not ended.keys:
             return
@@ -132,7 +132,7 @@ class StoreMachine:
         self.events.append(event)
 
 
-class EmbeddedStore(Store):
+class EmbeddedStore(ClusterStore):
     """A StoreMachine by the event loop's clock, or another one."""
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -141,47 +141,47 @@ class EmbeddedStore(Store):
         self._changed = asyncio.Condition()
 
     async def get(self, key: str) -> Entry | None:
-        """As Store."""
+        """As ClusterStore."""
         await self._pass_time()
         return self.machine.get(key)
 
     async def list(self, prefix: str) -> Listing:
-        """As Store."""
+        """As ClusterStore."""
         await self._pass_time()
         return self.machine.list(prefix)
 
     async def transact(self, conditions: Sequence[Unchanged], changes: Sequence[Change]) -> int:
-        """As Store."""
+        """As ClusterStore."""
         await self._pass_time()
         revision = self.machine.transact(conditions, changes)
         await self._tell()
         return revision
 
     async def grant(self, ttl_s: float) -> int:
-        """As Store."""
+        """As ClusterStore."""
         await self._pass_time()
         lease = self.machine.grant(ttl_s, self._clock())
         await self._tell()
         return lease
 
     async def keep(self, lease: int) -> float:
-        """As Store."""
+        """As ClusterStore."""
         await self._pass_time()
         return self.machine.keep(lease, self._clock())
 
     async def remaining(self, lease: int) -> tuple[float, float]:
-        """As Store."""
+        """As ClusterStore."""
         await self._pass_time()
         return self.machine.remaining(lease, self._clock())
 
     async def revoke(self, lease: int) -> None:
-        """As Store."""
+        """As ClusterStore."""
         await self._pass_time()
         self.machine.revoke(lease)
         await self._tell()
 
     async def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
-        """As Store."""
+        """As ClusterStore."""
         while True:
             await self._pass_time()
             events, seen = self.machine.after(prefix, after), self.machine.revision
@@ -200,7 +200,7 @@ class EmbeddedStore(Store):
                     continue  # a lease is over
 
     async def close(self) -> None:
-        """As Store."""
+        """As ClusterStore."""
 
     async def _pass_time(self) -> None:
         before = self.machine.revision

@@ -19,14 +19,14 @@ from recovery.control import trouble
 from recovery.membership.settings import Endpoint
 from recovery.membership.store import (
     Change,
+    ClusterStore,
+    ClusterStoreError,
     Compacted,
     Entry,
     Event,
     LeaseEnded,
     Listing,
     Put,
-    Store,
-    StoreError,
     Unchanged,
     Unreachable,
 )
@@ -49,7 +49,7 @@ OPTIONS: list[tuple[str, Any]] = [
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
-class EtcdStore(Store):
+class EtcdStore(ClusterStore):
     """etcd behind one or more endpoints; the one that answered last is asked first."""
 
     def __init__(
@@ -70,19 +70,19 @@ class EtcdStore(Store):
         self._first = 0
 
     async def get(self, key: str) -> Entry | None:
-        """As Store."""
+        """As ClusterStore."""
         request = rpc.RangeRequest(key=key.encode())
         answer = await self._ask_any(lambda channel: rpc.KVStub(channel).Range, request)
         return _entry(answer.kvs[0]) if answer.kvs else None
 
     async def list(self, prefix: str) -> Listing:
-        """As Store."""
+        """As ClusterStore."""
         request = rpc.RangeRequest(key=prefix.encode(), range_end=_end(prefix))
         answer = await self._ask_any(lambda channel: rpc.KVStub(channel).Range, request)
         return Listing(tuple(_entry(one) for one in answer.kvs), answer.header.revision)
 
     async def transact(self, conditions: Sequence[Unchanged], changes: Sequence[Change]) -> int:
-        """As Store."""
+        """As ClusterStore."""
         request = rpc.TxnRequest(
             compare=[
                 rpc.Compare(
@@ -98,13 +98,13 @@ class EtcdStore(Store):
         return int(answer.header.revision) if answer.succeeded else 0
 
     async def grant(self, ttl_s: float) -> int:
-        """As Store."""
+        """As ClusterStore."""
         request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s))
         answer = await self._ask_any(lambda channel: rpc.LeaseStub(channel).LeaseGrant, request)
         return int(answer.ID)
 
     async def keep(self, lease: int) -> float:
-        """As Store."""
+        """As ClusterStore."""
 
         def once(channel: grpc.aio.Channel) -> Callable[..., Awaitable[Any]]:
             async def call(request: Any, timeout: float) -> Any:
@@ -123,13 +123,13 @@ class EtcdStore(Store):
         return float(answer.TTL)
 
     async def remaining(self, lease: int) -> tuple[float, float]:
-        """As Store."""
+        """As ClusterStore."""
         request = rpc.LeaseTimeToLiveRequest(ID=lease)
         answer = await self._ask_any(lambda channel: rpc.LeaseStub(channel).LeaseTimeToLive, request)
         return (float(answer.TTL), float(answer.grantedTTL)) if answer.TTL > 0 else (0.0, 0.0)
 
     async def revoke(self, lease: int) -> None:
-        """As Store."""
+        """As ClusterStore."""
         try:
             await self._ask_any(
                 lambda channel: rpc.LeaseStub(channel).LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease)
@@ -138,7 +138,7 @@ class EtcdStore(Store):
             return
 
     async def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
-        """As Store."""
+        """As ClusterStore."""
         create = rpc.WatchCreateRequest(key=prefix.encode(), range_end=_end(prefix), start_revision=after + 1)
         stream = rpc.WatchStub(self._channels[self._first]).Watch()
         try:
@@ -164,7 +164,7 @@ class EtcdStore(Store):
             stream.cancel()
 
     async def close(self) -> None:
-        """As Store."""
+        """As ClusterStore."""
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def _ask_any(self, method: Callable[[Any], Any], request: Any) -> Any:
@@ -187,7 +187,7 @@ class EtcdStore(Store):
                 self._first = (place + 1) % len(self._channels)
             raise told from problem
 
-    def _told(self, problem: grpc.RpcError) -> StoreError:
+    def _told(self, problem: grpc.RpcError) -> ClusterStoreError:
         code = getattr(problem, "code", lambda: None)()
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unreachable(f"etcd at {self.told} did not answer within {self._deadline_s:g} s")
@@ -196,7 +196,7 @@ class EtcdStore(Store):
             return Unreachable(f"etcd at {self.told} does not answer: {why}")
         if code is grpc.StatusCode.NOT_FOUND:
             return LeaseEnded("the lease has ended")
-        return StoreError(f"etcd at {self.told} refused: {trouble(problem)}")
+        return ClusterStoreError(f"etcd at {self.told} refused: {trouble(problem)}")
 
 
 def _entry(pair: Any) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from recovery.membership.store import Compacted, Entry, Store, StoreError
+from recovery.membership.store import ClusterStore, ClusterStoreError, Compacted, Entry
 
 AGAIN_S = 1.0
 """After the store did not answer."""
@@ -14,7 +14,7 @@ AGAIN_S = 1.0
 class Followed:
     """`entries` below the prefix, by key; `trouble` says why they may be out of date."""
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: ClusterStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
         self.entries: dict[str, Entry] = {}
@@ -29,7 +29,7 @@ class Followed:
                 await self._follow()
             except Compacted:
                 continue  # list anew
-            except StoreError as problem:
+            except ClusterStoreError as problem:
                 self.trouble = str(problem)
                 self.changed.set()
                 await asyncio.sleep(AGAIN_S)

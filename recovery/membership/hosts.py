@@ -14,7 +14,7 @@ from recovery.control import pb
 from recovery.membership.agreement import HostState, Verdict, Vote, judge
 from recovery.membership.followed import Followed
 from recovery.membership.records import VERSION, BadRecord, Keys, read, written
-from recovery.membership.store import Put, Store, StoreError, Unchanged
+from recovery.membership.store import ClusterStore, ClusterStoreError, Put, Unchanged
 
 log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ class Hosts:
 
     def __init__(
         self,
-        store: Store,
+        store: ClusterStore,
         keys: Keys,
         here: str,
         peers: Peers,
@@ -130,7 +130,7 @@ class Hosts:
                 [Unchanged(self._keys.alive(name), 0), Unchanged(self._keys.absent(name), 0)],
                 [Put(self._keys.absent(name), written(absence))],
             )
-        except StoreError as problem:
+        except ClusterStoreError as problem:
             log.debug("the absence of a host could not be noted", host=name, problem=str(problem))
 
     async def standings(self) -> tuple[list[pb.HostStanding], list[str]]:
@@ -164,6 +164,6 @@ class Hosts:
             return -1.0
         try:
             left, granted = await self._store.remaining(host.lease)
-        except StoreError:
+        except ClusterStoreError:
             return None
         return max(0.0, granted - left) if granted else -1.0

@@ -22,7 +22,7 @@ from recovery.membership.peers import TlsPeers
 from recovery.membership.records import VERSION, Keys
 from recovery.membership.registration import NameTaken, Registration
 from recovery.membership.settings import MembershipSettings
-from recovery.membership.store import Store, StoreError
+from recovery.membership.store import ClusterStore, ClusterStoreError
 from recovery.membership.this_host import this_machine
 from recovery.settings import BadInput
 
@@ -90,7 +90,7 @@ class Membership:
     async def _register(self) -> None:
         try:
             await self.registration.register()
-        except StoreError as problem:
+        except ClusterStoreError as problem:
             if self._must:
                 advice = "" if isinstance(problem, NameTaken) else "; start it first, or check --etcd"
                 raise BadInput(f"{problem}{advice}") from problem
@@ -112,7 +112,7 @@ class Membership:
         await self._background.cancel()
         try:
             await self.registration.leave()
-        except StoreError as problem:
+        except ClusterStoreError as problem:
             log.warning("could not take leave of the cluster", problem=str(problem))
         await self._close()
 
@@ -161,7 +161,7 @@ class Membership:
         await self._store.close()
 
 
-def _store(settings: MembershipSettings, credentials: Credentials | None) -> Store:
+def _store(settings: MembershipSettings, credentials: Credentials | None) -> ClusterStore:
     if not settings.endpoints:
         return EmbeddedStore()
     from recovery.membership.etcd import EtcdStore  # its libraries are seldom needed

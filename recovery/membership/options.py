@@ -23,7 +23,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host-name", default="", metavar="NAME", help="of this host among them (this machine's)"
     )
-
     parser.add_argument(
         "--listen", default="", metavar="IP:PORT",
         help="where proxyds of other hosts may ask this one, with certificates (nowhere)",

@@ -12,7 +12,7 @@ import structlog
 from recovery.control import pb
 from recovery.membership.records import BadRecord, Keys, read, written
 from recovery.membership.settings import LEASE_S
-from recovery.membership.store import Delete, LeaseEnded, Put, Store, StoreError, Unchanged
+from recovery.membership.store import ClusterStore, ClusterStoreError, Delete, LeaseEnded, Put, Unchanged
 
 log = structlog.get_logger()
 
@@ -21,7 +21,7 @@ LOOK_S = 1.0
 RENEW_S = LEASE_S / 3
 
 
-class NameTaken(StoreError):
+class NameTaken(ClusterStoreError):
     """Another host that lives is registered under our name."""
 
 
@@ -30,7 +30,7 @@ class Registration:
 
     def __init__(
         self,
-        store: Store,
+        store: ClusterStore,
         keys: Keys,
         describe: Callable[[], pb.HostRecord],
         wall_clock: Callable[[], float] = time.time,
@@ -48,7 +48,7 @@ class Registration:
         self.trouble_since_ms = 0
 
     async def register(self) -> None:
-        """Anew, under a lease of its own; raises StoreError, NameTaken among them."""
+        """Anew, under a lease of its own; raises ClusterStoreError, NameTaken among them."""
         mine = self._describe()
         alive = await self._store.get(self._keys.alive(mine.name))
         if alive is not None and alive.value != mine.instance.encode():
@@ -83,13 +83,13 @@ class Registration:
         except LeaseEnded:
             self._lease = 0  # anew at the next look
             log.warning("the lease of this host has ended; it registers again")
-        except StoreError as problem:
+        except ClusterStoreError as problem:
             self.note_trouble(problem)
         else:
             self._note_success()
 
     async def leave(self) -> None:
-        """A host that is stopped is not lost: nothing of it stays.  Raises StoreError."""
+        """A host that is stopped is not lost: nothing of it stays.  Raises ClusterStoreError."""
         if self._lease:
             name = self._describe().name
             await self._store.transact(
@@ -98,7 +98,7 @@ class Registration:
             )
             await self._store.revoke(self._lease)
 
-    def note_trouble(self, problem: StoreError) -> None:
+    def note_trouble(self, problem: ClusterStoreError) -> None:
         """We are not registered, or will not be for long."""
         if not self.trouble:
             self.trouble_since_ms = int(self._wall_clock() * 1000)

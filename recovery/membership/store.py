@@ -7,19 +7,19 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 
-class StoreError(RuntimeError):
+class ClusterStoreError(RuntimeError):
     """The store cannot do it; its text is a sentence for the user."""
 
 
-class Unreachable(StoreError):
+class Unreachable(ClusterStoreError):
     """No answer in time.  A change that was asked for may have been made or not, or may still be made."""
 
 
-class LeaseEnded(StoreError):
+class LeaseEnded(ClusterStoreError):
     """The lease is not there any more, nor are the keys that were under it."""
 
 
-class Compacted(StoreError):
+class Compacted(ClusterStoreError):
     """Changes were missed and cannot be told any more: list anew."""
 
 
@@ -77,7 +77,7 @@ class Event:
     entry: Entry | None
 
 
-class Store(ABC):
+class ClusterStore(ABC):
     """Linearizable; revisions only grow, and each transaction that changes something has its own."""
 
     @abstractmethod

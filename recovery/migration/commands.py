@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from recovery.control import pb
 from recovery.migration.criu import find
 from recovery.migration.doctor import Check, Verdict, examine, look
 from recovery.migration.survey import survey, trouble_of_machine
+from recovery.tables import make_console
 
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 FOUND_SOMETHING = 1
@@ -90,7 +90,7 @@ def _show(checks: list[Check]) -> None:
         table.add_column(heading, overflow="fold")
     for check in checks:
         table.add_row(check.name, check.verdict.value, Text(check.found))
-    console = Console()
+    console = make_console()
     console.print(table)
     for check in checks:
         if check.fix:
