@@ -21,7 +21,6 @@ _SENT_AGAIN = {
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
-_ADD = {"service": "understudy.Rendezvous", "method": "Add"}
 _PATIENCE = {
     "methodConfig": [
         {
@@ -29,10 +28,12 @@ _PATIENCE = {
             "waitForReady": True,
             "retryPolicy": _SENT_AGAIN,
         },
-        {"name": [_ADD], "waitForReady": True},  # it may have been done by one that died before it answered
     ]
 }
-"""A proxyd that died may get a successor at the same socket: requests wait for it, and are sent again."""
+"""A proxyd that died may get a successor at the same socket: requests wait for it, and are sent again.
+
+An addition has an id, so one that was done before its answer was lost counts once.
+"""
 
 
 def daemon_channel(socket: str | Path) -> grpc.Channel:
@@ -40,7 +41,7 @@ def daemon_channel(socket: str | Path) -> grpc.Channel:
     options = [
         *MESSAGE_LIMIT,
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 20_000),  # the least time that a connection gets to be made
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.service_config", json.dumps(_PATIENCE)),
     ]
