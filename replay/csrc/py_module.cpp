@@ -12,7 +12,9 @@
 #include "replay/csrc/log_writer.h"
 #include "replay/csrc/manifest.h"
 #include "replay/csrc/names.h"
+#include "replay/csrc/mirror.h"
 #include "replay/csrc/py_log_copy.h"
+#include "replay/csrc/py_mirror.h"
 #include "replay/csrc/rewind.h"
 #include "replay/csrc/snapshot_restore.h"
 
@@ -332,16 +334,7 @@ void bind_log(py::module_& m) {
           },
           "These, and no others, stay as they are while they are read.")
       .def(
-          "lose",
-          [](LogMap& l, const std::string& message) {
-            ControlPage& p = l.page();
-            std::strncpy(p.lost_message, message.c_str(), sizeof p.lost_message - 1);
-            p.session_state.store(static_cast<uint32_t>(SessionState::kLost), std::memory_order_release);
-            for (auto* futex : {&p.reply_futex, &p.freed_futex, &p.tail_futex}) {
-              futex->fetch_add(1);
-              futex_wake(*futex);
-            }
-          },
+          "lose", [](LogMap& l, const std::string& message) { lose_session(l, message); },
           "Ends the session; the worker raises `message` at its next call.")
       .def(
           "supervise",
@@ -459,6 +452,7 @@ PYBIND11_MODULE(_replay, m) {
   m.attr("SNAPSHOT_ORDERS") = kSnapshotOrders;
   bind_log(m);
   bind_log_copy(m);
+  bind_mirror(m);
   bind_writer(m);
   bind_rewind(m);
 }
