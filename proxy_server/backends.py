@@ -16,10 +16,12 @@ CONNECT_TIMEOUT_MS = 15_000
 class BackendFactory:
     """Connects communicators through proxyd's store, one generation after the other."""
 
-    def __init__(self, channel: grpc.Channel, driver: str, gate: RendezvousGate) -> None:
+    def __init__(self, channel: grpc.Channel, driver: str, gate: RendezvousGate, address: str) -> None:
+        """`address`: IP of the interface on which peers meet; reachable from nowhere else."""
         self._channel = channel
         self._driver = driver
         self._gate = gate
+        self._address = address
         self._stores: list[
             RendezvousStore
         ] = []  # C++ holds them too, but their Python half must live as long
@@ -46,8 +48,7 @@ class BackendFactory:
             return dist.ProcessGroupNCCL(store, rank, size, options)
         gloo = dist.ProcessGroupGloo
         options = gloo._Options()
-        # One host for now: peers meet on the loopback interface and are reachable from nowhere else.
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._devices = [gloo.create_device(hostname=self._address)]
         options._timeout = datetime.timedelta(milliseconds=CONNECT_TIMEOUT_MS)
         options._threads = 2
         backend = gloo(store, rank, size, options)

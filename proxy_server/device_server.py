@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from protos import least_tls  # before whatever else loads gRPC
+
+# isort: split
+import hmac
 import os
 import signal
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -20,6 +25,9 @@ from proxy_server.backends import BackendFactory
 from proxy_server.capability import Capability
 from proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_channel
 from proxy_server.guardian import Charge, Guardian, Identity
+from proxy_server.host_identity import HostIdentity
+from proxy_server.remote_state import PREFIX as REMOTE
+from proxy_server.remote_state import Asker, RemoteReplica, ReplicaStateService, serve_state
 from proxy_server.rendezvous_store import RendezvousGate
 from proxy_server.state_copy import Sender, Wanted, fetch_state
 
@@ -27,10 +35,17 @@ from proxy_server.state_copy import Sender, Wanted, fetch_state
 class DeviceService(rpc.DeviceServerServicer):
     """Maps requests to the executor. Steering calls are serialised; reads of state may overlap."""
 
-    def __init__(self, daemon: grpc.Channel, capability: Capability, guardian: Guardian) -> None:
+    def __init__(
+        self, daemon: grpc.Channel, capability: Capability, guardian: Guardian, data_address: str
+    ) -> None:
+        self.identity: HostIdentity | None = None
+        """By which device servers of other hosts know this one; None: there are none."""
+        self.remote: grpc.Server | None = None
+        self.data_address = ""
+        """IP:PORT at which they read state."""
         self._capability = capability
         self._gate = RendezvousGate()
-        self._factory = BackendFactory(daemon, capability.driver, self._gate)
+        self._factory = BackendFactory(daemon, capability.driver, self._gate, data_address)
         self._reporter = FaultReporter(daemon)
         self._guardian = guardian
         self._sender = Sender()
@@ -76,6 +91,7 @@ class DeviceService(rpc.DeviceServerServicer):
             cursor_index=self.executor.cursor_index,
             capability=self._capability.message(),
             torch_version=_server.TORCH_VERSION,
+            data_address=self.data_address,
         )
 
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:
@@ -137,7 +153,7 @@ class DeviceService(rpc.DeviceServerServicer):
                     shadow_bytes = self.executor.restore_snapshot(request.commit)
                 else:
                     shadow_bytes = self.executor.restore(request.commit)
-                fetched = [self._copy_from(source) for source in request.sources]
+                fetched = [self._copy_from(source, request.generation) for source in request.sources]
                 copied = sum(count for count, _ in fetched)
                 self.executor.complete_restore(
                     [(copy.handle, copy.digest) for source in request.sources for copy in source.copies]
@@ -157,7 +173,7 @@ class DeviceService(rpc.DeviceServerServicer):
             copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin
         )
 
-    def _copy_from(self, source: pb.ReplicaSource) -> tuple[int, list[int]]:
+    def _copy_from(self, source: pb.ReplicaSource, generation: int) -> tuple[int, list[int]]:
         """Fetch contents; answers the bytes, and handles whose content is not there any more."""
         handles: dict[int, list[int]] = defaultdict(list)
         sizes: dict[int, int] = {}
@@ -165,6 +181,11 @@ class DeviceService(rpc.DeviceServerServicer):
             handles[copy.source_handle].append(copy.handle)
             sizes[copy.source_handle] = copy.bytes
         wanted = [Wanted(handle, size, handles[handle]) for handle, size in sizes.items()]
+        if source.address.startswith(REMOTE):
+            attached = self._attached
+            asker = Asker(*((attached.job, generation, attached.token) if attached else ("", 0, b"")))
+            replica = RemoteReplica(source.address, source.rank, self.identity, asker)
+            return replica.fetch(wanted, self.executor)
         with grpc.insecure_channel(source.address, options=MESSAGE_LIMIT) as channel:
             return fetch_state(rpc.DeviceServerStub(channel), wanted, self.executor)
 
@@ -178,6 +199,19 @@ class DeviceService(rpc.DeviceServerServicer):
         self, request: pb.ReadStateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StateChunk]:
         yield from self._sender.messages(request.handles, self.executor)
+
+    def refusal(self, request: pb.ReplicaStateRequest) -> str:
+        """Why another host may not read the state here; empty: it may."""
+        attached = self._attached
+        if attached is None or not attached.token or not hmac.compare_digest(attached.token, request.token):
+            return "that is not the token of a job whose state is here"
+        if (request.job, request.rank) != (attached.job, attached.rank):
+            return f"here is the state of rank {attached.rank}, not of rank {request.rank}"
+        if request.generation != self._newest:
+            return (
+                f"generation {request.generation} asks for state, and generation {self._newest} is under way"
+            )
+        return ""
 
     def RebuildCommunicators(
         self, request: pb.RebuildRequest, context: grpc.ServicerContext
@@ -258,9 +292,22 @@ class DeviceService(rpc.DeviceServerServicer):
         )  # fmt: skip
 
 
+def _serve_other_hosts(service: DeviceService, address: str, identity: HostIdentity) -> None:
+    """Without it only ranks of this host can have the state here, which proxyd is to know."""
+    service.identity = identity
+    try:
+        if not least_tls.IN_FORCE:
+            raise OSError("gRPC was loaded before protos.least_tls: TLS 1.2 would be spoken, too")
+        states = ReplicaStateService(service.refusal, service.executor)
+        service.remote, service.data_address = serve_state(states, address, identity)
+    except OSError as problem:
+        sys.stderr.write(f"understudy: other hosts cannot read state here: {problem}\n")
+
+
 def serve(
-    socket: Path, device: str, daemon_socket: str, capability: Capability, proxyd: Identity, grace_s: float
-) -> None:
+    socket: Path, device: str, daemon_socket: str, capability: Capability, proxyd: Identity, grace_s: float,
+    data_address: str, identity: HostIdentity | None,
+) -> None:  # fmt: skip
     """Run one device server until it is told to end, or its guardian finds that nobody needs it. Does not
     return.
     """
@@ -268,13 +315,16 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for proxyd, which ends us in good order
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent to a stopped process when the spawner ends
-    service = DeviceService(daemon_channel(daemon_socket), capability, Guardian(socket, proxyd, grace_s))
+    guardian = Guardian(socket, proxyd, grace_s)
+    service = DeviceService(daemon_channel(daemon_socket), capability, guardian, data_address)
     service.device = device
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=MESSAGE_LIMIT)
     rpc.add_DeviceServerServicer_to_server(service, server)
     previous = os.umask(0o177)
     server.add_insecure_port(f"unix:{socket}")
     os.umask(previous)
+    if identity is not None:
+        _serve_other_hosts(service, data_address, identity)
     server.start()
     stop.wait()
     server.stop(grace=None)

@@ -23,6 +23,11 @@ NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_M
 """NCCL's watchdog would end a device server whose peer is gone; here the coordinator decides what happens."""
 
 
+def nccl_environment(interface: str) -> dict[str, str]:
+    """For NCCL, which reads it when it is loaded: its sockets are to be on the data network only."""
+    return NCCL_ENVIRONMENT | ({"NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {})
+
+
 def answer(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
@@ -35,6 +40,14 @@ def reap(*_: object) -> None:
             pass
     except ChildProcessError:
         return
+
+
+def _identity(arguments: argparse.Namespace) -> Any:
+    from proxy_server.host_identity import HostIdentity
+
+    if not arguments.certificates:
+        return None
+    return HostIdentity(Path(arguments.certificates), arguments.host_name)
 
 
 def spawn(request: dict[str, Any], arguments: argparse.Namespace, capability: Any, proxyd: Any) -> int:
@@ -52,7 +65,7 @@ def spawn(request: dict[str, Any], arguments: argparse.Namespace, capability: An
         os.close(null)
         device_server.serve(
             Path(request["socket"]), str(request["device"]), arguments.daemon_socket, capability, proxyd,
-            arguments.grace,
+            arguments.grace, arguments.data_address, _identity(arguments),
         )  # fmt: skip
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the spawner's loop
         sys.stderr.write(f"understudy: a device server could not start: {error}\n")
@@ -72,10 +85,14 @@ def main() -> None:
         required=True,
         help="seconds that a server whose proxyd and worker have ended lives",
     )
+    parser.add_argument("--data-address", required=True, help="where communicators meet: an IP address")
+    parser.add_argument("--data-interface", required=True, help="which has it; empty: none at present")
+    parser.add_argument("--certificates", default="", help="directory of this host's; empty: by itself")
+    parser.add_argument("--host-name", default="", help="whose they are")
     arguments = parser.parse_args()
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if arguments.driver == "cuda":
-        os.environ.update(NCCL_ENVIRONMENT)
+        os.environ.update(nccl_environment(arguments.data_interface))
     from proxy_server.capability import DriverUnavailable, find_capability
 
     replay.die_with_parent(arguments.parent)  # the device servers it forked live on

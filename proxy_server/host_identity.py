@@ -1,0 +1,31 @@
+"""What a device server shows to those of other hosts, and by what it knows them: its host's certificates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+
+@dataclass(frozen=True)
+class HostIdentity:
+    """proxyd has checked these files; they are read anew each time, so that renewed ones count."""
+
+    directory: Path
+    host: str
+
+    def of_server(self) -> grpc.ServerCredentials:
+        """Whoever calls must have a certificate of the same authority; raises OSError."""
+        authority, certificate, key = self._read()
+        return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+
+    def of_client(self) -> grpc.ChannelCredentials:
+        """Raises OSError."""
+        authority, certificate, key = self._read()
+        return grpc.ssl_channel_credentials(authority, key, certificate)
+
+    def _read(self) -> tuple[bytes, bytes, bytes]:
+        names = ("ca.pem", f"{self.host}.pem", f"{self.host}.key")
+        authority, certificate, key = ((self.directory / name).read_bytes() for name in names)
+        return authority, certificate, key
