@@ -10,6 +10,7 @@ import base64
 import datetime
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -21,12 +22,14 @@ _RETURN_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _ANSWER_S = 60.0
 _LONGEST_ANSWER = 64 << 20
+_ONCE = ("add", "append", "compare")
+"""What must not be done twice: a request that is sent again has the same id."""
 _alive: list[object] = []
 """C++ keeps only its own half of a store, and calls methods of this one as long as the process lives."""
 
 
 def install(rendezvous: ModuleType) -> None:
-    """Replaces what makes stores, where there is a relay and all ranks are on this host."""
+    """Replaces what makes stores, where there is a relay, and proxyd's reaches all ranks."""
     if not os.environ.get("UNDERSTUDY_RELAY") or not os.environ.get("UNDERSTUDY_RELAYS"):
         return
     make_tcp_store: Callable[..., Any] = rendezvous._create_c10d_store
@@ -40,7 +43,7 @@ def install(rendezvous: ModuleType) -> None:
         *more: Any,
         **named: Any,
     ) -> Any:
-        if not _on_one_host(world_size):
+        if not _on_one_host(world_size) and not ask(_path(), {"do": "spans"})["spans"]:
             return make_tcp_store(hostname, port, rank, world_size, timeout, *more, **named)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return _store_class()(f"{hostname}:{port}/{attempt}/", timeout)
@@ -53,25 +56,21 @@ def _on_one_host(world_size: int) -> bool:
     return here.isascii() and here.isdigit() and world_size <= int(here)
 
 
+def _path() -> str:
+    return os.path.join(os.environ["UNDERSTUDY_RELAYS"], "store")
+
+
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One request over a connection of its own; raises RuntimeError."""
+    """One request over a connection of its own, sent again until it is answered; raises RuntimeError."""
     line = json.dumps(request).encode() + b"\n"
     deadline = time.monotonic() + _RETURN_S
     while True:
         try:
             return _ask_once(path, line)
         except (OSError, ValueError) as problem:
-            # Only a request that may be done twice is repeated once proxyd may have seen it.
-            if time.monotonic() > deadline or not (_never_arrived(problem) or request["do"] in _REPEATABLE):
+            if time.monotonic() > deadline:
                 raise RuntimeError(f"proxyd's store does not answer at {path}: {problem}") from problem
         time.sleep(_LONGEST_PAUSE_S)
-
-
-_REPEATABLE = ("get", "set", "check", "count", "delete")
-
-
-def _never_arrived(problem: Exception) -> bool:
-    return isinstance(problem, FileNotFoundError | ConnectionRefusedError | BlockingIOError)
 
 
 def _ask_once(path: str, line: bytes) -> dict[str, Any]:
@@ -104,9 +103,11 @@ def _store_class() -> type:
             super().__init__()
             self._prefix, self._limit = prefix, timeout
             _alive.append(self)
-            self._path = os.path.join(os.environ["UNDERSTUDY_RELAYS"], "store")
+            self._path = _path()
 
         def _do(self, what: str, key: str = "", **more: Any) -> dict[str, Any]:
+            if what in _ONCE:
+                more["id"] = secrets.token_hex(16)
             return ask(self._path, {"do": what, "key": self._prefix + key, **more})
 
         def set_timeout(self, timeout: datetime.timedelta) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -117,11 +118,8 @@ class RendezvousStore(dist.Store):
         return bytes(reply.value)
 
     def add(self, key: str, amount: int) -> int:
-        return int(
-            self._gate.result(
-                self._stub.Add.future(pb.StoreAddRequest(key=self._key(key), amount=amount))
-            ).count
-        )
+        request = pb.StoreAddRequest(key=self._key(key), amount=amount, id=secrets.token_hex(16))
+        return int(self._gate.result(self._stub.Add.future(request)).count)
 
     def check(self, keys: Sequence[str]) -> bool:
         request = pb.StoreCheckRequest(keys=[self._key(key) for key in keys])

@@ -9,46 +9,74 @@ import asyncio
 import base64
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import grpc.aio
-
-from recovery.control import pb, rpc
 
 LARGEST_VALUE = 16 << 20
+LARGEST_STORE = 256 << 20
+"""Bytes: of a value, and of all keys and values."""
+LONGEST_KEY = 4096
+MOST_KEYS = 65536
+MOST_DONE = 4096
+"""Requests whose answers are kept, in case that they come again."""
 FILE = "store"
-_LONGEST_WAIT_MS = 3_600_000
+
+
+class StoreFull(ValueError):
+    """No more goes into a store; its text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What was done by a request that must not be done twice."""
+
+    key: str
+    count: int
 
 
 class Notes:
-    """What a store holds, line by line: ["key", "value in base64"], the last one of a key counts."""
+    """What a store holds, line by line, the last one of a key counts.
+
+    ["key", "value in base64"], and behind them, if a request may come again, its id and what it was answered.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = _open(path)
 
-    def add(self, key: str, value: bytes) -> None:
+    def add(self, key: str, value: bytes, request: str = "", count: int = 0) -> None:
         """Outlives us from here on."""
-        os.write(self._file, json.dumps([key, base64.b64encode(value).decode()]).encode() + b"\n")
+        line: list[str | int] = [key, base64.b64encode(value).decode()]
+        os.write(self._file, json.dumps([*line, request, count] if request else line).encode() + b"\n")
 
-    def read(self) -> dict[str, bytes]:
-        """All that is legible; the last line may have been cut by a death."""
+    def close(self) -> None:
+        """Nothing is added any more: whoever tries fails, rather than meet another file of that number."""
+        os.close(self._file)
+        self._file = -1
+
+    def read(self) -> tuple[dict[str, bytes], dict[str, Answered]]:
+        """All that is legible, and requests by id; the last line may have been cut by a death."""
         values: dict[str, bytes] = {}
+        done: dict[str, Answered] = {}
         for line in self._path.read_bytes().splitlines():
             try:
-                key, value = json.loads(line)
+                key, value, *request = json.loads(line)
                 values[str(key)] = base64.b64decode(value, validate=True)
-            except (ValueError, TypeError):
+                if request:
+                    done[str(request[0])] = Answered(str(key), int(request[1]))
+            except (ValueError, TypeError, IndexError):
                 continue
-        return values
+        return values, done
 
-    def replace(self, values: dict[str, bytes]) -> None:
-        """Forget everything but `values`."""
+    def replace(self, values: dict[str, bytes], done: dict[str, Answered]) -> None:
+        """Forget everything but these."""
         new = self._path.with_suffix(".new")
         new.unlink(missing_ok=True)
         os.close(self._file)
         self._file = _open(new)
+        for request, one in done.items():  # in their order; what a key holds in the end comes behind
+            if one.key in values:
+                self.add(one.key, values[one.key], request, one.count)
         for key, value in values.items():
             self.add(key, value)
         new.rename(self._path)
@@ -64,21 +92,32 @@ class Store:
     def __init__(self, notes: Notes | None = None) -> None:
         self._notes = notes
         self._values: dict[str, bytes] = {}
+        self._done: dict[str, Answered] = {}
+        self._bytes = 0
         if notes is not None:
-            self._values = notes.read()
-            notes.replace(self._values)  # nothing may be added to a line that was cut
+            self._values, self._done = notes.read()
+            notes.replace(self._values, self._done)  # nothing may be added to a line that was cut
+            self._bytes = sum(_size(key, value) for key, value in self._values.items())
         self._changed = asyncio.Condition()
 
-    async def set(self, key: str, value: bytes) -> None:
-        """Store and wake."""
+    async def set(self, key: str, value: bytes, request: str = "") -> None:
+        """Store and wake; raises StoreFull.  `request`: the id of one that must not be done twice."""
         async with self._changed:
-            self._put(key, value)
+            self._put(key, value, request)
             self._changed.notify_all()
 
-    def _put(self, key: str, value: bytes) -> None:
+    def _put(self, key: str, value: bytes, request: str = "", count: int = 0) -> None:
+        former = _size(key, self._values[key]) if key in self._values else 0
+        if self._bytes + _size(key, value) - former > LARGEST_STORE:
+            raise StoreFull(f"the store holds {LARGEST_STORE >> 20} MiB at most")
+        self._bytes += _size(key, value) - former
         self._values[key] = value
+        if request:
+            self._done[request] = Answered(key, count)
+            if len(self._done) > MOST_DONE:
+                del self._done[next(iter(self._done))]
         if self._notes is not None:
-            self._notes.add(key, value)
+            self._notes.add(key, value, request, count)
 
     async def get(self, key: str, timeout: float) -> bytes | None:
         """The value, waited for at most `timeout` seconds."""
@@ -91,13 +130,23 @@ class Store:
                 return None
             return self._values[key]
 
-    async def add(self, key: str, amount: int) -> int:
-        """Add to a number kept as text, as c10d's stores do; a missing one counts as 0."""
+    async def add(self, key: str, amount: int, request: str = "") -> int:
+        """Add to a number kept as text, as c10d's stores do; a missing one counts as 0.
+
+        A request that was done before is only answered again.  Raises ValueError, if it holds no number.
+        """
         async with self._changed:
+            if (before := self.done(request)) is not None:
+                return before
             total = int(self._values.get(key, b"0")) + amount
-            self._put(key, str(total).encode())
+            self._put(key, str(total).encode(), request, total)
             self._changed.notify_all()
             return total
+
+    def done(self, request: str) -> int | None:
+        """What a request was answered; None: it has not been done."""
+        known = self._done.get(request)
+        return None if known is None else known.count
 
     def holds(self, keys: list[str]) -> bool:
         """Whether all exist."""
@@ -105,54 +154,26 @@ class Store:
 
     def delete(self, key: str) -> bool:
         """Whether there was one."""
-        if self._values.pop(key, None) is None:
+        if key not in self._values:
             return False
-        if self._notes is not None:
-            self._notes.replace(self._values)
+        self._drop([key])
         return True
 
     def forget(self, prefix: str) -> None:
         """Drop every key of a job."""
-        for key in [key for key in self._values if key.startswith(prefix)]:
-            del self._values[key]
+        self._drop([key for key in self._values if key.startswith(prefix)])
+
+    def _drop(self, keys: list[str]) -> None:
+        for key in keys:
+            self._bytes -= _size(key, self._values.pop(key))
+        gone = set(keys)
+        self._done = {request: one for request, one in self._done.items() if one.key not in gone}
         if self._notes is not None:
-            self._notes.replace(self._values)
+            self._notes.replace(self._values, self._done)
 
     def __len__(self) -> int:
         return len(self._values)
 
 
-class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
-    """The store over gRPC."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def Set(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StoreReply:
-        if len(request.value) > LARGEST_VALUE:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"a value is larger than {LARGEST_VALUE} bytes"
-            )
-        await self._store.set(request.key, request.value)
-        return pb.StoreReply(found=True)
-
-    async def Get(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StoreReply:
-        wait = min(max(request.timeout_ms, 0), _LONGEST_WAIT_MS) / 1000
-        value = await self._store.get(request.key, wait)
-        return pb.StoreReply(found=value is not None, value=value or b"")
-
-    async def Add(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StoreReply:
-        try:
-            count = await self._store.add(request.key, request.amount)
-        except ValueError:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{request.key} holds no number")
-            raise
-        return pb.StoreReply(found=True, count=count)
-
-    async def Check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StoreReply:
-        found = self._store.holds(list(request.keys))
-        return pb.StoreReply(found=found, count=int(found))
-
-    async def Delete(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> pb.StoreReply:
-        found = self._store.delete(request.key)
-        return pb.StoreReply(found=found, count=int(found))
+def _size(key: str, value: bytes) -> int:
+    return len(key) + len(value)

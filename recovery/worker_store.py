@@ -2,7 +2,8 @@
 
 Each request and each answer is a line of JSON, with bytes in base64.  Nothing waits here: who waits for a key
 asks again.  The socket lies in the job's directory (0700) and is the owner's alone; values are written down,
-so a proxyd that adopts the job goes on serving them.
+so a proxyd that adopts the job goes on serving them.  If another host leads the job, it is asked
+instead: ranks of several hosts share one store.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ import base64
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from recovery.rendezvous import LARGEST_VALUE, Notes, Store
+from recovery.control import pb
+from recovery.passage import NotPassedOn, Passage, nowhere
+from recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Notes, Store
 
 log = structlog.get_logger()
 
 SOCKET, VALUES = "store", "values"
 """Names in the directory of a job's relays (proxy_client/proxyd_store.py)."""
 LONGEST_LINE = 2 * LARGEST_VALUE
-LONGEST_KEY = 4096
-MOST_KEYS = 65536
+LONGEST_ID = 64
+_SPANS = b'{"do": "spans"}\n'
 REQUEST_S = 30.0
 """For a client to say what it wants and to take the answer."""
 
@@ -33,9 +37,24 @@ REQUEST_S = 30.0
 class WorkerStore:
     """Of one job."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        job: str = "",
+        passage: Passage | None = None,
+        spans: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`passage`: to whoever leads the job; `spans`: whether it may have ranks on other hosts."""
         self._directory = directory
-        self._store = Store(Notes(directory / VALUES))
+        self._job = job
+        self._passage = passage or Passage(nowhere)
+        self._spans = spans
+        self._notes = Notes(directory / VALUES)
+        self.store = Store(self._notes)
+
+    def close(self) -> None:
+        """The job is over; `run` has been cancelled."""
+        self._notes.close()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -52,8 +71,10 @@ class WorkerStore:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(REQUEST_S):
-                answer = await self.answer(await reader.readline())
-                writer.write(json.dumps(answer).encode() + b"\n")
+                line = await reader.readline()
+            answer = await self.answer(line)  # that may be another leader's, and take longer
+            async with asyncio.timeout(REQUEST_S):
+                writer.write(answer + b"\n")
                 await writer.drain()
         except (OSError, ValueError, TimeoutError) as problem:  # ValueError: a line that does not end
             log.warning("a worker's store request failed", problem=str(problem))
@@ -62,16 +83,30 @@ class WorkerStore:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def answer(self, line: bytes) -> dict[str, Any]:
+    async def answer(self, line: bytes) -> bytes:
         """To one request, whatever it holds."""
+        if line == _SPANS:
+            return json.dumps({"spans": self._spans()}).encode()
         try:
-            request = json.loads(line)
-            return await self._act(request["do"], request)
+            request = pb.WorkerStoreRequest(job=self._job, line=line)
+            reply = await self._passage.ask(
+                self._job, lambda stub: stub.AskWorkerStore, request, self.answer_here
+            )
+        except NotPassedOn as problem:
+            return json.dumps({"error": str(problem)[:1000]}).encode()
+        return bytes(reply.line)
+
+    async def answer_here(self, asked: Any) -> pb.WorkerStoreReply:
+        """The same, from what is stored here."""
+        try:
+            request = json.loads(asked.line)
+            answer = await self._act(request["do"], request)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-            return {"error": f"the store cannot do that: {problem}"[:1000]}
+            answer = {"error": f"the store cannot do that: {problem}"[:1000]}
+        return pb.WorkerStoreReply(line=json.dumps(answer).encode())
 
     async def _act(self, what: str, request: dict[str, Any]) -> dict[str, Any]:
-        store = self._store
+        store = self.store
         match what:
             case "check":
                 return {"found": store.holds([_key(key) for key in request["keys"]])}
@@ -85,29 +120,33 @@ class WorkerStore:
                 return {"found": store.delete(key)}
         if not store.holds([key]) and len(store) >= MOST_KEYS:
             raise ValueError(f"it holds {MOST_KEYS} keys already")
+        request_id = _id(request.get("id", ""))
         match what:
             case "set":
                 await store.set(key, _bytes(request["value"]))
                 return {}
             case "add":
-                return {"count": await store.add(key, int(request["amount"]))}
+                return {"count": await store.add(key, int(request["amount"]), request_id)}
             case "append":
-                known = await store.get(key, 0) if store.holds([key]) else b""
-                await store.set(key, _within((known or b"") + _bytes(request["value"])))
+                if store.done(request_id) is None:
+                    known = await store.get(key, 0) if store.holds([key]) else b""
+                    await store.set(key, _within((known or b"") + _bytes(request["value"])), request_id)
                 return {}
             case "compare":
-                return {"value": _text(await self._compare(key, request))}
+                return {"value": _text(await self._compare(key, request, request_id))}
         raise ValueError(f"there is no {what!r:.50}")
 
-    async def _compare(self, key: str, request: dict[str, Any]) -> bytes:
+    async def _compare(self, key: str, request: dict[str, Any], request_id: str) -> bytes:
         """As TCPStore does it: a missing key counts as empty."""
         expected, desired = _bytes(request["expected"]), _bytes(request["value"])
-        known = await self._store.get(key, 0) if self._store.holds([key]) else None
+        if self.store.done(request_id) is not None:
+            return desired
+        known = await self.store.get(key, 0) if self.store.holds([key]) else None
         if known is None and expected:
             return expected
         if known is not None and known != expected:
             return known
-        await self._store.set(key, desired)
+        await self.store.set(key, desired, request_id)
         return desired
 
 
@@ -115,6 +154,12 @@ def _key(key: object) -> str:
     if not isinstance(key, str) or len(key) > LONGEST_KEY:
         raise ValueError(f"a key is text of at most {LONGEST_KEY} letters")
     return key
+
+
+def _id(text: object) -> str:
+    if not isinstance(text, str) or len(text) > LONGEST_ID:
+        raise ValueError(f"an id is text of at most {LONGEST_ID} letters")
+    return text
 
 
 def _bytes(text: object) -> bytes:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from recovery.worker_store import LONGEST_KEY, WorkerStore
+from recovery.rendezvous import LONGEST_KEY
+from recovery.worker_store import WorkerStore
 
 
 def text(value: bytes) -> str:
@@ -18,7 +19,7 @@ def text(value: bytes) -> str:
 
 
 def ask(store: WorkerStore, **request: Any) -> dict[str, Any]:
-    return asyncio.run(store.answer(json.dumps(request).encode()))
+    return dict(json.loads(asyncio.run(store.answer(json.dumps(request).encode()))))
 
 
 @pytest.fixture
@@ -55,6 +56,19 @@ def test_compare_set_does_what_tcp_store_does(store: WorkerStore) -> None:
     assert compare(b"first", b"second") == text(b"second")
 
 
+def test_what_must_not_be_done_twice_is_not_when_it_comes_again(store: WorkerStore, tmp_path: Path) -> None:
+    successor = None
+    for _ in range(2):
+        for one in (store, successor or store):
+            assert ask(one, do="add", key="n", amount=2, id="1") == {"count": 2}
+            assert ask(one, do="append", key="t", value=text(b"ab"), id="2") == {}
+            swap = {"expected": text(b""), "value": text(b"x"), "id": "3"}
+            assert ask(one, do="compare", key="c", **swap) == {"value": text(b"x")}
+            assert ask(one, do="get", key="t") == {"value": text(b"ab")}
+        successor = WorkerStore(tmp_path)
+    assert ask(store, do="add", key="n", amount=2, id="4") == {"count": 4}
+
+
 def test_a_successor_serves_what_was_set_before(store: WorkerStore, tmp_path: Path) -> None:
     ask(store, do="set", key="a", value=text(b"1"))
     assert ask(WorkerStore(tmp_path), do="get", key="a") == {"value": text(b"1")}
@@ -69,13 +83,15 @@ def test_a_successor_serves_what_was_set_before(store: WorkerStore, tmp_path: Pa
         b'{"do": "set", "key": "a"}', b'{"do": "set", "key": "a", "value": "?"}',
         b'{"do": "set", "key": "a", "value": 7}', b'{"do": "add", "key": "a", "amount": "x"}',
         b'{"do": "add", "key": "a", "amount": null}',
+        b'{"do": "add", "key": "a", "amount": 1, "id": 7}',
+        json.dumps({"do": "add", "key": "a", "amount": 1, "id": "x" * 65}).encode(),
         json.dumps({"do": "get", "key": "x" * (LONGEST_KEY + 1)}).encode(),
     ],
 )  # fmt: skip
 def test_a_request_that_makes_no_sense_gets_an_error_and_changes_nothing(
     line: bytes, store: WorkerStore
 ) -> None:
-    assert "error" in asyncio.run(store.answer(line))
+    assert "error" in json.loads(asyncio.run(store.answer(line)))
     assert ask(store, do="count") == {"count": 0}
 
 
