@@ -1,4 +1,4 @@
-"""Which session holds which device, and which devices are never to be used again."""
+"""Which session holds which device, which are kept for a session, and which nobody gets any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from recovery.servers import ServerPool
 
 
 class Leases:
-    """The devices of a node.  A device that failed is fenced: nobody gets it until proxyd is started anew."""
+    """The devices of a node.  A device that failed is fenced: nobody gets it until proxyd is started anew.
+
+    One that is drained is kept free until that is undone; while a session holds it, it is yet to leave.
+    """
 
     def __init__(self, names: list[str], pool: ServerPool) -> None:
         self._names = names
@@ -20,6 +23,9 @@ class Leases:
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
         """Device -> what happened to it."""
+        self.draining: set[int] = set()
+        self._kept: dict[int, Session] = {}
+        """Device -> who is on its way there."""
 
     def holder(self, index: int) -> Session | None:
         """The session that leases a device."""
@@ -27,11 +33,30 @@ class Leases:
 
     def free(self) -> list[int]:
         """Devices that somebody could get now."""
-        return [
-            index
-            for index in range(len(self._names))
-            if index not in self._holders and index not in self._claimed and index not in self.fenced
-        ]
+        taken = self._holders.keys() | self._claimed | self.fenced.keys() | self.draining
+        return [i for i in range(len(self._names)) if i not in taken and i not in self._kept]
+
+    def keep(self, index: int, session: Session) -> None:
+        """Nobody but that session gets it."""
+        self._kept[index] = session
+
+    def let_go(self, index: int) -> None:
+        """Of a device that was kept."""
+        self._kept.pop(index, None)
+
+    def index(self, name: str) -> int:
+        """Of a device; raises Refused if there is none of that name."""
+        if name not in self._names:
+            raise Refused(f"there is no device {name}; there are: {', '.join(self._names)}")
+        return self._names.index(name)
+
+    def name(self, index: int) -> str:
+        """Of a device."""
+        return self._names[index]
+
+    def is_claimed(self, index: int) -> bool:
+        """Whether a session is being opened on it."""
+        return index in self._claimed
 
     def place(self, asked: int) -> int:
         """The device for a worker that asks for cuda:`asked`; raises Refused if none is left.
@@ -39,12 +64,15 @@ class Leases:
         It is that very one, but for one that has failed, or that a rank whose own failed has moved to.
         """
         holder = self._holders.get(asked)
-        if asked not in self.fenced and (holder is None or holder.asked_index == asked):
+        barred = self.fenced.get(asked) or ("it is drained" if asked in self.draining else "")
+        coming = self._kept.get(asked)
+        if not barred and coming is None and (holder is None or holder.asked_index == asked):
             return asked
         free = self.free()
         if free:
             return free[0]
-        why = self.fenced.get(asked) or f"rank {holder.rank if holder else '?'} had to move to it"
+        mover = holder or coming
+        why = barred or f"rank {mover.rank if mover else '?'} had to move to it"
         raise Refused(f"{self._names[asked]} cannot be had ({why}), and no other device is free")
 
     @contextmanager
@@ -66,24 +94,49 @@ class Leases:
         """The session has ended."""
         if self._holders.get(session.device_index) is session:
             del self._holders[session.device_index]
-        if session.device_index not in self.fenced:
+        if not self._barred(session.device_index):
             self._pool.unlease(session.device)
+
+    def drain(self, index: int) -> None:
+        """Nobody new gets it."""
+        if index not in self._holders and not self._barred(index):
+            self._pool.lease(self._names[index])
+        self.draining.add(index)
+
+    def undrain(self, index: int) -> None:
+        """Whoever comes may have it again."""
+        self.draining.discard(index)
+        if index not in self._holders and not self._barred(index):
+            self._pool.unlease(self._names[index])
+
+    def _barred(self, index: int) -> bool:
+        return index in self.fenced or index in self.draining
 
     def fence(self, session: Session, reason: str) -> None:
         """Its device has failed."""
         self.fenced.setdefault(session.device_index, reason)
 
     def is_homeless(self, session: Session) -> bool:
-        """Whether it needs another device."""
-        return session.device_index in self.fenced
+        """Whether it needs another device, and none is kept for it."""
+        return session.device_index in self.fenced and session.destination is None
 
     def move(self, session: Session) -> bool:
         """Give a session whose device has failed a free one; whether there was one."""
         free = self.free()
-        if not free:
-            return False
-        del self._holders[session.device_index]
-        session.device_index, session.device = free[0], self._names[free[0]]
-        self._holders[free[0]] = session
+        if free:
+            self._move(session, free[0])
+        return bool(free)
+
+    def arrive(self, session: Session) -> None:
+        """The session has the device that was kept for it from here on, if one was."""
+        if session.destination is not None:
+            self._move(session, session.destination)
+
+    def _move(self, session: Session, index: int) -> None:
+        left = session.device_index
+        del self._holders[left]
+        session.device_index, session.device, session.destination = index, self._names[index], None
+        self._holders[index] = session
         self._pool.lease(session.device)
-        return True
+        if not self._barred(left):
+            self._pool.unlease(self._names[left], fill=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -11,12 +11,17 @@ import grpc.aio
 from recovery.control import pb, rpc
 from recovery.membership.agreement import Vote
 from recovery.membership.certificates import Credentials
+from recovery.membership.links import LARGEST_MESSAGE
 from recovery.settings import BadInput
 
-MOST_AT_ONCE = 64
-"""Requests; whoever is beyond waits for none."""
+MOST_AT_ONCE = 1024
+"""Requests, most of which wait for a key (recovery/meeting.py); whoever is beyond is refused."""
 OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", 1 << 20),
+    ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+    ("grpc.max_send_message_length", LARGEST_MESSAGE),
+    ("grpc.http2.min_ping_interval_without_data_ms", 2000),
+    ("grpc.http2.max_ping_strikes", 0),  # other hosts ask often whether the link is there
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),  # two that listen at one port are a mistake
 ]
 
@@ -48,10 +53,17 @@ class HostsService(rpc.HostsServicer):  # type: ignore[misc]
         return pb.ReachReply(answer=answer, why=vote.why)
 
 
-async def listen(address: str, credentials: Credentials, service: HostsService) -> grpc.aio.Server:
-    """Serve until it is stopped; raises BadInput if the address cannot be had."""
+AddService = Callable[[grpc.aio.Server], None]
+
+
+async def listen(
+    address: str, credentials: Credentials, service: HostsService, more: Sequence[AddService] = ()
+) -> grpc.aio.Server:
+    """Serve these until it is stopped; raises BadInput if the address cannot be had."""
     server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=MOST_AT_ONCE)
     rpc.add_HostsServicer_to_server(service, server)
+    for add in more:
+        add(server)
     secret = grpc.ssl_server_credentials(
         [(credentials.key, credentials.certificate)], credentials.authority, require_client_auth=True
     )

@@ -15,15 +15,18 @@ from recovery.background import BackgroundTasks
 from recovery.control import pb
 from recovery.membership.agreement import Vote
 from recovery.membership.certificates import Credentials, load
+from recovery.membership.data_probe import DataProbe
 from recovery.membership.embedded import EmbeddedStore
-from recovery.membership.endpoint import HostsService, listen
+from recovery.membership.endpoint import AddService, HostsService, listen
 from recovery.membership.hosts import Hosts, Nobody, Peers
+from recovery.membership.links import Links
 from recovery.membership.peers import TlsPeers
 from recovery.membership.records import VERSION, Keys
 from recovery.membership.registration import NameTaken, Registration
 from recovery.membership.settings import MembershipSettings
 from recovery.membership.store import ClusterStore, ClusterStoreError
 from recovery.membership.this_host import this_machine
+from recovery.migration import criu
 from recovery.settings import BadInput
 
 log = structlog.get_logger()
@@ -63,15 +66,26 @@ class Membership:
             version=VERSION, name=settings.host, boot_id=machine.boot_id, socket=socket,
             address=settings.address if self._credentials is not None else "",
             instance=secrets.token_hex(8), kernel=machine.kernel, processor=machine.processor,
-            processor_features=machine.features,
+            processor_features=machine.features, data_address=settings.data_address,
+            criu=_version_of_criu() if settings.endpoints else "",
         )  # fmt: skip
         self._store = _store(settings, self._credentials)
         self._peers = _peers(settings, self._credentials)
         self._server: grpc.aio.Server | None = None
+        self.services: list[AddService] = []
+        """What else other hosts may ask; complete before `start`."""
         self._background = BackgroundTasks("membership")
         keys = Keys(settings.cluster)
         self.registration = Registration(self._store, keys, self.record)
         self.hosts = Hosts(self._store, keys, settings.host, self._peers)
+        listens = bool(settings.listen) and self._credentials is not None
+        self.links = Links(self._registered, self._credentials if listens else None)
+        self.data_probe: DataProbe | None = None
+        """Who reaches whom over the data network; None: other hosts cannot be asked."""
+        if listens and self._credentials is not None:
+            self.data_probe = DataProbe(
+                settings.host, settings.data_address, self._credentials, self._registered, self.links
+            )
 
     async def start(self) -> None:
         """Listen, register, and go on doing so; raises BadInput."""
@@ -79,7 +93,13 @@ class Membership:
             with self._told():
                 if self._settings.listen and self._credentials is not None:
                     service = HostsService(self._settings.cluster, self.record, self._reach)
-                    self._server = await listen(self._settings.listen, self._credentials, service)
+                    probe = [self.data_probe.add_to] if self.data_probe is not None else []
+                    self._server = await listen(
+                        self._settings.listen, self._credentials, service, [*self.services, *probe]
+                    )
+                if self.data_probe is not None:
+                    await self.data_probe.start()
+                    self._fixed.data_port = self.data_probe.port
             await self._register()
         except BadInput:
             await self._close()
@@ -138,6 +158,30 @@ class Membership:
         standings, problems = await self.hosts.standings()
         return pb.HostList(membership=self.status(), hosts=standings, problems=problems)
 
+    @property
+    def store(self) -> ClusterStore:
+        """What hosts share."""
+        return self._store
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether other hosts and this one can ask each other, and share a store."""
+        return bool(self._settings.listen and self._settings.endpoints) and self._credentials is not None
+
+    @property
+    def here(self) -> str:
+        """The name of this host."""
+        return self._settings.host
+
+    @property
+    def cluster(self) -> str:
+        """Of which it is a part."""
+        return self._settings.cluster
+
+    def _registered(self, name: str) -> pb.HostRecord | None:
+        known, _ = self.hosts.known()
+        return known[name].record if name in known else None
+
     async def _reach(self, name: str) -> Vote:
         """Whether we reach a host that is registered."""
         known, _ = self.hosts.known()
@@ -158,7 +202,16 @@ class Membership:
     async def _close(self) -> None:
         if self._server is not None:
             await self._server.stop(0.2)
+        if self.data_probe is not None:
+            await self.data_probe.close()
+        await self.links.close()
         await self._store.close()
+
+
+def _version_of_criu() -> str:
+    """Of the one that would move workers here; empty: none can."""
+    found = criu.find()
+    return found.version_text if found is not None and found.recent else ""
 
 
 def _store(settings: MembershipSettings, credentials: Credentials | None) -> ClusterStore:

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from recovery.membership.settings import Endpoint, MembershipSettings, is_name
+from recovery.membership.settings import LOOPBACK, Endpoint, MembershipSettings, is_name
 from recovery.settings import BadInput
 
 
@@ -33,7 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--listen-anywhere", action="store_true",
-        help="let --listen name an address that the whole world may reach (off)",
+        help="let --listen and --data-address name what the whole world may reach (off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data-address", default="", metavar="IP",
+        help="of this host, for what device servers of several hosts send each other (that of --listen)",
     )  # fmt: skip
 
 
@@ -44,6 +48,7 @@ def membership_of(given: Any) -> MembershipSettings:
     host = parse_name(given.host_name or default_host(), "--host-name")
     endpoints = parse_endpoints(given.etcd) if given.etcd else ()
     listen = address = ""
+    data_address = LOOPBACK
     if given.listen:
         if not given.etcd:
             raise BadInput(
@@ -54,6 +59,9 @@ def membership_of(given: Any) -> MembershipSettings:
                 f"--listen {given.listen} needs --certs DIRECTORY: recoveryctl certs init and issue fill one"
             )
         listen, address = parse_listen(given.listen, host, anywhere=given.listen_anywhere)
+        data_address = parse_data_address(given.data_address, listen, anywhere=given.listen_anywhere)
+    elif given.data_address:
+        raise BadInput(f"--data-address {given.data_address} is of no use without --listen IP:PORT")
     elif given.listen_anywhere:
         raise BadInput("--listen-anywhere is of no use without --listen IP:PORT")
     encrypted = any(endpoint.encrypted for endpoint in endpoints)
@@ -63,7 +71,7 @@ def membership_of(given: Any) -> MembershipSettings:
         raise BadInput(f"--certs {given.certs} is of no use without --listen IP:PORT or --etcd https://…")
     certificates = given.certs.absolute() if given.certs is not None else None
     cluster = parse_name(given.cluster or "default", "--cluster")
-    return MembershipSettings(host, cluster, endpoints, listen, address, certificates)
+    return MembershipSettings(host, cluster, endpoints, listen, address, certificates, data_address)
 
 
 def parse_listen(text: str, host: str, *, anywhere: bool) -> tuple[str, str]:
@@ -83,6 +91,29 @@ def parse_listen(text: str, host: str, *, anywhere: bool) -> tuple[str, str]:
             "--listen-anywhere"
         )
     return text.strip(), f"{host}:{match[3]}" if address.is_unspecified else text.strip()
+
+
+def parse_data_address(text: str, listen: str, *, anywhere: bool) -> str:
+    """An IP address, or that of --listen; raises BadInput."""
+    control = ipaddress.ip_address(listen.rpartition(":")[0].strip("[]"))
+    if not text and control.is_unspecified:
+        raise BadInput(f"--listen {listen} names no interface: name with --data-address IP the one for state")
+    told = f"--data-address {text}" if text else f"--listen {listen}"
+    try:
+        address = ipaddress.ip_address(text.strip().strip("[]")) if text else control
+    except ValueError:
+        raise BadInput(f"--data-address {text!r} is no IP address: write for example 10.0.1.1") from None
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_unspecified or address.is_multicast or (address.version == 6 and address.is_link_local):
+        raise BadInput(f"{told} is no address by which another host could find this one")
+    if address.is_loopback and not control.is_loopback:
+        raise BadInput(f"{told} is not reached by other hosts, and --listen {listen} is for them")
+    if address.is_global and not anywhere:
+        raise BadInput(
+            f"{told} may be reached from everywhere: name an address of your own network, or say "
+            "--listen-anywhere"
+        )
+    return str(address)
 
 
 def parse_name(text: str, flag: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 LEASE_S = 10.0
 """How long a host that gives no sign still counts as alive."""
+LOOPBACK = "127.0.0.1"
+MOST_HOSTS_OF_A_JOB = 4096
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 
 
@@ -37,6 +39,8 @@ class MembershipSettings:
     address: str = ""
     """Where they find it."""
     certificates: Path | None = None
+    data_address: str = LOOPBACK
+    """IP address of this host at which device servers meet those of other hosts."""
 
 
 def is_name(text: str) -> bool:

@@ -1,0 +1,101 @@
+"""Which device a session gets: not one that failed, is drained, or is kept for a rank on its way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from recovery.injector import Refused
+from recovery.jobs import Session
+from recovery.leases import Leases
+from recovery.servers import ServerPool
+
+NAMES = ["cpu:0", "cpu:1", "cpu:2"]
+
+
+class Pool:
+    """Counts for which devices a server is to be kept ready."""
+
+    def __init__(self) -> None:
+        self.free = Counter(NAMES)
+
+    def lease(self, device: str) -> None:
+        self.free[device] -= 1
+
+    def unlease(self, device: str, fill: bool = True) -> None:
+        self.free[device] += 1
+
+
+def session(leases: Leases, index: int) -> Session:
+    """One that holds a device."""
+    made: Any = SimpleNamespace(
+        rank=index, device_index=index, device=NAMES[index], asked_index=index, destination=None
+    )
+    leases._pool.lease(NAMES[index])
+    leases.hold(cast(Session, made))
+    return cast(Session, made)
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+def leases(pool: Pool) -> Leases:
+    return Leases(NAMES, cast(ServerPool, pool))
+
+
+def wanted(pool: Pool) -> list[int]:
+    return [pool.free[name] for name in NAMES]
+
+
+def test_nobody_gets_a_drained_device_until_that_is_undone(leases: Leases, pool: Pool) -> None:
+    leases.drain(1)
+    assert leases.free() == [0, 2] and leases.place(1) == 0
+    assert wanted(pool) == [1, 0, 1], "no server is kept ready for it"
+    leases.undrain(1)
+    assert leases.place(1) == 1 and wanted(pool) == [1, 1, 1]
+
+
+def test_a_drained_device_stays_drained_when_its_session_ends(leases: Leases, pool: Pool) -> None:
+    held = session(leases, 1)
+    leases.drain(1)
+    leases.release(held)
+    assert leases.free() == [0, 2] and wanted(pool) == [1, 0, 1]
+    leases.undrain(1)
+    assert wanted(pool) == [1, 1, 1]
+
+
+def test_a_device_that_is_kept_is_for_one_session_alone(leases: Leases, pool: Pool) -> None:
+    moving, other = session(leases, 0), session(leases, 1)
+    leases.keep(2, moving)
+    moving.destination = 2
+    assert leases.free() == []
+    leases.fence(other, "it is gone")
+    assert leases.is_homeless(other) and not leases.move(other)
+    with pytest.raises(Refused, match="rank 0 had to move to it"):
+        leases.place(2)
+    leases.arrive(moving)
+    assert (moving.device, moving.destination) == ("cpu:2", None)
+    leases.let_go(2)
+    assert leases.free() == [0] and wanted(pool) == [1, 0, 0]
+    assert leases.move(other) and other.device == "cpu:0"
+
+
+def test_a_rank_whose_device_fails_on_its_way_goes_where_it_was_to_go(leases: Leases) -> None:
+    moving = session(leases, 0)
+    leases.keep(2, moving)
+    moving.destination = 2
+    leases.fence(moving, "it is gone")
+    assert not leases.is_homeless(moving)
+    leases.arrive(moving)
+    assert leases.holder(2) is moving and leases.free() == [1]
+
+
+def test_a_device_that_does_not_exist_is_named_beside_those_that_do(leases: Leases) -> None:
+    with pytest.raises(Refused, match="there is no device cpu:9; there are: cpu:0, cpu:1, cpu:2"):
+        leases.index("cpu:9")
