@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,28 @@ def test_what_cannot_be_dumped_refuses_the_move_and_the_worker_runs_on(tmp_path:
             assert f"is a TCP connection to 127.0.0.1:{port}" in done.stderr
             (tmp_path / "go").touch()
             assert run.finish()[0] == "2.0\n4.0\n"
+
+
+def test_a_disk_that_fills_up_amid_a_dump_refuses_the_move_and_the_worker_trains_on(
+    tmp_path: Path, expected: list[list[str]]
+) -> None:
+    tiny = tmp_path / "tiny"
+    tiny.mkdir()
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tiny)]
+    if subprocess.run(mounted, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with MigratableRun(tmp_path / "run") as run:
+            run.train(STEPS, 10)
+            run.await_step(10)
+            worker = run.rank().worker_pid
+            done = run.recoveryctl("migrate", "--rank", "0", "--images", str(tiny))
+            assert (done.returncode, done.stdout) == (2, "")
+            said = " ".join(done.stderr.split())
+            assert f"the worker of rank 0 was not moved: there is no room for its images in {tiny}" in said
+            assert not list(tiny.iterdir())
+            assert run.rank().worker_pid == worker
+            run.finish()
+            assert run.losses() == [expected[0][:STEPS]]
+    finally:
+        subprocess.run(["umount", "--lazy", str(tiny)], check=True)

@@ -146,7 +146,8 @@ def test_signals_reach_the_worker(number: signal.Signals, tmp_path: Path) -> Non
     code = (
         "import signal, sys\n"
         f"signal.signal({int(number)}, lambda *_: (print('got it'), sys.exit(5)))\n"
-        "open('ready', 'w').close()\nwhile True: signal.pause()"
+        "import time; open('ready', 'w').close()\n"
+        "while True: time.sleep(0.05)"  # a signal just before signal.pause() would wait for another
     )
     run = below_a_relay(tmp_path, code)
     until((tmp_path / "ready").exists, "a worker")

@@ -15,6 +15,7 @@ from recovery.asking import Failure, JobOption, SocketOption, ask, get_status
 from recovery.control import pb
 from recovery.migration.criu import find
 from recovery.migration.doctor import Check, Verdict, examine, look
+from recovery.migration.places import parse_place
 from recovery.migration.survey import survey, trouble_of_machine
 from recovery.tables import make_console
 
@@ -28,6 +29,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(doctor)
     app.command()(preflight)
     app.command()(migrate)
+    app.command()(drain)
 
 
 def doctor(
@@ -54,7 +56,10 @@ def preflight(
     ranks = [rank for rank in get_status(socket).ranks if job in ("", rank.job)]
     if job and not ranks:
         raise Failure(f"no rank of a job {job} is running")
-    sentences = [text for rank in ranks for text in survey(rank.rank, rank.worker_pid)]
+    sentences = [text for rank in ranks if not rank.host for text in survey(rank.rank, rank.worker_pid)]
+    for rank in ranks:
+        if rank.host and rank.migratable.startswith("no"):
+            sentences.append(f"rank {rank.rank}, on host {rank.host}: {rank.migratable}")
     if machine := trouble_of_machine(find()):
         sentences.append(machine)
     if as_json:
@@ -71,14 +76,32 @@ def migrate(
     job: JobOption = "",
     criu: Annotated[Path | None, typer.Option(help="Use this CRIU.")] = None,
     images: Annotated[Path | None, typer.Option(help="Where the images lie meanwhile ($TMPDIR).")] = None,
+    to: Annotated[str, typer.Option(metavar="DEVICE", help="Go to this device of the host.")] = "",
     socket: SocketOption = None,
 ) -> None:
-    """A drill: dump a rank's worker, end it, and restore it in place; its script never knows."""
+    """Take a rank to another device, --to; without it a drill: dump its worker, and restore it in place."""
+    if to:
+        parse_place(to)
+        if criu or images:
+            raise Failure("--criu and --images are of no use with --to: the worker's process stays as it is")
     request = pb.MoveWorkerRequest(
         job=job, rank=rank, criu=str(criu.absolute()) if criu else "",
-        images=str(images.absolute()) if images else "",
+        images=str(images.absolute()) if images else "", to=to,
     )  # fmt: skip
     reply = ask(socket, lambda daemon: daemon.MoveWorker(request))
+    if reply.error:
+        raise Failure(reply.error)
+    typer.echo(reply.detail)
+
+
+def drain(
+    device: Annotated[str, typer.Argument(help="cpu:1, cuda:0")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it be had again.")] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Free a device for maintenance: the rank that has it goes to another one, and nobody new gets it."""
+    parse_place(device)
+    reply = ask(socket, lambda daemon: daemon.DrainDevice(pb.DrainDeviceRequest(place=device, undo=undo)))
     if reply.error:
         raise Failure(reply.error)
     typer.echo(reply.detail)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from recovery.migration.process_tree import read_tree
 LOG_LEVEL = "-v3"
 LIMIT_S = 600.0
 END_S = 10.0
+RESERVE = 1 << 20
+"""Bytes kept for checksums and CRIU's log of the restore."""
+LEAST_ROOM = 1 << 20
+"""Bytes; a file system with less left is full."""
 OPTIONS = (LOG_LEVEL, "--file-locks", "--ghost-limit", str(GHOST_LIMIT), "--manage-cgroups=ignore")
 
 
@@ -52,23 +57,22 @@ class Tool:
 
 def move(worker: int, tool: Tool) -> dict[str, Any]:
     """Dump the tree of a child of ours and restore it, as our child with the same pids; raises NotMoved."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="understudy-images-", dir=tool.images))
-    except OSError as problem:
-        raise NotMoved(f"no images can be written to {tool.images}: {problem.strerror}") from problem
+    folder = images_folder(tool)
     try:
         began = time.monotonic()
         tree = [process.pid for process in read_tree(worker).processes]
-        _dump(worker, tool, folder)
+        reserve = _reserve(folder, tool)
+        dump(worker, tool, folder)
         dumped = time.monotonic()
-        _await_end(tree)
+        await_end(tree)
         try:
+            reserve.unlink()
             sizes = seal(folder)
             verify(folder)
         except (Damaged, OSError) as problem:
             raise NotMoved(f"the images are of no use: {problem}", lost=True) from problem
         sealed = time.monotonic()
-        _restore(worker, tool, folder)
+        restore(worker, tool.criu, folder)
         restored = time.monotonic()
         return {
             "dump_s": dumped - began,
@@ -80,18 +84,47 @@ def move(worker: int, tool: Tool) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _dump(worker: int, tool: Tool, folder: Path) -> None:
-    status = _run([tool.criu, "dump", "-t", str(worker), "-D", str(folder), "-o", "dump.log", *OPTIONS])
+def images_folder(tool: Tool) -> Path:
+    """A new one; raises NotMoved."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="understudy-images-", dir=tool.images))
+    except OSError as problem:
+        raise NotMoved(f"no images can be written to {tool.images}: {problem.strerror}") from problem
+
+
+def _reserve(folder: Path, tool: Tool) -> Path:
+    """Room for what is written once the worker has ended; raises NotMoved."""
+    file = folder / "reserve"
+    try:
+        with open(file, "wb") as reserved:
+            os.posix_fallocate(reserved.fileno(), 0, RESERVE)
+    except OSError as problem:
+        raise NotMoved(f"there is no room for its images in {tool.images}: {problem.strerror}") from problem
+    return file
+
+
+def dump(worker: int, tool: Tool, folder: Path, *more: str) -> None:
+    """The tree has ended then, unless `more` says otherwise; raises NotMoved."""
+    command = [tool.criu, "dump", "-t", str(worker), "-D", str(folder), "-o", "dump.log", *OPTIONS, *more]
+    status = _run(command)
     if status == 0:
         return
     reason = first_error(folder / "dump.log") or f"exit status {status}"
     # CRIU lets the tree go on where it was stopped; that is known only once it is looked at.
     lost = not os.path.exists(f"/proc/{worker}/stat")
+    if _is_full(folder):  # CRIU's log ends where the disk was full, mostly before it says so
+        raise NotMoved(f"there is no room for its images in {tool.images}", lost)
     raise NotMoved(f"CRIU could not dump process {worker}: {reason}", lost)
 
 
-def _await_end(tree: list[int]) -> None:
+def _is_full(folder: Path) -> bool:
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize < LEAST_ROOM
+
+
+def await_end(tree: Iterable[int]) -> None:
     """CRIU kills what it has dumped; pids are free once we have reaped them, descendants too."""
+    tree = list(tree)
     deadline = time.monotonic() + END_S
     while any(os.path.exists(f"/proc/{pid}") for pid in tree) and time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
@@ -100,8 +133,9 @@ def _await_end(tree: list[int]) -> None:
         time.sleep(0.002)
 
 
-def _restore(worker: int, tool: Tool, folder: Path) -> None:
-    command = [tool.criu, "restore", "-D", str(folder), "-o", "restore.log", *OPTIONS]
+def restore(worker: int, criu: str, folder: Path, *more: str) -> None:
+    """As our child; raises NotMoved."""
+    command = [criu, "restore", "-D", str(folder), "-o", "restore.log", *OPTIONS, *more]
     status = _run([*command, "--restore-detached", "--restore-sibling"])
     if status != 0:
         reason = first_error(folder / "restore.log") or f"exit status {status}"

@@ -46,6 +46,15 @@ def pids_of(status: str) -> list[int]:
     return []
 
 
+def innermost_pid(pid: int) -> int:
+    """The pid of a process in its own namespace; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return (pids_of(file.read()) or [0])[-1]
+    except OSError:
+        return 0
+
+
 def pid_here(pid: int, namespace: int) -> int:
     """Our pid of the process that has `pid` in a pid namespace below ours; 0 if there is none."""
     if namespace in (0, pid_namespace()):

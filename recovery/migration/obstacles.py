@@ -38,6 +38,19 @@ def obstacles(tree: Tree) -> list[Obstacle]:
     return found
 
 
+def obstacles_between_hosts(tree: Tree) -> list[Obstacle]:
+    """What is none to a worker that stays on its host."""
+    return [
+        Obstacle(
+            process.pid,
+            f"descriptor {one.number} holds {one.target} locked for itself, which its copy cannot have, too",
+        )
+        for process in tree.processes
+        for one in process.descriptors
+        if one.locked
+    ]
+
+
 def _of(tree: Tree, process: Process) -> Iterator[str]:
     root = tree.processes[0]
     if process.tracer:

@@ -14,6 +14,7 @@ from recovery.migration.sockets import Kind, Socket, parse_internet, unix_socket
 
 PROC = Path("/proc")
 NAMESPACES = ("pid", "mnt", "net", "ipc", "user", "uts")
+_LOCK = re.compile(r"^lock:.*\bWRITE\b", re.MULTILINE)
 _INODE = re.compile(r"(pipe|socket):\[(\d+)\]")
 
 
@@ -32,6 +33,8 @@ class Descriptor:
     size: int = 0
     deleted: bool = False
     """No name leads to it any more."""
+    locked: bool = False
+    """For itself alone."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,8 @@ def _descriptors(folder: Path) -> Iterator[Descriptor]:
     for name in sorted(os.listdir(folder / "fd"), key=int):
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile
             target, state = os.readlink(folder / "fd" / name), os.stat(folder / "fd" / name)
-            mode = int(re.findall(r"^flags:\s*(\d+)", _text(folder / "fdinfo" / name), re.MULTILINE)[0], 8)
+            about = _text(folder / "fdinfo" / name)
+            mode = int(re.findall(r"^flags:\s*(\d+)", about, re.MULTILINE)[0], 8)
             inode = _INODE.fullmatch(target)
             yield Descriptor(
                 number=int(name), target=target, inode=int(inode[2]) if inode else 0,
@@ -149,6 +153,7 @@ def _descriptors(folder: Path) -> Iterator[Descriptor]:
                 writes=mode & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR),
                 is_device=stat.S_ISCHR(state.st_mode) or stat.S_ISBLK(state.st_mode),
                 size=state.st_size, deleted=stat.S_ISREG(state.st_mode) and state.st_nlink == 0,
+                locked=bool(_LOCK.search(about)),
             )  # fmt: skip
 
 

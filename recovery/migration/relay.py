@@ -22,7 +22,8 @@ from types import FrameType
 from typing import NoReturn
 
 from recovery.migration import namespaces, worker_init
-from recovery.migration.worker_init import FORWARDED, Files
+from recovery.migration.forwarding import FORWARDED
+from recovery.migration.worker_init import Files
 
 IN_MODIFY = 0x2
 HOLE = 0x3

@@ -12,7 +12,7 @@ import structlog
 from recovery.background import Complaints
 from recovery.jobs import Job, Session
 from recovery.migration.criu import Criu, find
-from recovery.migration.obstacles import obstacles, sentence
+from recovery.migration.obstacles import obstacles, obstacles_between_hosts, sentence
 from recovery.migration.process_tree import read_tree
 
 log = structlog.get_logger()
@@ -20,9 +20,11 @@ log = structlog.get_logger()
 FIRST_AFTER_S, AGAIN_AFTER_S = 3.0, 60.0
 """From the beginning of a session: data loaders and connections are made then; a look takes 20 ms."""
 PAUSE_S = 1.0
+LOOKS, LOOK_AGAIN_S = 5, 0.05
+"""Before a move."""
 
 
-def survey(rank: int, worker_pid: int) -> list[str]:
+def survey(rank: int, worker_pid: int, *, between_hosts: bool = False) -> list[str]:
     """A sentence for each obstacle; none if the worker has ended."""
     try:
         tree = read_tree(worker_pid)
@@ -30,7 +32,20 @@ def survey(rank: int, worker_pid: int) -> list[str]:
         return []
     except OSError as problem:
         return [f"rank {rank} (pid {worker_pid}): cannot be looked at: {problem.strerror or problem}"]
-    return [sentence(rank, worker_pid, tree, one) for one in obstacles(tree)]
+    found = obstacles(tree) + (obstacles_between_hosts(tree) if between_hosts else [])
+    return [sentence(rank, worker_pid, tree, one) for one in found]
+
+
+async def lasting_obstacles(rank: int, worker_pid: int, *, between_hosts: bool = False) -> list[str]:
+    """What is there at each of several looks: data loaders open a socket for each batch, and close it."""
+    found = await asyncio.to_thread(survey, rank, worker_pid, between_hosts=between_hosts)
+    for _ in range(LOOKS - 1):
+        if not found:
+            break
+        await asyncio.sleep(LOOK_AGAIN_S)
+        again = await asyncio.to_thread(survey, rank, worker_pid, between_hosts=between_hosts)
+        found = [text for text in found if text in again]
+    return found
 
 
 def trouble_of_machine(criu: Criu | None) -> str:
@@ -59,7 +74,12 @@ class Survey:
             await asyncio.sleep(self._pause_s)
 
     async def _look_at_all(self) -> None:
-        sessions = {session for job in self._jobs.values() for session in job.sessions.values()}
+        sessions = {
+            session
+            for job in self._jobs.values()
+            for session in job.sessions.values()
+            if not session.host  # its own proxyd looks, and tells
+        }
         self._due = {session: due for session, due in self._due.items() if session in sessions}
         for session in sessions:
             due = self._due.setdefault(session, time.monotonic() + self._first_after_s)

@@ -1,7 +1,8 @@
 """Process 1 of a worker's pid namespace: starts the worker, reaps, and lets CRIU dump and restore it.
 
 It stays while the worker is away, so the namespace does, and with it the worker's pids.  Orders come from
-proxyd over a Unix socket, one line of JSON each.
+proxyd over a Unix socket, one line of JSON each (whereabouts.py); one connection stays while the worker is on
+another host, and tells of signals and of the worker's end.
 """
 
 from __future__ import annotations
@@ -20,17 +21,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recovery.migration import namespaces
+from recovery.migration.forwarding import FORWARDED, Signals
 from recovery.migration.moving import NotMoved, Tool, move
+from recovery.migration.whereabouts import Place, Whereabouts
 
 SOCKET = "s"
 """Short: a Unix socket's path has at most 107 bytes."""
+NEW_SOCKET = "n"
 LONGEST_ORDER = 1 << 16
 ORDER_S = 5.0
-FORWARDED = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
-    signal.SIGALRM,
-)  # fmt: skip
-"""What a launcher may send, and the worker gets."""
 _MS_REC, _MS_SLAVE, _PR_SET_PDEATHSIG = 0x4000, 1 << 19, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,9 +55,16 @@ class Files:
         return stdin, os.open(self.stdout, flags), os.open(self.stderr, flags)
 
 
-def main(command: Sequence[str], directory: Path, files: Files, ended: int) -> NoReturn:
-    """`ended`: a pipe that gets {"status": …} when the worker has ended."""
+def main(
+    command: Sequence[str], directory: Path, files: Files | None, ended: int, inherited: Sequence[int] = ()
+) -> NoReturn:
+    """`ended`: a pipe that gets {"status": …} when the worker has ended.
+
+    Without `files` there is no worker yet: one that comes from another host is to be restored.
+    """
     try:
+        for file in inherited:
+            os.close(file)
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getpid() != 1:
             raise OSError(0, "there is no pid namespace")
@@ -88,20 +94,27 @@ def _own_proc() -> None:
 class Init:
     """Of one worker."""
 
-    def __init__(self, command: Sequence[str], directory: Path, given: Files) -> None:
+    def __init__(self, command: Sequence[str], directory: Path, given: Files | None) -> None:
         self.problem = ""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         path = directory / SOCKET
-        files = given.open()
+        files = given.open() if given is not None else ()
         before = os.umask(0o177)
-        self._listener.bind(str(path))
+        new = directory / NEW_SOCKET
+        self._listener.bind(str(new))
         os.umask(before)
         self._listener.listen(4)
+        new.rename(path)  # who sees it can connect
         self._wakeup, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(theirs, False)
         signal.set_wakeup_fd(theirs)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.worker = _start(command, os.environ | {"UNDERSTUDY_RELAY": str(path)}, files)
+        self._signals = Signals()
+        self._home: socket.socket | None = None
+        """Where signals are told while the worker is away, and from where its end is told."""
+        self._heard = b""
+        worker = _start(command, os.environ | {"UNDERSTUDY_RELAY": str(path)}, files) if files else 0
+        self.where = Whereabouts(worker, Place.HERE if files else Place.AWAY)
         for number in FORWARDED:
             signal.signal(number, self._forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -109,8 +122,11 @@ class Init:
             os.close(file)
 
     def _forward(self, number: int, frame: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.worker, number)
+        if self.where.place is Place.HERE:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.where.worker, number)
+        else:
+            self._signals.note(number)
 
     def run(self) -> int:
         """Until the worker has ended; answers its wait status."""
@@ -118,53 +134,113 @@ class Init:
             status = self._reap()
             if status is not None:
                 return status
-            readable, _, _ = select.select([self._listener.fileno(), self._wakeup], [], [])
+            if self.where.place is Place.HERE:
+                self._signals.deliver(self.where.worker)
+            elif self._home is not None:
+                self._tell_signals(self._home)
+            waiting: list[Any] = [self._listener, self._wakeup, *([self._home] if self._home else [])]
+            readable, _, _ = select.select(waiting, [], [], self.where.patience())
+            if not readable:
+                self.where.lose_patience()
             if self._wakeup in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
-            if self._listener.fileno() in readable:
+            if self._home is not None and self._home in readable:
+                ended = self._hear(self._home)
+                if ended is not None:
+                    return ended
+            if self._listener in readable:
                 lost = self._serve()
                 if lost is not None:
                     return lost
 
     def _reap(self) -> int | None:
+        """The wait status of a worker that has ended here."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return int(signal.SIGKILL)
+                return int(signal.SIGKILL) if self.where.place is Place.HERE else None
             if pid == 0:
                 return None
-            if pid == self.worker:
-                return status
+            if pid == self.where.worker:
+                if self.where.place in (Place.HERE, Place.HELD):
+                    return status
+                self.where.end()  # it may run elsewhere, or was never let run
+
+    def _tell_signals(self, home: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            for number, kind in self._signals.untold():
+                home.sendall(json.dumps({"number": number, "signal": kind}).encode() + b"\n")
+
+    def _hear(self, home: socket.socket) -> int | None:
+        """Which signals have arrived, or how the worker ended elsewhere."""
+        try:
+            data = home.recv(LONGEST_ORDER)
+            self._heard += data
+            if not data or len(self._heard) > LONGEST_ORDER:
+                raise ValueError("nobody is there any more")
+            *lines, self._heard = self._heard.split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "ended" in message and self.where.ended_elsewhere():
+                    self.problem = str(message.get("problem") or "")
+                    return int(message["ended"])
+                self._signals.forget(int(message.get("signals_done", 0)))
+        except (OSError, ValueError, TypeError):  # a proxyd that died has a successor
+            home.close()
+            self._home = None
+        return None
 
     def _serve(self) -> int | None:
         """One order.  Answers a wait status if the worker is lost by it."""
         connection, _ = self._listener.accept()
-        with connection:
+        stays = False
+        try:
             connection.settimeout(ORDER_S)
             try:
                 _check_peer(connection)
                 order = read_line(connection)
-                tool = Tool.of(order)
-                if order.get("pid") != self.worker:
-                    raise ValueError(f"the relay's worker is process {self.worker}, and no other")
+                if order.get("do") == "stay":
+                    stays = True
+                    self._keep(connection)
+                    return None
+                if "do" not in order:
+                    tool = Tool.of(order)
+                    if order.get("pid") != self.where.worker or self.where.place is not Place.HERE:
+                        raise ValueError(f"the relay's worker is process {self.where.worker}, and no other")
             except (OSError, ValueError) as problem:
                 _answer(connection, {"error": str(problem)})
                 return None
             signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # they wait until the worker is back
             try:
-                moved = move(self.worker, tool)
+                done = self.where.obey(order) if "do" in order else move(self.where.worker, tool)
+            except (ValueError, OSError) as problem:
+                _answer(connection, {"error": str(problem)})
             except NotMoved as problem:
                 _answer(connection, {"error": str(problem), "lost": problem.lost})
-                if problem.lost:
+                if problem.lost and self.where.place is not Place.AWAY:
                     self.problem = str(problem)
                     return int(signal.SIGKILL)
             else:
-                _answer(connection, moved | {"pid": self.worker, "namespace": namespaces.pid_namespace()})
+                if order.get("do") == "restore":
+                    self._signals.forget(int(order.get("signals_done", 0)))
+                told = {"pid": self.where.worker, "namespace": namespaces.pid_namespace()}
+                _answer(connection, done | told)
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        finally:
+            if not stays:
+                connection.close()
         return None
+
+    def _keep(self, connection: socket.socket) -> None:
+        """As the one that hears of signals."""
+        if self._home is not None:
+            self._home.close()
+        self._home, self._heard = connection, b""
+        self._signals.tell_again()
+        _answer(connection, {"place": self.where.place.value, "pid": self.where.worker})
 
 
 def _start(command: Sequence[str], variables: dict[str, str], files: tuple[int, int, int]) -> int:

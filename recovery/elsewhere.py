@@ -1,0 +1,146 @@
+"""What the desk does with ranks of other hosts, and with its own ones for the host that leads their job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from recovery.control import pb
+from recovery.injector import Refused
+from recovery.jobs import Job, Session
+from recovery.refusals import check_drills
+from recovery.spanning.deputy import Deputy
+
+if TYPE_CHECKING:
+    from recovery.sessions import Desk
+
+log = structlog.get_logger()
+
+CLEANUP_WITHIN = 15.0
+"""Seconds a successor waits for the former worker's session to be cleaned up."""
+
+
+class Elsewhere:
+    """Of one desk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def await_former(self, job: Job, rank: int, world: int, host: str) -> None:
+        """Until a rank may open on another host; raises Refused."""
+        check_drills(job, world)
+        former = job.sessions.get(rank)
+        if former is None:
+            return
+        where = f"on host {former.host}" if former.host else "on the host that leads the job"
+        problem = f"a second process, on host {host}, says that it is rank {rank}, which runs {where}"
+        if former.worker.running and former.state not in ("ended", "lost"):
+            raise Refused(problem)
+        try:
+            await asyncio.wait_for(former.closed.wait(), CLEANUP_WITHIN)
+        except TimeoutError:
+            raise Refused(problem) from None
+
+    def next_validation(self, job: Job) -> int:
+        """The minibatch that is to be executed twice; 0: none."""
+        return self._desk.validations[job.name].step
+
+    def take_remote(self, session: Session) -> None:
+        """A rank of a job that we lead, which another host has opened."""
+        job = session.job
+        job.sessions[session.rank] = session
+        job.departed.pop(session.rank, None)
+        job.last_facts.pop(session.rank, None)
+        job.note_armed(session)
+        self._desk.run_beside(self._desk.follow_worker(session))
+        self._desk.follow(session)
+        log.info("session opened", job=job.name, rank=session.rank, host=session.host,
+                 device=session.device, worker=session.worker.pid)  # fmt: skip
+
+    def receive(self, session: Session) -> None:
+        """A rank that came from another host, and is on its job's list."""
+        session.job.departed.pop(session.rank, None)
+        session.job.last_facts.pop(session.rank, None)
+        self._desk.run_beside(self._desk.follow_worker(session))
+        self._desk.note()
+        log.info("a rank arrived", job=session.job.name, rank=session.rank, device=session.device,
+                 worker=session.worker.pid)  # fmt: skip
+
+    def moved_out(self, session: Session) -> None:
+        """A rank of ours goes on elsewhere; who leads the job knows."""
+        session.state = "ended"
+        session.worker.ended.set()  # it may be that nobody has told us yet
+        session.worker.close()
+        self._desk.leases.release(session)
+        if session.job.sessions.get(session.rank) is session:
+            del session.job.sessions[session.rank]
+        session.closed.set()
+        self._desk.note()
+        self.close_guest(session.job)
+
+    def close_guest(self, job: Job) -> None:
+        """If it has no rank here any more, nor what one has left to be copied from."""
+        deputy = self._desk.coordinators.get(job.name)
+        behind = isinstance(deputy, Deputy) and bool(deputy.left_behind)
+        if job.guest and not job.sessions and job.name in self._desk.jobs and not job.closing and not behind:
+            self._desk.run_beside(self._close_quietly(job.name))
+
+    def forget_guest(self, job: Job) -> None:
+        """What its store has left; relays, and what they still have to tell, go by themselves."""
+        if job.guest is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in job.guest.iterdir():
+                if not path.is_dir():
+                    path.unlink()
+            job.guest.rmdir()
+            job.guest.parent.rmdir()
+
+    async def _close_quietly(self, name: str) -> None:
+        with contextlib.suppress(Refused):
+            await self._desk.close_job(name, "its last rank here has ended")
+
+    def tell(self, report: pb.FaultReport) -> None:
+        """A device server's, of this host or of another."""
+        coordinator, job = self._desk.coordinators.get(report.job), self._desk.jobs.get(report.job)
+        session = job.sessions.get(report.rank) if job is not None else None
+        if coordinator is None or session is None:
+            return
+        generation, message, index = report.generation, report.message, report.record_index
+        if isinstance(coordinator, Deputy):
+            coordinator.tell(report)
+        elif report.kind in ("call", "suspect"):
+            coordinator.call_failed(session, generation, report.kind == "suspect", message, index)
+        elif report.kind == "validation":
+            coordinator.validation_reached(session, generation)
+        elif report.kind == "roll-forward":
+            coordinator.roll_forward_refused(session, generation, message)
+        else:
+            coordinator.collective_failed(session, generation, message, index)
+
+    async def open_for_leader(self, job: Job, request: Any) -> Session:
+        """Another host leads the job: no recovery begins there meanwhile."""
+        assert self._desk.spans is not None
+        begun = await self._desk.spans.begin_rank(job, request.rank, request.world)
+        job.generation = max(job.generation, begun.generation)
+        self._desk.validations[job.name].expect(begun.validate_step)
+        session = None
+        try:
+            session = await self._desk.open_here(job, request)
+        finally:
+            if session is None:
+                with contextlib.suppress(Refused):  # the leader waits for so long, and no longer
+                    await self._desk.spans.end_rank(job, request.rank, None)
+        deputy = self._desk.coordinators[job.name]
+        assert isinstance(deputy, Deputy)
+        deputy.opened(session)
+        try:
+            await self._desk.spans.end_rank(job, request.rank, session)
+        except Refused as refusal:
+            session.lose(str(refusal))
+            self._desk.end_soon(session)
+            raise
+        return session

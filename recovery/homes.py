@@ -1,0 +1,73 @@
+"""Where a job's ranks get their devices and device servers from: this host, or several."""
+
+from __future__ import annotations
+
+from recovery.jobs import Session
+from recovery.leases import Leases
+from recovery.servers import Server, ServerPool
+from recovery.spawner import SpawnerError
+
+
+class NoHome(RuntimeError):
+    """A rank gets no device or no server; its text is a sentence."""
+
+
+class Homes:
+    """This host."""
+
+    def __init__(self, pool: ServerPool, leases: Leases) -> None:
+        self._pool = pool
+        self._leases = leases
+
+    async def ready(self, sessions: list[Session], suspicious: bool) -> None:
+        """Until all of these can be steered; `suspicious`: of what is between them.  Raises NoHome."""
+
+    def free_devices(self) -> int:
+        """That a rank whose own has failed could get."""
+        return len(self._leases.free())
+
+    def is_homeless(self, session: Session) -> bool:
+        """Whether it needs another device."""
+        return self._leases.is_homeless(session)
+
+    def fence(self, session: Session, reason: str) -> None:
+        """Its device has failed."""
+        self._leases.fence(session, reason)
+
+    def retire(self, server: Server) -> None:
+        """End it (SIGKILL) and let go of it, without waiting."""
+        self._pool.retire(server)
+
+    def fill(self) -> None:
+        """Start spares that are missing."""
+        self._pool.fill()
+
+    async def replacement(self, session: Session, stash: bool) -> Server:
+        """A ready server in place of the session's, whose process is ended if it is not yet.
+
+        `stash`: it lives on until its state has been copied.  Raises NoHome.
+        """
+        if stash:
+            session.server.retired = True
+            session.stash = session.server
+        else:
+            self._pool.retire(session.server)
+        if self._leases.is_homeless(session) and not self._leases.move(session):
+            raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
+        wished = session.destination
+        try:
+            return await self._pool.take(session.device if wished is None else self._leases.name(wished))
+        except SpawnerError as problem:
+            raise NoHome(f"rank {session.rank} got no new device server: {problem}") from problem
+
+    def could_serve(self, stash: Server, session: Session) -> bool:
+        """Whether a rank's former server, which has its state, could go on with it."""
+        return stash.process.running and not stash.suspect
+
+    def arrive(self, session: Session) -> None:
+        """The rank's new server holds its state."""
+        self._leases.arrive(session)
+
+    def read_from(self, holder: Server, reader: Session) -> str:
+        """The address at which the server of `reader` reads the state that another one holds."""
+        return f"unix:{holder.socket}"
