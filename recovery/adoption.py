@@ -33,6 +33,9 @@ from recovery.report import drill_of
 from recovery.servers import Server, ServerPool, Verdict
 from recovery.sessions import Desk
 from recovery.socket_path import listening_pid
+from recovery.spanning.deputy import Deputy
+from recovery.spanning.remote import absent_server
+from recovery.spanning.span import Span, Stored
 
 log = structlog.get_logger()
 
@@ -75,6 +78,7 @@ class Successor:
     async def adopt(self) -> None:
         """All jobs; nobody else has begun to use the desk."""
         self._desk.leases.fenced.update(self._journal.fenced)
+        self._desk.leases.draining.update(self._journal.draining)
         taken = [await self._take_job(job) for job in self._journal.jobs]
         for written in self._journal.servers:  # spares, and those that were being started: they have no state
             if (written.process.pid, written.process.start_ticks) not in self._asked:
@@ -93,7 +97,7 @@ class Successor:
 
     def _remove_strays(self, written: pb.JournaledJob) -> None:
         """Logs that were being made or removed when proxyd died: their workers ask again, or have ended."""
-        known = {session.directory for session in written.sessions}
+        known = {Path(session.directory).name for session in written.sessions}
         for path in (self._runtime / written.name).glob("rank-*"):
             if path.name not in known:
                 shutil.rmtree(path, ignore_errors=True)
@@ -101,8 +105,9 @@ class Successor:
     async def _take_session(self, job: Job, written: pb.JournaledSession) -> Taken | None:
         device = self._desk.settings.devices.names[written.device_index]
         directory = self._runtime / job.name / written.directory
-        candidates = [written.server, *([written.stash] if written.HasField("stash") else [])]
+        candidates = [getattr(written, name) for name in ("server", "stash") if written.HasField(name)]
         found = await asyncio.gather(*(self._ask(server, job.name, written.rank) for server in candidates))
+        found = found or [Found(absent_server(device), None)]  # it had just come from another host
         newest = max(one.newest_generation for one in found)
         chosen = next((one for one in found if one.account is not None), found[0])
         for other in found:
@@ -126,6 +131,7 @@ class Successor:
             resumed_commit=written.resumed_commit if account is None else account.restored_commit,
             drills_seen=set(written.drills_seen), durable=[_durable(one) for one in written.durable],
             mirrored_step=written.mirrored_step, relay=written.relay,
+            destination=written.destination if written.HasField("destination") else None,
         )  # fmt: skip
         session.server.suspect = chosen is not found[0]  # it was about to be replaced
         session.server.generation = job.generation if account is None else account.attached_generation
@@ -142,6 +148,7 @@ class Successor:
             watched.close()
             watched = Watched.gone(process.pid, process.start_ticks)
         server = Server(watched, socket, written.device)
+        server.data_address = written.data_address
         self._pool.adopt(server)
         return server
 
@@ -191,6 +198,11 @@ class Successor:
             recovery_redone=adoption.recovery_redone,
         )  # fmt: skip
         coordinator = self._desk.coordinators[job.name]
+        for one in taken:
+            self._go_on_moving(
+                one,
+                coordinator if adoption.recovery_redone and isinstance(coordinator, Coordinator) else None,
+            )
         written = next(known for known in self._journal.jobs if known.name == job.name)
         if written.HasField("corruption") and written.corruption.rank in job.sessions:
             session = job.sessions[written.corruption.rank]
@@ -200,10 +212,31 @@ class Successor:
             if one.account is not None:
                 _tell(coordinator, one.session, one.account)
 
+    def _go_on_moving(self, taken: Taken, restorer: Coordinator | None) -> None:
+        """To the device where somebody wanted a rank: at once, with `restorer`, if a recovery is due."""
+        session = taken.session
+        leases = self._desk.leases
+        if session.destination is None:
+            if session.device_index in leases.draining:  # between two tries
+                leases.undrain(session.device_index)
+            return
+        name = leases.name(session.destination)
+        if taken.account is not None and session.server.device == name:  # it has its state there
+            leases.arrive(session)
+        elif session.active:
+            if restorer is not None:
+                restorer.move(session)
+            self._desk.run_beside(self._desk.planned.go_on(session))
+        else:
+            session.destination = None
 
-def _tell(coordinator: Coordinator, session: Session, account: pb.AdoptReply) -> None:
+
+def _tell(coordinator: Coordinator | Deputy, session: Session, account: pb.AdoptReply) -> None:
     """What the predecessor was told, or did, and died of before all was well again."""
     fault = account.fault
+    if isinstance(coordinator, Deputy):
+        coordinator.adopted(session, account)
+        return
     if fault.kind in ("call", "suspect"):
         suspect = fault.kind == "suspect"
         coordinator.call_failed(
@@ -251,7 +284,18 @@ def restored_job(written: pb.JournaledJob) -> Job:
         not_replayable=written.not_replayable,
         generation=written.generation,
         openings=written.openings,
+        span=_span(written.span) if written.HasField("span") else None,
+        guest=Path(written.span.guest) if written.span.guest else None,
     )
+
+
+def _span(written: pb.JournaledSpan) -> Span:
+    members, awaited = set(written.members), set(written.awaited)
+    stored = Stored(written.stored_step, Path(written.stored_run)) if written.stored_run else None
+    return Span(
+        written.hosts, written.token, written.leader, members=members, awaited=awaited & members,
+        stored=stored,
+    )  # fmt: skip
 
 
 def _ended(end: pb.JournaledEnd) -> Ended:

@@ -19,11 +19,12 @@ class BackgroundTasks:
         self._owner = owner
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[None, None, None]) -> None:
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run it beside everything else."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     async def cancel(self) -> None:
         """Cancel all and wait until they have ended."""

@@ -12,13 +12,22 @@ import structlog
 from recovery.control import pb
 from recovery.facts import FaultFacts, FaultKind
 from recovery.faults import BY_NUMBER
-from recovery.incidents import CALLS, ECHOES, Fault, Outcome, causes_of, entry_of, told_of, with_tried
+from recovery.homes import Homes
+from recovery.incidents import (
+    CALLS,
+    ECHOES,
+    Fault,
+    Outcome,
+    causes_of,
+    entry_of,
+    told_of,
+    with_transfer,
+    with_tried,
+)
 from recovery.jobs import Job, Session
-from recovery.leases import Leases
 from recovery.persistence.restorer import Restorer
-from recovery.planner import PlanName, parked_anywhere, plan
+from recovery.planner import Plan, PlanName, parked_anywhere, plan
 from recovery.recovery_round import Result, Round, RoundFailed
-from recovery.servers import ServerPool
 from recovery.standing import Standing
 
 log = structlog.get_logger()
@@ -50,10 +59,9 @@ class Coordinator:
     def __init__(
         self,
         job: Job,
-        pool: ServerPool,
+        homes: Homes,
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
-        leases: Leases,
         note: Callable[[], None] = lambda: None,
         restorer: Restorer | None = None,
     ) -> None:
@@ -61,11 +69,10 @@ class Coordinator:
 
         `note` writes down `corruption`, and what was done, for who follows if proxyd dies.
         """
-        self._leases = leases
         self._note = note
         self._job = job
-        self._pool = pool
-        self._round = Round(job, pool, keeps_optimizer_preimages, follow, leases, restorer)
+        self._homes = homes
+        self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer)
         self._faults: list[Fault] = []
         self._known = 0
         """How many of them the round under way was planned for."""
@@ -112,7 +119,7 @@ class Coordinator:
             return
         gone = session.log.device_message if session.log.device_lost else ""
         if gone:
-            self._leases.fence(session, gone)
+            self._homes.fence(session, gone)
         kind = FaultKind.DEVICE_GONE if gone else FaultKind.SERVER_DIED
         self._notice(session, kind, session.log.progress_ns, session.server.process.ended_ns,
                      gone or "its process ended", message=gone)  # fmt: skip
@@ -188,6 +195,17 @@ class Coordinator:
         for session in sessions:
             self._notice(session, FaultKind.REHEARSAL, now, now, evidence, counts=False)
         return ""
+
+    def way_to_move(self, session: Session) -> Plan:
+        """The plan by which a rank gets to the device kept for it, if it is among those `replaced`."""
+        fault = FaultFacts(FaultKind.PLANNED_MOVE, (session.rank,))
+        return plan(parked_anywhere(self._round.facts(fault)))
+
+    def move(self, session: Session) -> None:
+        """Take a rank to the device that is kept for it, though nothing is broken."""
+        now = time.monotonic_ns()
+        evidence = f"an order to leave {session.device}"
+        self._notice(session, FaultKind.PLANNED_MOVE, now, now, evidence, counts=False)
 
     def validation_reached(self, session: Session, generation: int) -> None:
         """A rank has executed the minibatch that is to be validated once, and stands at its end."""
@@ -323,6 +341,8 @@ class Coordinator:
                     self._stage = _Stage.PREPARING
                     problem = str(failure)
                     log.warning("recovery round failed", job=self._job.name, attempt=attempt, problem=problem)
+                    for session in self._job.active_sessions():  # whoever wished to move it may try again
+                        session.destination = None
                     await self._interrupted(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
                     result = None
@@ -332,7 +352,7 @@ class Coordinator:
                 self._abandon(problem)
             else:
                 self._conclude(result)
-        self._pool.fill()
+        self._homes.fill()
         async with self._job.changed:
             self._job.changed.notify_all()
 
@@ -453,7 +473,7 @@ class Coordinator:
             if fault.rank not in {cause.rank for cause in told}:
                 self._failures.pop((fault.rank, fault.kind), None)
         for fault in told:
-            self._job.recoveries.append(entry_of(fault, outcome))
+            self._job.recoveries.append(with_transfer(entry_of(fault, outcome), self._job))
             log.info("recovery", job=self._job.name, rank=fault.rank, plan=plan_name.value,
                      recovered=outcome.recovered, reason=outcome.reason,
                      total_s=round(self._job.recoveries[-1].total_s, 6))  # fmt: skip

@@ -14,14 +14,18 @@ import structlog
 
 from recovery.adoption import Successor
 from recovery.control import OPTIONS, address, pb, rpc
+from recovery.data_network import DataNetwork, data_network
 from recovery.inheritance import Inheritance, claim_inheritance
 from recovery.journaling import Journaling
+from recovery.meeting import MeetingService, RendezvousService
 from recovery.membership.membership import Membership
 from recovery.metrics import Metrics, serve_metrics
+from recovery.migration.header import Here
+from recovery.migration.moves import Moves
 from recovery.node import describe_node, describe_ranks
 from recovery.processes import Watched
 from recovery.rendezvous import FILE as STORE
-from recovery.rendezvous import Notes, RendezvousService, Store
+from recovery.rendezvous import Notes, Store
 from recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
 from recovery.servers import ServerPool
 from recovery.service import DaemonService
@@ -29,12 +33,13 @@ from recovery.service_manager import ServiceManager
 from recovery.sessions import Desk
 from recovery.settings import BadInput, Settings
 from recovery.socket_path import claim
+from recovery.spanning.spans import Spans
 from recovery.spawner import SpawnerError, default_command
 
 log = structlog.get_logger()
 
-SpawnerCommand = Callable[[Path, Path, str, float], list[str]]
-"""(proxyd's socket, runtime directory, driver, grace of device servers) -> command."""
+SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork], list[str]]
+"""(proxyd's socket, runtime directory, driver, grace of device servers, network) -> command."""
 
 
 async def serve(
@@ -63,13 +68,16 @@ async def serve(
         leaving = contextlib.ExitStack()  # what was not adopted is left for another try
         cleanup.push(leaving)
         leaving.callback(runtime.release if inheritance is not None else runtime.remove)
+        network = data_network(settings.membership, must=inheritance is None)
         command = spawner_command(
-            settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s
+            settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network
         )
         pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
         cleanup.push_async_callback(pool.stop)
-        for session in _sessions(inheritance):
-            pool.lease(settings.devices.names[session.device_index])
+        held = {session.device_index for session in _sessions(inheritance)}
+        drained = set(inheritance.journal.draining) if inheritance is not None else set()
+        for index in held | drained:
+            pool.lease(settings.devices.names[index])
         starting = asyncio.create_task(pool.start())
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,6 +87,14 @@ async def serve(
             return
         store = Store(Notes(runtime.path / STORE))
         desk = Desk(settings, runtime, pool, starting.result(), store)
+        membership = Membership(
+            settings.membership, str(settings.socket),
+            lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
+            must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
+        )  # fmt: skip
+        look = asyncio.to_thread(Here.look, settings.membership.host, desk.installation.torch_version)
+        moves = Moves(await look, runtime.path, membership.links.to)
+        spans = Spans(desk, pool, membership, runtime, moves)
         if inheritance is not None:
             await Successor(inheritance, desk, pool).adopt()
             leaving.pop_all()
@@ -86,15 +102,17 @@ async def serve(
         journaling = Journaling(desk, pool, runtime.path)
         journaling.note()
         desk.run_beside(journaling.run())
-        membership = Membership(
-            settings.membership, str(settings.socket),
-            lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
-            must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
-        )  # fmt: skip
+        meeting = MeetingService(store, lambda: desk.job_hosts, lambda job: desk.worker_stores.get(job))
+        membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(meeting, other))
+        await moves.resume()
+        cleanup.push_async_callback(moves.close)
         await membership.start()
         cleanup.push_async_callback(membership.leave)
-        rpc.add_DaemonServicer_to_server(DaemonService(desk, pool, membership), server)
-        rpc.add_RendezvousServicer_to_server(RendezvousService(store), server)
+        cleanup.push_async_callback(spans.stop)
+        desk.run_beside(spans.run())
+        rpc.add_DaemonServicer_to_server(DaemonService(desk, pool, membership, spans), server)
+        rendezvous = RendezvousService(store, lambda job: desk.job_hosts.where(job))
+        rpc.add_RendezvousServicer_to_server(rendezvous, server)
         if settings.metrics:
             await _serve_metrics(desk, membership, settings.metrics, cleanup)
         await server.start()

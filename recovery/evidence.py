@@ -53,7 +53,7 @@ def snapshot_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
 
 def durable_facts(session: Session) -> tuple[CommitFacts, ...]:
     """Commits whose state lies on storage, and to which the log reaches back, oldest first."""
-    if not session.durable:
+    if not session.durable or session.host:  # it has moved since: its memory is not to be had here
         return ()
     kept_from = session.log.freed_segments * session.log.segment_bytes
     return tuple(one.commit for one in session.durable if one.log_offset >= kept_from)
@@ -105,6 +105,7 @@ def rank_facts(
         phase=session.phase,
         optimizer_preimages=optimizer_preimages,
         suspect=session.server.suspect,
+        leaving=session.destination is not None or bool(session.destination_host),
         snapshots=snapshot_facts(log),
         refused_snapshots=_refused_commits(session),
         stored=durable_facts(session),

@@ -29,6 +29,8 @@ class FaultKind(Enum):
     VALIDATION = "validation"
     REHEARSAL = "rehearsal"
     """Nothing is broken: the operator wants to see a restore from storage."""
+    PLANNED_MOVE = "planned-move"
+    """Nothing is broken: the operator wants a rank on another device."""
 
 
 Uid = tuple[int, int]
@@ -78,6 +80,7 @@ class RankFacts:
     `floor_commit`: below it neither pre-images nor log are kept, but for the log since the oldest of
     `snapshots`: commits whose whole state lies in host memory, oldest first.  `protected`: the server keeps
     pre-images.  `suspect`: its driver is not to be trusted any more, but its memory can be read.
+    `leaving`: it is to go to another device, which is kept for it; if that cannot be, it stays.
     `refused_commit`: its server could not be rolled forward from there.  `stored`: commits whose whole state
     lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`: numbers of those
     commits among `snapshots` that a server found damaged.
@@ -93,6 +96,7 @@ class RankFacts:
     phase: Phase = Phase.FORWARD_BACKWARD
     optimizer_preimages: bool = True
     suspect: bool = False
+    leaving: bool = False
     snapshots: tuple[CommitFacts, ...] = ()
     protected: bool = True
     refused_commit: int = 0
@@ -103,6 +107,11 @@ class RankFacts:
     def newest(self) -> CommitFacts:
         """The last commit, or the beginning."""
         return self.commits[-1] if self.commits else BEGINNING
+
+    @property
+    def stays(self) -> bool:
+        """Whether its server goes on with it."""
+        return self.alive and not self.suspect and not self.leaving
 
     @property
     def communicates(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from recovery.control import pb
 from recovery.facts import FaultKind, Phase
+from recovery.jobs import Job
 from recovery.planner import PlanName
 
 ECHOES = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
@@ -107,3 +108,12 @@ def entry_of(fault: Fault, outcome: Outcome) -> pb.Recovery:
         generation=outcome.generation, copied_bytes=outcome.copied_bytes, recovered=outcome.recovered,
         evidence=fault.evidence, verified=outcome.verified,
     )  # fmt: skip
+
+
+def with_transfer(entry: pb.Recovery, job: Job) -> pb.Recovery:
+    """And how its worker came to another host, if it had to; told once."""
+    session = job.sessions.get(entry.rank)
+    if session is not None and session.transfer is not None:
+        entry.transfer.CopyFrom(session.transfer)
+        session.transfer = None
+    return entry

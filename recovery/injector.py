@@ -153,9 +153,17 @@ def account_of(done: pb.Recovery) -> str:
     where = f"rank {done.rank} in step {done.step}, call {done.call}, {done.phase}"
     if not done.recovered:
         return f"{done.fault} ({where}): {done.plan}: {done.reason}\n  noticed: {done.evidence}"
+    went = ""
+    if done.HasField("transfer"):
+        by = done.transfer
+        went = (
+            f"\n  went: from host {by.source} to {by.destination} in {by.total_s:.3f} s of the restart: dump "
+            f"{by.dump_s:.3f}, ship {by.ship_s:.3f} ({by.bytes / 1e6:.0f} MB), restore {by.restore_s:.3f}, "
+            f"switch {by.switch_s:.3f}"
+        )
     return (
         f"{done.fault} ({where}): {done.plan} in {done.total_s:.3f} s: detect {done.detect_s:.3f}, "
         f"restart {done.restart_s:.3f}, copy {done.copy_s:.3f}, communicators {done.communicators_s:.3f}, "
-        f"replay {done.replay_s:.3f}\n  noticed: {done.evidence}\n  why: {done.reason}\n"
+        f"replay {done.replay_s:.3f}{went}\n  noticed: {done.evidence}\n  why: {done.reason}\n"
         f"  verified: {done.verified}"
     )

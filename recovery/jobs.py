@@ -15,6 +15,7 @@ from recovery.faults import BY_NAME
 from recovery.persistence.durable import Durable
 from recovery.processes import Watched
 from recovery.servers import Server
+from recovery.spanning.span import Span
 
 SESSION_LOST = 1
 SESSION_CLOSED = 2
@@ -48,6 +49,16 @@ class Session:
     """When a drill of `recoveryctl` killed the server."""
     asked_index: int = -1
     """The device its worker asked for; it may have had to move."""
+    destination: int | None = None
+    """The device to which it is to move, as somebody wishes; kept for it."""
+    destination_host: str = ""
+    """The host, likewise, if that is another one than where it runs."""
+    destination_device: str = ""
+    """There, if it matters."""
+    transfer: pb.Transfer | None = None
+    """How it came to where it is, until that is told of."""
+    move_problem: str = ""
+    """Why it did not get there."""
     stash: Server | None = None
     """Its former server, while the new one copies from it."""
     hollow: bool = False
@@ -84,6 +95,8 @@ class Session:
     """Of the newest snapshot in the second tier; 0: there is none."""
     mirror_note: str = ""
     """Why none gets there, if so."""
+    host: str = ""
+    """Where it runs, if that is another one."""
     relay: str = ""
     """The socket of what can move its worker; empty: nothing can."""
     moving: asyncio.Event | None = None
@@ -99,7 +112,9 @@ class Session:
     @property
     def persisted_step(self) -> int:
         """Of the newest snapshot that is durable on all ranks; 0: there is none."""
-        return max((durable.commit.step for durable in self.durable), default=0)
+        stored = self.job.span.stored if self.job.span is not None else None
+        known = [durable.commit.step for durable in self.durable]
+        return max([*known, stored.step] if stored is not None else known, default=0)
 
     @property
     def log_lag(self) -> int:
@@ -201,6 +216,7 @@ class Session:
             mirrored_step=self.mirrored_step,
             persist_choice=self.persist_choice,
             migratable=self.migratable,
+            host=self.host,
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
             snapshot_s=log.snapshot_ns / 1e9,
@@ -290,6 +306,15 @@ class Job:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     """Notified when a recovery or a session ended."""
     closing: bool = False
+    guest: Path | None = None
+    """Directory of its relays, if it was begun on another host: it ends here with its last rank."""
+    span: Span | None = None
+    """If it spans hosts, or may come to."""
+
+    @property
+    def token(self) -> bytes:
+        """By which device servers of several hosts know each other; empty: they do not meet."""
+        return self.span.token if self.span is not None else b""
 
     def adopted_from(self, launcher_pid: int) -> bool:
         """Whether a predecessor opened it for that launcher, and no rank has come yet."""
@@ -311,6 +336,19 @@ class Job:
         for scheduled in self.drills:
             if scheduled.drill.rank == session.rank and not scheduled.fired and scheduled.drill.step:
                 self.put(session, scheduled)
+
+    def note_armed(self, session: Session) -> None:
+        """Another host has written the drills for a rank into its log; those that came since follow."""
+        free = {(kind, step, call): slot for slot, (kind, step, call, *_) in enumerate(session.log.drills())}
+        for scheduled in self.drills:
+            drill = scheduled.drill
+            if drill.rank != session.rank or scheduled.fired or not drill.step:
+                continue
+            slot = free.pop((BY_NAME[drill.kind].number, drill.step, drill.call), -1)
+            if slot < 0:
+                self.put(session, scheduled)
+            else:
+                scheduled.slot = slot
 
     def put(self, session: Session, scheduled: ScheduledDrill) -> None:
         """Write a drill into the log of its rank."""
@@ -346,6 +384,9 @@ class Job:
 
     def report(self) -> pb.JobReport:
         """The summary of sessions that ended."""
+
+        for session in self.sessions.values():
+            self.note_fired(session)
 
         def median(numbers: list[int]) -> int:
             return int(statistics.median(numbers)) if numbers else 0

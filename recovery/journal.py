@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from recovery.control import pb
 from recovery.faults import BY_NAME
+from recovery.runtime_directory import SHARED_MEMORY
 from recovery.settings import BadInput, parse_devices
 
 FILE = "journal"
@@ -27,6 +28,7 @@ _LARGEST = 64 << 20
 _JOB = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SOCKET = re.compile(r"server-[0-9a-z-]{1,64}\.sock")
 _LOG = re.compile(r"rank-[0-9]{1,9}(-[0-9]{1,9})?")
+_FAR_LOG = re.compile(r"understudy-\d+-\d+-\d+-\w+/[A-Za-z0-9_-]{1,64}/rank-\d+(-\d+)?")
 _MOST_PIDS = 1 << 22
 """PID_MAX_LIMIT of Linux."""
 
@@ -95,11 +97,13 @@ def _check(journal: pb.Journal) -> None:
         raise JournalError(str(problem)) from problem
     _demand(_is_process(journal.proxyd), "it names no proxyd")
     _demand(all(0 <= index < devices for index in journal.fenced), "it fences a device that there is not")
+    _demand(all(0 <= index < devices for index in journal.draining), "it drains a device that there is not")
     for server in journal.servers:
         _check_server(server)
     _demand_unique((job.name for job in journal.jobs), "job")
     held = [session.device_index for job in journal.jobs for session in job.sessions]
-    _demand_unique(held, "device with a session")
+    to = [s.destination for job in journal.jobs for s in job.sessions if s.HasField("destination")]
+    _demand_unique([*held, *to], "device with a session")
     for job in journal.jobs:
         _check_job(job, devices)
 
@@ -116,11 +120,14 @@ def _check_job(job: pb.JournaledJob, devices: int) -> None:
         _demand(
             0 <= session.asked_index < devices, f"rank {session.rank} asked for a device that is not there"
         )
+        known = not session.HasField("destination") or 0 <= session.destination < devices
+        _demand(known, f"rank {session.rank} moves to a device that there is not")
         _demand(_is_process(session.worker), f"the worker of rank {session.rank} is no process")
-        _demand(_LOG.fullmatch(session.directory) is not None, f"{session.directory[:80]!r} is no log")
+        _demand(_is_log(session.directory), f"{session.directory[:80]!r} is no log")
         for durable in session.durable:
             _demand(durable.run.startswith("/"), f"{durable.run[:80]!r} is no directory of stores")
-        _check_server(session.server)
+        if session.HasField("server"):  # a rank that has just come from another host has none
+            _check_server(session.server)
         if session.HasField("stash"):
             _check_server(session.stash)
 
@@ -134,6 +141,14 @@ def _check_server(server: pb.JournaledServer) -> None:
         parse_devices(f"{server.device.partition(':')[0]}:1")
     except BadInput as problem:
         raise JournalError(f"a device server of {server.device[:80]!r}") from problem
+
+
+def _is_log(directory: str) -> bool:
+    """In the job's directory, or that of a rank from another host."""
+    abroad = directory.removeprefix(f"{SHARED_MEMORY}/")
+    return _LOG.fullmatch(directory) is not None or (
+        abroad != directory and _FAR_LOG.fullmatch(abroad) is not None
+    )
 
 
 def _is_process(process: pb.Process) -> bool:

@@ -16,6 +16,7 @@ from recovery.persistence.durable import Durable
 from recovery.processes import start_ticks
 from recovery.servers import Server, ServerPool
 from recovery.sessions import Desk
+from recovery.spanning.span import Span
 
 log = structlog.get_logger()
 
@@ -69,6 +70,7 @@ def journal_of(desk: Desk, pool: ServerPool) -> pb.Journal:
         optimizer_preimages=settings.keeps_optimizer_preimages,
         proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
         fenced=desk.leases.fenced,
+        draining=sorted(desk.leases.draining),
         jobs=[_job(desk, job) for _, job in sorted(desk.jobs.items())],
         servers=sorted((_server(server) for server in pool.servers), key=lambda server: str(server.socket)),
     )
@@ -84,7 +86,9 @@ def _job(desk: Desk, job: Job) -> pb.JournaledJob:
         drills=[pb.JournaledDrill(drill=s.drill.message(), slot=s.slot, fired=s.fired) for s in job.drills],
         # Of one that has ended everything is told in `ends`.
         sessions=[
-            _session(session) for _, session in sorted(job.sessions.items()) if session.state != "ended"
+            _session(session, desk.runtime.path)
+            for _, session in sorted(job.sessions.items())
+            if session.state != "ended" and not session.host  # of other hosts, their proxyds tell
         ],
         departures=[_departure(job, rank) for rank in sorted(job.departed)],
         ends=[_end(ended) for ended in job.ended],
@@ -93,10 +97,30 @@ def _job(desk: Desk, job: Job) -> pb.JournaledJob:
         validations=job.validations,
         not_replayable=job.not_replayable,
         corruption=corruption,
+        span=_span(job, job.span) if job.span is not None else None,
     )
 
 
-def _session(session: Session) -> pb.JournaledSession:
+def _span(job: Job, span: Span) -> pb.JournaledSpan:
+    guest, hosts = job.guest, {session.host for session in job.sessions.values() if session.host}
+    return pb.JournaledSpan(
+        hosts=span.hosts,
+        leader=span.leader,
+        token=span.token,
+        members=sorted(span.members),
+        awaited=sorted(hosts | span.awaited | span.destinations),
+        guest=str(guest) if guest is not None else "",
+        stored_run=str(span.stored.run) if span.stored is not None else "",
+        stored_step=span.stored.step if span.stored is not None else 0,
+    )
+
+
+def _place(directory: Path, runtime: Path) -> str:
+    """Of a rank from another host its whole path."""
+    return directory.name if directory.parent.parent == runtime else str(directory)
+
+
+def _session(session: Session, runtime: Path) -> pb.JournaledSession:
     return pb.JournaledSession(
         rank=session.rank,
         world=session.world,
@@ -104,8 +128,8 @@ def _session(session: Session) -> pb.JournaledSession:
         asked_index=session.asked_index,
         threads=session.threads,
         worker=session.worker.message(),
-        directory=session.directory.name,
-        server=_server(session.server),
+        directory=_place(session.directory, runtime),
+        server=_server(session.server) if session.server.pid else None,
         stash=_server(session.stash) if session.stash is not None else None,
         lost=session.state == "lost",
         recoveries=session.recoveries,
@@ -116,6 +140,7 @@ def _session(session: Session) -> pb.JournaledSession:
         durable=[_durable(durable) for durable in session.durable],
         mirrored_step=session.mirrored_step,
         relay=session.relay,
+        destination=session.destination,
     )
 
 
@@ -135,7 +160,10 @@ def _commit(commit: CommitFacts) -> pb.JournaledCommit:
 
 def _server(server: Server) -> pb.JournaledServer:
     return pb.JournaledServer(
-        process=server.process.message(), socket=server.socket.name, device=server.device
+        process=server.process.message(),
+        socket=server.socket.name,
+        device=server.device,
+        data_address=server.data_address,
     )
 
 

@@ -8,6 +8,8 @@ from recovery.control import pb
 from recovery.servers import ServerPool
 from recovery.sessions import Desk
 
+DRAINED = "nobody gets it until recoveryctl drain --undo"
+
 
 def describe_node(desk: Desk, pool: ServerPool) -> pb.Node:
     """As it is now, but for its membership."""
@@ -37,11 +39,16 @@ def _device(desk: Desk, pool: ServerPool, index: int, name: str) -> pb.Device:
         why = desk.leases.fenced[index]
         return pb.Device(spec=name, index=index, state="failed", rank=-1, driver=driver, note=why)
     holder = desk.leases.holder(index)
+    draining = index in desk.leases.draining
+    if holder is None and draining:
+        return pb.Device(spec=name, index=index, state="drained", rank=-1, driver=driver, note=DRAINED)
     if holder is None:
         state = "failed" if pool.broken else "idle" if pool.ready() else "starting"
         return pb.Device(spec=name, index=index, state=state, rank=-1, driver=driver)
-    state = "recovering" if holder.state == "recovering" else "leased"
+    state = "recovering" if holder.state == "recovering" else "draining" if draining else "leased"
+    to = holder.destination
+    note = "" if to is None else f"rank {holder.rank} is to move to {desk.leases.name(to)}"
     return pb.Device(
         spec=name, index=index, state=state, server_pid=holder.server.pid, job=holder.job.name,
-        rank=holder.rank, driver=driver,
+        rank=holder.rank, driver=driver, note=note,
     )  # fmt: skip

@@ -95,9 +95,33 @@ class Plan:
             if isinstance(action, Restart | Rewind | Reload)
         }
 
+    @property
+    def replaced(self) -> frozenset[int]:
+        """Ranks that get another server."""
+        return frozenset(
+            action.rank
+            for action in self.actions
+            if isinstance(action, Restart) or (isinstance(action, Reload) and action.fresh)
+        )
+
 
 def plan(facts: Facts) -> Plan:
-    """The cheapest plan that brings every rank to one consistent cut, or `GIVE_UP` with the reason."""
+    """The cheapest plan that brings every rank to one consistent cut, or `GIVE_UP` with the reason.
+
+    No job is given up because a rank cannot go where it was to go.
+    """
+    chosen = _plan(facts)
+    leaving = [rank.rank for rank in facts.ranks if rank.leaving]
+    if chosen.name is not PlanName.GIVE_UP or not leaving:
+        return chosen
+    without = plan(replace(facts, ranks=tuple(replace(rank, leaving=False) for rank in facts.ranks)))
+    if without.name is PlanName.GIVE_UP:
+        return without
+    who = ", ".join(map(str, leaving))
+    return replace(without, reason=f"{without.reason}; rank {who} could not be moved: {chosen.reason}")
+
+
+def _plan(facts: Facts) -> Plan:
     fault = facts.fault
     if fault.attempts >= MAXIMUM_ATTEMPTS:
         reason = fault.message or f"rank {fault.ranks[0]} failed {fault.attempts} times at one record"
@@ -137,7 +161,7 @@ def _without_snapshots(facts: Facts) -> Plan | _Obstacle:
         choices[rank.rank], why_none = _reachable(rank, facts)
         if why_none:
             return _Obstacle(why_none, [rank.rank])
-    leaving = [rank for rank in facts.ranks if not rank.alive or rank.suspect]
+    leaving = [rank for rank in facts.ranks if not rank.stays]
     first_obstacle = ""
     for cut in CutSearch(facts.ranks, choices).newest_first():
         restarts, obstacle = _restarts(leaving, facts.ranks, cut)
@@ -176,7 +200,7 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
     rewindable: dict[int, set[int]] = {}
     in_memory: dict[int, set[int]] = {}
     for rank in facts.ranks:
-        by_itself = _reachable(rank, facts)[0] if rank.alive and not rank.suspect else []
+        by_itself = _reachable(rank, facts)[0] if rank.stays else []
         beginning = [BEGINNING] if rank.log_complete_from_start else []
         trusted = facts.fault.trusted
         newest = trusted.get(rank.rank, rank.newest.number)
@@ -199,7 +223,7 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
             actions.append(Rewind(rank.rank, number))
             continue
         on_storage = number not in in_memory[rank.rank]
-        fresh = not rank.alive or rank.suspect or on_storage
+        fresh = not rank.stays or on_storage
         actions.append(Reload(rank.rank, number, fresh, on_storage))
     from_storage = {action.rank for action in actions if isinstance(action, Reload) and action.stored}
     where = ", ".join(
@@ -338,7 +362,8 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
         template = _IN_PLACE.get(facts.fault.kind, "every device server is alive")
         cause = template.format(message=facts.fault.message)
         return Plan(PlanName.REWIND_IN_PLACE, f"{cause}; newest consistent cut: {where}", tuple(actions))
-    died = ", ".join(str(restart.rank) for restart in restarts)
+    moved = [rank.rank for rank in facts.ranks if rank.rank in replaced and rank.leaving and rank.alive]
+    died = [restart.rank for restart in restarts if restart.rank not in moved]
     copied = sum(copy.bytes for restart in restarts for copy in restart.copies)
     sources = sorted({copy.source for restart in restarts for copy in restart.copies})
     source = (
@@ -350,7 +375,12 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     rolled = ", ".join(str(restart.rank) for restart in restarts if restart.roll_forward is not None)
     if rolled:
         what += f", rank {rolled} inside an optimizer step that the others have finished"
-    reason = f"the device server of rank {died} {what}; {source}; newest consistent cut: {where}"
+    who = [f"the device server of rank {', '.join(map(str, died))} {what}"] if died else []
+    if moved:
+        who.append(
+            f"the device server of rank {', '.join(map(str, moved))} is left for one on another device"
+        )
+    reason = f"{'; '.join(who)}; {source}; newest consistent cut: {where}"
     if rolled:
         name = PlanName.ROLL_FORWARD
     elif all(restart.stash for restart in restarts):
@@ -366,6 +396,7 @@ _IN_PLACE = {
     FaultKind.CALL_FAILED: "a call failed for the first time and every device server is alive",
     FaultKind.SILENT_CORRUPTION: "{message}",
     FaultKind.VALIDATION: "the log is being validated",
+    FaultKind.PLANNED_MOVE: "nothing is broken",
 }
 _RESTARTED = {
     FaultKind.SERVER_STOPPED: "was stopped",

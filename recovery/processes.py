@@ -33,7 +33,9 @@ class Watched:
 
     @classmethod
     def of(cls, pid: int, started: int) -> Watched:
-        """A process that may have ended already."""
+        """A process that may have ended already, or never was."""
+        if pid <= 0:
+            return cls.gone(pid, started)
         try:
             return cls(pid, started)
         except ProcessLookupError:

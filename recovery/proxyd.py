@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery import least_tls  # before whatever else loads gRPC
+from protos import least_tls  # before whatever else loads gRPC
 
 # isort: split
 import asyncio
@@ -272,7 +272,7 @@ def main() -> int:
         check_variables(PROGRAM, warn=ready_fd < 0)  # proxyrun has warned already
         configure(given.log_level)
         if not least_tls.IN_FORCE:
-            raise RuntimeError("gRPC was loaded before recovery.least_tls: TLS 1.2 would be spoken, too")
+            raise RuntimeError("gRPC was loaded before protos.least_tls: TLS 1.2 would be spoken, too")
         asyncio.run(serve(settings, lambda: tell({"ready": True}), given.parent_pid))
     except (BadInput, SpawnerError) as problem:
         if ready_fd >= 0:

@@ -19,6 +19,7 @@ from recovery.control import blocking_channel, pb, rpc, trouble
 from recovery.drills import Drill, parse_drill
 from recovery.embedded import EmbeddedDaemon
 from recovery.launch import Command, environment, ranks_wanted
+from recovery.membership.settings import MOST_HOSTS_OF_A_JOB
 from recovery.migration.namespaces import trouble_making
 from recovery.report import account_of_adoption, drill_of, summary, write
 from recovery.settings import BadInput, parse_devices, parse_seconds, parse_share
@@ -47,6 +48,7 @@ class Order:
     """Of the embedded proxyd."""
     job: str = ""
     migratable: bool = False
+    hosts: int = 1
 
 
 def parse(arguments: list[str] | None = None) -> Order:
@@ -94,6 +96,10 @@ def parse(arguments: list[str] | None = None) -> Order:
         "--migratable", action="store_true",
         help="start each worker such that its process can be moved (needs root and CRIU: recoveryctl doctor)",
     )  # fmt: skip
+    parser.add_argument(
+        "--hosts", type=int, default=1, metavar="N",
+        help="the job spans so many: say the same --job and --hosts on each, and torchrun --nnodes (1)",
+    )  # fmt: skip
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND …", help="python, torchrun, …")
     given = parser.parse_args(arguments)
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
@@ -120,6 +126,10 @@ def parse(arguments: list[str] | None = None) -> Order:
         raise BadInput(
             f"cannot write the report {given.report}: its directory does not exist or is not writable"
         )
+    if not 1 <= given.hosts <= MOST_HOSTS_OF_A_JOB:
+        raise BadInput(f"--hosts {given.hosts} is not possible: 1 to {MOST_HOSTS_OF_A_JOB}")
+    if given.hosts > 1 and not given.job:
+        raise BadInput(f"--hosts {given.hosts} needs --job NAME, the same on each of them")
     drills = [parse_drill(text) for text in given.drill]
     socket = (given.socket or default_socket()).absolute()
     return Order(
@@ -132,6 +142,7 @@ def parse(arguments: list[str] | None = None) -> Order:
         tuple(options),
         given.job,
         given.migratable,
+        given.hosts,
     )
 
 
@@ -171,6 +182,11 @@ def run(order: Order) -> int:
                     "leave out --persist, or stop it"
                 )
         else:
+            if order.hosts > 1:
+                raise BadInput(
+                    f"--hosts {order.hosts} needs a proxyd on each, with --etcd, --listen and --certs; "
+                    f"none answers at {socket}"
+                )
             devices = order.devices or f"cpu:{ranks_wanted(order.command)}"
             embedded = EmbeddedDaemon(
                 devices, order.spares, order.options, tell=lambda sentence: say(PROGRAM, sentence)
@@ -184,7 +200,9 @@ def _run_under(order: Order, socket: Path) -> int:
     job = order.job or uuid.uuid4().hex
     node = _ask(socket, lambda daemon: daemon.Describe(pb.DescribeRequest(), timeout=30))
     drills = [drill.message() for drill in order.drills]
-    request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid(), migratable=order.migratable)
+    request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid(), migratable=order.migratable,
+        hosts=order.hosts,
+    )  # fmt: skip
     opened = _ask(socket, lambda daemon: daemon.OpenJob(request, timeout=30))
     if opened.error:
         raise BadInput(opened.error)

@@ -11,16 +11,15 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
-from recovery.control import address, answer, pb, ran_out, trouble
+from recovery.control import answer, pb, ran_out, trouble
 from recovery.evidence import concerned, rank_facts
-from recovery.facts import Facts, FaultFacts
+from recovery.facts import Facts, FaultFacts, FaultKind
+from recovery.homes import Homes, NoHome
 from recovery.jobs import Job, Session
-from recovery.leases import Leases
 from recovery.persistence.durable import Durable
 from recovery.persistence.restorer import NotRestored, Restorer
 from recovery.planner import Lose, Plan, Reload, Restart, Rewind, plan
-from recovery.servers import Server, ServerPool
-from recovery.spawner import SpawnerError
+from recovery.servers import Server
 
 log = structlog.get_logger()
 Value = TypeVar("Value")
@@ -29,6 +28,8 @@ LOOK_S, STUCK_S = 0.001, 0.5
 """Pause between looks at ranks inside their optimizer step; if none moves for so long, they are stuck."""
 PARK_S, ATTACH_S, REWIND_S, RESTORE_S, REBUILD_S, RESUME_S = 20.0, 30.0, 120.0, 600.0, 60.0, 20.0
 """Deadlines of the steps, seconds."""
+LINKS = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
+"""It may be that hosts do not reach each other."""
 END_S = 10.0
 """How long a server that was killed may take to end, seconds: until then its memory cannot be used."""
 
@@ -54,19 +55,17 @@ class Round:
     def __init__(
         self,
         job: Job,
-        pool: ServerPool,
+        homes: Homes,
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
-        leases: Leases,
         restorer: Restorer | None = None,
     ) -> None:
         """`follow` is told of every session that got a new server."""
-        self._leases = leases
+        self._homes = homes
         self._restorer = restorer
         self._storage_problem = ""
         """Of the incident that is being recovered from."""
         self._job = job
-        self._pool = pool
         self._follow = follow
         self._keeps_optimizer_preimages = keeps_optimizer_preimages
 
@@ -82,8 +81,8 @@ class Round:
             fault=fault,
             departed=departed,
             not_replayable=self._job.not_replayable,
-            homeless=tuple(session.rank for session in sessions if self._leases.is_homeless(session)),
-            free_devices=len(self._leases.free()),
+            homeless=tuple(session.rank for session in sessions if self._homes.is_homeless(session)),
+            free_devices=self._homes.free_devices(),
             storage_problem=self._storage_problem,
         )
 
@@ -92,9 +91,13 @@ class Round:
         sessions, _ = self.concerned(fault.ranks)
         for session in sessions:
             session.state = "recovering"
-        survivors = [session for session in sessions if session.has_state]
+        try:
+            await self._homes.ready(sessions, bool(tried) or fault.kind in LINKS)
+        except NoHome as problem:
+            raise RoundFailed(str(problem)) from problem
         for session in sessions:
             self._drop_stash(session)
+        survivors = [session for session in sessions if session.has_state]
         await self._let_steps_end(survivors)
         await _all(self._park(session) for session in survivors)
         for session in survivors:
@@ -239,7 +242,10 @@ class Round:
         await self._attach(session, action.commit, action.stash)
 
     async def _attach(self, session: Session, commit: int, stash: bool) -> None:
-        server = await self._replacement(session, stash)
+        try:
+            server = await self._homes.replacement(session, stash)
+        except NoHome as problem:
+            raise RoundFailed(str(problem)) from problem
         session.server, session.hollow, session.rolled_commit = server, True, 0
         server.generation = self._job.generation
         self._follow(session)
@@ -254,33 +260,22 @@ class Round:
             from_commit=commit,
             run=False,
             worker=session.worker.message(),
+            token=self._job.token,
         )
         reply = await _answer(session, "attach", server.stub.Attach(request, timeout=ATTACH_S))
         _check(session, "attach", reply.error)
 
     def _drop_stash(self, session: Session) -> None:
-        if session.stash is session.server:  # a round that was interrupted before there was another one
-            session.server.retired = False
-        elif session.stash is not None:
-            self._pool.retire(session.stash)
+        stash = session.stash
+        if stash is session.server:  # a round that was interrupted before there was another one
+            stash.retired = not stash.process.running  # of its death nobody was told meanwhile
+        elif stash is not None and session.hollow and self._homes.could_serve(stash, session):
+            # What came after it did not get as far as to hold what the sound one holds.
+            self._homes.retire(session.server)
+            session.server, session.hollow, stash.retired = stash, False, False
+        elif stash is not None:
+            self._homes.retire(stash)
         session.stash = None
-
-    async def _replacement(self, session: Session, stash: bool) -> Server:
-        """A ready server in place of the session's, whose process is ended if it is not yet.
-
-        `stash`: it lives on until its state has been copied.
-        """
-        if stash:
-            session.server.retired = True
-            session.stash = session.server
-        else:
-            self._pool.retire(session.server)
-        if self._leases.is_homeless(session) and not self._leases.move(session):
-            raise RoundFailed(f"{session.device} of rank {session.rank} is gone, and no other is free")
-        try:
-            return await self._pool.take(session.device)
-        except SpawnerError as problem:
-            raise RoundFailed(f"rank {session.rank} got no new device server: {problem}") from problem
 
     async def _rewind(self, session: Session, commit: int) -> None:
         request = pb.RewindRequest(commit=commit, generation=self._job.generation)
@@ -301,7 +296,9 @@ class Round:
                 )
             )
         sources = [
-            pb.ReplicaSource(address=address(_holder(of_rank[rank]).socket), rank=rank, copies=wanted)
+            pb.ReplicaSource(
+                address=self._homes.read_from(_holder(of_rank[rank]), session), rank=rank, copies=wanted
+            )
             for rank, wanted in copies.items()
         ]
         request = pb.RestoreRequest(commit=action.commit, sources=sources, generation=self._job.generation)
@@ -315,6 +312,7 @@ class Round:
         _check(session, "restore", reply.error)
         session.rolled_commit = action.commit if roll is not None else 0
         session.former_resumed_commit = session.resumed_commit
+        self._homes.arrive(session)
         session.hollow, session.restored_commit = False, action.commit
         return int(reply.copied_bytes)
 
@@ -328,6 +326,8 @@ class Round:
             self._suspect(session, reply.error)
         _check(session, "restore its snapshot", reply.error)
         session.hollow, session.restored_commit, session.rolled_commit = False, action.commit, 0
+        if action.fresh:
+            self._homes.arrive(session)
         # Commits and their pre-images begin anew there.  Only now: if the server does not get that far, what
         # lies between the snapshot and the floor is as gone as it was.
         session.log.floor_commit = min(session.log.floor_commit, action.commit)

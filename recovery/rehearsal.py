@@ -48,6 +48,8 @@ async def rehearse(job: Job, coordinator: Coordinator) -> str:
 
 
 def _newest(job: Job) -> Durable:
+    if job.span is not None and job.span.hosts > 1:
+        raise Refused(f"job {job.name} runs on several hosts: export a snapshot and start it again from that")
     sets = [durable for session in job.active_sessions() for durable in session.durable]
     if not sets:
         raise Refused(f"job {job.name} has no snapshot on storage: it needs proxyd --persist, and some steps")

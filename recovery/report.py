@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from recovery.drills import Drill
+from recovery.facts import FaultKind
 
+PLANNED = (FaultKind.PLANNED_MOVE.value, FaultKind.REHEARSAL.value)
+"""What somebody wished for: nothing was broken."""
 _FACTS = ("fault", "rank", "step", "call", "phase", "plan", "reason", "evidence", "verified")
 _SPLIT = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "total_s")
 
@@ -20,6 +23,17 @@ def recovery_entry(recovery: Any) -> dict[str, Any]:
         "generation": recovery.generation,
         "copied_bytes": recovery.copied_bytes,
         "recovered": recovery.recovered,
+        "planned": recovery.fault in PLANNED,
+        "transfer": _transfer(recovery.transfer) if recovery.HasField("transfer") else None,
+    }
+
+
+def _transfer(transfer: Any) -> dict[str, Any]:
+    """How a worker came to another host."""
+    parts = ("dump_s", "ship_s", "restore_s", "switch_s", "total_s")
+    names = ("source", "destination", "bytes")
+    return {name: getattr(transfer, name) for name in names} | {
+        part: round(getattr(transfer, part), 6) for part in parts
     }
 
 

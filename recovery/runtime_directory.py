@@ -48,7 +48,7 @@ class RuntimeDirectory:
         try:
             if os.fstat(lock).st_uid != os.getuid():
                 raise PermissionError(f"{path} belongs to another user")
-            _lock(lock)
+            lock_directory(lock)
         except OSError:
             os.close(lock)
             raise
@@ -96,7 +96,7 @@ class RuntimeDirectory:
         os.close(self._lock)
 
 
-def _lock(directory: int) -> None:
+def lock_directory(directory: int) -> None:
     """Raises BlockingIOError.  A waiting worker may hold it for an instant, to know whether proxyd lives."""
     for _ in range(TRIES):
         with contextlib.suppress(BlockingIOError):

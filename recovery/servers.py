@@ -48,6 +48,8 @@ class Server:
         self.device = device
         self.channel = asynchronous_channel(socket)
         self.stub = rpc.DeviceServerStub(self.channel)
+        self.data_address = ""
+        """Where device servers of other hosts read its state; empty: nowhere."""
         self.retired = False
         """Its end is our own doing, or known already."""
         self.verdict: Verdict | None = None
@@ -126,12 +128,13 @@ class ServerPool:
             if len(self._ready[affinity]) < self._awaited[affinity]:
                 self.fill()  # two ranks that wait for one spare need two servers
             async with self._changed:
-                return await self._take(affinity, timeout)
+                return await self._take(device, timeout)
         finally:
             self._awaited[affinity] -= 1
 
-    async def _take(self, affinity: str, timeout: float) -> Server:
+    async def _take(self, device: str, timeout: float) -> Server:
         """With `_changed` held."""
+        affinity = _affinity(device)
         while True:
             try:
                 await asyncio.wait_for(
@@ -142,6 +145,7 @@ class ServerPool:
             while self._ready[affinity]:
                 server = self._ready[affinity].pop(0)
                 if server.process.running:
+                    server.device = device
                     return server
                 self._background.start(self.end(server))
             if self.broken:
@@ -161,10 +165,11 @@ class ServerPool:
         """A session holds `device`: the pool need not keep a server for it any more."""
         self._free[_affinity(device)] -= 1
 
-    def unlease(self, device: str) -> None:
+    def unlease(self, device: str, fill: bool = True) -> None:
         """`device` is free again."""
         self._free[_affinity(device)] += 1
-        self.fill()
+        if fill:
+            self.fill()
 
     async def give_back(self, server: Server) -> None:
         """A server that was detached; a surplus one is ended."""
@@ -287,7 +292,8 @@ async def _answering(server: Server) -> None:
 
 
 async def _ask(server: Server) -> None:
-    await server.stub.Health(pb.HealthRequest(), wait_for_ready=True, timeout=READY_WITHIN)
+    reply = await server.stub.Health(pb.HealthRequest(), wait_for_ready=True, timeout=READY_WITHIN)
+    server.data_address = reply.data_address
 
 
 def _affinity(device: str) -> str:

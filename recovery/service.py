@@ -8,15 +8,21 @@ from typing import Any
 import structlog
 
 from recovery.control import pb, rpc
+from recovery.coordinator import Coordinator
 from recovery.drills import Drill, unknown
 from recovery.faults import BY_NAME
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
 from recovery.membership.membership import Membership
+from recovery.migration.compatible import refusal
+from recovery.migration.places import Place, parse_place
 from recovery.node import describe_node
 from recovery.rehearsal import rehearse
 from recovery.servers import ServerPool
 from recovery.sessions import Desk
+from recovery.settings import BadInput
+from recovery.spanning.deputy import Deputy
+from recovery.spanning.spans import Spans
 
 log = structlog.get_logger()
 
@@ -24,8 +30,9 @@ log = structlog.get_logger()
 class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     """What workers, proxyrun, recoveryctl and device servers ask of proxyd."""
 
-    def __init__(self, desk: Desk, pool: ServerPool, membership: Membership) -> None:
+    def __init__(self, desk: Desk, pool: ServerPool, membership: Membership, spans: Spans) -> None:
         self._desk = desk
+        self._spans = spans
         self._pool = pool
         self._membership = membership
 
@@ -35,7 +42,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     async def OpenJob(self, request: Any, context: Any) -> pb.OpenJobReply:
         try:
             drills = [_drill(drill) for drill in request.drills]
-            relays = self._desk.open_job(request.job, drills, request.launcher_pid, request.migratable)
+            relays = await self._spans.open_job(request, drills)
         except Refused as refusal:
             return pb.OpenJobReply(error=str(refusal))
         return pb.OpenJobReply(relays=relays)
@@ -62,26 +69,13 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         )
 
     async def ReportFault(self, request: Any, context: Any) -> pb.FaultReply:
-        coordinator = self._desk.coordinators.get(request.job)
-        job = self._desk.jobs.get(request.job)
-        session = job.sessions.get(request.rank) if job else None
-        if coordinator is None or session is None:
-            return pb.FaultReply()
-        generation, message, index = request.generation, request.message, request.record_index
-        if request.kind in ("call", "suspect"):
-            coordinator.call_failed(session, generation, request.kind == "suspect", message, index)
-        elif request.kind == "validation":
-            coordinator.validation_reached(session, generation)
-        elif request.kind == "roll-forward":
-            coordinator.roll_forward_refused(session, generation, message)
-        else:
-            coordinator.collective_failed(session, generation, message, index)
+        self._desk.elsewhere.tell(request)
         return pb.FaultReply()
 
     async def OrderDrill(self, request: Any, context: Any) -> pb.DrillReply:
         try:
             drill = _drill(request.drill)
-            job = self._the_job(request.job)
+            job = self._led_here(request.job)
             session = _running(job, drill)
             return pb.DrillReply(detail=await self._desk.injector.run(job, session, drill))
         except Refused as refusal:
@@ -89,8 +83,10 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     async def RehearseRestore(self, request: Any, context: Any) -> pb.DrillReply:
         try:
-            job = self._the_job(request.job)
-            return pb.DrillReply(detail=await rehearse(job, self._desk.coordinators[job.name]))
+            job = self._led_here(request.job)
+            coordinator = self._desk.coordinators[job.name]
+            assert isinstance(coordinator, Coordinator)
+            return pb.DrillReply(detail=await rehearse(job, coordinator))
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
 
@@ -100,11 +96,37 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             session = job.sessions.get(request.rank)
             if session is None or not session.active:
                 raise Refused(f"job {job.name} has no running rank {request.rank}")
-            return pb.DrillReply(
-                detail=await asyncio.shield(self._desk.move_worker(session, request.criu, request.images))
-            )
-        except Refused as refusal:
+            if request.to:
+                self._led_here(job.name)
+                work = self._desk.planned.migrate(session, await self._place(request.to))
+            elif session.host or isinstance(self._desk.coordinators[job.name], Deputy):
+                raise Refused(
+                    f"rank {session.rank} is of a job on several hosts: its worker goes --to another one, "
+                    "and not in place"
+                )
+            else:
+                work = self._desk.move_worker(session, request.criu, request.images)
+            return pb.DrillReply(detail=await asyncio.shield(work))
+        except (Refused, BadInput) as refusal:
             return pb.DrillReply(error=str(refusal))
+
+    async def DrainDevice(self, request: Any, context: Any) -> pb.DrillReply:
+        try:
+            place = await self._place(request.place)
+            if request.undo:
+                return pb.DrillReply(detail=self._desk.planned.undo(place))
+            return pb.DrillReply(detail=await asyncio.shield(self._desk.planned.drain(place)))
+        except (Refused, BadInput) as refusal:
+            return pb.DrillReply(error=str(refusal))
+
+    async def _place(self, text: str) -> Place:
+        """Raises BadInput, or Refused where another host is of no use."""
+        place = parse_place(text)
+        if place.host in ("", self._membership.here):
+            return place
+        if reason := refusal(place, await self._membership.listing()):
+            raise Refused(f"nothing can go to {place}: {reason}")
+        return place
 
     async def ListHosts(self, request: Any, context: Any) -> pb.HostList:
         return await self._membership.listing()
@@ -113,6 +135,12 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         node = describe_node(self._desk, self._pool)
         node.membership.CopyFrom(self._membership.status())
         return node
+
+    def _led_here(self, name: str) -> Job:
+        job = self._the_job(name)
+        if isinstance(self._desk.coordinators[job.name], Deputy) and job.span is not None:
+            raise Refused(f"host {job.span.leader} leads job {job.name}: ask its proxyd")
+        return job
 
     def _the_job(self, name: str) -> Job:
         jobs = self._desk.jobs

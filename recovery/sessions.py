@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,23 +17,31 @@ from recovery.background import BackgroundTasks
 from recovery.control import answer, pb, trouble
 from recovery.coordinator import Coordinator
 from recovery.drills import Drill
+from recovery.elsewhere import Elsewhere
 from recovery.evidence import rank_facts
 from recovery.floors import FloorKeeper
+from recovery.homes import Homes
 from recovery.injector import Injector, Refused
 from recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
 from recovery.leases import Leases
 from recovery.migration.mover import move_worker
 from recovery.migration.namespaces import pid_here
+from recovery.migration.planned import PlannedMoves
 from recovery.migration.survey import Survey
-from recovery.persistence.persistence import Persistence
+from recovery.passage import JobHosts, OneHost, Passage
 from recovery.persistence.restorer import Restorer
 from recovery.processes import Watched, start_ticks
 from recovery.recovery_round import policy
+from recovery.refusals import check_drills, check_version, held, more_ranks_than_devices
 from recovery.rendezvous import Store
 from recovery.runtime_directory import RuntimeDirectory
 from recovery.servers import Server, ServerPool
 from recovery.settings import Settings
 from recovery.snapshots import SnapshotKeeper
+from recovery.spanning.deputy import Deputy
+from recovery.spanning.interface import JobSpans
+from recovery.spanning.persisting import begin_persisting
+from recovery.spanning.span import Span
 from recovery.spawner import Installation, SpawnerError
 from recovery.validation import ValidationSchedule
 from recovery.watch import Watch
@@ -61,23 +70,29 @@ class Desk:
         self.settings = settings
         self.installation = installation
         self.jobs: dict[str, Job] = {}
-        self.coordinators: dict[str, Coordinator] = {}
-        self._runtime = runtime
+        self.coordinators: dict[str, Coordinator | Deputy] = {}
+        self.spans: JobSpans | None = None
+        self.elsewhere = Elsewhere(self)
+        self.runtime = runtime
         self._pool = pool
         self._store = store
         self.leases = Leases(settings.devices.names, pool)
         self._background = BackgroundTasks("sessions")
         self._keepers: dict[str, list[asyncio.Task[None]]] = {}
-        self._validations: dict[str, ValidationSchedule] = {}
+        self.snapshots: dict[str, SnapshotKeeper] = {}
+        self.validations: dict[str, ValidationSchedule] = {}
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
         self.note: Callable[[], None] = lambda: None
         """Called before what has changed has consequences: the journal must know."""
+        self.job_hosts: JobHosts = OneHost()
+        """Which jobs have ranks on other hosts."""
+        self.worker_stores: dict[str, WorkerStore] = {}
+        """Of migratable jobs."""
         self.injector = Injector(pool)
+        self.planned = PlannedMoves(self, pool)
         self.on_closed: Callable[[Job], None] = lambda _: None
-        self._background.start(
-            Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s).run()
-        )
-
+        self.watch = Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s)
+        self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
@@ -85,11 +100,18 @@ class Desk:
         self._background.start(work)
 
     # ------------------------------------------------------------------ jobs
-    def open_job(self, name: str, drills: list[Drill], launcher_pid: int, migratable: bool = False) -> str:
+    def open_job(
+        self,
+        name: str,
+        drills: list[Drill],
+        launcher_pid: int,
+        migratable: bool = False,
+        span: Span | None = None,
+    ) -> str:
         """Answers the directory of its relays, if it is migratable; raises Refused."""
         if not name or len(name) > 64 or not name.replace("-", "").replace("_", "").isalnum():
             raise Refused(f"{name!r} is no name for a job: letters, digits, - and _ only, at most 64")
-        relays = str(self._runtime.relays(name)) if migratable else ""
+        relays = str(self.runtime.relays(name)) if migratable else ""
         if name in self.jobs:
             if self.jobs[name].adopted_from(launcher_pid):
                 return relays  # the answer of the proxyd that died did not reach it
@@ -102,45 +124,80 @@ class Desk:
                 raise Refused(f"the launcher of job {name} (pid {launcher_pid}) has ended already") from None
         if relays:
             os.makedirs(relays, mode=0o700, exist_ok=True)
-        self._begin(Job(name, launcher, [ScheduledDrill(drill) for drill in drills]))
+        self.begin(Job(name, launcher, [ScheduledDrill(drill) for drill in drills], span=span))
         self.note()
         log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
         return relays
 
-    def _begin(self, job: Job) -> None:
+    def begin(self, job: Job) -> None:
+        """A job that is not on the desk yet."""
         name = job.name
         self.jobs[name] = job
-        keeps = self.settings.keeps_optimizer_preimages
-        overhead, persist = self.settings.snapshot_overhead, self.settings.persist
-        persistence = Persistence(job, persist, lambda: self.note()) if persist is not None else None
-        coordinator = self.coordinators[name] = Coordinator(
-            job, self._pool, keeps, self._follow, self.leases, lambda: self.note(), Restorer(persistence)
-        )
-        validations = self._validations[name] = ValidationSchedule(job, self.settings.validate_every)
-        self._keepers[name] = [
-            asyncio.create_task(FloorKeeper(job, coordinator, keeps, validations).run()),
-            asyncio.create_task(SnapshotKeeper(job, coordinator, overhead, persistence).run()),
-        ]
-        if (relays := self._runtime.relays(name)).is_dir():
-            self._keepers[name].append(asyncio.create_task(WorkerStore(relays).run()))
-        if persistence is not None:
-            self._keepers[name].append(asyncio.create_task(persistence.run()))
-            if persistence.log_keeping is not None:
-                self._keepers[name].append(asyncio.create_task(persistence.log_keeping.run()))
-            if persistence.mirroring is not None:
-                self._keepers[name].append(asyncio.create_task(persistence.mirroring.run()))
+        self._keepers[name] = []
+        if (relays := self.runtime.relays(name)).is_dir():
+            self.keep_store(job, relays)
+        if job.guest is not None and job.name not in self.worker_stores:
+            self.keep_store(job, job.guest)
         if job.launcher is not None:
-            self._keepers[name].append(asyncio.create_task(self._follow_launcher(job, job.launcher)))
+            self.keep(job, self._follow_launcher(job, job.launcher))
+        if job.span is not None and job.span.leader:
+            assert self.spans is not None
+            self.coordinators[name] = self.spans.deputy(job)
+            self.validations[name] = ValidationSchedule(job, 0)
+            return
+        self._begin_leading(job)
+
+    def keep_store(self, job: Job, relays: Path) -> None:
+        """Of torch.distributed, for workers below relays there."""
+        passage = Passage(lambda name: self.job_hosts.where(name))
+        store = WorkerStore(relays, job.name, passage, lambda: self.job_hosts.spans(job.name))
+        self.worker_stores[job.name] = store
+        self.keep(job, store.run())
+
+    def keep(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        """For as long as the job lasts."""
+        self._keepers[job.name].append(asyncio.create_task(work))
+
+    def _begin_leading(self, job: Job) -> None:
+        name = job.name
+        homes, lead = Homes(self._pool, self.leases), None
+        if job.span is not None:
+            assert self.spans is not None
+            lead = self.spans.begin(job)
+            homes = self.spans.homes(job)
+        keeps = self.settings.keeps_optimizer_preimages
+        overhead = self.settings.snapshot_overhead
+        persistence = begin_persisting(job, self.settings.persist, self.spans, lambda: self.note())
+        coordinator = self.coordinators[name] = Coordinator(
+            job,
+            homes,
+            keeps,
+            self.follow,
+            lambda: self.note(),
+            Restorer(persistence),
+        )
+        snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence)
+        validations = self.validations[name] = ValidationSchedule(job, self.settings.validate_every)
+        self.keep(job, FloorKeeper(job, coordinator, keeps, validations).run())
+        self.keep(job, snapshots.run())
+        if persistence is not None:
+            self.keep(job, persistence.writer.run())
+            if persistence.log_keeping is not None:
+                self.keep(job, persistence.log_keeping.run())
+            if persistence.mirroring is not None:
+                self.keep(job, persistence.mirroring.run())
+        if lead is not None:
+            lead.start()
 
     def adopt(self, job: Job, sessions: Sequence[Session]) -> None:
         """A job that a predecessor opened, with sessions whose devices the pool knows to be leased."""
-        self._begin(job)
+        self.begin(job)
         for session in sessions:
             job.sessions[session.rank] = session
             self.leases.hold(session)
-            self._background.start(self._follow_worker(session))
-            self._follow(session)
-        self._validations[job.name].go_on(sessions)
+            self._background.start(self.follow_worker(session))
+            self.follow(session)
+        self.validations[job.name].go_on(sessions)
 
     async def close_job(self, name: str, message: str = "its launcher has ended") -> pb.JobReport:
         """End what is left of a job and answer its report; raises Refused."""
@@ -153,7 +210,7 @@ class Desk:
 
     async def _close(self, job: Job, message: str) -> pb.JobReport:
         job.closing = True
-        sessions = list(job.sessions.values())
+        sessions = [session for session in job.sessions.values() if not session.host]
         if sessions:
             await asyncio.wait(
                 [asyncio.ensure_future(s.worker.ended.wait()) for s in sessions], timeout=LEAVE_WITHIN
@@ -161,23 +218,49 @@ class Desk:
         for session in sessions:
             if session.worker.running:
                 session.lose(f"the session of rank {session.rank} was ended: {message}")
-                self._background.start(self._end(session))
+                self.end_soon(session)
         await asyncio.gather(*(session.closed.wait() for session in sessions))
+        elsewhere = [session for session in job.sessions.values() if session.host]
+        if elsewhere:  # they go on, and need us
+            self._background.start(self._close_later(job, elsewhere))
+            return job.report()
+        return await self._finish(job)
+
+    async def _close_later(self, job: Job, elsewhere: Sequence[Session]) -> None:
+        log.info("ranks of other hosts go on", job=job.name, ranks=[session.rank for session in elsewhere])
+        await asyncio.gather(*(session.closed.wait() for session in elsewhere))
+        await self._finish(job)
+
+    async def _finish(self, job: Job) -> pb.JobReport:
+        """Nothing runs any more."""
+        report = None
+        if job.span is not None and self.spans is not None:
+            report = await self.spans.close(job)
         for keeper in self._keepers.pop(job.name):
             keeper.cancel()
-        del self._validations[job.name]
-        await self.coordinators.pop(job.name).cancel()
+        del self.validations[job.name]
+        self.snapshots.pop(job.name, None)
+        await self._dismiss(self.coordinators.pop(job.name))
         if job.launcher is not None:
             job.launcher.close()
-        self._store.forget(job.name)
-        self._runtime.remove_job(job.name)
+        self._store.forget(f"{job.name}/")
+        if (store := self.worker_stores.pop(job.name, None)) is not None:
+            store.close()
+        self.runtime.remove_job(job.name)
+        self.elsewhere.forget_guest(job)
         del self.jobs[job.name]
         self.on_closed(job)
         self.note()
         async with job.changed:
             job.changed.notify_all()
         log.info("job closed", job=job.name, recoveries=len(job.recoveries))
-        return job.report()
+        return report if report is not None and not report.error else job.report()
+
+    async def _dismiss(self, coordinator: Coordinator | Deputy) -> None:
+        await coordinator.cancel()
+        if isinstance(coordinator, Deputy):
+            for server in coordinator.left_behind.values():
+                self._pool.retire(server)
 
     async def _follow_launcher(self, job: Job, launcher: Watched) -> None:
         await launcher.ended.wait()
@@ -190,33 +273,38 @@ class Desk:
         job = self.jobs.get(request.job)
         if job is None or job.closing:
             raise Refused(f"there is no job {request.job!r}: start the script with proxyrun")
-        self._check_version(request.torch_version)
+        check_version(self.installation.torch_version, request.torch_version)
         if request.world < 1 or not 0 <= request.rank < request.world:
             raise Refused(f"rank {request.rank} of {request.world} is not possible")
         if not 0 <= request.device_index < self.settings.devices.count:
-            raise Refused(self._more_ranks_than_devices(request.rank, request.device_index))
+            raise Refused(more_ranks_than_devices(self.settings.devices, request.rank, request.device_index))
         if request.pid_namespace:
             request.worker_pid = await asyncio.to_thread(pid_here, request.worker_pid, request.pid_namespace)
         known = job.sessions.get(request.rank)
         if known is not None and known.adopted_from(request.worker_pid):
             return known  # the answer of the proxyd that died did not reach it
         await self._former_gone(job, request)
+        if job.span is not None and job.span.leader:
+            return await self.elsewhere.open_for_leader(job, request)
+        return await self.open_here(job, request)
+
+    async def open_here(self, job: Job, request: Any) -> Session:
         async with job.opening:
             index = self.leases.place(request.device_index)
             with self.leases.claim(index):
                 return await self._open(job, request, index)
 
     async def _open(self, job: Job, request: Any, index: int) -> Session:
-        self._check_drills(job, request.world)
+        check_drills(job, request.world)
         holder = self.leases.holder(index)
         if holder is not None or request.rank in job.sessions:
-            raise Refused(self._held(holder or job.sessions[request.rank], request))
+            raise Refused(held(holder or job.sessions[request.rank], request))
         device = self.settings.devices.names[index]
         try:
             worker = Watched(request.worker_pid)
         except (ProcessLookupError, OSError):
             raise Refused(f"the worker (pid {request.worker_pid}) has ended already") from None
-        directory = self._runtime.rank_directory(job.name, request.rank, job.openings)
+        directory = self.runtime.rank_directory(job.name, request.rank, job.openings)
         job.openings += 1
         self._pool.lease(device)
         try:
@@ -237,24 +325,18 @@ class Desk:
         job.departed.pop(request.rank, None)
         job.last_facts.pop(request.rank, None)
         job.arm(session)
-        self._validations[job.name].arm(session)
+        self.validations[job.name].arm(session)
         self.note()
         problem_text = await self._attach(session)
-        self._background.start(self._follow_worker(session))
-        self._follow(session)
+        self._background.start(self.follow_worker(session))
+        self.follow(session)
         self._pool.fill()
         if problem_text:
             session.lose(problem_text)
-            self._background.start(self._end(session))
+            self.end_soon(session)
             raise Refused(f"rank {session.rank} got no device: {problem_text}")
-        log.info(
-            "session opened",
-            job=job.name,
-            rank=session.rank,
-            device=device,
-            worker=worker.pid,
-            server=server.pid,
-        )
+        log.info("session opened", job=job.name, rank=session.rank, device=device, worker=worker.pid,
+                 server=server.pid)  # fmt: skip
         return session
 
     def _make_log(self, directory: Any, request: Any) -> replay.Log:
@@ -276,6 +358,7 @@ class Desk:
             log_directory=str(session.directory),
             policy=policy(session.world, self.settings.keeps_optimizer_preimages),
             generation=session.job.generation, from_commit=0, run=True, worker=session.worker.message(),
+            token=session.job.token,
         )  # fmt: skip
         try:
             return str((await answer(session.server.stub.Attach(request, timeout=ATTACH_S))).error)
@@ -290,54 +373,14 @@ class Desk:
             if former is holder and former.asked_index != request.device_index:
                 continue  # it had to move there; another place is to be found
             if former.worker.running and former.state not in ("ended", "lost"):
-                raise Refused(self._held(former, request))
+                raise Refused(held(former, request))
             try:
                 await asyncio.wait_for(former.closed.wait(), CLEANUP_WITHIN)
             except TimeoutError:
-                raise Refused(self._held(former, request)) from None
-
-    def _held(self, holder: Session, request: Any) -> str:
-        who = f"rank {holder.rank} of job {holder.job.name} (pid {holder.worker.pid})"
-        if holder.device_index != request.device_index:
-            return (
-                f"a second process says that it is rank {request.rank}, which {who} is: start ranks with "
-                "torchrun, or call init_process_group before the first use of the device"
-            )
-        return (
-            f"rank {request.rank} asked for cuda:{request.device_index}, which {who} holds: "
-            "a device serves one worker process at a time, so give each its own"
-        )
-
-    def _more_ranks_than_devices(self, rank: int, index: int) -> str:
-        names = self.settings.devices.names
-        few = ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
-        count = f"{len(names)} device{'s' if len(names) > 1 else ''}"
-        return (
-            f"more ranks than devices: rank {rank} asked for cuda:{index} but proxyd serves {count} ({few}); "
-            f"start it with --devices {self.settings.devices.kind}:{max(index, 0) + 1}"
-        )
-
-    def _check_drills(self, job: Job, world: int) -> None:
-        """A drill for a rank that this job does not have is a mistake; said before anything runs."""
-        if job.openings:
-            return
-        for scheduled in job.drills:
-            if scheduled.drill.rank >= world:
-                ranks = f"ranks 0 to {world - 1}" if world > 1 else "rank 0 only"
-                raise Refused(
-                    f"the drill '{scheduled.drill}' names a rank that there is not: this job has {ranks}"
-                )
-
-    def _check_version(self, theirs: str) -> None:
-        ours = self.installation.torch_version
-        if theirs.split("+")[0] != ours.split("+")[0]:
-            raise Refused(
-                f"the script runs PyTorch {theirs} and proxyd's device servers PyTorch {ours}: "
-                "install the same version for both"
-            )
+                raise Refused(held(former, request)) from None
 
     # ------------------------------------------------------------------ ends
-    async def _follow_worker(self, session: Session) -> None:
+    async def follow_worker(self, session: Session) -> None:
         """A worker that is being moved ends, and comes back as another process."""
         followed = None
         while followed is not session.worker:
@@ -349,11 +392,13 @@ class Desk:
 
     async def move_worker(self, session: Session, criu: str, images: str) -> str:
         """Answers what happened; raises Refused."""
+        if session.destination is not None:
+            raise Refused(f"rank {session.rank} is on its way to another device: move its worker afterwards")
         detail = await move_worker(session, criu, images)
         self.note()
         return detail
 
-    def _follow(self, session: Session) -> None:
+    def follow(self, session: Session) -> None:
         """Watch the session's present server."""
         self.note()
         self._background.start(self._notice_death(session, session.server))
@@ -367,6 +412,10 @@ class Desk:
         if coordinator is not None and session.server is server and died:
             coordinator.server_died(session)
 
+    def end_soon(self, session: Session) -> None:
+        """Its cleanup, without waiting."""
+        self._background.start(self._end(session))
+
     async def _end(self, session: Session) -> None:
         """Nothing is left of the session when this returns."""
         if session.state == "ended":
@@ -374,23 +423,29 @@ class Desk:
         job = session.job
         clean = session.log.session_state == SESSION_CLOSED
         lost, session.state = session.state == "lost", "ended"
-        job.departed[session.rank] = clean
-        job.last_facts[session.rank] = rank_facts(session, self.settings.keeps_optimizer_preimages)
-        if job.name in self._validations:
-            self._validations[job.name].collect(session)
+        if job.sessions.get(session.rank) is session:  # and has not been opened again meanwhile
+            job.departed[session.rank] = clean
+            job.last_facts[session.rank] = rank_facts(session, self.settings.keeps_optimizer_preimages)
+        if job.name in self.validations:
+            self.validations[job.name].collect(session)
         job.remember(session, clean)
         if lost:
             job.ended[-1].status.state = "lost"
         if job.name in self.coordinators:
             self.coordinators[job.name].worker_left(session)
-        await self._release(session, clean)
+        if session.host:
+            assert self.spans is not None
+            await self.spans.ended(session)
+        else:
+            await self._release(session, clean)
+            shutil.rmtree(session.directory, ignore_errors=True)
+            self.leases.release(session)
         session.worker.close()
-        shutil.rmtree(session.directory, ignore_errors=True)
-        self.leases.release(session)
         if job.sessions.get(session.rank) is session:
             del job.sessions[session.rank]
         session.closed.set()
         self.note()
+        self.elsewhere.close_guest(job)
         log.info("session ended", job=job.name, rank=session.rank, orderly=clean)
         async with job.changed:
             job.changed.notify_all()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.control import pb
+from recovery.data_network import DataNetwork
 
 _LONGEST_START = 180.0
 """Seconds; importing PyTorch from a cold disk takes long."""
@@ -33,7 +34,9 @@ class Installation:
     capability: pb.Capability
 
 
-def default_command(socket: Path, runtime: Path, driver: str, grace_s: float) -> list[str]:
+def default_command(
+    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork
+) -> list[str]:
     """How the real spawner is started."""
     command = [sys.executable, "-P", "-m", "proxy_server.spawner"]
     return [
@@ -48,6 +51,7 @@ def default_command(socket: Path, runtime: Path, driver: str, grace_s: float) ->
         str(os.getpid()),
         "--grace",
         str(grace_s),
+        *network.options,
     ]
 
 

@@ -85,7 +85,8 @@ def _ranks(ranks: Sequence[Any]) -> Table:
         table.add_column(heading)
     for rank in ranks:
         table.add_row(
-            rank.job[:8], str(rank.rank), rank.state, str(rank.worker_pid), str(rank.server_pid),
+            rank.job[:8], str(rank.rank), f"{rank.state} at {rank.host}" if rank.host else rank.state,
+            str(rank.worker_pid), str(rank.server_pid),
             str(rank.step), rank.phase, binary_size(rank.log_bytes) + (" full" if rank.backpressure else ""),
             str(rank.cursor_lag), str(rank.commit), str(rank.floor_commit), str(rank.generation),
             f"{binary_size(rank.live_bytes)} in {rank.live_buffers}",

@@ -28,6 +28,15 @@ class ValidationSchedule:
         self._step = FIRST if every else 0
         self._failed: dict[int, int] = {}
 
+    @property
+    def step(self) -> int:
+        """Of the next one; 0: none."""
+        return self._step
+
+    def expect(self, step: int) -> None:
+        """As another host has it, which leads the job."""
+        self._step = step
+
     def arm(self, session: Session) -> None:
         """A session opens: its server must know of the next validation before it comes there."""
         session.log.validate_step = self._step if session.world > 1 else 0

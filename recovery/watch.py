@@ -17,6 +17,8 @@ from recovery.injector import Injector
 from recovery.jobs import Job, Session
 from recovery.progress import SECOND, SHORTEST_NS, STUCK_NS, Finding, Position, Progress
 from recovery.servers import Server, Verdict
+from recovery.spanning.deputy import Deputy, Pace
+from recovery.spanning.remote import RemoteServer
 
 log = structlog.get_logger()
 
@@ -29,7 +31,7 @@ class Watch:
     def __init__(
         self,
         jobs: Mapping[str, Job],
-        coordinators: Mapping[str, Coordinator],
+        coordinators: Mapping[str, Coordinator | Deputy],
         injector: Injector,
         hang_timeout_s: float,
     ) -> None:
@@ -56,9 +58,18 @@ class Watch:
                     self._look(job, self._coordinators[name], now_ns)
         self._forget()
 
-    def _look(self, job: Job, coordinator: Coordinator, now_ns: int) -> None:
+    def pace(self, server: Server) -> Pace:
+        """Of one that we watch for another host, which leads its job."""
+        if server not in self._servers:
+            return Pace()
+        activity, progress = self._servers[server]
+        return Pace(activity.quiet_since_ns, progress.stuck_ns(time.monotonic_ns()), progress.moved_ns())
+
+    def _look(self, job: Job, coordinator: Coordinator | Deputy, now_ns: int) -> None:
         sessions = [session for session in job.active_sessions() if _watched(session)]
         for session in sessions:
+            if session.host:
+                continue  # its own proxyd looks
             _, progress = self._of(session.server)
             if coordinator.restoring or coordinator.stands(session):
                 finding = progress.look_aside(now_ns)
@@ -71,7 +82,8 @@ class Watch:
             if job.name in self._collectives:
                 self._collectives[job.name].forget()
             return
-        self._look_at_collectives(job, coordinator, sessions, now_ns)
+        if isinstance(coordinator, Coordinator):
+            self._look_at_collectives(job, coordinator, sessions, now_ns)
 
     def _look_at_collectives(
         self, job: Job, coordinator: Coordinator, sessions: list[Session], now_ns: int
@@ -88,16 +100,22 @@ class Watch:
             coordinator.collective_hung(job.sessions[hung.rank], hung.since_ns, hung.evidence, hung.counts)
 
     def _member(self, session: Session, now_ns: int) -> Member:
-        activity, progress = self._of(session.server)
+        pace = self._pace(session, now_ns)
         waiting = bool(session.log.in_collective)
-        stuck = progress.stuck_ns(now_ns) >= STUCK_NS
         uid = session.log.waits_for
         return Member(
             waits_for=(uid, session.log.wait_sequence) if waiting and uid != (0, 0) else None,
             started={(low, high): (done, size) for low, high, done, size in session.log.started()},
-            quiet_since_ns=max(activity.quiet_since_ns, progress.moved_ns()),
-            stuck_elsewhere=stuck and not waiting,
+            quiet_since_ns=max(pace.quiet_since_ns, pace.moved_ns),
+            stuck_elsewhere=pace.stuck_ns >= STUCK_NS and not waiting,
         )
+
+    def _pace(self, session: Session, now_ns: int) -> Pace:
+        server = session.server
+        if isinstance(server, RemoteServer):
+            return Pace(server.quiet_since_ns, server.stuck_ns, server.moved_ns)
+        activity, progress = self._of(server)
+        return Pace(activity.quiet_since_ns, progress.stuck_ns(now_ns), progress.moved_ns())
 
     def _of(self, server: Server) -> tuple[Activity, Progress]:
         if server not in self._servers:

@@ -11,6 +11,7 @@ from simulation.programs import Program
 
 from recovery.control import pb
 from recovery.coordinator import Coordinator
+from recovery.homes import Homes
 from recovery.jobs import Job, Session
 from recovery.leases import Leases
 
@@ -67,7 +68,7 @@ def end_server_of(job: Job, rank: int) -> None:
 def a_coordinator(job: Job) -> Coordinator:
     pool = cast(Any, SimpleNamespace(fill=lambda: None))
     leases = Leases([session.device for session in job.sessions.values()], pool)
-    return Coordinator(job, pool, True, lambda _: None, leases)
+    return Coordinator(job, Homes(pool, leases), True, lambda _: None)
 
 
 def step(job: Job, *contents: int, manifest: bool = True) -> None:

@@ -22,12 +22,12 @@ from recovery.runtime_directory import SHARED_MEMORY
 WORKLOADS = Path(__file__).parent / "workloads"
 
 
-def until(holds: Callable[[], Any], what: str, within_s: float = 60) -> Any:
-    """What other processes do has no event here: look until it is so."""
+def until(holds: Callable[[], Any], what: str, within_s: float = 60, pause_s: float = 0.01) -> Any:
+    """What other processes do has no event here: look until it is so.  `pause_s`: between two looks."""
     deadline = time.monotonic() + within_s
     while not (answer := holds()):
         assert time.monotonic() < deadline, f"in {within_s} s not: {what}"
-        time.sleep(0.01)
+        time.sleep(pause_s)
     return answer
 
 

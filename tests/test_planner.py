@@ -358,3 +358,38 @@ def test_a_plan_for_ranks_that_still_run_does_not_count_on_where_they_are() -> N
     assert plan(parked_anywhere(facts)).name is PlanName.GIVE_UP
     undoable = Facts((rank(0), rank(1)), fault)
     assert plan(parked_anywhere(undoable)).name is PlanName.REWIND_IN_PLACE
+
+
+# ------------------------------------------------------------------ moves that somebody wishes
+MOVE = FaultFacts(FaultKind.PLANNED_MOVE, (1,))
+
+
+def test_a_rank_that_is_to_leave_takes_its_state_along_and_needs_no_free_device() -> None:
+    leaving = rank(1, leaving=True, manifests={n: parameters(7) for n in (1, 2, 3)})
+    chosen = plan(Facts((rank(0), leaving), MOVE, free_devices=0))
+    assert (chosen.name, chosen.replaced) == (PlanName.STASH_RESTART_RESTORE, {1})
+    (restart,) = restarts(chosen)
+    assert restart.stash and [copy.source for copy in restart.copies] == [1]
+    assert "the device server of rank 1 is left for one on another device" in chosen.reason
+
+
+def test_a_rank_that_has_no_way_out_stays_and_no_job_is_given_up_for_it() -> None:
+    unread = rank(1, leaving=True, manifests={})
+    chosen = plan(Facts((rank(0), unread), MOVE))
+    assert (chosen.name, chosen.replaced) == (PlanName.REWIND_IN_PLACE, frozenset())
+    assert "rank 1 could not be moved: what rank 1 saved at commit 3 cannot be read" in chosen.reason
+
+
+def test_a_rank_that_is_alone_leaves_by_its_snapshot() -> None:
+    alone = rank(0, 9, leaving=True, protected=False, snapshots=(commit(8),))
+    chosen = plan(Facts((alone,), replace(MOVE, ranks=(0,))))
+    assert chosen.actions == (Reload(0, 8, fresh=True),)
+
+
+def test_a_rank_that_dies_while_another_leaves_is_rebuilt_from_it() -> None:
+    chosen = plan(Facts((rank(0, alive=False), rank(1, leaving=True)), MOVE))
+    assert chosen.replaced == {0, 1}
+    assert [(r.rank, r.stash, [c.source for c in r.copies]) for r in restarts(chosen)] == [
+        (0, False, [1]), (1, True, [1])
+    ]  # fmt: skip
+    assert "rank 0 died; the device server of rank 1 is left for one" in chosen.reason

@@ -10,6 +10,7 @@ import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
 from recovery.facts import FaultFacts, FaultKind
+from recovery.homes import Homes
 from recovery.jobs import Job
 from recovery.leases import Leases
 from recovery.planner import Plan, PlanName, Reload
@@ -18,7 +19,7 @@ from recovery.recovery_round import Round, RoundFailed, _all
 
 def a_round(job: Job) -> Round:
     pool: Any = None
-    return Round(job, pool, True, lambda _: None, Leases([], pool))
+    return Round(job, Homes(pool, Leases([], pool)), True, lambda _: None)
 
 
 def test_the_steps_of_a_round_are_cancelled_in_their_order_and_have_ended_when_it_fails() -> None:

@@ -1,0 +1,1 @@
+"""Jobs on several hosts: one proxyd leads, with the coordinator; others do as it says."""

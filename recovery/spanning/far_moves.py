@@ -1,0 +1,62 @@
+"""Moves to other hosts that somebody wishes though nothing is broken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recovery.coordinator import Coordinator
+from recovery.injector import Refused
+from recovery.jobs import Job, Session
+from recovery.migration.places import Place
+from recovery.migration.planned import undisturbed
+
+if TYPE_CHECKING:
+    from recovery.sessions import Desk
+    from recovery.spanning.homes import SpanningHomes
+
+MOST_TRIES = 3
+
+
+class FarMoves:
+    """Of a job that we lead."""
+
+    def __init__(self, desk: Desk, job: Job, homes: SpanningHomes) -> None:
+        self._desk, self._job, self._homes = desk, job, homes
+
+    async def move(self, session: Session, place: Place) -> str:
+        """To that host, or any other; a sentence once it is there.  Raises Refused: it is where it was."""
+        rank, source = session.rank, self._homes.at(session)
+        if session.moving is not None or session.destination_host or session.destination is not None:
+            raise Refused(f"rank {rank} is being moved already")
+        if not session.relay:
+            raise Refused(f"rank {rank} cannot leave host {source}: start the run with proxyrun --migratable")
+        host = place.host or self._homes.choose(session)
+        if not host:
+            raise Refused(f"no other host has a device for rank {rank}")
+        if host == source:
+            raise Refused(f"rank {rank} is on host {host} already")
+        account = ""
+        try:
+            for _ in range(MOST_TRIES):
+                session.destination_host, session.destination_device = host, place.device
+                session.move_problem = ""
+                account = await self._try(session)
+                if self._homes.at(session) == host:
+                    return f"rank {rank} runs on {session.device} of host {host}, was on {source}\n{account}"
+                if not session.active:
+                    return f"the session of rank {rank} is over"
+                if session.move_problem:
+                    break
+            raise Refused(f"rank {rank} stays on host {source}: {session.move_problem or account}")
+        finally:
+            session.destination_host = session.destination_device = ""
+            self._desk.note()
+
+    async def _try(self, session: Session) -> str:
+        """What was done, or why nothing was."""
+        coordinator = self._desk.coordinators[self._job.name]
+        assert isinstance(coordinator, Coordinator)
+        await undisturbed(session, coordinator)
+        if not session.active or self._homes.at(session) == session.destination_host:
+            return "a recovery brought it there"
+        return await self._desk.planned.carry_out(session, coordinator)

@@ -1,0 +1,190 @@
+"""Devices and device servers for the ranks of a job on several hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from recovery.homes import Homes, NoHome
+from recovery.jobs import Session
+from recovery.leases import Leases
+from recovery.servers import Server, ServerPool
+from recovery.spanning.lead import Lead
+from recovery.spanning.remote import RemoteServer, SteerFailed
+
+log = structlog.get_logger()
+
+Places = Callable[[str], Mapping[str, int]]
+READY_S = 60.0
+"""How long a recovery waits for a host that is not reached before it plans again."""
+
+
+class SpanningHomes(Homes):
+    """This host, and those of the members."""
+
+    def __init__(
+        self, pool: ServerPool, leases: Leases, lead: Lead, places: Places,
+        cut_off: Callable[[list[str]], Awaitable[frozenset[str]]],
+    ) -> None:  # fmt: skip
+        """`places`: other hosts that fit a rank of one, and how many free devices each has.
+
+        `cut_off`: which of some hosts the others do not reach where communicators meet.
+        """
+        super().__init__(pool, leases)
+        self._lead = lead
+        self._places = places
+        self._cut_off = cut_off
+        self._fenced: set[tuple[str, int]] = set()
+        self._cut: frozenset[str] = frozenset()
+
+    def at(self, session: Session) -> str:
+        """The name of the host where it runs."""
+        return session.host or self._lead.here
+
+    async def ready(self, sessions: list[Session], suspicious: bool) -> None:
+        """Until all their hosts are reached, all ranks are known, and we lead.
+
+        Who is cut off from the others has to move.
+        """
+        waited = [self._lead.span.leading.holds] if self._lead.span.leading is not None else []
+        hosts = sorted({session.host for session in sessions if session.host})
+        members = [self._lead.members[host] for host in hosts]
+        waited += [member.connected for member in members if not member.lost]
+        unheard = [self._lead.members[host] for host in sorted(self._lead.span.awaited)]
+        waited += [member.heard for member in unheard]
+        try:
+            async with asyncio.timeout(READY_S):
+                for event in waited:
+                    await event.wait()
+        except TimeoutError:
+            away = [f"{m.host} ({m.trouble})" for m in members if not m.connected.is_set()]
+            away += [f"{m.host} ({m.trouble})" for m in unheard if m not in members and not m.heard.is_set()]
+            why = f"these hosts are not reached: {', '.join(away)}" if away else "we do not lead the job"
+            raise NoHome(why) from None
+        if suspicious:
+            await self._look_at_links(sessions)
+
+    async def _look_at_links(self, sessions: list[Session]) -> None:
+        self._cut = await self._cut_off(sorted({self.at(session) for session in sessions}))
+        for session in sessions:
+            host = self.at(session)
+            if host in self._cut and session.has_state and self._destinations(session):
+                log.error("a host is cut off from the data network", job=session.job.name, host=host)
+                # Nobody could read its state there; a replica, or a snapshot in the log, has it.
+                session.server.retired = session.hollow = True
+                session.note = f"it left host {host}, which is cut off from the data network"
+
+    def is_homeless(self, session: Session) -> bool:
+        """Whether it needs another device."""
+        if self.at(session) in self._cut and session.hollow:
+            return True
+        if session.host:
+            return (session.host, session.device_index) in self._fenced
+        return super().is_homeless(session)
+
+    def fence(self, session: Session, reason: str) -> None:
+        """Its device has failed; its own host knows."""
+        if session.host:
+            self._fenced.add((session.host, session.device_index))
+        else:
+            super().fence(session, reason)
+
+    def retire(self, server: Server) -> None:
+        """End it, without waiting."""
+        if not isinstance(server, RemoteServer):
+            return super().retire(server)
+        session = next(
+            (one for one in self._lead.job.sessions.values() if server in (one.server, one.stash)), None
+        )
+        if session is not None:
+            self._lead.end_server(session, server)
+
+    async def replacement(self, session: Session, stash: bool) -> Server:
+        """As Homes."""
+        wished = session.destination_host
+        if wished and wished != self.at(session):
+            try:
+                await self._move(session, stash, [wished])
+            except NoHome as problem:
+                session.destination_host, session.move_problem = "", str(problem)
+                raise
+            stash = False  # if so, it is known already
+        elif self.is_homeless(session) and not self._free_beside(session):
+            await self._move(session, stash, self._destinations(session))
+            stash = False
+        return await self._replaced(session, stash)
+
+    def free_devices(self) -> int:
+        """That a rank whose own has failed could get."""
+        homeless = [one for one in self._lead.job.active_sessions() if self.is_homeless(one)]
+        hosts = {self.at(one) for one in homeless}
+        away = [self._places(host) for host in hosts] if all(one.relay for one in homeless) else []
+        found = {name: free for places in away for name, free in places.items() if name not in self._cut}
+        # Those of its own host are among them, if another one's rank could go there.
+        beside = sum(self._free_beside(one) > 0 for one in homeless)
+        return super().free_devices() + max(sum(found.values()), beside)
+
+    def _free_beside(self, session: Session) -> int:
+        """Devices of its own host."""
+        host = self.at(session)
+        if host in self._cut:
+            return 0
+        return self._places(self._lead.here).get(host, 0) if session.host else len(self._leases.free())
+
+    def _destinations(self, session: Session) -> list[str]:
+        """Other hosts with a device for it, those of the job first."""
+        if not session.relay:
+            return []
+        host, here = self.at(session), self._lead.here
+        places = {name for name, free in self._places(host).items() if free and name != host}
+        if session.host and self._leases.free():
+            places.add(here)
+        members = self._lead.span.members | {here}
+        return sorted(places - self._cut, key=lambda name: (name not in members, name))
+
+    async def _move(self, session: Session, stash: bool, destinations: Sequence[str]) -> None:
+        """To the first host that takes it; raises NoHome."""
+        problems = []
+        for name in destinations:
+            try:
+                await self._lead.move(session, name, stash)
+                return
+            except SteerFailed as problem:
+                problems.append(problem.details())
+                if not session.worker.running:
+                    break
+        none = f"{session.device} of rank {session.rank} is gone, and no other is free"
+        raise NoHome("; ".join(problems) or none)
+
+    def choose(self, session: Session) -> str:
+        """Another host for it; empty: there is none."""
+        return next(iter(self._destinations(session)), "")
+
+    async def _replaced(self, session: Session, stash: bool) -> Server:
+        if not session.host:
+            return await super().replacement(session, stash)
+        try:
+            return await self._lead.replace(session, stash)
+        except SteerFailed as problem:
+            raise NoHome(f"rank {session.rank} got no new device server: {problem.details()}") from problem
+
+    def could_serve(self, stash: Server, session: Session) -> bool:
+        """As Homes; never from another host, where the log has ended."""
+        host = stash.host if isinstance(stash, RemoteServer) else ""
+        return host == session.host and super().could_serve(stash, session)
+
+    def arrive(self, session: Session) -> None:
+        """As Homes."""
+        session.destination_host = session.destination_device = ""
+        if not session.host:
+            super().arrive(session)
+
+    def read_from(self, holder: Server, reader: Session) -> str:
+        """As Homes; between hosts over the data network."""
+        host = holder.host if isinstance(holder, RemoteServer) else ""
+        if host == reader.host:
+            return f"unix:{Path(holder.socket)}"
+        return f"tls:{host or self._lead.here}@{holder.data_address}"

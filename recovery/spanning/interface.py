@@ -1,0 +1,52 @@
+"""What the desk needs of jobs on several hosts (spans.py, which needs the desk)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from recovery.control import pb
+from recovery.homes import Homes
+from recovery.jobs import Job, Session
+from recovery.migration.places import Place
+from recovery.persistence.part_writer import Parts, PartWriter
+from recovery.persistence.request import Written
+from recovery.spanning.deputy import Deputy
+
+
+class Started(Protocol):
+    """A job that we lead."""
+
+    def start(self) -> None:
+        """Once it is on the desk."""
+
+
+class JobSpans(Protocol):
+    """Of one proxyd."""
+
+    def begin(self, job: Job) -> Started:
+        """We lead it."""
+
+    def homes(self, job: Job) -> Homes:
+        """Where its ranks get devices and servers from."""
+
+    def deputy(self, job: Job) -> Deputy:
+        """In place of its coordinator, where another host leads."""
+
+    def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> Parts:
+        """Who writes snapshots of its ranks: `writer` those of this host."""
+
+    async def close(self, job: Job) -> pb.JobReport | None:
+        """It is over here; its leader's report, if another host leads and gave one."""
+
+    async def move(self, session: Session, place: Place) -> str:
+        """A rank to another host, or any other; raises Refused: it is where it was."""
+
+    async def begin_rank(self, job: Job, rank: int, world: int) -> pb.BeginRankReply:
+        """Before a rank of a member opens; raises Refused."""
+
+    async def end_rank(self, job: Job, rank: int, session: Session | None) -> None:
+        """It has opened, or not; raises Refused."""
+
+    async def ended(self, session: Session) -> None:
+        """A rank of another host."""

@@ -1,0 +1,32 @@
+"""Begins what takes a job's snapshots to storage, on one host or on several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from recovery.jobs import Job
+from recovery.persistence.persistence import Persistence
+from recovery.persistence.settings import PersistenceSettings, left_out, on_several_hosts
+from recovery.spanning.interface import JobSpans
+
+log = structlog.get_logger()
+
+
+def begin_persisting(
+    job: Job, settings: PersistenceSettings | None, spans: JobSpans | None, note: Callable[[], None]
+) -> Persistence | None:
+    """Of a job that we lead."""
+    if settings is None:
+        return None
+    reduced = ""
+    if job.span is not None and job.span.hosts > 1:
+        if options := left_out(settings):
+            reduced = f"a job on several hosts has no {' and no '.join(options)}"
+            log.warning("not all that was asked for is possible", job=job.name, reason=reduced)
+        settings = on_several_hosts(settings)
+    persistence = Persistence(job, settings, note, reduced)
+    if job.span is not None and spans is not None:
+        persistence.parts = spans.parts(job, persistence.writer, persistence.take_now)
+    return persistence

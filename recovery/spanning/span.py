@@ -1,0 +1,44 @@
+"""How this proxyd stands to a job on several hosts."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery.spanning.leadership import Leading
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A set of snapshots whose parts are all on storage."""
+
+    step: int
+    run: Path
+    """Where the parts of ranks of this host lie."""
+
+
+@dataclass(eq=False)
+class Span:
+    """Of one job."""
+
+    hosts: int
+    """That it was started for."""
+    token: bytes
+    """Who knows it has a say in the job."""
+    leader: str = ""
+    """The host that leads; empty: this one."""
+    leading: Leading | None = None
+    """If it is this one."""
+    members: set[str] = field(default_factory=set)
+    """Other hosts that take part, known to the leader."""
+    awaited: set[str] = field(default_factory=set)
+    """Of them, those that had ranks under a leader before us, and have not told us of them."""
+    destinations: set[str] = field(default_factory=set)
+    """Other hosts to which ranks are on their way."""
+    stored: Stored | None = None
+    """The newest that is known of."""
+
+    def admits(self, token: bytes) -> bool:
+        """Whether a request is of this job."""
+        return hmac.compare_digest(self.token, token)

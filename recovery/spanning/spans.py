@@ -1,0 +1,460 @@
+"""Jobs on several hosts, of one proxyd: who leads each, and what hosts ask each other about them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+import replay
+from recovery.control import answer, pb, rpc, trouble
+from recovery.drills import Drill
+from recovery.homes import Homes
+from recovery.injector import Refused
+from recovery.jobs import Job, Session
+from recovery.membership.agreement import HostState
+from recovery.membership.link_judgement import judge_links
+from recovery.membership.links import NoLink
+from recovery.membership.membership import Membership
+from recovery.membership.records import VERSION
+from recovery.membership.store import ClusterStoreError
+from recovery.migration.compatible import why_not
+from recovery.migration.moves import Moves
+from recovery.migration.places import Place
+from recovery.passage import Leader
+from recovery.persistence.part_writer import PartWriter
+from recovery.persistence.request import Written
+from recovery.persistence.settings import on_several_hosts
+from recovery.processes import Watched
+from recovery.report import drill_of
+from recovery.runtime_directory import RuntimeDirectory
+from recovery.servers import ServerPool
+from recovery.sessions import Desk
+from recovery.spanning.deputy import Deputy
+from recovery.spanning.far_moves import FarMoves
+from recovery.spanning.far_parts import FarParts
+from recovery.spanning.homes import SpanningHomes
+from recovery.spanning.job_link import JobLinkService
+from recovery.spanning.lead import Lead
+from recovery.spanning.leadership import Leading, NotLed, claim
+from recovery.spanning.member import MemberSide, NotAdmitted
+from recovery.spanning.member_parts import MemberParts
+from recovery.spanning.migration import Migration
+from recovery.spanning.remote import NotMoved, SteerFailed, absent_server
+from recovery.spanning.span import Span
+from recovery.spanning.way_on import way_on
+
+log = structlog.get_logger()
+
+JOIN_S = 20.0
+"""How long a member waits for the leader to have opened the job, or to be known."""
+AGAIN_S = 0.2
+ASK_S = 10.0
+LOOK_S = 1.0
+MOVE_S = 1500.0
+UNLED_S = 15.0
+"""Without a leader for so long, a member asks it."""
+REPORT_S = 120.0
+"""How long members can have the report of a job that is over."""
+OPEN_S = 150.0
+"""A rank of a member waits so long for a recovery to end before it opens."""
+
+
+class Spans:
+    """Of one proxyd."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        pool: ServerPool,
+        membership: Membership,
+        runtime: RuntimeDirectory,
+        moves: Moves,
+    ) -> None:
+        self._desk = desk
+        self._pool = pool
+        self._membership = membership
+        self._runtime = runtime
+        self._leads: dict[str, Lead] = {}
+        self._far_moves: dict[str, FarMoves] = {}
+        self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
+        self._member = MemberSide(desk, Homes(pool, desk.leases))
+        self._migration = Migration(desk, pool, moves, self._member, membership.here)
+        self._member.send = self._migration.send_for_leader
+        self._moves = moves
+        membership.services.append(moves.add_to)
+        membership.services.append(
+            lambda server: rpc.add_JobLinkServicer_to_server(JobLinkService(self, self._member), server)
+        )
+        desk.spans = desk.job_hosts = self
+
+    async def run(self) -> None:
+        """Look after hosts that are lost, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look_at_hosts()
+
+    async def look_at_hosts(self) -> None:
+        """Once: whose loss would mean anything here, and who is lost."""
+        away = self._moves.homes.hosts()
+        members = any(lead.members for lead in self._leads.values())
+        led = any(isinstance(known, Deputy) for known in self._desk.coordinators.values())
+        if not (away or members or led):
+            return
+        standings, _ = await self._membership.hosts.standings()
+        lost = {one.record.name: one.why for one in standings if one.state == HostState.LOST}
+        alive = {one.record.name for one in standings if one.state == HostState.ALIVE}
+        self._look_at_workers(away, lost, alive)
+        for lead in self._leads.values():
+            for host in lost.keys() & lead.members.keys():
+                lead.give_up(host, lost[host])
+        for job in list(self._desk.jobs.values()):
+            deputy = self._desk.coordinators.get(job.name)
+            if job.span is None or not isinstance(deputy, Deputy):
+                continue
+            why = f"it is lost ({lost[job.span.leader]}): {way_on(job)}" if job.span.leader in lost else ""
+            if not why and time.monotonic() - deputy.followed_at > UNLED_S:
+                why = await self._leads_no_more(job)
+            for session in job.active_sessions() if why else []:
+                session.lose(f"host {job.span.leader} leads job {job.name} no more: {why}")
+
+    def _look_at_workers(self, away: frozenset[str], lost: Mapping[str, str], alive: set[str]) -> None:
+        """Whose relays are here, and who are not."""
+        for host in away & lost.keys():
+            self._moves.host_is_lost(host, f"host {host} is lost, and the worker with it ({lost[host]})")
+        for host in away & alive:
+            self._moves.homes.trust(host)
+
+    async def _leads_no_more(self, job: Job) -> str:
+        """Why the leader of a job is none, if it says so itself; to be asked is to be reminded of us."""
+        assert job.span is not None
+        request = pb.JoinJobRequest(job=job.name, token=job.span.token, hosts=job.span.hosts)
+        try:
+            reply = await answer(self._leader(job.span).JoinJob(request, timeout=ASK_S))
+        except (grpc.RpcError, NoLink):
+            return ""
+        return str(reply.error)
+
+    # ------------------------------------------------------------------ stores of jobs
+    def where(self, job: str) -> Leader | None:
+        """Who leads it; None: this host.  Raises NoLink."""
+        known = self._desk.jobs.get(job)
+        if known is None or known.span is None or not known.span.leader:
+            return None
+        return Leader(known.span.leader, self._membership.links.to(known.span.leader))
+
+    def spans(self, job: str) -> bool:
+        """Whether it may have ranks on other hosts."""
+        known = self._desk.jobs.get(job)
+        return known is not None and known.span is not None
+
+    def admits(self, job: str, host: str) -> str:
+        """Empty if that host may use the stores of that job, and they are here; else why not."""
+        lead = self._leads.get(job)
+        if lead is None:
+            return f"this host does not lead a job {job:.64}"
+        return "" if host in lead.span.members else f"host {host:.64} takes no part in job {job:.64}"
+
+    # ------------------------------------------------------------------ opening and closing
+    async def open_job(self, request: pb.OpenJobRequest, drills: list[Drill]) -> str:
+        """Answers the directory of its relays, if it is migratable; raises Refused."""
+        name = request.job
+        span = None if name in self._desk.jobs else await self.settle(name, request.hosts)
+        if span is not None and span.leader:
+            if drills:
+                raise Refused(f"host {span.leader} leads job {name}: name its drills there")
+            joined = await self.join(name, span)
+            drills = [drill_of(drill) for drill in joined.drills]
+        try:
+            return self._desk.open_job(name, drills, request.launcher_pid, request.migratable, span)
+        except Refused:
+            if span is not None and span.leading is not None:
+                await span.leading.resign()
+            raise
+
+    async def settle(self, name: str, hosts: int) -> Span | None:
+        """Who leads a job that is about to open; raises Refused."""
+        if not self._membership.can_be_asked:
+            if hosts <= 1:
+                return None
+            raise Refused(
+                f"job {name} cannot span {hosts} hosts: start proxyd with --etcd, --listen and --certs"
+            )
+        try:
+            claimed = await claim(
+                self._membership.store, self._membership.cluster, name, self._membership.here, max(hosts, 1)
+            )
+        except NotLed as problem:
+            raise Refused(str(problem)) from problem
+        except ClusterStoreError as problem:
+            if hosts <= 1:
+                log.warning("this job will not leave this host", job=name, problem=str(problem))
+                return None
+            raise Refused(f"nobody can tell who leads job {name}: {problem}") from problem
+        record = claimed.record
+        if claimed.leadership is None:
+            return Span(record.hosts, record.token, record.host)
+        leading = Leading(self._membership.store, self._membership.cluster, name, record, claimed.leadership)
+        return Span(record.hosts, record.token, leading=leading)
+
+    async def join(self, name: str, span: Span) -> pb.JoinJobReply:
+        """The job that another host leads; raises Refused."""
+        deadline = asyncio.get_running_loop().time() + JOIN_S
+        request = pb.JoinJobRequest(job=name, token=span.token, hosts=span.hosts)
+        while True:
+            try:
+                reply: pb.JoinJobReply = await self._ask_leader(name, span, "JoinJob", request, ASK_S)
+                return reply
+            except Refused as problem:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise Refused(f"host {span.leader} lets nobody into job {name}: {problem}") from problem
+            await asyncio.sleep(AGAIN_S)
+
+    def _leader(self, span: Span) -> rpc.JobLinkStub:
+        """Raises NoLink."""
+        return rpc.JobLinkStub(self._membership.links.to(span.leader))
+
+    async def _ask_leader(self, job: str, span: Span, method: str, request: Any, within_s: float) -> Any:
+        """Its answer, which is no error; raises Refused."""
+        try:
+            reply = await answer(getattr(self._leader(span), method)(request, timeout=within_s))
+        except (grpc.RpcError, NoLink) as problem:
+            why = trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
+            raise Refused(f"host {span.leader}, which leads job {job}: {why}") from problem
+        if reply.error:
+            raise Refused(reply.error)
+        return reply
+
+    def begin(self, job: Job) -> Lead:
+        """We lead it; `start` is for when it is on the desk."""
+        assert job.span is not None
+        if job.span.leading is None:  # a proxyd before us led it
+            store, cluster, here = self._membership.store, self._membership.cluster, self._membership.here
+            record = pb.JobLeader(version=VERSION, host=here, hosts=job.span.hosts, token=job.span.token)
+            job.span.leading = Leading(store, cluster, job.name, record)
+        lead = Lead(
+            job, job.span, self._membership.links, self._runtime,
+            Doors(self._desk, self._pool, self._migration), self._membership.here,
+        )  # fmt: skip
+        self._leads[job.name] = lead
+        return lead
+
+    def homes(self, job: Job) -> Homes:
+        """For its coordinator."""
+        made = SpanningHomes(
+            self._pool, self._desk.leases, self._leads[job.name], self._places, self._cut_off
+        )
+        self._far_moves[job.name] = FarMoves(self._desk, job, made)
+        return made
+
+    def _places(self, source: str) -> dict[str, int]:
+        """Other hosts that live and fit a rank of that one, and how many free devices each has."""
+        known, _ = self._membership.hosts.known()
+        if source not in known:
+            return {}
+        return {
+            name: sum(device.state in ("idle", "starting") for device in host.record.node.devices)
+            for name, host in sorted(known.items())
+            if host.lease and host.record.address and name != self._membership.here
+            and not why_not(known[source].record, host.record)
+        }  # fmt: skip
+
+    async def _cut_off(self, hosts: list[str]) -> frozenset[str]:
+        """Those of these that the others do not reach over the data network."""
+        probe = self._membership.data_probe
+        return judge_links(await probe.probe(hosts)) if probe is not None and len(hosts) > 1 else frozenset()
+
+    async def move(self, session: Session, place: Place) -> str:
+        """Take a rank to another host, or to any other; answers what was done, raises Refused."""
+        job = session.job
+        if job.span is None:
+            raise Refused(
+                f"job {job.name} stays on this host: to move its ranks, start proxyd with --etcd, --listen "
+                "and --certs"
+            )
+        if not job.span.leader:
+            return await self._far_moves[job.name].move(session, place)
+        request = pb.AskMoveRequest(
+            job=job.name, token=job.span.token, rank=session.rank, host=place.host, device=place.device
+        )
+        reply = await self._ask_leader(job.name, job.span, "AskMove", request, MOVE_S)
+        return str(reply.detail)
+
+    async def move_for_member(self, lead: Lead, host: str, request: pb.AskMoveRequest) -> str:
+        """Raises NotAdmitted, Refused."""
+        session = lead.job.sessions.get(request.rank)
+        if session is None or session.host != host:
+            raise NotAdmitted(f"rank {request.rank} does not run on host {host:.64}")
+        return await self._far_moves[lead.job.name].move(session, Place(request.host, request.device))
+
+    def deputy(self, job: Job) -> Deputy:
+        """In place of its coordinator."""
+        persist = self._desk.settings.persist
+        settings = on_several_hosts(persist) if persist is not None else None
+        parts = MemberParts(job, settings, partial(self._desk.keep, job), lambda: self._desk.note())
+        return Deputy(job, self._desk.leases, self._desk.watch.pace, self._member.describe, parts)
+
+    def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> FarParts:
+        """Who writes snapshots of its ranks."""
+        return FarParts(self._leads[job.name], writer, take)
+
+    async def close(self, job: Job) -> pb.JobReport | None:
+        """Take leave of its leader, or of its members; a leader's report, if it gave one."""
+        assert job.span is not None
+        lead = self._leads.pop(job.name, None)
+        self._far_moves.pop(job.name, None)
+        if lead is not None:
+            self._reports[job.name] = job.span, job.report()
+            asyncio.get_running_loop().call_later(REPORT_S, self._reports.pop, job.name, None)
+            await lead.close()
+            return None
+        request = pb.LeaveJobRequest(job=job.name, token=job.span.token)
+        try:
+            return await answer(self._leader(job.span).LeaveJob(request, timeout=ASK_S))
+        except (grpc.RpcError, NoLink) as problem:
+            log.warning("no report of a job's leader", job=job.name, problem=str(problem))
+            return None
+
+    async def ended(self, session: Session) -> None:
+        """One of another host's."""
+        lead = self._leads.get(session.job.name)
+        if lead is not None:
+            await lead.ended(session)
+
+    async def stop(self) -> None:
+        """proxyd stops."""
+        for lead in self._leads.values():
+            await lead.close()
+
+    # ------------------------------------------------------------------ ranks of a member
+    async def begin_rank(self, job: Job, rank: int, world: int) -> pb.BeginRankReply:
+        """Before it opens here; raises Refused."""
+        assert job.span is not None
+        request = pb.BeginRankRequest(job=job.name, token=job.span.token, rank=rank, world=world)
+        reply: pb.BeginRankReply = await self._ask_leader(job.name, job.span, "BeginRank", request, OPEN_S)
+        return reply
+
+    async def end_rank(self, job: Job, rank: int, session: Session | None) -> None:
+        """It has opened, or not; raises Refused."""
+        assert job.span is not None
+        request = pb.EndRankRequest(job=job.name, token=job.span.token, rank=rank)
+        if session is not None:
+            request.opened.CopyFrom(self._member.describe(session))
+        await self._ask_leader(job.name, job.span, "EndRank", request, ASK_S)
+
+    # ------------------------------------------------------------------ what members ask
+    def led(self, request: Any) -> Lead:
+        """Raises NotAdmitted."""
+        lead = self._leads.get(request.job)
+        if lead is None:
+            raise NotAdmitted(f"this host does not lead a job {request.job}")
+        if not lead.span.admits(request.token):
+            raise NotAdmitted("that is not the token of the job")
+        return lead
+
+    def report(self, request: pb.LeaveJobRequest) -> pb.JobReport:
+        """Raises NotAdmitted."""
+        span, report = self._reports.get(request.job, (None, None))
+        if span is not None and report is not None and span.admits(request.token):
+            return report
+        return self.led(request).job.report()
+
+    async def take_in(self, lead: Lead, host: str, hosts: int) -> pb.JoinJobReply:
+        """A member."""
+        if hosts != lead.span.hosts:
+            raise NotAdmitted(f"job {lead.job.name} was started for {lead.span.hosts} hosts, not {hosts}")
+        if host not in lead.members and len(lead.span.members) + 1 >= lead.span.hosts:
+            raise NotAdmitted(f"all {lead.span.hosts} hosts of job {lead.job.name} are there already")
+        lead.join(host)
+        self._desk.note()
+        drills = [one.drill.message() for one in lead.job.drills if not one.fired]
+        return pb.JoinJobReply(generation=lead.job.generation, drills=drills)
+
+    async def let_begin(self, lead: Lead, host: str, request: pb.BeginRankRequest) -> pb.BeginRankReply:
+        """Raises NotAdmitted."""
+        if host not in lead.members:
+            raise NotAdmitted("this host has not joined the job")
+        try:
+            await self._desk.elsewhere.await_former(lead.job, request.rank, request.world, host)
+        except Refused as refusal:
+            raise NotAdmitted(str(refusal)) from refusal
+        await lead.turns.begin(host, request.rank)
+        return pb.BeginRankReply(
+            generation=lead.job.generation, validate_step=self._desk.elsewhere.next_validation(lead.job)
+        )
+
+    def let_end(self, lead: Lead, host: str, request: pb.EndRankRequest) -> pb.EndRankReply:
+        """Raises NotAdmitted."""
+        member = lead.members.get(host)
+        if member is None:
+            raise NotAdmitted("this host has not joined the job")
+        try:
+            if request.HasField("opened"):
+                lead.described(member, request.opened)
+        except replay.LogError as problem:
+            raise NotAdmitted(f"its description makes no sense: {problem}") from problem
+        finally:
+            in_time = lead.turns.end(host, request.rank)
+        if not in_time:
+            raise NotAdmitted("opening the rank took too long")
+        return pb.EndRankReply()
+
+
+class Doors:
+    """What a leader does with sessions of its own host."""
+
+    def __init__(self, desk: Desk, pool: ServerPool, migration: Migration) -> None:
+        self._desk, self._pool, self._migration = desk, pool, migration
+
+    def take_remote(self, session: Session) -> None:
+        """It has opened."""
+        self._desk.elsewhere.take_remote(session)
+
+    def tell(self, report: pb.FaultReport) -> None:
+        """A device server's report."""
+        self._desk.elsewhere.tell(report)
+
+    def follow(self, session: Session) -> None:
+        """Its server is another one."""
+        self._desk.follow(session)
+
+    def note(self) -> None:
+        """For whoever leads after us."""
+        self._desk.note()
+
+    async def send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+        """Raises NotMoved."""
+        try:
+            return await self._migration.send(session, destination, stash, session.destination_device)
+        except Refused as refusal:
+            raise NotMoved(str(refusal)) from refusal
+
+    def leaves_here(self, session: Session) -> None:
+        """Its device is free, if it is sound."""
+        self._desk.leases.release(session)
+        session.worker.ended.set()
+        session.worker.close()
+
+    def expect(self, session: Session) -> asyncio.Future[tuple[Path, int, str]]:
+        """It comes here."""
+        return self._migration.expect(session.job.name, session.rank)
+
+    def leaves_remote(self, session: Session, directory: Path, pid: int, relay: str) -> None:
+        """It has come; raises SteerFailed and LogError."""
+        page = replay.Log(str(directory))
+        try:
+            index, device = self._migration.take_device(session.destination_device)
+            worker = Watched(pid)
+        except (Refused, ProcessLookupError) as problem:
+            page.lose(f"it came to a host that cannot have it: {problem}")
+            raise SteerFailed(str(problem)) from problem
+        session.host, session.log, session.directory, session.worker = "", page, directory, worker
+        session.device_index, session.device, session.relay = index, device, relay
+        session.server, session.hollow = absent_server(device), True
+        self._desk.leases.hold(session)

@@ -1,0 +1,241 @@
+"""A job's leader `a` and its members in one process: real links, logs, deputies; made-up device servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc.aio
+
+import replay
+from recovery.control import pb, rpc
+from recovery.homes import NoHome
+from recovery.jobs import Job, Session
+from recovery.processes import Watched
+from recovery.spanning.deputy import Deputy, Pace
+from recovery.spanning.job_link import JobLinkService
+from recovery.spanning.lead import Lead
+from recovery.spanning.member import MemberSide
+from recovery.spanning.remote import RemoteProcess
+from recovery.spanning.span import Span
+
+TOKEN = b"t" * 32
+SOON_S = 10.0
+
+
+async def becomes(true: Callable[[], bool]) -> None:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(SOON_S):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+class Stub:
+    """A device server that does as it is told, and remembers it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.on: Callable[[str], Any] | None = None
+        """Awaited before it answers."""
+
+    def __getattr__(self, method: str) -> Any:
+        async def call(request: Any, timeout: float) -> Any:
+            self.told.append(method)
+            if self.on is not None:
+                await self.on(method)
+            name = {"SetReplicated": "ReplicatedReply", "RebuildCommunicators": "RebuildReply"}.get(method)
+            return getattr(pb, name or f"{method}Reply")()
+
+        return call
+
+
+class Server:
+    """Of a rank, on its host."""
+
+    pids = 5_000_000
+
+    def __init__(self) -> None:
+        Server.pids += 1
+        self.process = RemoteProcess(pb.Process(pid=Server.pids, start_ticks=7), lambda *_: None)
+        self.stub = Stub()
+        self.socket, self.device, self.data_address = Path("/none"), "cpu:0", ""
+        self.retired = self.suspect = False
+        self.verdict, self.generation = None, 0
+
+
+class Homes:
+    """Of a member."""
+
+    def __init__(self) -> None:
+        self.made: list[Server] = []
+        self.retired: list[Any] = []
+        self.gate = asyncio.Event()
+        """Set: new servers come at once."""
+        self.gate.set()
+        self.problem = ""
+
+    async def replacement(self, session: Session, stash: bool) -> Any:
+        if stash:
+            session.stash = session.server
+        else:
+            self.retire(session.server)
+        if self.problem:
+            raise NoHome(self.problem)
+        server = Server()
+        self.made.append(server)
+        await self.gate.wait()
+        return server
+
+    def retire(self, server: Any) -> None:
+        server.retired = True
+        self.retired.append(server)
+        server.process.has_ended()
+
+
+class Member:
+    """One of the job's other hosts."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self._folder = name, folder / name
+        self._folder.mkdir()
+        self.homes = Homes()
+        settings = SimpleNamespace(reply_bytes=1 << 16, shadow_bytes=1 << 16, snapshot_overhead=0)
+        elsewhere = SimpleNamespace(close_guest=lambda job: None)
+        self.desk: Any = SimpleNamespace(
+            jobs={},
+            coordinators={},
+            settings=settings,
+            elsewhere=elsewhere,
+            follow=lambda session: None,
+            note=lambda: None,
+        )
+        self.side = MemberSide(cast(Any, self.desk), cast(Any, self.homes))
+
+    @property
+    def socket(self) -> str:
+        return f"unix:{self._folder}/s"
+
+    async def __aenter__(self) -> Member:
+        self._server = grpc.aio.server()
+        rpc.add_JobLinkServicer_to_server(JobLinkService(cast(Any, None), self.side), self._server)
+        self._server.add_insecure_port(self.socket)
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop(0)
+
+    def takes_part(self) -> Deputy:
+        if "j" not in self.desk.jobs:
+            job = self.desk.jobs["j"] = Job("j", None, [], span=Span(2, TOKEN, "a"))
+            deputy = Deputy(job, cast(Any, None), lambda server: Pace(), self.side.describe, cast(Any, None))
+            self.desk.coordinators["j"] = deputy
+        return cast(Deputy, self.desk.coordinators["j"])
+
+    def open(self, rank: int, world: int = 2) -> Session:
+        """Without telling anybody."""
+        self.takes_part()
+        job: Job = self.desk.jobs["j"]
+        directory = self._folder / f"rank-{rank}.{job.openings}"
+        job.openings += 1
+        directory.mkdir()
+        replay.create_log(
+            str(directory), rank=rank, world=world, segment_bytes=4 << 20, segment_count=4,
+            reply_bytes=1 << 16, shadow_bytes=1 << 16,
+        )  # fmt: skip
+        session = Session(
+            job=job, rank=rank, world=world, device="cpu:0", device_index=0, asked_index=0, threads=1,
+            worker=Watched(os.getpid()), directory=directory, log=replay.Log(str(directory)),
+            server=cast(Any, Server()),
+        )  # fmt: skip
+        job.sessions[rank] = session
+        return session
+
+    def end(self, session: Session) -> None:
+        """Its worker has ended; as the desk does."""
+        session.state = "ended"
+        self.takes_part().worker_left(session)
+        del session.job.sessions[session.rank]
+
+
+class Leading:
+    """A leadership that lasts."""
+
+    def __init__(self, number: int) -> None:
+        self.token = number
+        self.holds = asyncio.Event()
+        self.holds.set()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def resign(self) -> None:
+        """Nobody minds."""
+
+
+class LeadersDesk:
+    """What the leader has its desk do."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.told: list[pb.FaultReport] = []
+        self.problem = ""
+
+    def take_remote(self, session: Session) -> None:
+        self.job.sessions[session.rank] = session
+
+    def tell(self, report: pb.FaultReport) -> None:
+        self.told.append(report)
+
+    def follow(self, session: Session) -> None:
+        """Nobody does."""
+
+    def note(self) -> None:
+        """Nobody reads it."""
+
+
+class Leader:
+    """Host a.  `known`: members of a leader before it; `awaited`: those of them that had ranks."""
+
+    numbers = 0
+
+    def __init__(self, folder: Path, members: dict[str, Member], known: str = "", awaited: str = "") -> None:
+        Leader.numbers += 1
+        self._folder, self._number = folder, Leader.numbers
+        self.job = Job("j", None, [])
+        self.job.span = self.span = Span(2, TOKEN, leading=cast(Any, Leading(self._number)))
+        self.span.members.update(known)
+        self.span.awaited.update(awaited)
+        self.desk = LeadersDesk(self.job)
+        self._channels = {
+            name: grpc.aio.insecure_channel(
+                member.socket,
+                options=[("grpc.max_reconnect_backoff_ms", 100), ("grpc.use_local_subchannel_pool", 1)],
+            )
+            for name, member in members.items()
+        }
+        links: Any = SimpleNamespace(to=self._channels.__getitem__)
+        runtime: Any = SimpleNamespace(rank_directory=self._directory)
+        self.lead = Lead(self.job, self.span, links, runtime, cast(Any, self.desk), "a")
+
+    def _directory(self, job: str, rank: int, opening: int) -> Path:
+        made = self._folder / f"leader-{self._number}-rank-{rank}.{opening}"
+        made.mkdir()
+        return made
+
+    async def __aenter__(self) -> Leader:
+        self.lead.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.lead.close()
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def hears_of(self, rank: int) -> Session:
+        await becomes(lambda: rank in self.job.sessions)
+        return self.job.sessions[rank]

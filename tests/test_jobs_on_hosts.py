@@ -1,0 +1,248 @@
+"""Jobs on several hosts, with faults: ranks go on elsewhere, and losses are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from host_cluster import Cluster, HostRun, cluster, losses_of, report_of
+from migratable_run import skip_without_criu
+from proxied import until
+from training_run import Training
+
+pytestmark = pytest.mark.timeout(600)  # three hosts on one machine
+
+STEPS = 40
+EACH = ["--log-every", "1"]
+WAIT_S = 240
+ASK_EVERY_S = 0.2
+"""Whoever asks proxyds more often takes the processors away from what they have to do."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[list[str]]:
+    """Losses of a native run, as bits."""
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
+        return Training("char_gpt.py", 2, STEPS).run(Path(folder) / "native", proxied=False).losses
+
+
+@pytest.fixture
+def out() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def migratable(out: Path, *drills: str) -> Iterator[tuple[Cluster, list[HostRun]]]:
+    """A training on hosts a, which leads, and b; c is spare."""
+    skip_without_criu()
+    with cluster({"a": 1, "b": 1, "c": 1}) as hosts:
+        options = [word for drill in drills for word in ("--drill", drill)]
+        runs = hosts.train(
+            "ab", STEPS, out / "losses", options=["--migratable"], first_options=options, arguments=EACH
+        )
+        yield hosts, runs
+
+
+def wait(hosts: Cluster, runs: list[HostRun]) -> None:
+    """All end well, and leave nothing."""
+    statuses = [run.wait(WAIT_S) for run in runs]
+    told = [line for run in runs for line in ("", *run.errors[-30:])]
+    logs = [host.log.read_text()[-4000:] for host in hosts.hosts.values()]
+    assert statuses == [0] * len(runs), "\n".join(["", *told, *logs])
+    until(
+        lambda: not any(host.status().ranks for host in hosts.hosts.values()), "all ranks have ended", 30,
+        ASK_EVERY_S,
+    )  # fmt: skip
+    until(
+        lambda: all(len(host.shared_memory()) == 1 for host in hosts.hosts.values()),
+        "nothing of other hosts is left", 30,
+    )  # fmt: skip
+
+
+def runs_at(hosts: Cluster, rank: int) -> str:
+    """The host where a rank of the job that `a` leads runs, as it says itself; empty: nowhere."""
+    for name, host in hosts.hosts.items():
+        if any(one.rank == rank and not one.host for one in host.status().ranks):
+            return name
+    return ""
+
+
+def await_at(hosts: Cluster, rank: int, host: str) -> None:
+    """Until it runs there."""
+    until(lambda: runs_at(hosts, rank) == host, f"rank {rank} runs at {host}", 180, ASK_EVERY_S)
+
+
+def test_servers_on_either_host_are_killed_and_replaced(out: Path, undisturbed: list[list[str]]) -> None:
+    drills = ("kill-server rank=1 step=6 call=100", "kill-server rank=0 step=8 call=300",
+              "call-error rank=1 step=10 call=20")  # fmt: skip
+    with cluster({"a": 1, "b": 1}) as hosts:
+        options = [word for drill in drills for word in ("--drill", drill)]
+        report = out / "report.json"
+        runs = hosts.train("ab", STEPS, out / "losses", first_options=[*options, "--report", str(report)])
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+        told = [(one["fault"], one["rank"], one["recovered"]) for one in report_of(report)["recoveries"]]
+        assert told == [("server-died", 1, True), ("server-died", 0, True), ("call-failed", 1, True)]
+
+
+def test_rank_whose_device_is_gone_goes_on_at_a_spare_host(out: Path, undisturbed: list[list[str]]) -> None:
+    drills = "device-gone rank=1 step=7 call=150", "kill-server rank=1 step=11 call=9"
+    with migratable(out, *drills) as (hosts, runs):
+        await_at(hosts, 1, "c")
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+        assert runs[0].steps() == STEPS
+
+
+@pytest.mark.long
+def test_rank_of_the_leading_host_goes_on_at_a_spare_host(out: Path, undisturbed: list[list[str]]) -> None:
+    with migratable(out, "device-gone rank=0 step=7 call=150") as (hosts, runs):
+        await_at(hosts, 0, "c")
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+        assert runs[0].steps() == STEPS
+
+
+def test_host_is_drained_and_its_rank_goes_to_another_and_back(
+    out: Path, undisturbed: list[list[str]]
+) -> None:
+    with migratable(out) as (hosts, runs):
+        until(lambda: runs[0].steps() >= 2, "the training runs", 120)
+        done = hosts["b"].recoveryctl("drain", "b")
+        assert done.returncode == 0, (done.stderr, hosts["a"].log.read_text()[-3000:])
+        assert "rank 1 runs on cpu:0 of host c, was on b" in done.stdout
+        assert runs_at(hosts, 1) == "c"
+        back = hosts["b"].recoveryctl("drain", "cpu:0", "--undo")
+        assert back.returncode == 0, back.stderr
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+
+
+def test_host_that_the_data_network_does_not_reach_is_left_amid_a_collective(
+    out: Path, undisturbed: list[list[str]]
+) -> None:
+    with migratable(out) as (hosts, runs):
+        until(lambda: runs[0].steps() >= 3, "the training runs", 120)
+        hosts.net.unplug_data("b")
+        await_at(hosts, 1, "c")
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+
+
+def test_leading_proxyd_is_killed_amid_a_recovery_and_its_successor_goes_on(
+    out: Path, undisturbed: list[list[str]]
+) -> None:
+    with migratable(out, "device-gone rank=1 step=6 call=150") as (hosts, runs):
+        until(
+            lambda: '"event": "plan"' in hosts["a"].log.read_text().split("device-gone")[-1], "it plans", 120
+        )
+        hosts["a"].proxyd.process.kill()
+        hosts["a"].proxyd.process.wait()
+        hosts["a"].start_proxyd()
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+
+
+@pytest.mark.long
+def test_data_link_is_cut_and_the_leading_proxyd_killed_at_once(
+    out: Path, undisturbed: list[list[str]]
+) -> None:
+    with migratable(out) as (hosts, runs):
+        until(lambda: runs[0].steps() >= 3, "the training runs", 120)
+        hosts["a"].proxyd.process.kill()
+        hosts.net.unplug_data("b")
+        hosts["a"].proxyd.process.wait()
+        hosts["a"].start_proxyd()
+        await_at(hosts, 1, "c")
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+
+
+@pytest.mark.long
+def test_etcd_is_away_while_a_rank_has_to_leave_its_host(out: Path, undisturbed: list[list[str]]) -> None:
+    with migratable(out, "device-gone rank=1 step=12 call=150") as (hosts, runs):
+        until(lambda: runs[0].steps() >= 3, "the training runs", 120)
+        hosts.etcd.kill()
+        await_at(hosts, 1, "c")
+        hosts.etcd.start()
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+
+
+def test_link_between_proxyds_is_cut_and_healed_while_a_recovery_needs_it(
+    out: Path, undisturbed: list[list[str]]
+) -> None:
+    with cluster({"a": 1, "b": 1}) as hosts:
+        drills = ["--drill", "kill-server rank=0 step=14 call=150"]
+        runs = hosts.train("ab", STEPS, out / "losses", first_options=drills, arguments=EACH)
+        until(lambda: runs[0].steps() >= 7, "it is past its validation", 120)
+        hosts.net.cut("b")
+        until(lambda: '"kind": "server-died"' in hosts["a"].log.read_text(), "the fault comes", 60)
+        hosts.net.heal("b")
+        wait(hosts, runs)
+        assert losses_of(out / "losses", 2) == undisturbed
+
+
+def test_job_ends_with_a_sentence_when_a_host_is_lost(out: Path) -> None:
+    with cluster({"a": 1, "b": 1, "c": 1}) as hosts:
+        runs = hosts.train("ab", 100_000, out / "losses", arguments=EACH)
+        until(lambda: runs[0].steps() >= 3, "the training runs", 120)
+        hosts.net.cut_data("b")
+        hosts.net.cut("b")
+        assert runs[0].wait(WAIT_S) != 0
+        assert any("host b is lost, and with it the worker of rank 1" in line for line in runs[0].errors)
+        hosts.net.heal("b")
+        hosts.net.heal_data("b")
+        runs[1].process.terminate()
+        assert runs[1].wait(WAIT_S) != 0
+
+
+def goes_on(run: HostRun, before: int) -> bool:
+    return run.steps() > before
+
+
+def moves_in_turns(hosts: Cluster, runs: list[HostRun], count: int) -> list[list[int]]:
+    """Rank 1 goes to c and back to b; answers how many descriptors proxyds hold after every second move."""
+    held = []
+    for move in range(count):
+        before = runs[0].steps()
+        done = hosts["a"].recoveryctl("migrate", "--rank", "1", "--to", f"{'cb'[move % 2]}:cpu:0")
+        assert done.returncode == 0, (move, done.stderr, hosts["a"].log.read_text()[-3000:])
+        until(partial(goes_on, runs[0], before), "the training goes on", 60)
+        if move % 2:
+            held.append([count_held(host.proxyd.pid) for host in hosts.hosts.values()])
+    return held
+
+
+def count_held(pid: int) -> int:
+    """Descriptors of a proxyd."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(30, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_rank_goes_to_another_host_and_back_again_and_again_and_nothing_grows(out: Path, count: int) -> None:
+    skip_without_criu()
+    with cluster({"a": 1, "b": 1, "c": 1}) as hosts:
+        steps = 20 * count
+        runs = hosts.train("ab", steps, out / "losses", options=["--migratable"], arguments=EACH)
+        until(lambda: runs[0].steps() >= 7, "it is past its validation", 120)
+        held = moves_in_turns(hosts, runs, 2)
+        first = [resident_mb(host.proxyd.pid) for host in hosts.hosts.values()]
+        held += moves_in_turns(hosts, runs, count - 2)
+        last = [resident_mb(host.proxyd.pid) for host in hosts.hosts.values()]
+        print(f"descriptors {held}, resident MB {first} -> {last}, {runs[0].steps()} of {steps} steps")
+        assert all(now <= then + 6 for now, then in zip(held[-1], held[0], strict=True)), held
+        assert all(now <= then + 40 for now, then in zip(last, first, strict=True)), (first, last)
+        wait(hosts, runs)
+        native = Training("char_gpt.py", 2, steps).run(out / "native", proxied=False).losses
+        assert losses_of(out / "losses", 2) == native

@@ -1,0 +1,343 @@
+"""A leader and its members: what each knows of the other when ranks move, and when one begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+from led_job import SOON_S, TOKEN, Leader, Member, becomes
+
+from recovery.control import answer, pb, rpc
+from recovery.injector import Refused
+from recovery.jobs import SESSION_LOST, Session
+from recovery.spanning.homes import SpanningHomes
+from recovery.spanning.remote import SteerFailed, absent_server
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short name, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
+        yield Path(made)
+
+
+def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folder: Path) -> None:
+    async def refuse(*_: object) -> pb.Transfer:
+        raise Refused("its worker has locked a file")
+
+    async def move() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        b.open(1)
+        b.side.send = refuse
+        async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
+            session = await a.hears_of(1)
+            with pytest.raises(SteerFailed, match="locked a file"):
+                await a.lead.move(session, "c", stash=False)
+            assert a.span.members == set(a.lead.members) == {"b"}
+            a.lead.join("c")
+            with pytest.raises(SteerFailed, match="locked a file"):
+                await a.lead.move(session, "c", stash=False)
+            assert a.span.members == set(a.lead.members) == {"b", "c"}
+
+    asyncio.run(move())
+
+
+async def break_off(*_: object) -> pb.Transfer:
+    raise RuntimeError("nobody knows how it went")
+
+
+def test_a_host_where_a_rank_may_be_goes_on_taking_part(folder: Path) -> None:
+    async def move() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        b.open(1)
+        b.side.send = break_off
+        async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
+            session = await a.hears_of(1)
+            with pytest.raises(SteerFailed):
+                await a.lead.move(session, "c", stash=False)
+            assert a.span.members == set(a.lead.members) == {"b", "c"}
+
+    asyncio.run(move())
+
+
+def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended(folder: Path) -> None:
+    async def move() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        there = b.open(1)
+        b.side.send = break_off
+        async with Leader(folder, {"b": b, "c": c}, known="b") as a:
+            async with b:
+                session = await a.hears_of(1)
+                with pytest.raises(SteerFailed):
+                    await a.lead.move(session, "c", stash=False)
+            del there.job.sessions[1]
+            link = a.lead.members["b"]
+            await becomes(lambda: not link.connected.is_set())
+            async with b:
+                await becomes(link.connected.is_set)
+                assert session.worker.running and a.span.destinations == {"c"}
+                c.open(1)
+                async with c:
+                    await becomes(lambda: session.host == "c")
+                    assert session.worker.running and not a.span.destinations
+
+    asyncio.run(move())
+
+
+def test_what_cannot_be_read_is_not_steered_by(folder: Path) -> None:
+    async def steer() -> pb.SteerReply:
+        b = Member(folder, "b")
+        server = b.open(1).server.process.message()
+        request = pb.SteerRequest(
+            job="j", token=TOKEN, leadership=1, rank=1, server=server, method="Park", request=b"\xff"
+        )
+        async with b, grpc.aio.insecure_channel(b.socket) as channel:
+            return await answer(rpc.JobLinkStub(channel).Steer(request, timeout=10))
+
+    assert asyncio.run(steer()).error == "what Park is to be told cannot be read"
+
+
+def homes_of(leader: Leader) -> SpanningHomes:
+    async def none_cut_off(hosts: list[str]) -> frozenset[str]:
+        return frozenset()
+
+    return SpanningHomes(cast(Any, None), cast(Any, None), leader.lead, lambda host: {}, none_cut_off)
+
+
+def test_a_leader_that_comes_back_plans_once_members_that_had_ranks_have_told_of_them(folder: Path) -> None:
+    async def come_back() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        b.open(1)
+        async with Leader(folder, {"b": b, "c": c}, known="bc", awaited="b") as a:
+            ready = asyncio.create_task(homes_of(a).ready([], suspicious=False))
+            await becomes(lambda: "yet" not in a.lead.members["b"].trouble or ready.done())
+            assert not ready.done()
+            async with b:  # c is not reached at all, and had no rank
+                await asyncio.wait_for(ready, SOON_S)
+                assert a.job.sessions.keys() == {1} and not a.span.awaited
+
+    asyncio.run(come_back())
+
+
+def test_the_end_of_a_rank_is_told_to_a_leader_that_was_away_when_it_came(folder: Path) -> None:
+    async def come_back() -> None:
+        b = Member(folder, "b")
+        session = b.open(1)
+        session.log.lose("its program failed")
+        b.end(session)
+        async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
+            told = await a.hears_of(1)
+            assert not told.worker.running and told.log.session_state == SESSION_LOST
+
+    asyncio.run(come_back())
+
+
+def test_how_a_rank_ended_matters_no_more_once_it_was_opened_anew_and_has_moved_away(folder: Path) -> None:
+    async def come_back() -> None:
+        b = Member(folder, "b")
+        b.end(b.open(1))
+        session = b.open(1)
+        deputy = b.takes_part()
+        deputy.opened(session)
+        deputy.moved_out(session, None)
+        del session.job.sessions[1]
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            await becomes(a.lead.members["b"].connected.is_set)
+            assert not a.job.sessions
+
+    asyncio.run(come_back())
+
+
+def test_a_host_that_was_lost_before_it_told_of_its_ranks_ends_the_job(folder: Path) -> None:
+    async def lose() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        c.open(0)
+        async with c, Leader(folder, {"b": b, "c": c}, known="bc", awaited="bc") as a:
+            a.lead.give_up("b", "nobody reaches it")
+            session = await a.hears_of(0)
+            await becomes(lambda: session.state == "lost")
+            assert session.note.startswith("host b is lost, and with it the worker of rank 1")
+
+    asyncio.run(lose())
+
+
+def test_a_lost_host_harms_nobody_if_all_ranks_are_elsewhere(folder: Path) -> None:
+    async def lose() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        c.open(0)
+        c.open(1)
+        async with c, Leader(folder, {"b": b, "c": c}, known="bc", awaited="bc") as a:
+            a.lead.give_up("b", "nobody reaches it")
+            await becomes(a.lead.members["c"].heard.is_set)
+            assert [session.state for session in a.job.active_sessions()] == ["running"] * 2
+
+    asyncio.run(lose())
+
+
+async def steer(session: Session, method: str, request: Any) -> None:
+    await getattr(session.server.stub, method)(request, timeout=SOON_S)
+
+
+ROLLED = pb.RestoreRequest(commit=3, roll_forward=pb.RollForward(rolled=[1]))
+PREPARED = {
+    "parked": [("Park", pb.ParkRequest())],
+    "attached": [("Attach", pb.AttachRequest())],
+    "restored": [("Attach", pb.AttachRequest()), ("Restore", pb.RestoreRequest(commit=3))],
+    "rolled": [("Attach", pb.AttachRequest()), ("Restore", ROLLED), ("Resume", pb.ResumeRequest())],
+}
+
+
+@pytest.mark.parametrize("how", PREPARED)
+def test_a_rank_that_a_leader_has_not_brought_to_go_on_is_told_to_each_that_follows(
+    folder: Path, how: str
+) -> None:
+    async def follow() -> None:
+        b = Member(folder, "b")
+        b.open(1)
+        async with b:
+            async with Leader(folder, {"b": b}, known="b") as a:
+                session = await a.hears_of(1)
+                assert not a.desk.told
+                if how != "parked":
+                    session.server = await a.lead.replace(session, stash=False)
+                for method, request in PREPARED[how]:
+                    await steer(session, method, request)
+            for _ in range(2):
+                async with Leader(folder, {"b": b}, known="b", awaited="b") as a:
+                    session = await a.hears_of(1)
+                    assert [(fault.kind, fault.rank) for fault in a.desk.told] == [("collective", 1)]
+                    assert session.has_state == (how in ("parked", "restored"))
+
+    asyncio.run(follow())
+
+
+def test_a_leader_that_follows_knows_from_where_on_a_restored_server_has_its_memory(folder: Path) -> None:
+    async def follow() -> None:
+        b = Member(folder, "b")
+        b.open(1)
+        async with b:
+            async with Leader(folder, {"b": b}, known="b") as a:
+                session = await a.hears_of(1)
+                await steer(session, "Restore", pb.RestoreRequest(commit=3))
+                await steer(session, "Resume", pb.ResumeRequest())
+            async with Leader(folder, {"b": b}, known="b") as a:
+                session = await a.hears_of(1)
+                assert (session.restored_commit, session.resumed_commit) == (3, 3)
+                assert not a.desk.told
+
+    asyncio.run(follow())
+
+
+def test_a_rank_that_has_come_to_a_host_and_has_no_server_yet_counts_as_one_whose_server_died(
+    folder: Path,
+) -> None:
+    async def follow() -> None:
+        b = Member(folder, "b")
+        session = b.open(1)
+        session.server, session.hollow = absent_server("cpu:0"), True
+        async with b:
+            for _ in range(2):
+                async with Leader(folder, {"b": b}, known="b") as a:
+                    server = (await a.hears_of(1)).server
+                    assert not server.process.running and not server.retired
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("stash", [False, True], ids=["at once", "copied from"])
+def test_a_server_that_nobody_has_heard_of_is_ended_when_its_rank_gets_another(
+    folder: Path, stash: bool
+) -> None:
+    async def replace() -> None:
+        b = Member(folder, "b")
+        there = b.open(1)
+        former: Any = there.server
+        b.homes.gate.clear()
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            session = await a.hears_of(1)
+            given_up = asyncio.create_task(a.lead.replace(session, stash))
+            await becomes(lambda: len(b.homes.made) == 1)
+            given_up.cancel()
+            await asyncio.wait({given_up})
+            again = asyncio.create_task(a.lead.replace(session, stash))
+            b.homes.gate.set()
+            server = await asyncio.wait_for(again, SOON_S)
+            first, second = b.homes.made
+            assert server.pid == there.server.process.pid == second.process.pid
+            assert first in b.homes.retired and second not in b.homes.retired
+            assert (there.stash, former in b.homes.retired) == ((former, False) if stash else (None, True))
+
+    asyncio.run(replace())
+
+
+def test_a_request_for_a_server_that_a_newer_one_has_overtaken_does_nothing(folder: Path) -> None:
+    async def replace() -> None:
+        b = Member(folder, "b")
+        there = b.open(1)
+        former: Any = there.server
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            await a.hears_of(1)
+            request = pb.ReplaceServerRequest(
+                rank=1, number=7, former=former.process.message(), **a.lead.credentials()
+            )
+            assert not (await b.side.replace(request)).error
+            request.number = 6
+            assert "newer request" in (await b.side.replace(request)).error
+            assert [there.server] == b.homes.made
+
+    asyncio.run(replace())
+
+
+def test_a_server_that_is_copied_from_lives_on_if_another_could_not_be_had_at_first(folder: Path) -> None:
+    async def replace() -> None:
+        b = Member(folder, "b")
+        there = b.open(1)
+        former: Any = there.server
+        b.homes.problem = "no device server became ready"
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            session = await a.hears_of(1)
+            with pytest.raises(SteerFailed, match="became ready"):
+                await a.lead.replace(session, stash=True)
+            b.homes.problem = ""
+            await a.lead.replace(session, stash=True)
+            assert there.stash is former and not b.homes.retired
+
+    asyncio.run(replace())
+
+
+def test_what_a_rank_left_behind_on_another_host_neither_hears_nor_tells_of_it(folder: Path) -> None:
+    async def move() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        there = b.open(1)
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def wait(_: str) -> None:
+            asked.set()
+            await go_on.wait()
+
+        cast(Any, there.server).stub.on = wait
+        async with b, c, Leader(folder, {"b": b, "c": c}, known="b") as a:
+            session = await a.hears_of(1)
+            left_behind = session.server
+            health = pb.HealthRequest()
+            answer = asyncio.create_task(left_behind.stub.Health(health, timeout=SOON_S))
+            await asked.wait()
+            moved = c.open(1)
+            a.lead.add("c")
+            await becomes(lambda: session.host == "c")
+            session.stash = left_behind
+            there.log.lose("its worker has gone")
+            session.log.floor_commit = 5
+            go_on.set()
+            await answer
+            await left_behind.stub.Health(health, timeout=SOON_S)
+            assert session.log.session_state == 0
+            await becomes(lambda: moved.log.floor_commit == 5)
+            assert there.log.floor_commit == 0
+
+    asyncio.run(move())

@@ -1,0 +1,72 @@
+"""What a worker from another host tells of its job is checked before a job is begun for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import replay
+from recovery.control import pb
+from recovery.injector import Refused
+from recovery.spanning.mark import read_mark
+from recovery.spanning.migration import Migration
+
+GOOD = pb.SpanMark(token=b"t" * 32, leader="host-a.b", hosts=2, recoveries=3, device="cuda:1")
+
+
+def changed(**fields: Any) -> bytes:
+    mark = pb.SpanMark()
+    mark.CopyFrom(GOOD)
+    for name, value in fields.items():
+        setattr(mark, name, value)
+    return mark.SerializeToString()
+
+
+def test_a_mark_that_makes_sense_is_read() -> None:
+    assert read_mark(changed()) == GOOD
+    assert read_mark(changed(device="", hosts=1)).hosts == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"\xff", "cannot be read"),
+        (b"", "leader"),
+        (changed(leader=""), "leader"),
+        (changed(leader="../etc"), "leader"),
+        (changed(leader="x" * 64), "leader"),
+        (changed(leader="a\n"), "leader"),
+        (changed(hosts=0), "number of hosts"),
+        (changed(hosts=1 << 31), "number of hosts"),
+        (changed(token=b""), "token"),
+        (changed(token=b"t" * 31), "token"),
+        (changed(device="cpu"), "device"),
+        (changed(device="cpu:0\n"), "device"),
+    ],
+)
+def test_a_mark_that_makes_no_sense_is_refused_with_one_sentence(raw: bytes, why: str) -> None:
+    with pytest.raises(Refused, match=why) as refused:
+        read_mark(raw)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [(changed(token=b""), "the token"), (changed(leader="here"), "this host leads no job j")],
+)
+def test_no_job_is_begun_for_a_worker_whose_mark_is_refused_and_the_worker_is_told(
+    tmp_path: Path, more: bytes, why: str
+) -> None:
+    directory = tmp_path / "rank-1"
+    directory.mkdir()
+    replay.create_log(str(directory), rank=1, world=2, segment_bytes=4 << 20, segment_count=4)
+    desk = SimpleNamespace(jobs={}, leases=None)
+    moves: Any = SimpleNamespace()
+    Migration(cast(Any, desk), cast(Any, None), moves, cast(Any, None), "here")
+    header = pb.WorkerHeader(job="j", rank=1, world=2, relay=f"{tmp_path}/r/r1", more=more)
+    moves.callbacks.arrived(header, 1, directory)
+    assert why in replay.Log(str(directory)).lost_message
+    assert not desk.jobs

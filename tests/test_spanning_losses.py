@@ -1,0 +1,111 @@
+"""What a proxyd does when a host is lost on which workers, ranks or leaders of its jobs are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from recovery.control import pb
+from recovery.membership.links import NoLink
+from recovery.migration.homes import Away
+from recovery.migration.moves import Moves
+from recovery.spanning.spans import Spans
+
+SOON_S = 10.0
+
+
+def no_link(host: str) -> Any:
+    raise NoLink(f"{host} is not reached")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """With a short name, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
+        yield Path(made)
+
+
+class Hosts:
+    """What membership thinks of them, as the test says."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+
+    async def standings(self) -> tuple[list[pb.HostStanding], list[str]]:
+        return [
+            pb.HostStanding(record=pb.HostRecord(name=name), state=state, why="nobody reaches it")
+            for name, state in self.states.items()
+        ], []
+
+
+class Relay:
+    """Of a worker that is away; it hears of its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        server = await asyncio.start_unix_server(self._serve, str(self.folder / "s"))
+        try:
+            yield
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b'{"place": "away", "pid": 1}\n')
+        if line := await reader.readline():
+            self.told.set_result(json.loads(line))
+        writer.close()
+
+
+def moves_of(folder: Path) -> Moves:
+    return Moves(cast(Any, SimpleNamespace(host="a")), folder, no_link)
+
+
+def spans_of(moves: Moves, hosts: Hosts) -> Spans:
+    desk: Any = SimpleNamespace(jobs={}, coordinators={}, leases=None, settings=None)
+    membership: Any = SimpleNamespace(services=[], here="a", hosts=hosts)
+    return Spans(desk, cast(Any, None), membership, cast(Any, None), moves)
+
+
+def test_a_worker_of_a_job_for_one_host_ends_when_the_host_it_went_to_is_lost(folder: Path) -> None:
+    async def lose() -> None:
+        moves, hosts, relay = moves_of(folder), Hosts(), Relay(folder)
+        spans = spans_of(moves, hosts)
+        async with relay.run():
+            moves.homes.follow(folder, Away("c", "move", sure=True))
+            for state in ("alive", "suspected", "unknown"):
+                hosts.states["c"] = state
+                await spans.look_at_hosts()
+                assert not relay.told.done()
+            hosts.states["c"] = "lost"
+            await spans.look_at_hosts()
+            told = await asyncio.wait_for(relay.told, SOON_S)
+            assert told["problem"].startswith("host c is lost, and the worker with it (nobody reaches it)")
+        await moves.close()
+
+    asyncio.run(lose())
+
+
+def test_a_host_that_is_back_is_trusted_again(folder: Path) -> None:
+    async def come_back() -> None:
+        moves, hosts = moves_of(folder), Hosts()
+        spans = spans_of(moves, hosts)
+        moves.host_is_lost("c", "host c is lost")
+        for state, given_up in (("lost", True), ("suspected", True), ("alive", False)):
+            hosts.states["c"] = state
+            await spans.look_at_hosts()
+            assert ("c" in moves.homes.hosts()) == given_up
+
+    asyncio.run(come_back())
