@@ -23,10 +23,13 @@ import grpc.aio
 
 import replay
 from recovery.control import OPTIONS, address, pb, rpc
+from recovery.data_network import DataNetwork
 from recovery.evidence import facts_of
 from recovery.facts import FaultFacts, FaultKind
+from recovery.homes import Homes
 from recovery.jobs import Job, Session
 from recovery.leases import Leases
+from recovery.meeting import RendezvousService
 from recovery.persistence.durable import Durable
 from recovery.persistence.layout import ORIGIN, in_use
 from recovery.persistence.log_reach import Laid, Reach, lay_out, log_sizes
@@ -38,7 +41,7 @@ from recovery.persistence.writer import sync_entries
 from recovery.planner import PlanName
 from recovery.processes import Watched, start_ticks
 from recovery.recovery_round import Round, RoundFailed
-from recovery.rendezvous import RendezvousService, Store
+from recovery.rendezvous import Store
 from recovery.runtime_directory import RuntimeDirectory
 from recovery.servers import Server, ServerPool
 from recovery.spawner import SpawnerError, default_command
@@ -116,7 +119,8 @@ async def _replay(reach: Reach) -> Replayed:
         await _serve(faults, socket, cleanup)
         driver = next(rank.about.driver for rank in reach.ranks.values() if rank.about is not None)
         devices = [f"{driver}:{index}" for index in range(len(reach.ranks))]
-        pool = ServerPool(devices, 0, runtime.path, default_command(socket, runtime.path, driver, GRACE_S))
+        command = default_command(socket, runtime.path, driver, GRACE_S, DataNetwork())
+        pool = ServerPool(devices, 0, runtime.path, command)
         cleanup.push_async_callback(pool.stop)
         cleanup.callback(_kill, pool)
         await pool.start()
@@ -185,7 +189,7 @@ async def _bring_back(job: Job, pool: ServerPool, leases: Leases) -> None:
     """As in a recovery from storage; raises RoundFailed or NotReplayed."""
     job.generation = 1
     everybody = tuple(sorted(job.sessions))
-    of_job = Round(job, pool, True, lambda session: None, leases, Restorer(None))
+    of_job = Round(job, Homes(pool, leases), True, lambda session: None, Restorer(None))
     result = await of_job.run(FaultFacts(FaultKind.REHEARSAL, everybody), [])
     if result.plan.name is not PlanName.RESTORE_STORED_REPLAY:
         raise NotReplayed(f"the set and its log do not fit together: {result.plan.reason}")
@@ -302,8 +306,8 @@ async def _write(job: Job, serial: int, run: Path) -> None:
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
     try:
-        directories = tuple(str(session.directory) for session in sessions)
-        process.stdin.write(encode(Persist(serial, run.name, directories)))
+        directories = {session.rank: str(session.directory) for session in sessions}
+        process.stdin.write(encode(Persist(serial, run.name, len(sessions), directories)))
         answers = [_answer(await process.stdout.readline()) for _ in sessions]
         _raise_if_failed(answers)
     finally:

@@ -42,13 +42,17 @@ class Rig:
     def __init__(self) -> None:
         self.session = SimpleNamespace(
             rank=0, active=True, directory=Path("/dev/shm/understudy-1/job/rank-0"),
-            durable=[], persist_note="",
+            durable=[], persist_note="", host="", world=1,
             mirrored_step=0, mirror_note="",
             log=SimpleNamespace(lease_snapshots=lambda _: None, describe_snapshot=lambda _: None),
         )  # fmt: skip
         self.counts = CopyCounts()
         job = SimpleNamespace(
-            name="job", persist=CopyCounts(), mirror=self.counts, active_sessions=lambda: [self.session]
+            name="job",
+            persist=CopyCounts(),
+            mirror=self.counts,
+            active_sessions=lambda: [self.session],
+            span=None,
         )
         settings = PersistenceSettings(Path("/x"), 1.0, slots=3, mirror=MirrorSettings("s3://bucket/x"))
         self.persistence = Persistence(cast(Any, job), settings)
@@ -74,8 +78,8 @@ class Rig:
 
     def releases(self) -> list[tuple[int, int]]:
         """(newest complete, held) as told to the writer since the last call."""
-        sent = list(self.persistence._unsent)
-        self.persistence._unsent.clear()
+        sent = list(self.persistence.writer._unsent)
+        self.persistence.writer._unsent.clear()
         return [(one.serial, one.held) for one in sent if isinstance(one, Release)]
 
     def copied(self, serial: int) -> None:
@@ -125,9 +129,9 @@ def test_a_set_that_a_newer_one_overtook_is_discarded_while_another_is_held() ->
     rig.durable(1)
     rig.begin(2, 20.0)
     rig.durable(3)
-    rig.persistence._unsent.clear()
+    rig.persistence.writer._unsent.clear()
     rig.persistence.take(Written(2, OF, 0, step=20), 31.0)
-    assert rig.persistence._unsent == [Discard(2, OF)]
+    assert rig.persistence.writer._unsent == [Discard(2, OF)]
 
 
 def test_trouble_is_told_until_a_set_arrives_and_the_set_is_tried_again_unless_there_is_a_newer_one() -> None:
@@ -173,8 +177,8 @@ def test_a_remote_that_never_answers_costs_one_slot_and_nothing_else(tmp_path: P
     local.put(1, run=RUN)
     held = find_set(tmp_path / "job" / RUN, 1)
     before = contents_of(held)
-    stores = RunStores(tmp_path / "job" / RUN, 1, 4, holds=True)
-    (of_rank,) = stores.of_rank
+    stores = RunStores(tmp_path / "job" / RUN, [0], 1, 4, holds=True)
+    (of_rank,) = stores.of_rank.values()
     assert of_rank._current is not None
     for serial in range(2, 30):
         of_rank._current.persist(
@@ -190,7 +194,7 @@ def test_a_remote_that_never_answers_costs_one_slot_and_nothing_else(tmp_path: P
 
 def test_a_store_with_too_few_slots_to_hold_a_set_is_followed_by_another(tmp_path: Path) -> None:
     Stores(tmp_path, ranks=1, slots=3).put(1, run=RUN)
-    (of_rank,) = RunStores(tmp_path / "job" / RUN, 1, 4, holds=True).of_rank
+    (of_rank,) = RunStores(tmp_path / "job" / RUN, [0], 1, 4, holds=True).of_rank.values()
     assert of_rank.fitting([100], 2).capacity == 4
     assert of_rank.serials == {1}
 

@@ -50,11 +50,24 @@ def test_nothing_goes_while_the_present_run_has_no_complete_set(job: Path) -> No
     assert runs(job) == ["a", "b", "c", "d"]
 
 
+def test_where_hosts_have_storage_of_their_own_the_parts_that_are_here_count(job: Path) -> None:
+    for run in ("a", "b", "c", "d"):
+        store_path(job / run, 1, 0).unlink()
+    assert remove_old_runs(job, "d", 2) == []
+    assert remove_old_runs(job, "d", 2, parts_elsewhere=True) == ["a", "b"]
+
+
+def test_where_storage_is_shared_a_run_that_lacks_parts_is_not_kept_for_a_whole_one(job: Path) -> None:
+    store_path(job / "c", 1, 0).unlink()
+    assert remove_old_runs(job, "d", 2, parts_elsewhere=True) == ["a", "c"]
+    assert runs(job) == ["b", "d"]
+
+
 def test_a_run_that_is_read_or_written_stays(job: Path) -> None:
     with in_use(job / "a"), Store.open(store_path(job / "b", 0, 0)):
         assert remove_old_runs(job, "d", 1) == ["c"]
     assert runs(job) == ["a", "b", "d"]
-    stores = RunStores(job / "a", 2, 3)
+    stores = RunStores(job / "a", range(2), 2, 3)
     assert remove_old_runs(job, "d", 1) == ["b"]
     stores.close()
     assert remove_old_runs(job, "d", 1) == ["a"]

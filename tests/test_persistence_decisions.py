@@ -45,7 +45,9 @@ class Rig:
         self.leases: list[list[int]] = [[], []]
         self.sessions = [self.session(rank) for rank in (0, 1)]
         self.counts = CopyCounts()
-        job = SimpleNamespace(name="job", persist=self.counts, active_sessions=lambda: self.sessions)
+        job = SimpleNamespace(
+            name="job", persist=self.counts, active_sessions=lambda: self.sessions, span=None
+        )
         settings = PersistenceSettings(Path("/x"), every_s, every_steps, slots, stays)
         self.noted: list[list[tuple[int, int]]] = []
         """The floors when it was written down what is durable."""
@@ -66,13 +68,13 @@ class Rig:
             Session,
             SimpleNamespace(
                 rank=rank, log=log, active=True, directory=Path(f"/dev/shm/understudy-1/job/rank-{rank}"),
-                durable=[], persist_note="",
+                durable=[], persist_note="", host="", world=2,
             ),
         )  # fmt: skip
 
     def sent(self) -> list[Any]:
-        found = list(self.persistence._unsent)
-        self.persistence._unsent.clear()
+        found = list(self.persistence.writer._unsent)
+        self.persistence.writer._unsent.clear()
         return found
 
     def offer(self, serial: int, now: float) -> None:
@@ -93,7 +95,9 @@ class Rig:
     def written(self, serial: int, now: float, *errors: str) -> None:
         for rank in (0, 1):
             error = errors[rank] if errors else ""
-            self.persistence.take(Written(serial, RUN, rank, step=10 * serial, bytes=1, error=error), now)
+            answer = Written(serial, RUN, rank, step=10 * serial, bytes=1, error=error)
+            self.persistence.take(answer, now)
+            self.persistence.writer.heard(answer)
 
 
 def test_a_set_is_leased_until_all_ranks_have_written_it_and_then_older_ones_may_go() -> None:
@@ -101,7 +105,9 @@ def test_a_set_is_leased_until_all_ranks_have_written_it_and_then_older_ones_may
     rig.offer(4, 100.0)
     (request,) = rig.sent()
     assert isinstance(request, Persist) and (request.serial, request.run) == (4, RUN)
-    assert request.directories == ("/dev/shm/understudy-1/job/rank-0", "/dev/shm/understudy-1/job/rank-1")
+    assert request.world == 2 and request.directories == {
+        0: "/dev/shm/understudy-1/job/rank-0", 1: "/dev/shm/understudy-1/job/rank-1"
+    }  # fmt: skip
     assert rig.leases == [[4], [4]]
     rig.persistence.take(Written(4, RUN, 0, step=40), 101.0)
     assert rig.leases == [[4], [4]] and rig.sent() == []
@@ -246,7 +252,7 @@ def test_a_late_answer_of_a_former_run_does_not_count_for_the_present_one() -> N
 
 
 def test_messages_arrive_as_they_were_sent_and_others_are_refused() -> None:
-    for request in (Persist(3, "run", ("/a", "/b")), Release(4, "run"), Discard(5, "run")):
+    for request in (Persist(3, "run", 4, {1: "/a", 2: "/b"}, (1, 2)), Release(4, "run"), Discard(5, "run")):
         assert decode_request(encode(request)) == request
     written = Written(3, RUN, 1, 10, 1 << 40, 0.5, "a sentence")
     assert decode_answer(encode(written)) == written
@@ -302,35 +308,35 @@ def test_a_store_that_cannot_be_opened_again_is_left_and_another_one_begun(tmp_p
 
 def test_parts_that_a_killed_writer_left_on_some_ranks_hold_no_slots(tmp_path: Path) -> None:
     run = tmp_path / "job" / "run"
-    former = RunStores(run, 2, slots=2)
+    former = RunStores(run, range(2), 2, slots=2)
     for serial in (1, 2):
         for rank in (0, 1) if serial == 1 else (0,):  # it was killed before rank 1 had the second one
             write(former.of_rank[rank].fitting([1000], serial), serial, 1000)
         former.release(1)
-    for stores in former.of_rank:
+    for stores in former.of_rank.values():
         assert stores._current is not None
         stores._current.close()
-    successor = RunStores(run, 2, slots=2)
-    assert [stores.serials for stores in successor.of_rank] == [{1}, {1}]
+    successor = RunStores(run, range(2), 2, slots=2)
+    assert [stores.serials for stores in successor.of_rank.values()] == [{1}, {1}]
     for rank in (0, 1):
         write(successor.of_rank[rank].fitting([1000], 3), 3, 1000)
     successor.release(3)
-    assert [stores.serials for stores in successor.of_rank] == [{3}, {3}]
+    assert [stores.serials for stores in successor.of_rank.values()] == [{3}, {3}]
 
 
 def test_what_is_complete_with_a_part_in_an_outgrown_store_is_kept(tmp_path: Path) -> None:
     run = tmp_path / "job" / "run"
-    former = RunStores(run, 2, slots=3)
+    former = RunStores(run, range(2), 2, slots=3)
     for rank in (0, 1):
         write(former.of_rank[rank].fitting([1000], 1), 1, 1000)
     former.release(1)
     write(former.of_rank[0].fitting([1 << 20], 2), 2, 1 << 20)  # rank 0 grew, then it was killed
-    for stores in former.of_rank:
+    for stores in former.of_rank.values():
         for store in (stores._current, *(open_one for _, open_one in stores._outgrown.values())):
             assert store is not None
             store.close()
-    successor = RunStores(run, 2, slots=3)
-    assert [stores.serials for stores in successor.of_rank] == [{1}, {1}]
+    successor = RunStores(run, range(2), 2, slots=3)
+    assert [stores.serials for stores in successor.of_rank.values()] == [{1}, {1}]
 
 
 def test_the_name_of_a_new_store_is_durable_before_anything_is_written_to_it(
@@ -370,14 +376,14 @@ class Pipe:
 
 def test_a_writer_that_had_trouble_ends_once_nothing_is_under_way_and_is_given_nothing_more() -> None:
     rig, pipe = Rig(slots=3, every_s=1.0), Pipe()
-    rig.persistence._pipe = cast(Any, pipe)
+    rig.persistence.writer._pipe = cast(Any, pipe)
     rig.offer(1, 0.0)
     rig.offer(2, 2.0)
     rig.written(1, 3.0, "Input/output error", "")
     assert not pipe.closed
     rig.offer(3, 3.0 + RETRY_S)
     rig.written(2, 4.0 + RETRY_S)
-    assert pipe.closed and rig.persistence._pipe is None
+    assert pipe.closed and rig.persistence.writer._pipe is None
     assert [type(request) for request in pipe.told] == [Persist, Persist, Discard, Release]
     assert [(type(request), request.serial) for request in rig.sent()] == [(Persist, 3)]
 

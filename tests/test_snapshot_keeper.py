@@ -55,9 +55,9 @@ def some_rank(number: int, world: int) -> Rank:
     server = SimpleNamespace(process=SimpleNamespace(running=True), suspect=False)
     return Rank(
         rank=number, world=world, log=log, snapshot_note="", server=server, hollow=False, has_state=True,
-        persist_note="", active=True, directory=Path("/a/job/rank-0"),
+        persist_note="", active=True, host="", directory=Path("/a/job/rank-0"),
         generation=0, restored_commit=0, resumed_commit=0, refused_commit=0, phase=None,
-        refused_snapshots=set(), durable=[],
+        refused_snapshots=set(), durable=[], destination=None, destination_host="",
     )  # fmt: skip
 
 
@@ -65,7 +65,9 @@ def a_job(
     world: int, overhead: float = 0.01, every_steps: int = 0, storage: Storage | None = None
 ) -> tuple[SnapshotKeeper, list[Rank]]:
     ranks = [some_rank(number, world) for number in range(world)]
-    job = SimpleNamespace(name="job", persist=CopyCounts(), active_sessions=lambda: ranks, departed={})
+    job = SimpleNamespace(
+        name="job", persist=CopyCounts(), active_sessions=lambda: ranks, departed={}, span=None
+    )
     settings = PersistenceSettings(Path("/x"), 0.0, every_steps, slots=5)
     persistence = Persistence(cast(Any, job), settings) if every_steps else storage
     return SnapshotKeeper(cast(Any, job), cast(Any, None), overhead, cast(Any, persistence)), ranks
@@ -243,12 +245,12 @@ def test_sets_for_storage_are_taken_at_every_nth_step_and_none_is_missed(world: 
             r.train(1)
         now += 0.1
         keeper.look(now)
-        for request in persistence._unsent:
+        for request in persistence.writer._unsent:
             if isinstance(request, Persist):
                 assert all(request.serial in r.log.described for r in ranks)
                 kept = {k.serial: k.commit.step for r in ranks for k in r.log.published}
                 steps.append(kept[request.serial])
-        persistence._unsent.clear()
+        persistence.writer._unsent.clear()
         persistence._sets.clear()
     first = steps[0]
     assert first <= 2 * every + 4

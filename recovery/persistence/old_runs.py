@@ -12,20 +12,25 @@ from recovery.persistence.layout import ORIGIN, logs_of, removable, stores_of
 from recovery.persistence.retention import LocalRun, superfluous_runs
 
 
-def remove_old_runs(job: Path, present: str, keep: int) -> list[str]:
+def remove_old_runs(job: Path, present: str, keep: int, parts_elsewhere: bool = False) -> list[str]:
     """Answers the runs that are gone.  Precondition: `present`, a run of the job, holds a complete set.
 
-    Those that anybody reads or writes stay, and files that are no stores.  Raises OSError.
+    `parts_elsewhere`: parts of it may lie on other hosts, and then those of former runs do, too.  Runs that
+    anybody reads or writes stay, and files that are no stores.  Raises OSError.
     """
-    runs = [_look(run) for run in sorted(job.iterdir()) if run.is_dir() and not run.is_symlink()]
+    folders = [run for run in sorted(job.iterdir()) if run.is_dir() and not run.is_symlink()]
+    runs = [_look(run) for run in folders]
+    if parts_elsewhere and not any(run.name == present and run.complete for run in runs):
+        runs = [_look(run, parts_elsewhere) for run in folders]
     return [name for name in superfluous_runs(runs, present, keep) if _remove(job / name)]
 
 
-def _look(run: Path) -> LocalRun:
-    found = read_run(run)
+def _look(run: Path, parts_elsewhere: bool = False) -> LocalRun:
+    found, here = read_run(run), {file.rank for file in stores_of(run)}
     newest = max((one.time_ns for one in found.sets), default=run.stat().st_mtime_ns)
     is_ours = bool(stores_of(run) or logs_of(run))
-    return LocalRun(run.name, newest, any(one.complete for one in found.sets), is_ours and not found.problems)
+    complete = any(one.complete or (parts_elsewhere and set(one.parts) == here) for one in found.sets)
+    return LocalRun(run.name, newest, complete, is_ours and not found.problems)
 
 
 def _remove(run: Path) -> bool:

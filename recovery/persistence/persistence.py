@@ -8,11 +8,8 @@ status` and never holds up training.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import hashlib
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +23,10 @@ from recovery.persistence.durable import Durable
 from recovery.persistence.log_keeping import LogKeeping
 from recovery.persistence.mirroring import CompleteSet, Mirroring
 from recovery.persistence.pacing import Pacing
-from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_answer, encode
+from recovery.persistence.part_writer import Parts, PartWriter
+from recovery.persistence.request import Discard, Release, Written
 from recovery.persistence.settings import PersistenceSettings, Writing
+from recovery.spanning.span import Stored
 
 log = structlog.get_logger()
 
@@ -39,8 +38,6 @@ SLOW_FACTOR, SLOW_LEAST_S = 10.0, 5.0
 """... or, once one became durable, for so many times as long as that took, but not for less than this."""
 MISSED_S = 5.0
 """After so long an ordered set that its ranks have passed is taken for one that does not come."""
-KILLED_S = 2.0
-"""How long to wait for a writer's end: while its disk hangs, not even SIGKILL ends it."""
 WRITER_THREADS = Writing.threads
 """Per snapshot, unless proxyd was told otherwise."""
 
@@ -54,25 +51,33 @@ class Set:
     sessions: Sequence[Session]
     commits: Mapping[int, replay.Commit]
     """By rank."""
+    step: int
     begun_s: float
     missing: set[int] = field(default_factory=set)
     failed: str = ""
     gone: bool = False
     """From host memory, before it was written."""
     bytes: int = 0
-    step: int = 0
     in_flight: int = 1
     """How many were under way at once, at most."""
+    elsewhere: bool = False
+    """Whether parts of it were written on other hosts."""
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Whether it can be read here, and brought back to its ranks."""
+        return not self.elsewhere and not any(session.host for session in self.sessions)
 
 
 class Persistence:
     """Of one job."""
 
     def __init__(
-        self, job: Job, settings: PersistenceSettings, note: Callable[[], None] = lambda: None
-    ) -> None:
-        """`note` writes down what is durable."""
-        self._note = note
+        self, job: Job, settings: PersistenceSettings, note: Callable[[], None] = lambda: None,
+        reduced: str = "",
+    ) -> None:  # fmt: skip
+        """`note` writes down what is durable; `reduced`: what was asked for and is not possible, if so."""
+        self._note, self._reduced = note, reduced
         self._job = job
         self._settings = settings
         self._sets: dict[int, Set] = {}
@@ -87,20 +92,14 @@ class Persistence:
         """Newest serial of this run that is durable on all ranks."""
         self._took_s = math.inf
         """What that took."""
-        self._pipe: asyncio.StreamWriter | None = None
-        """To the writer, while there is one."""
-        self._writer: asyncio.subprocess.Process | None = None
+        self.writer = PartWriter(job.name, settings, self.take_now)
+        self.parts: Parts = self.writer
+        """Who writes them, if it is not the writer of this host alone."""
         mirror = settings.mirror
         self.mirroring = Mirroring(job, settings, mirror, self._release) if mirror is not None else None
         """To the second tier, if there is one."""
         self.log_keeping = LogKeeping(job, settings, run_name) if settings.keeps_log else None
         """Of the log behind the sets, if that goes to storage too."""
-        self._unsent: list[Request] = []
-        self._handed: set[int] = set()
-        """Serials that the present writer knows of."""
-        self._dismissed = False
-        """It is to end once nothing is under way."""
-        self._wanted = asyncio.Event()
 
     @property
     def stays_in_memory(self) -> bool:
@@ -153,10 +152,13 @@ class Persistence:
 
     def _begin_run(self, sessions: Sequence[Session]) -> None:
         run = run_name(sessions)
-        if run != self._run:  # workers that were started again
+        if run != self._run:  # workers that were started again, or run elsewhere
             self._run, self._due_s, self._complete = run, 0.0, 0
             self._sets.clear()
             self._announced.clear()
+            self._lease(sessions)
+            for session in sessions if self._reduced else ():
+                session.mirror_note = self._reduced
             if self._settings.overhead:
                 self._pacing = Pacing(1 + self._settings.overhead, self._settings.in_flight)
 
@@ -177,11 +179,24 @@ class Persistence:
             return
         self._due_s = max(self._due_s, now + self._settings.every_s)
         ranks = {session.rank for session in sessions}
-        self._sets[serial] = Set(serial, self._run, sessions, commits, now, missing=ranks)
+        elsewhere = any(session.host for session in sessions)
+        self._sets[serial] = Set(
+            serial, self._run, sessions, commits, step, now, missing=ranks, elsewhere=elsewhere
+        )
         for of in self._sets.values():
             of.in_flight = max(of.in_flight, len(self._sets))
         self._lease(sessions)
-        self._send(Persist(serial, self._run, tuple(str(session.directory) for session in sessions)))
+        self.parts.persist(serial, self._run, sessions, self._known(sessions))
+
+    def _known(self, sessions: Sequence[Session]) -> set[int] | None:
+        """What counts of this run; None: a proxyd before us may know of more."""
+        if not self._complete and not any(session.host for session in sessions):
+            return None
+        return {*self._sets, *filter(None, (self._complete, self._held))}
+
+    def take_now(self, written: Written) -> None:
+        """An answer that has just come."""
+        self.take(written, time.monotonic())
 
     def take(self, written: Written, now: float) -> None:
         """A rank's part is durable, or is not."""
@@ -190,26 +205,22 @@ class Persistence:
             return
         of.missing.discard(written.rank)
         of.bytes += written.bytes
-        of.step = max(of.step, written.step)
         of.gone |= written.gone
         of.failed = of.failed or written.error
         if of.missing:
             return
         del self._sets[of.serial]
         self._lease(of.sessions)
-        try:
-            self._conclude(of, now)
-        finally:
-            self._dismiss()
+        self._conclude(of, now)
 
     def _conclude(self, of: Set, now: float) -> None:
         """All ranks have answered."""
         if of.serial < self._complete:  # a newer one overtook it: stores have let go of it, or refused it
             if self._held:  # or not yet
-                self._send(Discard(of.serial, of.run))
+                self.parts.tell(Discard(of.serial, of.run))
             return
         if of.failed:
-            self._send(Discard(of.serial, of.run))
+            self.parts.tell(Discard(of.serial, of.run))
             if of.gone:
                 self._job.persist.skipped += 1
             else:
@@ -218,9 +229,9 @@ class Persistence:
         self._complete, self._took_s = of.serial, now - of.begun_s
         self._job.persist.copied += 1
         self._job.persist.bytes += of.bytes
-        if self.mirroring is not None:
+        if self.mirroring is not None and of.is_within_reach:
             self.mirroring.offer(CompleteSet(of.serial, of.run, of.sessions))
-        self._release()
+        self._release(of.step)
         self._remember(of)
         self._pace(of, now)
         log.debug(
@@ -231,6 +242,13 @@ class Persistence:
     def _remember(self, of: Set) -> None:
         """Stores keep nothing older than a set that is complete."""
         run = self._settings.directory / self._job.name / of.run
+        if self._job.span is not None:
+            self._job.span.stored = Stored(of.step, run)
+            self._note()
+        if not of.is_within_reach:
+            for session in of.sessions:
+                session.persist_note = ""
+            return
         for session in of.sessions:
             commit = of.commits[session.rank]
             session.persist_note = ""
@@ -247,11 +265,8 @@ class Persistence:
         sessions = [session for of in self._sets.values() for session in of.sessions]
         self._sets.clear()
         self._announced.clear()
-        self._unsent = [request for request in self._unsent if not isinstance(request, Persist)]
         self._lease(sessions)
-        if self._writer is not None:  # stores survive it
-            with contextlib.suppress(ProcessLookupError):
-                self._writer.kill()
+        self.parts.break_off()
 
     def _pace(self, of: Set, now: float) -> None:
         """Let what is durable tell how often the next ones are to come."""
@@ -266,71 +281,14 @@ class Persistence:
             session.persist_interval = every
             session.persist_choice = self._pacing.told() if self._pacing is not None else ""
 
-    async def run(self) -> None:
-        """The writer, whenever there is something to write; until cancelled."""
-        while True:
-            await self._wanted.wait()
-            requests = self._hand_over()
-            try:
-                ended = f"its writer ended: {await self._follow_writer(requests)}"
-            except (OSError, ValueError) as problem:
-                ended = f"its writer ended: {problem}"
-            lost, self._handed, self._dismissed = self._handed, set(), False
-            for of in [self._sets[serial] for serial in sorted(lost & self._sets.keys())]:
-                for rank in sorted(of.missing):
-                    self.take(Written(of.serial, of.run, rank, error=ended), time.monotonic())
-
-    async def _follow_writer(self, requests: Sequence[Request]) -> str:
-        """From its start, with these requests, to its end; how it ended."""
-        settings, writing = self._settings, self._settings.writing
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "recovery.persistence.writer", str(settings.directory),
-            "--job", self._job.name, "--slots", str(settings.all_slots), "--threads", str(writing.threads),
-            "--chunk", str(writing.chunk_bytes), "--pool", str(writing.pool_bytes),
-            "--keep-runs", str(settings.keep_runs), "--parent", str(os.getpid()),
-            *(["--holds"] if settings.mirror is not None else []),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is proxyd's to handle
-        )  # fmt: skip
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            self._pipe, self._writer = process.stdin, process
-            for request in (*requests, *self._hand_over()):
-                self._pipe.write(encode(request))
-            while line := await process.stdout.readline():
-                self.take(decode_answer(line), time.monotonic())
-            return f"status {await process.wait()}"
-        finally:  # what is under way is cut short, which stores survive
-            self._pipe = self._writer = None
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), KILLED_S)
-
-    def _hand_over(self) -> list[Request]:
-        """What a writer is about to be told."""
-        requests, self._unsent = self._unsent, []
-        self._wanted.clear()
-        self._handed |= {request.serial for request in requests if isinstance(request, Persist)}
-        return requests
-
-    def _dismiss(self) -> None:
-        """End a writer that had trouble, as soon as it has nothing to do; the next snapshot starts another.
-
-        While it holds files of a disk that failed, that can neither be unmounted nor come back to life.
-        """
-        if self._dismissed and self._pipe is not None and not self._handed & self._sets.keys():
-            self._pipe.close()
-            self._pipe = None
-
     @property
     def _held(self) -> int:
         return self.mirroring.held(self._run) if self.mirroring is not None else 0
 
-    def _release(self) -> None:
+    def _release(self, step: int = 0) -> None:
         """What is older than the newest complete set may go, but for what is being copied elsewhere."""
         if self._complete:
-            self._send(Release(self._complete, self._run, self._held))
+            self.parts.tell(Release(self._complete, self._run, self._held), step)
 
     def _lease(self, sessions: Sequence[Session]) -> None:
         serials = sorted(self._sets)
@@ -348,7 +306,7 @@ class Persistence:
         self._due_s = max(self._due_s, now + RETRY_S)
         self._job.persist.failures += 1
         self._tell(of.failed)
-        self._dismissed = self._pipe is not None
+        self.parts.dismiss()
 
     def _tell(self, reason: str) -> None:
         note = f"no snapshot reaches {self._settings.directory}: {reason}"
@@ -357,17 +315,16 @@ class Persistence:
                 session.persist_note = note
                 log.warning("a snapshot is not durable", job=self._job.name, rank=session.rank, reason=reason)
 
-    def _send(self, request: Request) -> None:
-        if self._pipe is not None and not (self._dismissed and isinstance(request, Persist)):
-            if isinstance(request, Persist):
-                self._handed.add(request.serial)
-            self._pipe.write(encode(request))
-        else:
-            self._unsent.append(request)
-            self._wanted.set()
-
 
 def run_name(sessions: Sequence[Session]) -> str:
-    """Of one start of all workers; the same for a proxyd that adopted them."""
+    """Of one start of all workers; the same for a proxyd that adopted them.
+
+    Where ranks run on other hosts, another one whenever one has moved: no two hosts write one store.
+    """
     directory = sessions[0].directory
-    return f"{directory.parent.parent.name}.{directory.name}"
+    name = f"{directory.parent.parent.name}.{directory.name}"
+    if not any(session.host for session in sessions):
+        return name
+    # Here, a rank elsewhere has a fresh directory for each stay; one that has come back has another worker.
+    stays = [(session.directory, session.worker.pid, session.worker.start_ticks) for session in sessions]
+    return f"{name}.{hashlib.sha256(repr(stays).encode()).hexdigest()[:8]}"

@@ -10,11 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Persist:
-    """Write snapshot `serial` of all ranks; they lie in logs at `directories`, by rank."""
+    """Write snapshot `serial` of the ranks of this host; they lie in logs at `directories`, by rank."""
 
     serial: int
     run: str
-    directories: tuple[str, ...]
+    world: int
+    directories: Mapping[int, str]
+    known: tuple[int, ...] | None = None
+    """Serials that are complete or under way: what else is older will never be.  None: nobody can tell."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,11 @@ def decode_request(line: bytes) -> Request:
     """Raises ValueError."""
     name, fields = single(line)
     if name == "persist":
-        return Persist(int(fields["serial"]), str(fields["run"]), tuple(map(str, fields["directories"])))
+        return Persist(
+            int(fields["serial"]), str(fields["run"]), int(fields["world"]),
+            {int(rank): str(path) for rank, path in dict(fields["directories"]).items()},
+            None if fields["known"] is None else tuple(map(int, fields["known"])),
+        )  # fmt: skip
     if name == "release":
         return Release(int(fields["serial"]), str(fields["run"]), int(fields["held"]))
     if name == "discard":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import replay
@@ -62,3 +62,18 @@ class PersistenceSettings:
     def in_flight(self) -> int:
         """N, within the leases that a log has."""
         return min(self.slots - 1, replay.SNAPSHOT_LEASES)
+
+
+def on_several_hosts(settings: PersistenceSettings) -> PersistenceSettings:
+    """What is possible of it where ranks run on other hosts: their memory cannot be read or written here."""
+    return replace(settings, mirror=None, keeps_log=False, stays_in_memory=True)
+
+
+def left_out(settings: PersistenceSettings) -> list[str]:
+    """Options that are of no use there."""
+    wanted = {
+        "--mirror": settings.mirror is not None,
+        "--persist-log": settings.keeps_log,
+        "--persist-only": not settings.stays_in_memory,
+    }
+    return [option for option, asked in wanted.items() if asked]

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,19 +182,22 @@ class RankStores:
 
 
 class RunStores:
-    """Of all ranks of one run."""
+    """Of one run: those of its ranks that are on this host."""
 
     def __init__(
-        self, run: Path, ranks: int, slots: int, writing: Writing = DEFAULT_WRITING, holds: bool = False
-    ) -> None:
+        self, run: Path, ranks: Iterable[int], world: int, slots: int,
+        writing: Writing = DEFAULT_WRITING, holds: bool = False,
+    ) -> None:  # fmt: skip
         """`holds`: an older set may have to stay beside the newest.  Raises OSError."""
-        agreed = ranks > 1 or holds
-        self.of_rank = [RankStores(run, rank, slots, agreed, writing) for rank in range(ranks)]
+        agreed = world > 1 or holds
+        self.of_rank = {rank: RankStores(run, rank, slots, agreed, writing) for rank in ranks}
+        self.parts_elsewhere = len(self.of_rank) < world
+        """Whether other hosts write some of the run."""
         self._in_use = contextlib.ExitStack()
         self._in_use.enter_context(in_use(run))
         # A writer that was killed left parts of snapshots that nobody will complete; they would hold slots.
         try:
-            held = [stores.serials for stores in self.of_rank]
+            held = [stores.serials for stores in self.of_rank.values()]
         except (OSError, _store.StoreError):
             return  # who cannot say what is there must not say what is missing
         for serial in held[0].union(*held) - held[0].intersection(*held):
@@ -202,24 +205,36 @@ class RunStores:
 
     def release(self, serial: int, held: int = 0) -> None:
         """It is complete on all ranks: older ones may go, but for the one that is held (0: none)."""
-        for stores in self.of_rank:
-            _told(stores.release, serial, held)
+        for stores in self.of_rank.values():
+            with _complaint():
+                stores.release(serial, held)
 
     def close(self) -> None:
         """Nothing more is written; waits for what is under way."""
-        for stores in self.of_rank:
+        for stores in self.of_rank.values():
             stores.close()
         self._in_use.close()
 
     def discard(self, serial: int) -> None:
         """It will never be complete."""
-        for stores in self.of_rank:
-            _told(stores.discard, serial)
+        for stores in self.of_rank.values():
+            with _complaint():
+                stores.discard(serial)
+
+    def keep_only(self, known: Collection[int], before: int) -> None:
+        """Those of these serials, of what is older: the others are parts of sets that failed unheard."""
+        for stores in self.of_rank.values():
+            with _complaint():
+                for serial in sorted(stores.serials - set(known)):
+                    if serial < before:
+                        stores.discard(serial)
 
 
-def _told(change: Callable[..., None], *serials: int) -> None:
+@contextlib.contextmanager
+def _complaint() -> Iterator[None]:
+    """Trouble with storage is told, and no more."""
     try:
-        change(*serials)
+        yield
     except (OSError, _store.StoreError) as problem:
         sys.stderr.write(f"understudy: slots of snapshots were not freed: {problem}\n")
 
@@ -266,26 +281,28 @@ class JobWriter:
             self._tidied.add(present)
             runs = list(self._runs)
             former = [self._runs.pop(run) for run in runs[: runs.index(present)]]
+            parts_elsewhere = self._runs[present].parts_elsewhere
         for stores in former:
             stores.close()
         try:
-            remove_old_runs(self._directory / self._job, present, self._keep_runs)
+            remove_old_runs(self._directory / self._job, present, self._keep_runs, parts_elsewhere)
         except OSError as problem:
             sys.stderr.write(f"understudy: former runs were not removed: {problem}\n")
 
     def _persist_all(self, request: Persist) -> None:
-        ranks = range(len(request.directories))
         try:
             if not RUN_NAME.fullmatch(request.run):
                 raise ValueError(f"{request.run!r} is no name for a run")
             sources = [
-                read_source(rank, Path(request.directories[rank]), request.serial, self._areas)
-                for rank in ranks
+                read_source(rank, Path(directory), request.serial, self._areas)
+                for rank, directory in sorted(request.directories.items())
             ]
             parts = split({source.rank: holdings(source.contents) for source in sources})
-            stores = self._stores_of(request.run, len(sources))
+            stores = self._stores_of(request)
+            if request.known is not None:
+                stores.keep_only(request.known, request.serial)
         except Exception as problem:  # noqa: BLE001 - as below
-            for rank in ranks:
+            for rank in request.directories:
                 answer = Written(request.serial, request.run, rank, gone=is_gone(request, rank))
                 self._answer(replace(answer, error=str(problem) or repr(problem)))
             return
@@ -293,12 +310,17 @@ class JobWriter:
             of_rank = stores.of_rank[source.rank]
             self._pool.submit(self._persist, request, source, parts[source.rank], of_rank)
 
-    def _stores_of(self, run: str, ranks: int) -> RunStores:
+    def _stores_of(self, request: Persist) -> RunStores:
         with self._lock:
-            if run not in self._runs:
-                directory = self._directory / self._job / run
-                self._runs[run] = RunStores(directory, ranks, self._slots, self._writing, self._holds)
-            return self._runs[run]
+            if request.run not in self._runs:
+                self._runs[request.run] = RunStores(
+                    self._directory / self._job / request.run, request.directories, request.world,
+                    self._slots, self._writing, self._holds,
+                )  # fmt: skip
+            stores = self._runs[request.run]
+        if stores.of_rank.keys() != request.directories.keys():
+            raise ValueError(f"run {request.run} has stores of other ranks here")
+        return stores
 
     def _persist(self, request: Persist, source: Source, part: Part, stores: RankStores) -> None:
         step = source.contents.commit.step
@@ -307,7 +329,7 @@ class JobWriter:
             extents = source.extents(part)
             store = stores.fitting([memoryview(content).nbytes for _, _, content in extents], request.serial)
             receipt = store.persist(
-                job=self._job, rank=source.rank, world=len(request.directories), step=step,
+                job=self._job, rank=source.rank, world=request.world, step=step,
                 serial=request.serial, extents=extents, threads=self._writing.threads, timeout_s=SLOT_FREE_S,
                 confirm=lambda: source.log.snapshot_holds(request.serial),
             )  # fmt: skip

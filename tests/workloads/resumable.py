@@ -22,14 +22,17 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="a directory with model.pt, optimizer.pt, snapshot.json")
     parser.add_argument("--losses", type=Path)
     parser.add_argument("--save", type=Path, help="the state after the last step")
+    parser.add_argument("--layers", type=int, default=0, help="more of them: a step takes longer")
     given = parser.parse_args()
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.manual_seed(5)
+    more = [layer for _ in range(given.layers) for layer in (torch.nn.Linear(300, 300), torch.nn.ReLU())]
     model = torch.nn.Sequential(
-        torch.nn.Linear(24, 300), torch.nn.LayerNorm(300), torch.nn.ReLU(), torch.nn.Linear(300, 5)
+        torch.nn.Linear(24, 300), torch.nn.LayerNorm(300), torch.nn.ReLU(), *more, torch.nn.Linear(300, 5)
     ).to(device)
     first = 1
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
