@@ -16,7 +16,7 @@ import structlog
 from simulation.chunks import count
 from simulation.layouts import Shape
 from simulation.run import Outcome, quiet, simulate, simulate_case
-from simulation.schedules import CALL_FAULTS, Fault, Schedule
+from simulation.schedules import CALL_FAULTS, Fault, Move, Schedule
 
 SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 5_000)
 PLAIN = Shape(
@@ -161,6 +161,26 @@ def test_a_request_of_a_validation_that_goes_wrong_ends_nobody() -> None:
             outcome = simulate_case(3, replace(PLAIN, steps=6), schedule(faults, validates=2))
             assert not outcome.violations
             assert outcome.ended == 2, f"{call}: {kind}"
+
+
+def test_server_that_dies_while_its_successor_elsewhere_does_not_start_is_known_to_have_died() -> None:
+    """It is retired then, so its death means nothing; later rounds waited for a notice that did not come."""
+    faults = [
+        Fault("kill", 1, record=34), Fault("kill", 0, at=0.07242868505696824),
+        Fault("outage", 0, at=0.0703524301470504, lasts=70.0),
+    ]  # fmt: skip
+    moves = [
+        Move(2, 0.008037563826689341, drains=False), Move(1, 0.06918465903641154, drains=True),
+        Move(0, 0.0005150768498903621, drains=True), Move(1, 0.005742946595101403, drains=True),
+    ]  # fmt: skip
+    shape = replace(PLAIN, data=1, pipeline=3, steps=2, barrier=False)
+    drained = replace(
+        schedule(*faults, validates=1), shadow_limit=6, believes=True, snapshots=True, storage=True,
+        moves=tuple(moves),
+    )  # fmt: skip
+    outcome = simulate_case(7295826368038, shape, drained)
+    assert outcome.violations == []
+    assert outcome.ended == 3
 
 
 def test_ranks_that_die_together_while_their_snapshots_are_on_storage_alone_come_back(seed: int) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import logging
-import multiprocessing
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +12,9 @@ from typing import Any
 import recovery
 import replay
 from simulation.chunks import CHUNK, count, run_chunk, summary
+from simulation.many_seeds import Seeds
 from simulation.run import simulate
 
-DEFAULT_STATE = Path("build/simulate.json")
-FULL = 100_000
-"""Seeds of a full run, from 0."""
 RESULT = Path(__file__).parents[2] / "docs" / "simulation.md"
 """What the last full run without violations counted."""
 
@@ -34,22 +28,13 @@ def explain(seed: int) -> int:
     return bool(outcome.violations)
 
 
-def fingerprint() -> str:
+def fingerprint(*more: Path) -> str:
     """Of everything that decides how a seed runs: what was done with other code does not count."""
-    folders = [Path(__file__).parent, *(Path(package.__path__[0]) for package in (recovery, replay))]
+    folders = [Path(__file__).parent, *more, *(Path(package.__path__[0]) for package in (recovery, replay))]
     files = [
         path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".so")
     ]
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
-
-
-def load(path: Path, code: str) -> list[dict[str, Any]]:
-    """Chunks that were done with this code."""
-    state = json.loads(path.read_text()) if path.exists() else {}
-    if not isinstance(state, dict) or state.get("code") != code:
-        return []
-    chunks: list[dict[str, Any]] = state["chunks"]
-    return chunks
 
 
 def commit() -> str:
@@ -81,33 +66,14 @@ def write_result(chunks: list[dict[str, Any]]) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="simulate", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run and explain this one")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=FULL)
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--state", type=Path, default=DEFAULT_STATE, help="what is done; delete it to restart"
-    )
-    options = parser.parse_args()
+    seeds = Seeds("simulate", CHUNK, run_chunk, fingerprint)
+    options = seeds.options(__doc__)
     if options.seed is not None:
         return explain(options.seed)
-    code = fingerprint()
-    chunks = load(options.state, code)
-    done = {chunk["first"] for chunk in chunks}
-    todo = [n for n in range(options.first, options.first + options.count, CHUNK) if n not in done]
-    options.state.parent.mkdir(parents=True, exist_ok=True)
-    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for number, chunk in enumerate(pool.imap_unordered(run_chunk, todo), 1):
-            chunks.append(chunk)
-            options.state.write_text(json.dumps({"code": code, "chunks": chunks}))
-            for seed, text in chunk["failing"].items():
-                print(f"--seed {seed}: {text}", flush=True)
-            if number % 50 == 0:
-                print(f"{number * CHUNK} of {len(todo) * CHUNK}", file=sys.stderr, flush=True)
+    chunks = seeds.run(options)
     print(summary(chunks))
     failing = any(chunk["failing"] for chunk in chunks)
-    if not failing and {chunk["first"] for chunk in chunks} >= set(range(0, FULL, CHUNK)):
+    if not failing and seeds.is_full(chunks):
         write_result(chunks)
     return failing
 

@@ -43,6 +43,7 @@ def _numbers(outcome: Outcome) -> dict[str, int]:
         "ranks that ended as undisturbed": outcome.ended,
         "ranks given up with reason": outcome.given_up,
         "validations": outcome.validations,
+        "planned moves": outcome.moved,
     }
 
 

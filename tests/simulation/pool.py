@@ -27,6 +27,8 @@ class Pool:
         self.ready: list[Device] = []
         self.outage_until = 0.0
         """Virtual time at which servers can be started again."""
+        self.broken = ""
+        self.leased: set[str] = set()
 
     def make(self) -> Device:
         """A server that is ready."""
@@ -63,6 +65,7 @@ class Pool:
             while self.ready:
                 server = self.ready.pop(0)
                 if server.process.running:
+                    server.device = device
                     return cast(Server, server)
             waiting: asyncio.Future[None] = self._world.loop.create_future()
             self._waiting.append(waiting)
@@ -73,6 +76,22 @@ class Pool:
                 raise SpawnerError(f"no device server became ready within {timeout:.0f} s") from None
             finally:
                 self._waiting.remove(waiting)
+
+    def a_spare(self, device: str) -> Server | None:
+        """One that is ready."""
+        return cast(Server, self.ready[0]) if self.ready else None
+
+    def lease(self, device: str) -> None:
+        """A session has it."""
+        if device in self.leased:
+            raise self._world.violation(f"{device} is leased twice")
+        self.leased.add(device)
+
+    def unlease(self, device: str, fill: bool = True) -> None:
+        """Nobody has it any more."""
+        if device not in self.leased:
+            raise self._world.violation(f"{device} is given back, and nobody had it")
+        self.leased.remove(device)
 
     def retire(self, server: Device) -> None:
         """End it without waiting."""

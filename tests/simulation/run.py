@@ -33,6 +33,8 @@ class Outcome:
     ended: int = 0
     given_up: int = 0
     recoveries: list[Any] = field(default_factory=list)
+    moved: int = 0
+    """Ranks that went to another device, as they were told."""
     copied: int = 0
     """Buffers that came from a replica."""
     validations: int = 0
@@ -81,7 +83,7 @@ def simulate_case(seed: int, shape: Shape, schedule: Schedule, explain: bool = F
     outcome.plans, outcome.faults, outcome.recoveries = world.plans, world.faults, world.job.recoveries
     outcome.ended = sum(log.session_state == 2 for log in world.logs)
     outcome.given_up = sum(log.session_state == 1 for log in world.logs)
-    outcome.copied = world.copied
+    outcome.copied, outcome.moved = world.copied, world.moves.arrived
     outcome.validations = world.job.validations
     outcome.seconds = time.perf_counter() - begin
     if explain:

@@ -25,6 +25,15 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Move:
+    """A rank that is to go to another device, at a time; `drains`: nobody else is to get its own."""
+
+    rank: int
+    at: float
+    drains: bool
+
+
+@dataclass(frozen=True)
 class Schedule:
     """All faults of one run, and the circumstances."""
 
@@ -45,6 +54,8 @@ class Schedule:
     """The first step that is executed twice; 0: none."""
     drifts: bool = False
     """Whether the program has an operator that does not replay, as a validation notices."""
+    moves: tuple[Move, ...] = ()
+    """Orders though nothing is broken."""
 
     @property
     def leaving(self) -> bool:
@@ -75,6 +86,14 @@ def some_schedule(chance: random.Random, programs: list[Program]) -> Schedule:
         validates=chance.choice((0, 0, 1, 2, 3)),
         drifts=chance.random() < 0.1,
         storage=chance.random() < 0.5,
+        moves=_some_moves(chance, len(programs), lasts),
+    )
+
+
+def _some_moves(chance: random.Random, world: int, lasts: float) -> tuple[Move, ...]:
+    count = chance.choice((0, 0, 1, 2, 4))
+    return tuple(
+        Move(chance.randrange(world), chance.uniform(0, lasts), chance.random() < 0.5) for _ in range(count)
     )
 
 

@@ -16,10 +16,11 @@ import grpc
 import replay
 from recovery import recovery_round
 from recovery.control import address, pb
-from recovery.coordinator import MOST_ROUNDS, Coordinator
+from recovery.coordinator import Coordinator
 from recovery.evidence import rank_facts
 from recovery.facts import Facts
 from recovery.floors import BUSY_S, IDLE_S, FloorKeeper
+from recovery.homes import Homes
 from recovery.jobs import Job as RecoveryJob
 from recovery.jobs import Session
 from recovery.leases import Leases
@@ -35,18 +36,21 @@ from recovery.validation import ValidationSchedule
 from simulation import oracle
 from simulation.device import Device, Process
 from simulation.fabric import Fabric, Violation
+from simulation.judgement import judge
 from simulation.layouts import Job, Shape
 from simulation.log import Log
+from simulation.moves import Moves
 from simulation.pool import Pool
 from simulation.programs import Key, mix
 from simulation.roll_forward import is_of_the_step
-from simulation.schedules import Fault, Schedule
+from simulation.schedules import Fault, Move, Schedule
 from simulation.steering import Stub
 from simulation.storage import Storage
 from simulation.virtual_time import VirtualLoop
 
 LONGEST = 4000.0
 """Virtual seconds after which a job should have ended, whatever happened to it."""
+SPARE_DEVICES = 2
 
 
 class World:
@@ -91,16 +95,18 @@ class World:
         self.pool = Pool(self, schedule.spares)
         keeps = schedule.optimizer_preimages
         pool = cast(ServerPool, self.pool)
-        leases = Leases([f"cpu:{rank}" for rank in range(shape.world)], pool)
+        self.leases = Leases([f"cpu:{rank}" for rank in range(shape.world + SPARE_DEVICES)], pool)
         self.storage = Storage(self) if schedule.storage else None
-        restorer = cast(Restorer | None, self.storage)
-        self.coordinator = Coordinator(self.job, pool, keeps, self._follow, leases, restorer=restorer)
+        homes, restorer = Homes(pool, self.leases), cast(Restorer | None, self.storage)
+        self.coordinator = Coordinator(self.job, homes, keeps, self._follow, restorer=restorer)
         self.validations = ValidationSchedule(self.job, 1 if schedule.validates else 0)
         vars(self.validations)["_step"] = schedule.validates
         self.keeper = FloorKeeper(self.job, self.coordinator, keeps, self.validations)
-        persistence = cast(Persistence | None, self.storage)
-        self.snapshots = SnapshotKeeper(self.job, self.coordinator, 0.5, persistence)
+        self.snapshots = SnapshotKeeper(
+            self.job, self.coordinator, 0.5, cast(Persistence | None, self.storage)
+        )
         vars(self.snapshots)["_enough_memory"] = lambda sessions: True
+        self.moves = Moves(self, self.leases, self.snapshots)
 
     # ------------------------------------------------------------------ the loop
     def later(self, seconds: float, callback: Callable[[], Any]) -> asyncio.TimerHandle:
@@ -142,6 +148,7 @@ class World:
             self._open()
             for fault in self.schedule.faults:
                 self._arrange(fault)
+            keepers += [asyncio.create_task(self._move_at(move)) for move in self.schedule.moves]
             try:
                 await asyncio.wait_for(self._over.wait(), LONGEST)
             except TimeoutError:
@@ -157,21 +164,23 @@ class World:
                 keeper.cancel()
             await self.coordinator.cancel()
             for ended in await asyncio.gather(*keepers, return_exceptions=True):
-                if not isinstance(ended, asyncio.CancelledError | Violation):
+                if not isinstance(ended, asyncio.CancelledError | Violation | None):
                     self.violations.append(f"a keeper died: {ended!r}")
         if not self.violations:
-            self._judge()
+            judge(self)
 
     def _open(self) -> None:
         self.workers = [Process(-rank - 1) for rank in range(self.shape.world)]
         for rank, log in enumerate(self.logs):
             device = self.new_device()
             session = Session(
-                job=self.job, rank=rank, world=self.shape.world, device="cpu:0", device_index=rank, threads=1,
-                worker=cast(Watched, self.workers[rank]), directory=Path(f"/log-{rank}"),
+                job=self.job, rank=rank, world=self.shape.world, device=f"cpu:{rank}", device_index=rank,
+                threads=1, worker=cast(Watched, self.workers[rank]), directory=Path(f"/log-{rank}"),
                 log=cast(replay.Log, log), server=cast(Server, device),
             )  # fmt: skip
             self.job.sessions[rank] = session
+            self.leases.hold(session)
+            self.pool.lease(f"cpu:{rank}")
             log.takes_snapshots = self.schedule.snapshots
             self.validations.arm(session)
             device.attach(
@@ -280,11 +289,21 @@ class World:
         device.retired = True
         device.kill()
         del self.job.sessions[rank]
+        self.leases.release(session)
         session.closed.set()
+        self.loop.create_task(self._tell_end())
         self.stir()
         self._closed += 1
         if self._closed == self.shape.world:
             self._over.set()
+
+    async def _tell_end(self) -> None:
+        async with self.job.changed:
+            self.job.changed.notify_all()
+
+    async def _move_at(self, move: Move) -> None:
+        await asyncio.sleep(move.at)
+        await self.moves.order(move)
 
     # ------------------------------------------------------------------ what must hold
     def tell(self, log: Log, index: int, value: int) -> None:
@@ -415,23 +434,6 @@ class World:
         cut = oracle.reachable(self, facts)
         return None if cut is None else f"{cut} could have been reached"
 
-    def _judge(self) -> None:
-        disturbances = sum(self.faults.values())
-        for log in self.logs:
-            if log.session_state == 1 and not disturbances:
-                raise self.violation(f"rank {log.rank} was lost though nothing happened: {log.lost_because}")
-            if log.session_state == 1:
-                why = log.lost_because
-                fine = why in self.given_up or any(why.startswith(reason[:900]) for reason in self.given_up)
-                if why.startswith("recovery did not succeed"):
-                    fine = disturbances >= MOST_ROUNDS - 2
-                if not fine:
-                    raise self.violation(f"rank {log.rank} was lost without need: {why}")
-            elif log.session_state == 0 and not self.schedule.leaving:
-                raise self.violation(f"rank {log.rank} neither ended nor was lost")
-        if self.job.generation > 2 * disturbances + self.shape.world + self.standings + self.refusals:
-            raise self.violation(f"{self.job.generation} rounds for {disturbances} faults")
-
     # ------------------------------------------------------------------ faults
     def _arrange(self, fault: Fault) -> None:
         if fault.record >= 0:
@@ -492,9 +494,7 @@ class World:
                 self.faults[f"{call}: {fault.kind}"] += 1
                 if fault.kind == "kill-before":
                     self.kill(device)
-                elif fault.kind == "kill-other":
-                    session = self.job.sessions.get(fault.rank)
-                    if session is not None:
-                        self.kill(self.device_of(session))
+                elif fault.kind == "kill-other" and (other := self.job.sessions.get(fault.rank)) is not None:
+                    self.kill(self.device_of(other))
                 return fault.kind
         return ""
