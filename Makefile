@@ -20,8 +20,8 @@ REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: sweep soak simulate baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
-	bench-snapshots conformance lint format clean install
+.PHONY: sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
+	bench-snapshots bench-migration conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 
@@ -74,6 +74,9 @@ bench-snapshots: setup  ## snapshots against others' ways: until durable, what t
 	@$(PY) bench/snapshots/goodput.py --costs bench/results/slowdown_costs.json \
 	  --output bench/results/goodput.json --plot bench/results/goodput.png
 
+bench-migration: setup  ## how long a rank stands still that goes on elsewhere, beside a restart; bench/results/migration.json
+	@OMP_NUM_THREADS=1 $(PY) bench/migration/migration_cost.py $(OPTIONS)
+
 bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
 	@$(PY) bench/gpu.py
 
@@ -91,6 +94,9 @@ conformance: setup  ## PyTorch's own operator, module and optimizer databases, n
 
 baseline: setup  ## count the client's instructions per call and make them the baseline of the tests
 	@$(PY) bench/instructions.py --write-baseline
+
+simulate-hosts: setup  ## 100,000 schedules of hosts that are cut off and proxyds that die, in virtual time
+	@PYTHONPATH=tests $(PY) -P -m hosts_simulation $(OPTIONS)
 
 simulate: setup  ## 100,000 fault schedules through the real planner and coordinator, in virtual time
 	@PYTHONPATH=tests $(PY) -P -m simulation $(OPTIONS)

@@ -1,5 +1,6 @@
 """One run of an example or workload, native or under the proxy, and what it left behind."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -140,7 +143,7 @@ def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None]
 
     def expire() -> None:
         expired.set()
-        os.killpg(process.pid, signal.SIGTERM)
+        _stop(process)
 
     timer = threading.Timer(timeout_s, expire)
     timer.start()
@@ -181,14 +184,24 @@ def execute_natively(
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """As Ctrl-C would; by force after 10 s."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                continue
+    """As Ctrl-C would; by force after 10 s, with torchrun's workers, which have sessions of their own."""
+    below = _descendants(process)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    for one in {*below, *_descendants(process)}:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.kill()
+    process.wait()
+
+
+def _descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _of_rank(path: Path, rank: int) -> Path:
