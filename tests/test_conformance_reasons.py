@@ -38,7 +38,7 @@ def test_least_squares_give_other_last_bits_natively_where_memory_lies_elsewhere
         cases = [case for case in operator_cases.cases(unit) if case.variant == "out"]
     for case in cases:
         first = judge.run(case, NATIVE)
-        for _ in range(20):
+        for _ in range(200):  # one in some hundred differs
             kept.append(torch.empty(sizes.randrange(1, 20_000), dtype=torch.uint8))
             if compare(first, judge.run(case, NATIVE)):
                 return
