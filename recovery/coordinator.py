@@ -10,7 +10,7 @@ from enum import Enum, auto
 import structlog
 
 from recovery.control import pb
-from recovery.facts import FaultFacts, FaultKind
+from recovery.facts import WISHES, FaultFacts, FaultKind
 from recovery.faults import BY_NUMBER
 from recovery.homes import Homes
 from recovery.incidents import (
@@ -382,7 +382,7 @@ class Coordinator:
     def _fault_facts(self) -> FaultFacts:
         if not self._faults:
             everybody = tuple(session.rank for session in self._job.active_sessions())
-            return FaultFacts(FaultKind.VALIDATION, everybody)
+            return FaultFacts(FaultKind.VALIDATION, everybody, sound=everybody)
         causes = causes_of(self._faults)
         worst = max(causes, key=lambda fault: self._attempts(fault))
         attempts = self._attempts(worst)
@@ -392,7 +392,9 @@ class Coordinator:
                 f"the device server of rank {worst.rank} died {attempts} times at record {worst.record_index}"
             )
         ranks = tuple(sorted({fault.rank for fault in self._faults}))
-        return FaultFacts(causes[0].kind, ranks, worst.phase, attempts, message, self._trusted)
+        broken = {fault.rank for fault in self._faults if fault.kind not in WISHES}
+        sound = tuple(rank for rank in ranks if rank not in broken)
+        return FaultFacts(causes[0].kind, ranks, worst.phase, attempts, message, self._trusted, sound)
 
     def _attempts(self, fault: Fault) -> int:
         index, count = self._failures.get((fault.rank, fault.kind), (-1, 0))

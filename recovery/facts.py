@@ -33,6 +33,10 @@ class FaultKind(Enum):
     """Nothing is broken: the operator wants a rank on another device."""
 
 
+WISHES = (FaultKind.PLANNED_MOVE, FaultKind.REHEARSAL)
+"""What somebody ordered: nothing was broken."""
+
+
 Uid = tuple[int, int]
 """Names a communicator, equally on all its ranks: (uid_low, uid_high)."""
 
@@ -124,6 +128,7 @@ class FaultFacts:
     """The fault that started a recovery; `attempts`: how often that record has failed by now.
 
     `trusted`: rank -> its newest commit whose content is known to be right; empty unless it was corrupted.
+    `sound`: those of `ranks` that only an order or a validation concerns: their servers were alive then.
     """
 
     kind: FaultKind
@@ -132,6 +137,7 @@ class FaultFacts:
     attempts: int = 1
     message: str = ""
     trusted: Mapping[int, int] = field(default_factory=dict)
+    sound: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ PARK_S, ATTACH_S, REWIND_S, RESTORE_S, REBUILD_S, RESUME_S = 20.0, 30.0, 120.0, 
 """Deadlines of the steps, seconds."""
 LINKS = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
 """It may be that hosts do not reach each other."""
+NOTICE_S = 0.1
+"""How long the notice of a death that was found otherwise may be on its way, seconds."""
 END_S = 10.0
 """How long a server that was killed may take to end, seconds: until then its memory cannot be used."""
 
@@ -106,7 +108,7 @@ class Round:
         facts = self.facts(fault)  # without those whose program ended meanwhile
         if not {rank.rank for rank in facts.ranks} <= {session.rank for session in sessions}:
             raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
-        self._check_that_deaths_were_noticed(sessions, fault)
+        await self._check_that_deaths_were_noticed(sessions, fault)
         chosen = plan(facts)
         log.info(
             "plan", job=self._job.name, plan=chosen.name.value, reason=chosen.reason, targets=chosen.targets
@@ -118,15 +120,16 @@ class Round:
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
         return await self._go_back(chosen, [session for session in concerned_ranks if session.active])
 
-    def _check_that_deaths_were_noticed(self, sessions: Sequence[Session], fault: FaultFacts) -> None:
+    async def _check_that_deaths_were_noticed(self, sessions: Sequence[Session], fault: FaultFacts) -> None:
         """A server that died a moment ago has to be told of: once it is replaced, its notice means nothing.
 
-        The notice is on its way, and interrupts the pause that follows this round.
+        The notice is on its way: it ends this round, or the pause that follows it.
         """
+        broken = {*fault.ranks} - {*fault.sound}
         for session in sessions:
-            server = session.server
-            known = session.rank in fault.ranks or server.retired
-            if session.active and not known and not server.process.running:
+            known = session.rank in broken or session.server.retired
+            if session.active and not known and not session.server.process.running:
+                await asyncio.sleep(NOTICE_S)
                 raise RoundFailed(f"the device server of rank {session.rank} has died as well")
 
     async def _go_back(self, chosen: Plan, sessions: Sequence[Session]) -> Result:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from recovery.drills import Drill
-from recovery.facts import FaultKind
+from recovery.facts import WISHES
 
-PLANNED = (FaultKind.PLANNED_MOVE.value, FaultKind.REHEARSAL.value)
-"""What somebody wished for: nothing was broken."""
+PLANNED = tuple(kind.value for kind in WISHES)
 _FACTS = ("fault", "rank", "step", "call", "phase", "plan", "reason", "evidence", "verified")
 _SPLIT = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "total_s")
 

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
+from recovery import recovery_round
 from recovery.facts import FaultFacts, FaultKind
 from recovery.homes import Homes
 from recovery.jobs import Job
@@ -95,18 +96,39 @@ def test_facts_of_a_fault_name_who_has_left() -> None:
     assert round_.facts(fault).departed == (1,)
 
 
-def test_a_second_death_is_waited_for_before_its_server_is_replaced() -> None:
+def test_a_second_death_is_waited_for_before_its_server_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its notice came when there was another server: the report told of one of the two only."""
+    monkeypatch.setattr(recovery_round, "NOTICE_S", 0.0)
     job = a_job(3)
     step(job, 1, 1, 1)
     end_server_of(job, 0)
-    fault = FaultFacts(FaultKind.SERVER_DIED, (0,))
     round_ = a_round(job)
-    everybody = list(job.sessions.values())
-    round_._check_that_deaths_were_noticed(everybody, fault)
+
+    def check(fault: FaultFacts) -> None:
+        asyncio.run(round_._check_that_deaths_were_noticed(list(job.sessions.values()), fault))
+
+    died = FaultFacts(FaultKind.SERVER_DIED, (0,))
+    check(died)
     end_server_of(job, 2)
     with pytest.raises(RoundFailed, match="rank 2 has died as well"):
-        round_._check_that_deaths_were_noticed(everybody, fault)
-    round_._check_that_deaths_were_noticed(everybody, FaultFacts(FaultKind.SERVER_DIED, (0, 2)))
+        check(died)
+    check(FaultFacts(FaultKind.SERVER_DIED, (0, 2)))
     job.sessions[2].server.retired = True  # by a round before this one
-    round_._check_that_deaths_were_noticed(everybody, fault)
+    check(died)
+
+
+def test_a_death_amid_a_move_or_a_validation_of_its_rank_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The report told of an orderly move; nobody counted the death."""
+    monkeypatch.setattr(recovery_round, "NOTICE_S", 0.0)
+    job = a_job(2)
+    step(job, 1, 1)
+    end_server_of(job, 1)
+    round_ = a_round(job)
+    for fault in (
+        FaultFacts(FaultKind.PLANNED_MOVE, (1,), sound=(1,)),
+        FaultFacts(FaultKind.VALIDATION, (0, 1), sound=(0, 1)),
+    ):
+        with pytest.raises(RoundFailed, match="rank 1 has died as well"):
+            asyncio.run(round_._check_that_deaths_were_noticed(list(job.sessions.values()), fault))
