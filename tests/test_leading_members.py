@@ -14,8 +14,9 @@ from led_job import SOON_S, TOKEN, Leader, Member, becomes
 
 from recovery.control import answer, pb, rpc
 from recovery.injector import Refused
-from recovery.jobs import SESSION_LOST, Session
+from recovery.jobs import SESSION_LOST, Job, Session
 from recovery.spanning.homes import SpanningHomes
+from recovery.spanning.member import NotAdmitted
 from recovery.spanning.remote import SteerFailed, absent_server
 
 
@@ -291,6 +292,40 @@ def test_a_request_for_a_server_that_a_newer_one_has_overtaken_does_nothing(fold
             assert [there.server] == b.homes.made
 
     asyncio.run(replace())
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_move_waits_for_one_that_is_under_way(folder: Path, goes: bool) -> None:
+    """A leader that follows one that died amid a move asked in pauses of up to 16 s."""
+    sent: list[str] = []
+
+    async def send(job: Job, session: Session, destination: str, stash: bool, device: str) -> pb.Transfer:
+        sent.append(destination)
+        return pb.Transfer(destination=destination)
+
+    async def move() -> None:
+        b = Member(folder, "b")
+        there = b.open(1)
+        b.side.send = send
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            await a.hears_of(1)
+            request = pb.MoveRankRequest(rank=1, destination="c", **a.lead.credentials())
+            there.moving = asyncio.Event()
+            asked = asyncio.create_task(b.side.move(request))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not asked.done() and not sent
+            there.moving.set()
+            there.moving = None
+            if goes:
+                del there.job.sessions[1]
+                with pytest.raises(NotAdmitted, match="rank 1 does not run here any more"):
+                    await asked
+                there.job.sessions[1] = there
+            else:
+                assert not (await asked).error and sent == ["c"]
+
+    asyncio.run(move())
 
 
 def test_a_server_that_is_copied_from_lives_on_if_another_could_not_be_had_at_first(folder: Path) -> None:

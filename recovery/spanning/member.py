@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,6 +32,8 @@ STEERABLE = frozenset(
 )
 """Methods of a device server that a leader may call."""
 LONGEST_S = 900.0
+MOVING_S = 60.0
+"""How long a move that is under way already may keep another one waiting, seconds."""
 NO_MEMBER = "this host is no member of such a job"
 SIGNALS = frozenset((signal.SIGKILL, signal.SIGSTOP))
 
@@ -199,6 +203,11 @@ class MemberSide:
         """Raises NotAdmitted."""
         job, _ = self._admit(request)
         session = self._session(job, request.rank)
+        if session.moving is not None:  # as a leader wished that has died: this one would ask again and again
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(session.moving.wait(), MOVING_S)
+            if self._session(job, request.rank) is not session:
+                raise NotAdmitted(f"rank {request.rank} has been away meanwhile")
         assert self.send is not None
         try:
             transfer = await self.send(job, session, request.destination, request.stash, request.device)
