@@ -12,7 +12,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import structlog
 
 from recovery.control import pb
 from recovery.passage import NotPassedOn, Passage, nowhere
+from recovery.private_socket import bound_to
 from recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Notes, Store
 
 log = structlog.get_logger()
@@ -60,12 +60,9 @@ class WorkerStore:
         """Serve until cancelled."""
         path = self._directory / SOCKET
         path.unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            server = await asyncio.start_unix_server(self._serve, str(path), limit=LONGEST_LINE, backlog=1024)
-        finally:
-            os.umask(before)
-        async with server:
+        async with await asyncio.start_unix_server(
+            self._serve, sock=bound_to(path), limit=LONGEST_LINE, backlog=1024
+        ) as server:
             await server.serve_forever()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recovery.rendezvous import LONGEST_KEY
-from recovery.worker_store import WorkerStore
+from recovery.worker_store import SOCKET, WorkerStore
 
 
 def text(value: bytes) -> str:
@@ -119,3 +120,33 @@ def test_a_client_that_says_nothing_or_too_much_harms_nobody(
         return answer
 
     assert json.loads(asyncio.run(hostile())) == {"count": 0}
+
+
+def test_stores_that_begin_at_once_leave_the_mask_of_new_files_alone(tmp_path: Path) -> None:
+    """The second took the first one's for proxyd's own: from then on directories were 0600, so nobody's."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+
+    async def begin() -> None:
+        serving = []
+        for folder in folders:
+            folder.mkdir()
+            serving.append(asyncio.create_task(WorkerStore(folder).run()))
+        while not all((folder / SOCKET).exists() for folder in folders):
+            await asyncio.sleep(0)
+            assert mask() == before
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+    before = mask()
+    try:
+        asyncio.run(begin())
+        assert mask() == before
+    finally:
+        os.umask(before)
+
+
+def mask() -> int:
+    """That of this process."""
+    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("Umask"))
+    return int(line.split()[1], 8)

@@ -24,6 +24,7 @@ from recovery.migration import namespaces
 from recovery.migration.forwarding import FORWARDED, Signals
 from recovery.migration.moving import NotMoved, Tool, move
 from recovery.migration.whereabouts import Place, Whereabouts
+from recovery.private_socket import bound_to
 
 SOCKET = "s"
 """Short: a Unix socket's path has at most 107 bytes."""
@@ -96,13 +97,10 @@ class Init:
 
     def __init__(self, command: Sequence[str], directory: Path, given: Files | None) -> None:
         self.problem = ""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         path = directory / SOCKET
         files = given.open() if given is not None else ()
-        before = os.umask(0o177)
         new = directory / NEW_SOCKET
-        self._listener.bind(str(new))
-        os.umask(before)
+        self._listener = bound_to(new)
         self._listener.listen(4)
         new.rename(path)  # who sees it can connect
         self._wakeup, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
