@@ -17,7 +17,7 @@ from snapshots import Snapshot
 
 import sweep
 
-EVERY = {"op_db": 12, "module_db": 8, "optim_db": 3}
+EVERY = {"op_db": 18, "module_db": 12, "optim_db": 4}
 """One entry in so many runs here; `make conformance` runs all."""
 
 FIXED: tuple[str, ...] = (
@@ -50,7 +50,7 @@ def spread() -> list[str]:
     """Entries at fixed distances, each with one dtype, so that all dtypes occur."""
     chosen = []
     for database, distance in EVERY.items():
-        entries = [entry for entry in databases.load() if entry.database == database]
+        entries = [entry for entry in databases.load() if entry.database == database and entry.dtypes]
         for number, entry in enumerate(entries[::distance]):
             dtype = entry.dtypes[number % len(entry.dtypes)]
             chosen.append(databases.Unit(entry, dtype).name)

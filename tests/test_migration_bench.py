@@ -40,6 +40,7 @@ def test_parts_of_a_dump_are_those_of_the_answer() -> None:
         sample_of_dump("rank 1 was not moved")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_whole_of_it_runs_and_tells_what_is_not_measured(tmp_path: Path) -> None:
     output = tmp_path / "migration.json"
