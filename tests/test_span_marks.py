@@ -12,7 +12,9 @@ import replay
 from recovery.control import pb
 from recovery.injector import Refused
 from recovery.spanning.mark import read_mark
+from recovery.spanning.member import NotAdmitted
 from recovery.spanning.migration import Migration
+from recovery.spanning.spans import Spans
 
 GOOD = pb.SpanMark(token=b"t" * 32, leader="host-a.b", hosts=2, recoveries=3, device="cuda:1")
 
@@ -70,3 +72,21 @@ def test_no_job_is_begun_for_a_worker_whose_mark_is_refused_and_the_worker_is_to
     moves.callbacks.arrived(header, 1, directory)
     assert why in replay.Log(str(directory)).lost_message
     assert not desk.jobs
+
+
+def test_a_member_that_opened_one_rank_tells_of_no_other() -> None:
+    told: list[int] = []
+    lead: Any = SimpleNamespace(
+        members={"b": "b"},
+        described=lambda member, one: told.append(one.rank),
+        turns=SimpleNamespace(end=lambda host, rank: True),
+    )
+
+    def end(rank: int, opened: int) -> None:
+        request = pb.EndRankRequest(rank=rank, opened=pb.RankDescription(rank=opened))
+        Spans.let_end(cast(Any, None), lead, "b", request)
+
+    end(1, 1)
+    with pytest.raises(NotAdmitted, match="it opened rank 1, and tells of rank 0"):
+        end(1, 0)
+    assert told == [1]

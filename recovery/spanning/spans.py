@@ -396,6 +396,8 @@ class Spans:
             raise NotAdmitted("this host has not joined the job")
         try:
             if request.HasField("opened"):
+                if (told := request.opened.rank) != request.rank:
+                    raise NotAdmitted(f"it opened rank {request.rank}, and tells of rank {told}")
                 lead.described(member, request.opened)
         except replay.LogError as problem:
             raise NotAdmitted(f"its description makes no sense: {problem}") from problem
