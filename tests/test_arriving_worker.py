@@ -231,6 +231,21 @@ def test_parts_that_are_not_right_are_refused_and_nothing_stays(
     assert list((memory / RUNTIME).iterdir()) == []
 
 
+def test_a_thread_that_comes_after_the_end_makes_and_takes_nothing(memory: Path, tmp_path: Path) -> None:
+    """It was left behind by a request that was cancelled."""
+    header = a_header(memory)
+    images = tmp_path / "images"
+    images.mkdir()
+    delivery = Delivery(header, check_form(header), images, at_home=False)
+    delivery.discard()
+    images.mkdir()
+    with pytest.raises(Refusal, match="not awaited any more"):
+        delivery.begin()
+    with pytest.raises(Refusal, match="not awaited any more"):
+        delivery.take(pb.WorkerPart(file=pb.WorkerFile(kind="image", name="a")))
+    assert list((memory / RUNTIME).iterdir()) == [] == list(images.iterdir())
+
+
 def test_what_is_there_already_is_neither_overwritten_nor_removed(memory: Path, tmp_path: Path) -> None:
     there = memory / RUNTIME / "j" / "rank-3-1"
     there.mkdir(parents=True)

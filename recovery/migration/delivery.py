@@ -37,6 +37,7 @@ class Delivery:
         self._turn = threading.Lock()
         self._lock = -1
         self._made: list[Path] = []
+        self._discarded = False
         self.bytes = 0
         self.complete = False
 
@@ -47,6 +48,12 @@ class Delivery:
             free = state.f_bavail * state.f_frsize
             if free < self._left[kind] + SPARE_BYTES:
                 raise Refusal(f"{folder} has {free >> 20} MiB left, and {self._left[kind] >> 20} are to come")
+        with self._turn:
+            self._make_directories()
+
+    def _make_directories(self) -> None:
+        if self._discarded:
+            raise Refusal("it is not awaited any more")
         try:
             self._lock = os.open(self.images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,6 +67,8 @@ class Delivery:
     def take(self, part: pb.WorkerPart) -> None:
         """The next one; raises Refusal."""
         with self._turn:
+            if self._discarded:
+                raise Refusal("it is not awaited any more")
             self._take(part)
 
     def _take(self, part: pb.WorkerPart) -> None:
@@ -146,7 +155,7 @@ class Delivery:
 
     def drop_images(self) -> None:
         """They were restored."""
-        with self._turn:  # who is cancelled leaves its thread behind
+        with self._turn:
             self._close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -159,6 +168,8 @@ class Delivery:
 
     def discard(self) -> None:
         """Nothing of it stays."""
+        with self._turn:  # who is cancelled leaves its thread behind
+            self._discarded = True
         self.drop_images()
         for folder in self._made:
             shutil.rmtree(folder, ignore_errors=True)

@@ -256,8 +256,9 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             raise Refusal(f"{found.runtime} is another one's")
         self._directories.enter(found.runtime)
         delivery: Delivery | None = None
+        making = asyncio.ensure_future(asyncio.to_thread(self._images_folder, header.image_bytes))
         try:
-            images = await asyncio.to_thread(self._images_folder, header.image_bytes)
+            images = await asyncio.shield(making)
             delivery = Delivery(header, found, images, at_home)
             guest = Guest(delivery, source, self.here)
             self._moves[header.move] = guest
@@ -266,14 +267,26 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                 await asyncio.to_thread(delivery.take, part)
             if not delivery.complete:
                 raise Refusal("a part of it is missing")
-        except BaseException:
-            self._moves.pop(header.move, None)
-            if delivery is not None:
-                await asyncio.to_thread(delivery.discard)
-            self._directories.leave(found.runtime)
+        except BaseException:  # who sends may hang up, and once more while this is cleared away
+            forgetting = self._forget(header, found.runtime, making, delivery)
+            await asyncio.shield(self._background.start(forgetting))
             raise
         guest.stage = Stage.READY
         return guest
+
+    async def _forget(
+        self, header: pb.WorkerHeader, runtime: Path, making: asyncio.Future[Path], delivery: Delivery | None
+    ) -> None:
+        """Nothing stays of what has not arrived."""
+        try:
+            if delivery is not None:
+                await asyncio.to_thread(delivery.discard)
+            else:
+                with contextlib.suppress(Refusal, OSError):
+                    (await making).rmdir()
+        finally:
+            self._moves.pop(header.move, None)
+            self._directories.leave(runtime)
 
     def _images_folder(self, wanted: int) -> Path:
         """Where there is room; raises Refusal."""
