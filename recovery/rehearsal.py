@@ -27,6 +27,8 @@ async def rehearse(job: Job, coordinator: Coordinator) -> str:
         try:
             await check(newest)
         except NotRestored as problem:
+            if _newest(job) != newest:  # it made way for a newer one while it was read
+                continue
             raise Refused(f"snapshot {newest.serial} is of no use: {problem}") from problem
         checked = newest
     else:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from documented_commands import OPERATIONS, STORED, check, of_page, of_script
 from manifests import pods, words
+from migratable_run import skip_without_criu
 from proxied import left_behind, until
 from running_proxyd import running_proxyd
 from training_run import BIN, ROOT
@@ -84,11 +85,14 @@ def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_pa
     mirror.mkdir()  # as a mount point is
     options = ["--persist", str(stored), "--persist-every", "5steps", "--persist-only"]
     options += ["--mirror", f"file://{mirror}"]
-    with running_proxyd(socket, 2, tuple(options)) as proxyd:
+    skip_without_criu()
+    with running_proxyd(socket, 3, tuple(options)) as proxyd:  # one device more than ranks: they move about
         environment = os.environ | {"UNDERSTUDY_SOCKET": str(proxyd.socket), "OMP_NUM_THREADS": "1"}
 
         def control(line: str) -> subprocess.CompletedProcess[str]:
             line = line.replace(STORED, str(stored)).replace("s3://bucket/prefix", f"file://{mirror}")
+            line = line.replace("/mnt/nvme/snapshots", str(stored))
+            line = line.replace("--to cpu:2", "--to cpu:1")  # the drain before it has brought it to cpu:2
             line = line.replace("/run/understudy/own/proxyd.sock", str(socket))
             line = line.replace("/run/understudy/proxyd.sock", str(socket)).replace("RANK", "0")
             return subprocess.run(
@@ -98,8 +102,9 @@ def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_pa
 
         script = proxied.torchrun(2, ROOT / "examples" / "char_gpt.py", "--steps", "1000000")
         run = subprocess.Popen(
-            [str(BIN / "proxyrun"), "--job", "nightly", *script], env=environment, stdout=subprocess.DEVNULL
-        )
+            [str(BIN / "proxyrun"), "--job", "nightly", "--migratable", *script],
+            env=environment, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
         try:
             listed = "recoveryctl snapshots list s3://bucket/prefix --json"
             until(
@@ -111,6 +116,8 @@ def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_pa
             for line in dict.fromkeys(commands):
                 if "--watch" in line or "kill-proxyd" in line or "tune" in line:
                     continue  # endless; ends this very proxyd; half a minute, in test_snapshot_tune
+                if "node-" in line or line == "recoveryctl drill":
+                    continue  # other hosts: test_jobs_on_hosts; the name of a command
                 done = control(line)
                 assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         finally:
