@@ -11,6 +11,9 @@ import structlog
 
 log = structlog.get_logger()
 
+AGAIN_S = 2.0
+"""How long a task that was cancelled may take to end before it is cancelled once more, seconds."""
+
 
 class BackgroundTasks:
     """The background tasks of one owner, named in the log by `owner`."""
@@ -27,11 +30,15 @@ class BackgroundTasks:
         return task
 
     async def cancel(self) -> None:
-        """Cancel all and wait until they have ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancel all and wait until they have ended.
+
+        Again and again: asyncio.wait_for of Python 3.11 forgets a cancellation that comes as its wait ends.
+        """
+        pending = set(self._tasks)
+        while pending:
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -193,9 +193,9 @@ class EmbeddedStore(ClusterStore):
                     continue
                 wait = self.machine.next_end() - self._clock()
                 try:
-                    await asyncio.wait_for(
-                        self._changed.wait(), None if math.isinf(wait) else max(wait, 0) + 0.001
-                    )
+                    # Not wait_for: Python 3.11's forgets a cancellation that comes as its wait ends.
+                    async with asyncio.timeout(None if math.isinf(wait) else max(wait, 0) + 0.001):
+                        await self._changed.wait()
                 except TimeoutError:
                     continue  # a lease is over
 
