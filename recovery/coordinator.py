@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
@@ -439,10 +440,9 @@ class Coordinator:
             await self._interrupted(PEER_DEATH_WITHIN)
 
     async def _interrupted(self, timeout: float) -> None:
-        try:
-            await asyncio.wait_for(self._interrupt.wait(), timeout)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._interrupt.wait()
 
     def _conclude(self, result: Result) -> None:
         for session in self._job.sessions.values():  # also one whose program ended meanwhile

@@ -58,7 +58,8 @@ class Standing:
             if len(self.sessions()) == len(sessions):
                 return True
             try:
-                await asyncio.wait_for(self._changed.wait(), deadline - loop.time())
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
             except TimeoutError:
                 return False
         return False

@@ -299,7 +299,9 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         """Who does not come back has kept its worker, or restores it."""
         while True:
             try:
-                return await _wait(guest.decided, self.decision_s)
+                async with asyncio.timeout(self.decision_s):
+                    await guest.decided.wait()
+                    return
             except TimeoutError:
                 async with guest.turn:  # it may be being restored, or let run
                     if guest.stage in (Stage.READY, Stage.RESTORED):
@@ -436,15 +438,11 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             request = await anext(requests, None)
 
 
-async def _wait(event: asyncio.Event, within_s: float) -> None:
-    """Raises TimeoutError."""
-    await asyncio.wait_for(event.wait(), within_s)
-
-
 async def _following(parts: AsyncIterator[pb.WorkerPart]) -> pb.WorkerPart | None:
     """Raises Refusal if the source has fallen silent."""
     try:
-        return await asyncio.wait_for(anext(parts, None), PART_S)
+        async with asyncio.timeout(PART_S):
+            return await anext(parts, None)
     except TimeoutError:
         raise Refusal("its source has fallen silent") from None
 

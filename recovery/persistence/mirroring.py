@@ -118,7 +118,8 @@ class Mirroring:
             self._pipe.write(encode(Target(to.url, to.keeps.keep_last, to.keeps.keep_every)))
             while True:
                 try:
-                    line = await asyncio.wait_for(process.stdout.readline(), HANG_S)
+                    async with asyncio.timeout(HANG_S):
+                        line = await process.stdout.readline()
                 except TimeoutError:
                     if self._ready or time.monotonic() < self._busy_since_s + HANG_S:
                         continue
