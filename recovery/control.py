@@ -77,14 +77,18 @@ async def answer(call: Awaitable[Value]) -> Value:
         raise ChannelClosed("its channel was closed") from None
 
 
+def code_of(problem: grpc.RpcError) -> grpc.StatusCode | None:
+    """How a call failed; None: nothing was called."""
+    code: grpc.StatusCode | None = getattr(problem, "code", lambda: None)()
+    return code
+
+
 def ran_out(problem: grpc.RpcError) -> bool:
     """Whether a call failed because no answer came in time."""
-    code = getattr(problem, "code", lambda: None)()
-    return code is grpc.StatusCode.DEADLINE_EXCEEDED
+    return code_of(problem) is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def trouble(problem: grpc.RpcError) -> str:
     """A failed call in a few words."""
     details = getattr(problem, "details", lambda: None)()
-    code = getattr(problem, "code", lambda: None)()
-    return str(details or code or problem)
+    return str(details or code_of(problem) or problem)

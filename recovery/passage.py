@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from recovery.control import answer, pb, rpc, trouble
+from recovery.control import answer, code_of, pb, rpc, trouble
 from recovery.membership.links import LARGEST_MESSAGE, NoLink
 
 Value = TypeVar("Value")
@@ -117,7 +117,7 @@ class Passage:
             except NoLink as problem:
                 why = str(problem)
             except grpc.RpcError as problem:
-                code = getattr(problem, "code", lambda: None)()
+                code = code_of(problem)
                 why = trouble(problem)
                 if code not in _LATER:
                     raise NotPassedOn(why, code) from problem
@@ -139,7 +139,7 @@ class Passage:
             except NoLink as problem:
                 why = str(problem)
             except grpc.RpcError as problem:
-                code = getattr(problem, "code", lambda: None)()
+                code = code_of(problem)
                 why = trouble(problem)
                 if code is not NOT_LED:
                     host = leader.host if leader is not None else "this one"

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from aetcd import rpc
 
-from recovery.control import trouble
+from recovery.control import code_of, trouble
 from recovery.membership.settings import Endpoint
 from recovery.membership.store import (
     Change,
@@ -188,7 +188,7 @@ class EtcdStore(ClusterStore):
             raise told from problem
 
     def _told(self, problem: grpc.RpcError) -> ClusterStoreError:
-        code = getattr(problem, "code", lambda: None)()
+        code = code_of(problem)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return Unreachable(f"etcd at {self.told} did not answer within {self._deadline_s:g} s")
         if code in _GONE:

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from recovery.control import pb, rpc
+from recovery.control import pb, ran_out, rpc
 from recovery.membership.agreement import Vote
 from recovery.membership.certificates import Credentials, host_files
 
@@ -72,7 +72,7 @@ class TlsPeers:
         try:
             reply = await self._call(target, "Ping", pb.PingRequest(), ANSWER_S)
         except grpc.RpcError as problem:
-            if getattr(problem, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if ran_out(problem):
                 return Vote(None, f"{target.name} cannot be asked: {_HANGS}")
             why = await asyncio.to_thread(self.explain, host.strip("[]"), int(port), target.name)
             return Vote(None, f"{target.name} cannot be asked: {why}")

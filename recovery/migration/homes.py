@@ -19,7 +19,8 @@ import grpc
 import grpc.aio
 import structlog
 
-from recovery.control import answer, pb, rpc, trouble
+from recovery.control import answer, code_of, pb, rpc, trouble
+from recovery.membership.links import NoLink
 from recovery.migration.header import OUTPUTS
 from recovery.migration.orders import LARGEST_ANSWER, OrderRefused, check_socket, order, parse
 from recovery.migration.whereabouts import Place
@@ -188,11 +189,11 @@ class Homes:
                         break
                     await self._take(relay, follower, init, reply)
             except grpc.RpcError as problem:
-                if getattr(problem, "code", lambda: None)() is grpc.StatusCode.NOT_FOUND:
+                if code_of(problem) is grpc.StatusCode.NOT_FOUND:
                     raise Lost(f"host {follower.away.host} has no such worker any more") from problem
                 log.warning("a worker elsewhere cannot be followed", host=follower.away.host,
                             problem=trouble(problem))  # fmt: skip
-            except RuntimeError as problem:  # NoLink
+            except NoLink as problem:
                 log.warning("a worker elsewhere cannot be followed", problem=str(problem))
             finally:
                 gone = hearing.done()
@@ -240,9 +241,9 @@ class Homes:
                 async for _ in call:
                     pass
             except grpc.RpcError as problem:
-                if getattr(problem, "code", lambda: None)() is grpc.StatusCode.NOT_FOUND:
+                if code_of(problem) is grpc.StatusCode.NOT_FOUND:
                     return
-            except RuntimeError as problem:  # NoLink
+            except NoLink as problem:
                 log.debug("a worker elsewhere is not dismissed yet", problem=str(problem))
             else:
                 return

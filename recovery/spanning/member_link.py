@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 import replay
-from recovery.control import answer, pb, rpc, trouble
+from recovery.control import answer, code_of, pb, ran_out, rpc, trouble
 from recovery.membership.links import NoLink
 from recovery.spanning.member import NO_MEMBER
 from recovery.spanning.remote import SteerFailed
@@ -61,7 +61,7 @@ class MemberLink:
                 self.trouble = f"{self.host} has ended the conversation"
             except (grpc.RpcError, NoLink, replay.LogError) as problem:
                 self.trouble = trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
-                code = getattr(problem, "code", lambda: None)()
+                code = code_of(problem) if isinstance(problem, grpc.RpcError) else None
                 if code is grpc.StatusCode.PERMISSION_DENIED and self.trouble == NO_MEMBER:
                     self._lead.gone(self)
                 if self.connected.is_set():
@@ -83,8 +83,8 @@ class MemberLink:
         except NoLink as problem:
             raise SteerFailed(str(problem)) from problem
         except grpc.RpcError as problem:
-            late = getattr(problem, "code", lambda: None)() is grpc.StatusCode.DEADLINE_EXCEEDED
-            raise SteerFailed(f"host {self.host}: {trouble(problem)}", ran_out=late) from problem
+            said = f"host {self.host}: {trouble(problem)}"
+            raise SteerFailed(said, ran_out=ran_out(problem)) from problem
 
 
 def _is_cancelled() -> bool:
