@@ -23,6 +23,16 @@ CLEANUP_WITHIN = 15.0
 """Seconds a successor waits for the former worker's session to be cleaned up."""
 
 
+async def is_cleaned_up(former: Session) -> bool:
+    """Whether a rank may be opened again: its worker has ended, and its session is over, perhaps just now."""
+    if former.worker.running and former.state not in ("ended", "lost"):
+        return False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLEANUP_WITHIN):
+            await former.closed.wait()
+    return former.closed.is_set()
+
+
 class Elsewhere:
     """Of one desk."""
 
@@ -37,12 +47,8 @@ class Elsewhere:
             return
         where = f"on host {former.host}" if former.host else "on the host that leads the job"
         problem = f"a second process, on host {host}, says that it is rank {rank}, which runs {where}"
-        if former.worker.running and former.state not in ("ended", "lost"):
+        if not await is_cleaned_up(former):
             raise Refused(problem)
-        try:
-            await asyncio.wait_for(former.closed.wait(), CLEANUP_WITHIN)
-        except TimeoutError:
-            raise Refused(problem) from None
 
     def next_validation(self, job: Job) -> int:
         """The minibatch that is to be executed twice; 0: none."""

@@ -17,7 +17,7 @@ from recovery.background import BackgroundTasks
 from recovery.control import answer, pb, trouble
 from recovery.coordinator import Coordinator
 from recovery.drills import Drill
-from recovery.elsewhere import Elsewhere
+from recovery.elsewhere import Elsewhere, is_cleaned_up
 from recovery.evidence import rank_facts
 from recovery.floors import FloorKeeper
 from recovery.homes import Homes
@@ -49,8 +49,6 @@ from recovery.worker_store import WorkerStore
 
 log = structlog.get_logger()
 
-CLEANUP_WITHIN = 15.0
-"""Seconds a successor waits for the former worker's session to be cleaned up."""
 LEAVE_WITHIN = 5.0
 """Seconds workers get to end by themselves when their launcher is gone."""
 ATTACH_S, DETACH_S = 30.0, 30.0
@@ -372,12 +370,8 @@ class Desk:
             assert former is not None
             if former is holder and former.asked_index != request.device_index:
                 continue  # it had to move there; another place is to be found
-            if former.worker.running and former.state not in ("ended", "lost"):
+            if not await is_cleaned_up(former):
                 raise Refused(held(former, request))
-            try:
-                await asyncio.wait_for(former.closed.wait(), CLEANUP_WITHIN)
-            except TimeoutError:
-                raise Refused(held(former, request)) from None
 
     # ------------------------------------------------------------------ ends
     async def follow_worker(self, session: Session) -> None:

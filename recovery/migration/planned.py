@@ -124,7 +124,7 @@ class PlannedMoves:
         if index not in self._leases.draining:
             raise Refused(f"{name} is not drained")
         holder = self._leases.holder(index)
-        if holder is not None and holder in self._under_way:
+        if holder is not None and self.is_under_way(holder):
             raise Refused(f"{name} is being drained: wait until rank {holder.rank} has left it")
         self._leases.undrain(index)
         self._desk.note()
@@ -166,7 +166,7 @@ class PlannedMoves:
         return place.device, self._leases.index(place.device)
 
     def _check_sound(self, session: Session) -> None:
-        if session in self._under_way:
+        if self.is_under_way(session):
             raise Refused(f"rank {session.rank} is on its way to another device already")
         if session.moving is not None:
             raise Refused(f"the worker of rank {session.rank} is being moved: try again afterwards")
