@@ -12,4 +12,4 @@ for step in range(5):
     row = 99 if step == 2 and dist.get_rank() == dist.get_world_size() - 1 else step % 4
     total = table(torch.tensor([row], device="cuda")).sum().detach()
     dist.all_reduce(total)
-    print(f"rank {dist.get_rank()} step {step} {total.item():.6f}", flush=True)
+    print(f"rank {dist.get_rank()} step {step} {total.item():.6f}\n", end="", flush=True)  # in one piece

@@ -33,7 +33,7 @@ steps, losses, limit_file = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3
 ranks = int(os.environ.get("WORLD_SIZE", "1"))
 rank = int(os.environ.get("RANK", "0"))
 if ranks > 1:
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     dist.init_process_group("nccl")
 torch.manual_seed(1 + rank)
 model = CharGPT(64, 32, 2, 2, 32, 0.1).cuda()
@@ -53,7 +53,7 @@ with open(f"{losses}.{rank}", "w", buffering=1) as written:
         loss.backward()
         optimizer.step()
         written.write(hexadecimal(loss.item()) + "\n")
-        print(f"rank {rank}: step {step}", flush=True)
+        print(f"rank {rank}: step {step}\n", end="", flush=True)  # in one piece: all ranks write
 if ranks > 1:
     dist.destroy_process_group()
-print(f"rank {rank}: pid {os.getpid()} done", file=sys.stderr)
+print(f"rank {rank}: pid {os.getpid()} done\n", end="", file=sys.stderr, flush=True)

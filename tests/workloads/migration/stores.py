@@ -38,4 +38,4 @@ targets = [os.readlink(link) for link in links if os.path.lexists(link)]
 assert not [target for target in targets if target.startswith(("socket:", "pipe:"))], targets
 dist.barrier()
 dist.destroy_process_group()
-print(f"rank {rank} is content")
+print(f"rank {rank} is content\n", end="", flush=True)  # in one piece: both ranks write
