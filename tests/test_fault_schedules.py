@@ -68,6 +68,16 @@ def test_no_schedule_breaks_an_invariant(seed: int, tmp_path: Path) -> None:
     assert all(plans[name] for name in ("restart-copy-replay", "rewind-in-place", "give-up"))
 
 
+def test_a_server_that_goes_back_to_a_snapshot_late_takes_the_manifest_of_its_successor_along() -> None:
+    """Its commit has none any more when the next one wants it: that round fails, and the next one knows."""
+    assert not simulate(5461342863051).violations
+
+
+def test_a_server_that_dies_as_it_is_told_to_run_on_may_have_overwritten_what_its_predecessor_kept() -> None:
+    """Nobody knows, so the job is given up, and that is not held against the planner."""
+    assert not simulate(77000067).violations
+
+
 def test_a_seed_runs_the_same_way_in_another_process() -> None:
     here = [simulate(seed) for seed in range(40, 60)]
     code = (

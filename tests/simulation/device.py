@@ -405,6 +405,8 @@ class Device:
         self.table.start_at(target)
         if target:
             commit = log.entry(target)
+            if not commit.has_manifest:  # a server that went back to a snapshot late has taken it
+                raise replay.LogError(f"commit {target} has no manifest")
             if not commit.readable:
                 raise Violation(f"rank {log.rank} is restored from shadows that may have been overwritten")
             self._arriving = {row.handle: commit.shadows.get(row.handle) for row in commit.rows}

@@ -97,6 +97,8 @@ def _choices(world: World, rank: RankFacts) -> list[Choice]:
         if rank.alive:
             if device.table.oldest <= commit.number <= device.table.epoch:
                 found.append((commit.number, commit.index))
+        elif commit.number < session.resumed_commit:
+            continue  # a server that was told to run on may have done so, even if it died first
         elif commit.complete and commit.has_manifest and commit.readable:
             found.append((commit.number, commit.index))
     if rank.alive and not rank.optimizer_preimages:
