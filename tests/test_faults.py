@@ -132,7 +132,8 @@ def test_a_call_that_fails_again_on_a_healthy_server_raises_its_own_error(
     assert done.returncode != 0
     (recovery,) = report["recoveries"]
     assert recovery["plan"] == "give-up"
-    assert "tried before: rewind-in-place, restart-copy-replay" in recovery["reason"]
+    # Beside other work one in some runs went back in place twice before it was given another server.
+    assert re.search("tried before: (rewind-in-place, )+restart-copy-replay", recovery["reason"])
     assert (
         "RemoteError: a driver error, injected by a drill [device call aten::add_.Tensor, record"
         in done.stderr
@@ -175,6 +176,7 @@ def test_all_servers_killed_at_once_are_rebuilt_while_the_log_is_whole(
     assert sorted(recovery["rank"] for recovery in report["recoveries"]) == [0, 1]
 
 
+@pytest.mark.long
 def test_a_partition_that_never_heals_ends_the_job_with_a_sentence(
     variables: dict[str, str], tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def told(run: HostRun, beginning: str) -> str:
     return next((line.partition(beginning)[2] for line in run.errors if beginning in line), "")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_a_host_is_lost_and_the_training_goes_on_from_the_set_that_its_end_names(out: Path) -> None:
     store = out / "store"

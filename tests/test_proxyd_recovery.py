@@ -305,11 +305,17 @@ def test_every_replica_killed_at_once_comes_back_from_snapshots_or_the_whole_log
     variables: dict[str, str], tmp_path: Path
 ) -> None:
     drills = [word for rank in (0, 1) for word in ("--drill", f"kill-server rank={rank} step=9 call=2")]
-    done, report = proxyrun(
-        variables | {"AWAIT_FLOOR": "1"}, tmp_path, "--devices", "cpu:2", "--spares", "2", *drills
-    )
-    assert done.returncode == 0
-    assert [part.split("\n")[:-1] for part in done.stdout.split("\0")] == [expected(r, 2, 12) for r in (0, 1)]
+    for attempt in range(5):  # on a slow machine one may be back before the other comes there
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        done, report = proxyrun(
+            variables | {"AWAIT_FLOOR": "1"}, folder, "--devices", "cpu:2", "--spares", "2", *drills
+        )
+        assert done.returncode == 0
+        shown = [part.split("\n")[:-1] for part in done.stdout.split("\0")]
+        assert shown == [expected(r, 2, 12) for r in (0, 1)]
+        if len(report["recoveries"]) == 1 or report["recoveries"][-1]["plan"] != "restart-copy-replay":
+            break
     assert report["recoveries"][-1]["plan"] == "restore-snapshot-replay"
     assert (
         "every replica died: the device servers of ranks 0, 1 are gone" in report["recoveries"][-1]["reason"]

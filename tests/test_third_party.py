@@ -119,7 +119,10 @@ def test_accelerate_launch_without_a_configuration_survives_a_killed_server(tmp_
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
-    [([], ()), (["--device-first"], ("--drill", "kill-server rank=1 step=3 call=9"))],
+    [
+        pytest.param([], (), marks=pytest.mark.long),
+        (["--device-first"], ("--drill", "kill-server rank=1 step=3 call=9")),
+    ],
     ids=["group first", "device first, server killed"],
 )
 def test_a_script_that_spawns_its_ranks_itself(

@@ -19,8 +19,15 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    ("example", "ranks"),
+    [
+        ("char_gpt", 2),
+        ("digits_convnet", 1),
+        pytest.param("char_gpt", 1, marks=pytest.mark.long),
+        pytest.param("digits_convnet", 2, marks=pytest.mark.long),
+    ],
+)
 def test_losses_under_the_proxy_equal_native_ones_bit_for_bit(
     example: str, ranks: int, tmp_path: Path
 ) -> None:
