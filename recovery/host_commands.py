@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from rich.table import Table
 from rich.text import Text
 
-from recovery.asking import SocketOption, ask
+from recovery.asking import Failure, SocketOption, ask
 from recovery.control import pb
 from recovery.tables import account_of_trouble, make_console, moment
 
@@ -19,8 +19,18 @@ from recovery.tables import account_of_trouble, make_console, moment
 def hosts(
     socket: SocketOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    forget: Annotated[
+        str, typer.Option(metavar="HOST", help="Take one off the list that is lost and does not come back.")
+    ] = "",
 ) -> None:
     """Hosts of the cluster: their last sign, devices, spares and jobs."""
+    if forget:
+        request = pb.ForgetHostRequest(name=forget)
+        reply = ask(socket, lambda daemon: daemon.ForgetHost(request, timeout=20))
+        if reply.error:
+            raise Failure(reply.error)
+        typer.echo(reply.detail)
+        return
     found = ask(socket, lambda daemon: daemon.ListHosts(pb.ListHostsRequest(), timeout=20))
     if as_json:
         plain = json_format.MessageToDict(

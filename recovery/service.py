@@ -14,6 +14,7 @@ from recovery.faults import BY_NAME
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
 from recovery.membership.membership import Membership
+from recovery.membership.store import ClusterStoreError
 from recovery.migration.compatible import refusal
 from recovery.migration.places import Place, parse_place
 from recovery.node import describe_node
@@ -130,6 +131,13 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     async def ListHosts(self, request: Any, context: Any) -> pb.HostList:
         return await self._membership.listing()
+
+    async def ForgetHost(self, request: Any, context: Any) -> pb.DrillReply:
+        try:
+            problem = await self._membership.hosts.forget(request.name)
+        except ClusterStoreError as trouble_of_store:
+            problem = str(trouble_of_store)
+        return pb.DrillReply(error=problem, detail=f"host {request.name} is forgotten")
 
     def _node(self) -> pb.Node:
         node = describe_node(self._desk, self._pool)

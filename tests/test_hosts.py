@@ -161,6 +161,37 @@ def test_host_that_dies_is_suspected_when_its_lease_ends_and_lost_when_peers_agr
     in_virtual_time(scene)
 
 
+def test_only_a_lost_host_can_be_forgotten_and_it_may_come_back_all_the_same() -> None:
+    async def scene(cluster: Cluster) -> None:
+        a, b = await Host(cluster, "a").start(), await Host(cluster, "b").start()
+        await asyncio.sleep(5)
+        assert await a.hosts.forget("c") == "no host c is registered"
+        assert (await a.hosts.forget("b")).startswith("host b is alive: only a host that is lost")
+        b.die()
+        await asyncio.sleep(LEASE_S + 3)
+        assert (await a.hosts.forget("b")).startswith("host b is suspected: only a host that is lost")
+        cluster.unreachable.add("b")
+        await asyncio.sleep(5)
+        assert await a.seen() == {"a": "alive", "b": "lost"}
+        a.link.cut.set()
+        with pytest.raises(Unreachable):
+            await a.hosts.forget("b")
+        await asyncio.sleep(5)
+        assert (await a.hosts.forget("b")).startswith("host b is unknown")
+        a.link.cut.clear()
+        await asyncio.sleep(5)
+        assert await a.hosts.forget("b") == ""
+        await asyncio.sleep(5)
+        assert await a.seen() == {"a": "alive"}
+        assert {entry.key.split("/")[-2] for entry in (await cluster.store.list("")).entries} == {"a"}
+        cluster.unreachable.discard("b")
+        await Host(cluster, "b", "second").start()
+        await asyncio.sleep(5)
+        assert await a.seen() == {"a": "alive", "b": "alive"}
+
+    in_virtual_time(scene)
+
+
 def test_all_hosts_tell_the_same_time_of_a_loss() -> None:
     async def scene(cluster: Cluster) -> None:
         hosts = [await Host(cluster, name).start() for name in "abc"]

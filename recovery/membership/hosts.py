@@ -14,7 +14,7 @@ from recovery.control import pb
 from recovery.membership.agreement import HostState, Verdict, Vote, judge
 from recovery.membership.followed import Followed
 from recovery.membership.records import VERSION, BadRecord, Keys, read, written
-from recovery.membership.store import ClusterStore, ClusterStoreError, Put, Unchanged
+from recovery.membership.store import ClusterStore, ClusterStoreError, Delete, Put, Unchanged
 
 log = structlog.get_logger()
 
@@ -154,6 +154,23 @@ class Hosts:
             record=host.record, state=verdict.state, sign_age_s=age_s, why=verdict.why,
             since_ms=0 if host.lease else host.absent_since_ms, here=name == self._here,
         )  # fmt: skip
+
+    async def forget(self, name: str) -> str:
+        """Take a lost host off the list; empty, or a sentence why not.  Raises ClusterStoreError.
+
+        Should it come back all the same, it registers as ever.
+        """
+        known, _ = self.known()
+        if name not in known:
+            return f"no host {name[:80]} is registered"
+        state = self._standing(name, known[name], -1.0, not self.followed.trouble).state
+        if state != HostState.LOST:
+            return f"host {name} is {state}: only a host that is lost can be forgotten (recoveryctl hosts)"
+        record, alive, absent = self._keys.record(name), self._keys.alive(name), self._keys.absent(name)
+        if not await self._store.transact([Unchanged(alive, 0)], [Delete(record), Delete(absent)]):
+            return f"host {name} has just come back"
+        log.info("a lost host is forgotten", host=name)
+        return ""
 
     async def _age(self, host: KnownHost) -> float | None:
         """Seconds since its last sign, by the store's clock: hosts' may differ.  None: no answer."""
