@@ -15,6 +15,7 @@ from recovery.faults import BY_NAME
 from recovery.persistence.durable import Durable
 from recovery.processes import Watched
 from recovery.servers import Server
+from recovery.snapshot_leases import SnapshotLeases
 from recovery.spanning.span import Span
 
 SESSION_LOST = 1
@@ -99,6 +100,12 @@ class Session:
     """Where it runs, if that is another one."""
     relay: str = ""
     """The socket of what can move its worker; empty: nothing can."""
+    returning: int = 0
+    """Serial of the snapshot with which its worker comes back, as its host is lost; 0: it does not."""
+    cpu_image_step: int = 0
+    """Of the newest CPU image of it; 0: there is none."""
+    cpu_image_note: str = ""
+    """Why there is no newer one, if so."""
     moving: asyncio.Event | None = None
     """Set once a move of its worker that is under way has ended."""
     obstacles: tuple[str, ...] | None = None
@@ -209,14 +216,18 @@ class Session:
             or (CUT_LOG if log.degraded else self.snapshot_note)
             or self.persist_note
             or self.log_note
-            or self.mirror_note,
+            or self.mirror_note
+            or self.cpu_image_note,
             persisted_step=self.persisted_step,
             logged_step=self.logged_step,
             log_lag_bytes=self.log_lag if self.logged_offset else 0,
             mirrored_step=self.mirrored_step,
             persist_choice=self.persist_choice,
+            cpu_image_step=self.cpu_image_step,
             migratable=self.migratable,
             host=self.host,
+            leader=self.job.span.leader if self.job.span is not None else "",
+            heir=self.job.span.heir if self.job.span is not None else "",
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
             snapshot_s=log.snapshot_ns / 1e9,
@@ -310,6 +321,8 @@ class Job:
     """Directory of its relays, if it was begun on another host: it ends here with its last rank."""
     span: Span | None = None
     """If it spans hosts, or may come to."""
+    leases: SnapshotLeases = field(default_factory=SnapshotLeases)
+    """Of snapshots in host memory."""
 
     @property
     def token(self) -> bytes:

@@ -32,6 +32,7 @@ from recovery.persistence.settings import MirrorSettings, PersistenceSettings
 from recovery.persistence.writer import RunStores
 from recovery.proxyd import settings_of
 from recovery.settings import BadInput
+from recovery.snapshot_leases import SnapshotLeases
 
 OF = "understudy-1.rank-0"
 
@@ -53,6 +54,7 @@ class Rig:
             mirror=self.counts,
             active_sessions=lambda: [self.session],
             span=None,
+            leases=SnapshotLeases(),
         )
         settings = PersistenceSettings(Path("/x"), 1.0, slots=3, mirror=MirrorSettings("s3://bucket/x"))
         self.persistence = Persistence(cast(Any, job), settings)

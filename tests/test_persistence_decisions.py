@@ -24,6 +24,7 @@ from recovery.persistence.request import (
 )
 from recovery.persistence.settings import PersistenceSettings
 from recovery.persistence.writer import RankStores, RunStores
+from recovery.snapshot_leases import SnapshotLeases
 
 RUN, OTHER_RUN = "understudy-1.rank-0", "understudy-1.rank-0-1"
 
@@ -46,7 +47,11 @@ class Rig:
         self.sessions = [self.session(rank) for rank in (0, 1)]
         self.counts = CopyCounts()
         job = SimpleNamespace(
-            name="job", persist=self.counts, active_sessions=lambda: self.sessions, span=None
+            name="job",
+            persist=self.counts,
+            active_sessions=lambda: self.sessions,
+            span=None,
+            leases=SnapshotLeases(),
         )
         settings = PersistenceSettings(Path("/x"), every_s, every_steps, slots, stays)
         self.noted: list[list[tuple[int, int]]] = []

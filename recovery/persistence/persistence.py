@@ -36,6 +36,7 @@ SLOW_S = 60.0
 """A set that is under way for so long is told of; a disk may hang for ever ..."""
 SLOW_FACTOR, SLOW_LEAST_S = 10.0, 5.0
 """... or, once one became durable, for so many times as long as that took, but not for less than this."""
+HOLDER = "storage"
 MISSED_S = 5.0
 """After so long an ordered set that its ranks have passed is taken for one that does not come."""
 WRITER_THREADS = Writing.threads
@@ -291,10 +292,7 @@ class Persistence:
             self.parts.tell(Release(self._complete, self._run, self._held), step)
 
     def _lease(self, sessions: Sequence[Session]) -> None:
-        serials = sorted(self._sets)
-        for session in sessions:
-            if session.active:
-                session.log.lease_snapshots(serials)
+        self._job.leases.hold(HOLDER, self._sets, sessions)
 
     def _complain_of_slowness(self, now: float) -> None:
         longest = now - min((of.begun_s for of in self._sets.values()), default=now)

@@ -30,7 +30,7 @@ from recovery.settings import BadInput
 Value = TypeVar("Value")
 
 MOST_AT_ONCE = 4
-"""Snapshots: as many as proxyd leases of a rank (replay.SNAPSHOT_LEASES), and the paper tries 1 to 4."""
+"""Snapshots: as many as proxyd leases of a rank for them (settings.py), and the paper tries 1 to 4."""
 THREAD_SWEEP = (1, 2, 4)
 ROUNDS = 3
 LONG_S = 60.0

@@ -8,6 +8,9 @@ from pathlib import Path
 import replay
 from recovery.persistence.retention import DEFAULT, Retention
 
+IMAGE_LEASES = 2
+"""Of those that a log has: CPU images need one, and one more while the next ones are taken."""
+
 
 @dataclass(frozen=True)
 class Writing:
@@ -61,7 +64,7 @@ class PersistenceSettings:
     @property
     def in_flight(self) -> int:
         """N, within the leases that a log has."""
-        return min(self.slots - 1, replay.SNAPSHOT_LEASES)
+        return min(self.slots - 1, replay.SNAPSHOT_LEASES - IMAGE_LEASES)
 
 
 def on_several_hosts(settings: PersistenceSettings) -> PersistenceSettings:

@@ -24,14 +24,14 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 7;
+inline constexpr uint32_t kVersion = 8;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
 inline constexpr uint64_t kMaxCommunicators = 32;
 inline constexpr uint64_t kMaxDrills = 256;
 inline constexpr uint64_t kRecentSteps = 8;
-inline constexpr uint64_t kSnapshotLeases = 4;
+inline constexpr uint64_t kSnapshotLeases = 6;
 // Published: the one that counts stays until the new one does, and so do those that somebody reads.
 inline constexpr uint64_t kSnapshots = 2 + kSnapshotLeases;
 inline constexpr uint64_t kAlign = 8;
@@ -333,12 +333,14 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t> floor_commit;  // no commit below this one will be asked for again
   std::atomic<uint64_t>
       snapshot_floor;  // serial: no older snapshot will be asked for; 0 = the beginning may be
-  // Log offset behind the commit of a snapshot on storage: records from there on stay for its sake; 0 = none.
+  // Log offset behind the commit of a snapshot on storage, or of one that goes with CPU images: records from
+  // there on stay for its sake; 0 = none.
   std::atomic<uint64_t> log_kept_from;
   // Log offset from which on records are yet to be copied to storage, and stay until then; 0 = nobody does.
   std::atomic<uint64_t> log_uncopied_from;
   std::atomic<uint32_t> snapshot_suspended;  // 1 = none is kept, and no log for their sake
-  // Serials of snapshots that are being copied to storage: contents stay, whatever the floor is; 0 = none.
+  // Serials of snapshots that are being copied to storage, or go with CPU images: contents stay, whatever the
+  // floor is; 0 = none.
   std::atomic<uint64_t> snapshot_leases[kSnapshotLeases];
   std::atomic<uint64_t> snapshot_orders[kSnapshotOrders];  // see order_of(); 0 = none yet
   // Serials of ordered snapshots for which the worker is to say what the buffers are called
