@@ -105,6 +105,26 @@ def test_a_worker_moves_to_and_fro_and_nothing_grows(folder: Path) -> None:
         nothing_left(a, b)
 
 
+def test_of_two_workers_that_are_sent_to_one_device_at_once_the_other_goes_on_where_it_was(
+    folder: Path,
+) -> None:
+    with moving_hosts(folder, "a", "b", b={"DEVICES": "1"}) as (a, b), ThreadPoolExecutor() as pool:
+        workers = [Counted(a, folder, rank) for rank in (0, 1)]
+        for worker in workers:
+            worker.await_lines()
+        sent = [pool.submit(worker.send, a, b) for worker in workers]
+        refused = [one.result().get("error", "") for one in sent]
+        assert sorted(error != "" for error in refused) == [False, True], refused
+        assert "host b: it has no free device" in "".join(refused)
+        for worker in workers:
+            worker.await_lines()
+        assert len(b.order("events")["events"]) == 1
+        end(workers[0])
+        assert workers[1].wait() == 7
+        check_output(workers[1])
+        nothing_left(a, b)
+
+
 @pytest.mark.parametrize(("ahead_a", "ahead_b"), [("0", "1000000"), ("1000000", "0")])
 def test_the_clocks_of_a_worker_go_on_whatever_the_hosts_clocks_are(
     ahead_a: str, ahead_b: str, folder: Path

@@ -16,7 +16,7 @@ import structlog
 from recovery.control import pb
 from recovery.migration.delivery import Delivery
 from recovery.migration.far_relay import ENDED, LONGEST_ACCOUNT
-from recovery.migration.header import Here, Refusal, is_signal
+from recovery.migration.header import Here, Refusal, is_home, is_signal
 from recovery.migration.namespaces import pid_here
 from recovery.migration.orders import OrderRefused, order, parse
 from recovery.migration.outputs import Outputs
@@ -35,6 +35,7 @@ class Stage(StrEnum):
 
     ARRIVING = "arriving"
     READY = "ready"
+    RESTORING = "restoring"
     RESTORED = "restored"
     """Stopped: it does not run before its source says so."""
     RUNNING = "running"
@@ -50,7 +51,7 @@ class Guest:
 
     def __init__(self, delivery: Delivery, source: str, here: Here) -> None:
         self.header, self.places, self.source = delivery.header, delivery.places, source
-        self.at_home = self.header.home == here.host
+        self.at_home = is_home(self.header, here.host)
         self.stage = Stage.ARRIVING
         self.pid = 0
         self.count = 0

@@ -92,6 +92,11 @@ def check_form(header: pb.WorkerHeader) -> Places:
     return places(header)
 
 
+def is_home(header: pb.WorkerHeader, host: str) -> bool:
+    """Whether its relay lives on that host."""
+    return bool(header.home == host and not header.orphaned)
+
+
 def check_fit(header: pb.WorkerHeader, here: Here) -> None:
     """Whether it can go on here, bit for bit; raises Refusal."""
     texts = (header.working_directory, header.program, header.kernel, header.torch_version,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,11 +21,13 @@ from recovery.background import BackgroundTasks
 from recovery.control import pb, rpc
 from recovery.membership.links import caller
 from recovery.migration.delivery import Delivery
+from recovery.migration.fostering import Foster
 from recovery.migration.guest_directories import GuestDirectories
 from recovery.migration.guest_records import GuestRecords
 from recovery.migration.guests import Guest, Stage
-from recovery.migration.header import VERSION, Here, Refusal, check_fit, check_form
+from recovery.migration.header import VERSION, Here, Refusal, check_fit, check_form, is_home
 from recovery.migration.homes import Away, Homes, Lost
+from recovery.migration.image_folders import ARRIVING, place_for, remove_unfinished
 from recovery.migration.orders import OrderRefused, order
 from recovery.processes import start_ticks
 from recovery.runtime_directory import SHARED_MEMORY
@@ -39,8 +39,6 @@ DECISION_S = 150.0
 ENDED_S = 3600.0
 """So long the home of a worker that has ended can hear of it."""
 PART_S = 60.0
-ARRIVING = "understudy-arriving-"
-"""Directories of images; locked while somebody receives them."""
 MOST_ARRIVING = 8
 
 
@@ -52,6 +50,8 @@ class Callbacks:
     """A worker runs here: what was told of it, its pid as seen from here, its log's directory."""
     left: Callable[[pb.WorkerHeader, str], None] = lambda *_: None
     """It does not any more: "ended", "moved to HOST", "dropped"."""
+    free_devices: Callable[[], int] = lambda: MOST_ARRIVING
+    """So many workers can be taken in, those that are on their way included."""
 
 
 class Moves(rpc.MovesServicer):  # type: ignore[misc]
@@ -64,12 +64,17 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         channel_to: Callable[[str], grpc.aio.Channel],
         callbacks: Callbacks | None = None,
         images: Path | None = None,
+        outputs: Path | None = None,
     ) -> None:
-        """`channel_to`: raises NoLink; `images`: where they lie meanwhile ($TMPDIR or shared memory)."""
+        """`channel_to`: raises NoLink; `images`: where they lie meanwhile ($TMPDIR or shared memory).
+
+        `outputs`: where what workers print goes whose relay is gone ($TMPDIR).
+        """
         self.here = here
         self.channel_to = channel_to
         self.callbacks = callbacks or Callbacks()
         self.images = images
+        self._outputs = outputs or Path(tempfile.gettempdir())
         self.guests: dict[str, Guest] = {}
         """By the directory of the relay: the newest."""
         self.homes = Homes(here.host, runtime, channel_to)
@@ -104,7 +109,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
     async def _adopt(self, record: pb.GuestRecord) -> None:
         header = record.header
         found = check_form(header)
-        if header.home == self.here.host:
+        if is_home(header, self.here.host):
             return await self._adopt_at_home(record)
         delivery = Delivery(header, found, found.relay / "none", at_home=False)
         delivery.take_over()
@@ -126,6 +131,8 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             return
         guest.decided.set()
         self._background.start(self._await_end(guest))
+        if header.orphaned:
+            self._background.start(self._foster(guest))
         if place == "held":
             with contextlib.suppress(OrderRefused):
                 await order(found.relay, "resume")
@@ -245,7 +252,9 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         header = first.header
         found = check_form(header)
         await asyncio.to_thread(check_fit, header, self.here)
-        at_home = header.home == self.here.host
+        if self._arriving + self._await_their_start() > self.callbacks.free_devices():
+            raise Refusal("it has no free device")
+        at_home = is_home(header, self.here.host)
         if header.move in self._moves or any(
             one.header.relay == header.relay and not one.cleared for one in self._moves.values()
         ):
@@ -273,6 +282,11 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             raise
         guest.stage = Stage.READY
         return guest
+
+    def _await_their_start(self) -> int:
+        """How many have come and do not run yet."""
+        stages = (Stage.READY, Stage.RESTORING, Stage.RESTORED)
+        return sum(guest.stage in stages for guest in self._moves.values())
 
     async def _forget(
         self, header: pb.WorkerHeader, runtime: Path, making: asyncio.Future[Path], delivery: Delivery | None
@@ -338,17 +352,20 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
     async def _finish(self, guest: Guest) -> pb.MoveReply | None:
         if guest.stage is not Stage.READY:
             return None
-        guest.stage = Stage.ARRIVING
+        guest.stage = Stage.RESTORING
         try:
             seconds = await guest.restore()
         except Refusal as refusal:
             await self._drop(guest)
             return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
-        return pb.MoveReply(state=guest.stage.value, pid=guest.pid, seconds=seconds)
+        output = str(self._fostering(guest).path("stdout")) if guest.header.orphaned else ""
+        return pb.MoveReply(state=guest.stage.value, pid=guest.pid, seconds=seconds, output=output)
 
     async def _start(self, guest: Guest) -> pb.MoveReply | None:
         fresh = guest.stage is Stage.RESTORED
         try:
+            if fresh and guest.header.orphaned:
+                await asyncio.to_thread(self._fostering(guest).prepare)
             if fresh:
                 self._supervise(guest)
                 guest.count = 1 + max(one.count for one in self._moves.values())
@@ -366,10 +383,21 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             else:
                 self.guests[guest.header.relay] = guest
                 self._background.start(self._await_end(guest))
+                if guest.header.orphaned:
+                    self._background.start(self._foster(guest))
             log.info("a worker arrived", job=guest.header.job, rank=guest.header.rank, source=guest.source,
                      worker=guest.pid)  # fmt: skip
             self.callbacks.arrived(guest.header, guest.pid, guest.places.log)
         return pb.MoveReply(state=guest.stage.value, pid=guest.pid)
+
+    def _fostering(self, guest: Guest) -> Foster:
+        return Foster(guest, self._outputs)
+
+    async def _foster(self, guest: Guest) -> None:
+        """Its home will not hear of its end."""
+        await self._fostering(guest).run()
+        if guest.stage is Stage.ENDED:
+            await self._drop(guest)
 
     def _supervise(self, guest: Guest) -> None:
         with contextlib.suppress(replay.LogError):  # whoever opens a session for it will say so
@@ -445,32 +473,3 @@ async def _following(parts: AsyncIterator[pb.WorkerPart]) -> pb.WorkerPart | Non
             return await anext(parts, None)
     except TimeoutError:
         raise Refusal("its source has fallen silent") from None
-
-
-def place_for(wanted: int, named: Path | None) -> Path:
-    """A directory with room for images: shared memory if memory allows, else $TMPDIR; raises OSError."""
-    if named is not None:
-        return named
-    if shutil.disk_usage(SHARED_MEMORY).free > 2 * wanted and _memory_free() > 3 * wanted:
-        return SHARED_MEMORY
-    return Path(tempfile.gettempdir())
-
-
-def remove_unfinished(place: Path) -> None:
-    """What has been arriving when a proxyd died."""
-    for path in place.glob(f"{ARRIVING}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.getuid():
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
-def _memory_free() -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0

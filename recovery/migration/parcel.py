@@ -6,12 +6,15 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import replay
 from recovery.control import pb
+
+Part = TypeVar("Part")
 
 CHUNK = 1 << 20
 """Bytes of a message."""
@@ -26,6 +29,8 @@ class Packed:
     path: Path
     hollow: bool = False
     """Only its size: the content stays."""
+    bytes: int = -1
+    """What that is to be, if it has changed."""
 
 
 def extents(file: int, size: int) -> Iterator[tuple[int, int]]:
@@ -68,7 +73,8 @@ def parts(header: pb.WorkerHeader, files: list[Packed]) -> Iterator[pb.WorkerPar
         file = os.open(packed.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             state, checksum = os.fstat(file), Checksum()
-            size, mode = state.st_size, stat.S_IMODE(state.st_mode)
+            size = state.st_size if packed.bytes < 0 else packed.bytes
+            mode = stat.S_IMODE(state.st_mode)
             reserved = packed.kind == "log" and 0 < size <= state.st_blocks * 512
             entry = pb.WorkerFile(
                 kind=packed.kind, name=packed.path.name, bytes=size, mode=mode, reserved=reserved
@@ -88,7 +94,7 @@ def parts(header: pb.WorkerHeader, files: list[Packed]) -> Iterator[pb.WorkerPar
     yield pb.WorkerPart(end=pb.WorkerEnd(files=len(files), bytes=total))
 
 
-async def read_ahead(found: Iterator[pb.WorkerPart]) -> AsyncIterator[pb.WorkerPart]:
+async def read_ahead(found: Iterator[pb.WorkerPart]) -> AsyncGenerator[pb.WorkerPart]:
     """The next part is read, in a thread, while one is under way."""
     following = asyncio.ensure_future(asyncio.to_thread(next, found, None))
     try:
@@ -102,3 +108,19 @@ async def read_ahead(found: Iterator[pb.WorkerPart]) -> AsyncIterator[pb.WorkerP
 def data_bytes(paths: list[Path]) -> int:
     """What files hold, holes left out; raises OSError."""
     return sum(os.stat(path).st_blocks * 512 for path in paths)
+
+
+class Outgoing(Generic[Part]):
+    """What a call sends, and why it ended early: grpc.aio tells of that as of a call that was cancelled."""
+
+    def __init__(self, parts: AsyncIterator[Part]) -> None:
+        self._parts = parts
+        self.problem: Exception | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Part]:
+        try:
+            async for part in self._parts:
+                yield part
+        except Exception as problem:
+            self.problem = problem
+            raise

@@ -142,7 +142,7 @@ def _read_process(proc: Path, pid: int) -> Process | None:
 
 def _descriptors(folder: Path) -> Iterator[Descriptor]:
     for name in sorted(os.listdir(folder / "fd"), key=int):
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+        with contextlib.suppress(OSError, ValueError, IndexError):  # closed meanwhile
             target, state = os.readlink(folder / "fd" / name), os.stat(folder / "fd" / name)
             about = _text(folder / "fdinfo" / name)
             mode = int(re.findall(r"^flags:\s*(\d+)", about, re.MULTILINE)[0], 8)

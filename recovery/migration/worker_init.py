@@ -213,13 +213,13 @@ class Init:
             signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # they wait until the worker is back
             try:
                 done = self.where.obey(order) if "do" in order else move(self.where.worker, tool)
-            except (ValueError, OSError) as problem:
-                _answer(connection, {"error": str(problem)})
             except NotMoved as problem:
                 _answer(connection, {"error": str(problem), "lost": problem.lost})
                 if problem.lost and self.where.place is not Place.AWAY:
                     self.problem = str(problem)
                     return int(signal.SIGKILL)
+            except Exception as problem:  # noqa: BLE001 - the worker would end with us
+                _answer(connection, {"error": str(problem) or type(problem).__name__})
             else:
                 if order.get("do") == "restore":
                     self._signals.forget(int(order.get("signals_done", 0)))

@@ -24,12 +24,14 @@ from hosts_simulation.outcome import Outcome
 from hosts_simulation.workers import Conversation, Copy, Machine, Process, Relay, in_model
 from recovery import background
 from recovery.control import pb
-from recovery.migration import guests, homes, moves, shipping
+from recovery.migration import dumping, guests, homes, moves, shipping
+from recovery.migration.dumping import Passenger
 from recovery.migration.header import VERSION, Here, Refusal
 from recovery.migration.homes import Away
 from recovery.migration.moves import Moves
 from recovery.migration.orders import OrderRefused
-from recovery.migration.shipping import NotSent, Passenger, send_worker
+from recovery.migration.reception import NotSent
+from recovery.migration.shipping import send_worker
 from recovery.migration.whereabouts import Place
 from recovery.runtime_directory import SHARED_MEMORY
 
@@ -385,10 +387,9 @@ def in_world(world: World) -> Iterator[None]:
         return _here(world).accounts.get(guest.places.relay)
 
     def header(sending: Any) -> Any:
-        who, guest = vars(sending)["_passenger"], vars(sending)["_guest"]
-        moves_ = vars(sending)["_moves"]
+        who, guest, moves_ = sending.passenger, sending.guest, sending.moves
         return pb.WorkerHeader(
-            version=VERSION, move=vars(sending)["_move"], job=who.job, rank=who.rank, world=who.world,
+            version=VERSION, move=sending.move, job=who.job, rank=who.rank, world=who.world,
             directory=str(who.directory), relay=str(who.relay), worker=WORKER_PID, pids=[WORKER_PID],
             home=guest.header.home if guest is not None else moves_.here.host,
         )  # fmt: skip
@@ -433,10 +434,11 @@ def in_world(world: World) -> Iterator[None]:
                       "Outputs": lambda *_: outputs}),
             (moves, {"order": order, "check_fit": lambda *_: None, "Delivery": Delivery, "log": log,
                      "Homes": HomesInMemory, "remove_unfinished": lambda _: None}),
-            (shipping, {"order": order, "lasting_obstacles": nothing, "trouble_of_machine": lambda _: "",
-                        "memory_of": lambda _: 0, "place_for": lambda *_: Path("/tmp"), "secrets": tokens,
-                        "parts": some_parts, "read_ahead": parts, "log": log,
-                        "shutil": disk}),
+            (dumping, {"order": order, "lasting_obstacles": nothing, "trouble_of_machine": lambda _: "",
+                       "memory_of": lambda _: 0, "place_for": lambda *_: Path("/tmp"), "log": log,
+                       "shutil": disk}),
+            (shipping, {"order": order, "secrets": tokens, "parts": some_parts, "read_ahead": parts,
+                        "log": log, "shutil": disk}),
         ]  # fmt: skip
         for where, what in patches:
             stack.enter_context(patch.multiple(where, **what))
@@ -445,7 +447,7 @@ def in_world(world: World) -> Iterator[None]:
         stack.enter_context(patch.object(Delivery, "begin", begin))
         stack.enter_context(patch.object(Moves, "_images_folder", images_folder))
         stack.enter_context(patch.object(Moves, "_supervise", lambda *_: None))
-        stack.enter_context(patch.object(shipping._Sending, "_header", header))
+        stack.enter_context(patch.object(dumping.Dumping, "header", header))
         stack.enter_context(patch.object(shipping._Sending, "_pack", pack))
         yield
 

@@ -19,17 +19,20 @@ from typing import Any
 import grpc.aio
 
 import replay
+from recovery.allocation import keep_freed_memory
 from recovery.control import pb
 from recovery.inheritance import remove_leftovers
 from recovery.membership.agreement import Vote
 from recovery.membership.certificates import load
 from recovery.membership.endpoint import HostsService, listen
 from recovery.membership.links import Links
+from recovery.migration.dumping import Passenger
 from recovery.migration.header import Here
 from recovery.migration.moves import Callbacks, Moves
 from recovery.migration.namespaces import pid_here, unshare
 from recovery.migration.orders import order
-from recovery.migration.shipping import NotSent, Passenger, send_worker
+from recovery.migration.reception import NotSent
+from recovery.migration.shipping import send_worker
 from recovery.processes import start_ticks
 from recovery.runtime_directory import RuntimeDirectory
 
@@ -101,12 +104,16 @@ class MovingHost:
         self.events: list[list[Any]] = []
         self.found = Here.look(name, "2.13.0")
         self.moves = TrappedMoves(
-            self.found, runtime, links.to, Callbacks(self._arrived, self._left),
+            self.found, runtime, links.to,
+            Callbacks(self._arrived, self._left, self._free_devices),
             Path(os.environ["IMAGES"]) if "IMAGES" in os.environ else None,
         )  # fmt: skip
         self.moves.traps = {}
         self.moves.waits, self.moves.go_on = asyncio.Event(), asyncio.Event()
         self.moves.decision_s = float(os.environ.get("DECISION_S", "150"))
+
+    def _free_devices(self) -> int:
+        return int(os.environ.get("DEVICES", "8")) - len(self.here)
 
     def _arrived(self, header: pb.WorkerHeader, pid: int, directory: Path) -> None:
         self.here[header.relay] = pid, directory
@@ -244,4 +251,5 @@ async def main() -> None:
     runtime.remove()
 
 
+keep_freed_memory()  # as proxyd does
 asyncio.run(main())
