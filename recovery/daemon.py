@@ -33,6 +33,7 @@ from recovery.service_manager import ServiceManager
 from recovery.sessions import Desk
 from recovery.settings import BadInput, Settings
 from recovery.socket_path import claim
+from recovery.spanning.cpu_images import FOLDER
 from recovery.spanning.spans import Spans
 from recovery.spawner import SpawnerError, default_command
 
@@ -93,7 +94,8 @@ async def serve(
             must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
         )  # fmt: skip
         look = asyncio.to_thread(Here.look, settings.membership.host, desk.installation.torch_version)
-        moves = Moves(await look, runtime.path, membership.links.to)
+        outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
+        moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
         spans = Spans(desk, pool, membership, runtime, moves)
         if inheritance is not None:
             await Successor(inheritance, desk, pool).adopt()

@@ -90,6 +90,8 @@ def rank_facts(
 ) -> RankFacts:
     """What is known of one rank now."""
     log = session.log
+    if session.returning:
+        return _returning_facts(session, optimizer_preimages)
     alive = session.has_state
     known = commit_facts(log) if commits is None else tuple(commits)
     return RankFacts(
@@ -111,6 +113,29 @@ def rank_facts(
         stored=durable_facts(session),
         protected=session.world > 1,
         refused_commit=session.refused_commit,
+    )
+
+
+def _returning_facts(session: Session, optimizer_preimages: bool) -> RankFacts:
+    """Of a rank whose worker comes back from an image: of its log nothing counts but what goes with that.
+
+    The rest is of another moment than the image, or was lost with the host.
+    """
+    log = session.log
+    found = [facts_of(kept.commit) for kept in log.snapshots() if kept.serial == session.returning]
+    kept = tuple(replace(commit, complete=False, has_manifest=False) for commit in found)
+    return RankFacts(
+        rank=session.rank,
+        generation=session.generation,
+        alive=False,
+        commits=kept,
+        log_complete_from_start=log.freed_segments == 0,
+        floor_commit=max((commit.number for commit in kept), default=0),
+        optimizer_preimages=optimizer_preimages,
+        snapshots=tuple(found),
+        refused_snapshots=_refused_commits(session),
+        protected=session.world > 1,
+        returning=True,
     )
 
 

@@ -25,6 +25,7 @@ class FaultKind(Enum):
     COLLECTIVE_HUNG = "collective-hung"
     CALL_FAILED = "call-failed"
     DRIVER_SUSPECT = "driver-suspect"
+    HOST_LOST = "host-lost"
     SILENT_CORRUPTION = "silent-corruption"
     VALIDATION = "validation"
     REHEARSAL = "rehearsal"
@@ -87,7 +88,8 @@ class RankFacts:
     `leaving`: it is to go to another device, which is kept for it; if that cannot be, it stays.
     `refused_commit`: its server could not be rolled forward from there.  `stored`: commits whose whole state
     lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`: numbers of those
-    commits among `snapshots` that a server found damaged.
+    commits among `snapshots` that a server found damaged.  `returning`: its host is gone, and its worker
+    comes back as it was in an image that goes with its only snapshot.
     """
 
     rank: int
@@ -106,6 +108,7 @@ class RankFacts:
     refused_commit: int = 0
     stored: tuple[CommitFacts, ...] = ()
     refused_snapshots: frozenset[int] = frozenset()
+    returning: bool = False
 
     @property
     def newest(self) -> CommitFacts:

@@ -35,6 +35,10 @@ OF_SESSION: Mapping[str, tuple[str, Callable[[Session], float]]] = {
     ),
     "persist_log_trouble": ("1 while a log does not get to storage", lambda s: bool(s.log_note)),
     "mirror_trouble": ("1 while snapshots do not get to the second tier", lambda s: bool(s.mirror_note)),
+    "cpu_image_trouble": (
+        "1 while no CPU image of a worker on another host is taken",
+        lambda s: bool(s.cpu_image_note),
+    ),
     "migratable": ("1 if the worker's process could be moved", lambda s: s.migratable == "yes"),
 }
 OF_RANK = {
@@ -47,6 +51,7 @@ OF_RANK = {
     "snapshot_bytes": "Bytes of snapshots in host memory",
     "persisted_step": "Step of the newest snapshot that is durable on all ranks",
     "mirrored_step": "Step of the newest snapshot in the second tier",
+    "cpu_image_step": "Step of the newest CPU image, with which it comes back if its host is lost",
     "backpressure": "1 while the worker waits for space in the log",
 }
 

@@ -268,6 +268,8 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     kept = [c for c in kept_commits(rank) if c.number <= trusted.get(rank.rank, c.number)]
     if (rank.snapshots or rank.stored) and kept and kept[0] is BEGINNING:
         del kept[0]  # snapshots are nearer
+    if rank.returning:
+        return [], f"the host of rank {rank.rank} is lost, and its worker comes back from a CPU image"
     if not rank.alive:
         rebuildable = [
             commit for commit in kept if commit.number == 0 or (commit.complete and commit.has_manifest)

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from recovery.allocation import keep_freed_memory
 from recovery.command_line import BAD_INPUT, Parser, check_variables, say
 from recovery.daemon import serve
 from recovery.membership.options import add_options, membership_of
@@ -33,7 +34,7 @@ from recovery.structured_log import configure
 PROGRAM = "proxyd"
 OF_PERSIST = (
     "persist_every", "persist_overhead", "persist_slots", "persist_only", "persist_log", "persist_threads",
-    "persist_chunk", "persist_memory", "keep_runs", "mirror", "keep_last", "keep_every",
+    "persist_chunk", "persist_memory", "cpu_image_every", "keep_runs", "mirror", "keep_last", "keep_every",
 )  # fmt: skip
 """Options that say something of --persist."""
 
@@ -95,6 +96,11 @@ def parser() -> Parser:
     parser.add_argument(
         "--persist-memory", default="64MiB", metavar="SIZE", help="of a rank, for chunks under way (64MiB)"
     )
+    parser.add_argument(
+        "--cpu-image-every", default="", metavar="SECONDS",
+        help="images of the workers on other hosts of a job that is led from here, so far apart and kept "
+        "below --persist, so that a rank comes back if its host is lost (off)",
+    )  # fmt: skip
     parser.add_argument(
         "--keep-runs", type=int, default=3, metavar="N",
         help="runs of a job whose snapshots stay under --persist, counting from its newest start (3)",
@@ -164,10 +170,23 @@ def _settings(given: Any) -> Settings:
         validate_every=given.validate_every,
         hang_timeout_s=parse_seconds(given.hang_timeout, "--hang-timeout"),
         persist=_persistence(given),
+        cpu_image_every_s=_image_interval(given),
         metrics=given.metrics,
         membership=membership_of(given),
         adoption_grace_s=parse_seconds(given.adoption_grace, "--adoption-grace"),
     )
+
+
+def _image_interval(given: Any) -> float:
+    """Seconds; raises BadInput."""
+    if not given.cpu_image_every:
+        return 0.0
+    if not given.etcd:
+        raise BadInput(
+            f"--cpu-image-every {given.cpu_image_every} is of no use without --etcd: it is for workers on "
+            "other hosts"
+        )
+    return parse_seconds(given.cpu_image_every, "--cpu-image-every", example="60")
 
 
 def _persistence(given: Any) -> PersistenceSettings | None:
@@ -271,6 +290,7 @@ def main() -> int:
         settings = _settings(given)
         check_variables(PROGRAM, warn=ready_fd < 0)  # proxyrun has warned already
         configure(given.log_level)
+        keep_freed_memory()
         if not least_tls.IN_FORCE:
             raise RuntimeError("gRPC was loaded before protos.least_tls: TLS 1.2 would be spoken, too")
         asyncio.run(serve(settings, lambda: tell({"ready": True}), given.parent_pid))

@@ -329,6 +329,7 @@ class Round:
             self._suspect(session, reply.error)
         _check(session, "restore its snapshot", reply.error)
         session.hollow, session.restored_commit, session.rolled_commit = False, action.commit, 0
+        session.returning = 0
         if action.fresh:
             self._homes.arrive(session)
         # Commits and their pre-images begin anew there.  Only now: if the server does not get that far, what

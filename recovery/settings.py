@@ -50,6 +50,8 @@ class Settings:
     optimizer_preimages: str = "auto"
     validate_every: int = 1000
     hang_timeout_s: float = 300.0
+    cpu_image_every_s: float = 0.0
+    """Between two images of workers on other hosts of a job that this one leads, seconds; 0: none."""
     persist: PersistenceSettings | None = None
     """Where snapshots go to outlive this node's memory; None: nowhere."""
     metrics: str = ""

@@ -22,6 +22,7 @@ from recovery.evidence import rank_facts
 from recovery.jobs import Job, Session
 from recovery.persistence.persistence import Persistence
 from recovery.runtime_directory import SHARED_MEMORY
+from recovery.spanning.interface import Images
 
 log = structlog.get_logger()
 
@@ -46,9 +47,16 @@ class SnapshotKeeper:
     """Sees to it that one job has a recent snapshot, within a share of the time."""
 
     def __init__(
-        self, job: Job, coordinator: Coordinator, overhead: float, persistence: Persistence | None = None
+        self,
+        job: Job,
+        coordinator: Coordinator,
+        overhead: float,
+        persistence: Persistence | None = None,
+        images: Images | None = None,
     ) -> None:
+        """`images`: of workers, which go with some of the sets."""
         self._job = job
+        self._images = images
         self._persistence = persistence
         self._coordinator = coordinator
         self._overhead = overhead
@@ -78,7 +86,9 @@ class SnapshotKeeper:
         """Until cancelled."""
         complaints = Complaints("snapshots")
         while self._overhead > 0:
-            if not self._coordinator.restoring:
+            # A set of a rank whose host is lost may seem to be complete, and is lost, too.
+            returning = any(session.returning for session in self._job.sessions.values())
+            if not self._coordinator.restoring and not returning:
                 with complaints.survived(self._job.name):
                     self.look(time.monotonic())
             await asyncio.sleep(LOOK_S)
@@ -137,7 +147,7 @@ class SnapshotKeeper:
         for session in sessions:
             session.log.snapshot_floor = newest
             if 0 < self._for_room <= newest or not self._storage_only:
-                session.log.log_kept_from = 0
+                session.log.log_kept_from = self._images.kept_from(session) if self._images is not None else 0
             session.snapshot_note = ""
         if newest >= self._serial:
             self._serial = 0
@@ -151,9 +161,11 @@ class SnapshotKeeper:
             "snapshots", job=self._job.name, serial=newest, seconds=cost,
             commits={rank: kept.commit.number for rank, kept in choices.items()},
         )  # fmt: skip
+        commits = {rank: kept.commit for rank, kept in choices.items()}
         if self._persistence is not None:
-            commits = {rank: kept.commit for rank, kept in choices.items()}
             self._persistence.offer(newest, sessions, commits, now)
+        if self._images is not None:
+            self._images.offer(newest, sessions, commits, pressed=_is_filling(sessions))
 
     def _order_for_storage(self, sessions: Sequence[Session], now: float, rate: float) -> bool:
         """Sets that are due at certain steps, as soon as those are near; whether any is under way."""
@@ -213,13 +225,7 @@ class SnapshotKeeper:
 
     def _filling(self, sessions: Sequence[Session], now: float) -> bool:
         """Whether a log is filling up with what only a snapshot can let go."""
-        if now - self._ordered_s < SHORTEST_INTERVAL_S:
-            return False
-        return any(
-            _log_bytes(session) > FULL * session.log.segment_count * session.log.segment_bytes
-            or _template_bytes(session) > FULL_OF_TEMPLATES * session.log.dictionary_bytes
-            for session in sessions
-        )
+        return now - self._ordered_s >= SHORTEST_INTERVAL_S and _is_filling(sessions)
 
     def _relieve(self, sessions: Sequence[Session]) -> bool:
         """A worker waits for room: let go of the log that only snapshots need, then begin anew.
@@ -284,6 +290,14 @@ def _next_serial(sessions: Sequence[Session]) -> int:
 def _begun(sessions: Sequence[Session]) -> int:
     """Steps that a server or a worker, who runs ahead of it, has begun."""
     return max(max(s.log.step, s.log.worker_steps) for s in sessions)
+
+
+def _is_filling(sessions: Sequence[Session]) -> bool:
+    return any(
+        _log_bytes(session) > FULL * session.log.segment_count * session.log.segment_bytes
+        or _template_bytes(session) > FULL_OF_TEMPLATES * session.log.dictionary_bytes
+        for session in sessions
+    )
 
 
 def _log_bytes(session: Session) -> int:

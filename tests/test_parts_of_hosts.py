@@ -23,6 +23,7 @@ from recovery.persistence.request import Discard, Persist, Release, Written
 from recovery.persistence.settings import MirrorSettings, PersistenceSettings
 from recovery.persistence.writer import RunStores
 from recovery.rehearsal import rehearse
+from recovery.snapshot_leases import SnapshotLeases
 from recovery.spanning.deputy import Deputy
 from recovery.spanning.far_parts import FarParts
 from recovery.spanning.member import MemberSide, NotAdmitted
@@ -58,7 +59,14 @@ class Member:
         self.job = SimpleNamespace(name="j", span=self.span, sessions={1: self.session})
         self.noted = 0
         self.parts = MemberParts(cast(Any, self.job), settings, lambda work: work.close(), self._note)
-        deputy = Deputy(cast(Any, self.job), cast(Any, None), cast(Any, None), cast(Any, None), self.parts)
+        deputy = Deputy(
+            cast(Any, self.job),
+            cast(Any, None),
+            cast(Any, None),
+            cast(Any, None),
+            self.parts,
+            cast(Any, None),
+        )
         desk = SimpleNamespace(jobs={"j": self.job}, coordinators={"j": deputy})
         self.side = MemberSide(cast(Any, desk), cast(Any, None))
 
@@ -169,7 +177,11 @@ class Leading:
         self.work: list[Any] = []
         self.span = Span(2, TOKEN)
         job = SimpleNamespace(
-            name="j", persist=CopyCounts(), active_sessions=lambda: self.sessions, span=self.span
+            name="j",
+            persist=CopyCounts(),
+            active_sessions=lambda: self.sessions,
+            span=self.span,
+            leases=SnapshotLeases(),
         )
         self.counts = job.persist
         self.persistence = Persistence(cast(Any, job), PersistenceSettings(STORE, 0.0, 20))
@@ -343,7 +355,9 @@ def test_what_needs_all_memory_or_all_stores_here_is_left_out_and_said() -> None
     asked = PersistenceSettings(STORE, 0.0, 20, stays_in_memory=False, mirror=MirrorSettings("s3://bucket/x"))
     sessions = [a_session(0), a_session(1, "b", "/dev/shm/understudy-1/j/rank-1-4")]
     for hosts, note in ((1, ""), (2, "a job on several hosts has no --mirror and no --persist-only")):
-        job = SimpleNamespace(name="j", persist=CopyCounts(), span=Span(hosts, TOKEN))
+        job = SimpleNamespace(
+            name="j", persist=CopyCounts(), span=Span(hosts, TOKEN), leases=SnapshotLeases()
+        )
         persistence = begin_persisting(cast(Any, job), asked, None, lambda: None)
         assert persistence is not None and persistence.stays_in_memory is (hosts > 1)
         assert (persistence.mirroring is None) is (hosts > 1)

@@ -17,6 +17,7 @@ from running_proxyd import running_proxyd
 from test_commands import run
 
 from recovery.jobs import Session
+from recovery.migration import process_tree
 from recovery.migration.obstacles import obstacles, sentence
 from recovery.migration.process_tree import parse_maps, read_tree
 from recovery.migration.sockets import Kind, parse_internet
@@ -223,3 +224,20 @@ def test_a_users_own_connection_shows_in_preflight_and_status_before_it_is_neede
     assert "rank 0" in shown
     assert looked.returncode == 1
     assert told in looked.stdout, looked.stdout
+
+
+def test_a_descriptor_that_is_closed_while_it_is_looked_at_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = process_tree._text
+
+    def closed_by_then(file: Path) -> str:
+        return "" if file.parent.name == "fdinfo" and file.name == "1" else text(file)
+
+    monkeypatch.setattr(process_tree, "_text", closed_by_then)
+    with subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL) as child:
+        try:
+            (process,) = read_tree(child.pid).processes
+        finally:
+            child.kill()
+    assert 1 not in [one.number for one in process.descriptors]

@@ -14,6 +14,7 @@ from recovery.persistence.persistence import Persistence
 from recovery.persistence.request import Persist
 from recovery.persistence.settings import PersistenceSettings
 from recovery.settings import BadInput, parse_interval, parse_share
+from recovery.snapshot_leases import SnapshotLeases
 from recovery.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
 
 
@@ -57,20 +58,46 @@ def some_rank(number: int, world: int) -> Rank:
         rank=number, world=world, log=log, snapshot_note="", server=server, hollow=False, has_state=True,
         persist_note="", active=True, host="", directory=Path("/a/job/rank-0"),
         generation=0, restored_commit=0, resumed_commit=0, refused_commit=0, phase=None,
-        refused_snapshots=set(), durable=[], destination=None, destination_host="",
+        refused_snapshots=set(), durable=[], destination=None, destination_host="", returning=0,
     )  # fmt: skip
 
 
+class Images:
+    """Keeps each log from some place on, and remembers which sets it was offered."""
+
+    def __init__(self) -> None:
+        self.offered: list[tuple[int, bool]] = []
+
+    def kept_from(self, session: Any) -> int:
+        return 1000 + int(session.rank)
+
+    def offer(self, serial: int, sessions: Any, commits: Any, *, pressed: bool) -> None:
+        assert {rank: commit.step for rank, commit in commits.items()} == {
+            s.rank: s.log.step - 1 for s in sessions
+        }
+        self.offered.append((serial, pressed))
+
+
 def a_job(
-    world: int, overhead: float = 0.01, every_steps: int = 0, storage: Storage | None = None
+    world: int,
+    overhead: float = 0.01,
+    every_steps: int = 0,
+    storage: Storage | None = None,
+    images: Images | None = None,
 ) -> tuple[SnapshotKeeper, list[Rank]]:
     ranks = [some_rank(number, world) for number in range(world)]
     job = SimpleNamespace(
-        name="job", persist=CopyCounts(), active_sessions=lambda: ranks, departed={}, span=None
+        name="job",
+        persist=CopyCounts(),
+        active_sessions=lambda: ranks,
+        departed={},
+        span=None,
+        leases=SnapshotLeases(),
     )
     settings = PersistenceSettings(Path("/x"), 0.0, every_steps, slots=5)
     persistence = Persistence(cast(Any, job), settings) if every_steps else storage
-    return SnapshotKeeper(cast(Any, job), cast(Any, None), overhead, cast(Any, persistence)), ranks
+    keeper = SnapshotKeeper(cast(Any, job), cast(Any, None), overhead, cast(Any, persistence), images)
+    return keeper, ranks
 
 
 class Storage:
@@ -181,6 +208,22 @@ def test_log_that_fills_up_makes_a_snapshot_due(field: str, filled: int) -> None
     setattr(ranks[0].log, field, filled)
     keeper.look(11.0)
     assert ranks[0].log.snapshot_ordered == 2
+
+
+def test_images_of_workers_are_offered_each_set_and_told_when_a_log_fills_up_however_quickly_sets_come() -> (
+    None
+):
+    keeper, ranks = a_job(1, images=(images := Images()))
+    ranks[0].train(1)
+    keeper.look(1.0)
+    ranks[0].train(1)
+    keeper.look(1.01)
+    assert ranks[0].log.log_kept_from == 1000 and images.offered == [(1, False)]
+    ranks[0].log.cursor = 335544320  # of 512 MiB
+    keeper.look(2.0)
+    ranks[0].train(1)
+    keeper.look(2.01)
+    assert images.offered == [(1, False), (2, True)]
 
 
 def test_snapshots_that_find_no_memory_are_suspended_and_the_status_says_so() -> None:

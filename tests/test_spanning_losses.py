@@ -74,8 +74,9 @@ def moves_of(folder: Path) -> Moves:
 
 
 def spans_of(moves: Moves, hosts: Hosts) -> Spans:
-    desk: Any = SimpleNamespace(jobs={}, coordinators={}, leases=None, settings=None)
-    membership: Any = SimpleNamespace(services=[], here="a", hosts=hosts)
+    settings = SimpleNamespace(cpu_image_every_s=0.0, persist=None)
+    desk: Any = SimpleNamespace(jobs={}, coordinators={}, leases=None, settings=settings)
+    membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts)
     return Spans(desk, cast(Any, None), membership, cast(Any, None), moves)
 
 

@@ -68,7 +68,8 @@ class SpanningHomes(Homes):
             await self._look_at_links(sessions)
 
     async def _look_at_links(self, sessions: list[Session]) -> None:
-        self._cut = await self._cut_off(sorted({self.at(session) for session in sessions}))
+        here = [session for session in sessions if not session.returning]  # of the others it is known
+        self._cut = await self._cut_off(sorted({self.at(session) for session in here}))
         for session in sessions:
             host = self.at(session)
             if host in self._cut and session.has_state and self._destinations(session):
@@ -79,6 +80,8 @@ class SpanningHomes(Homes):
 
     def is_homeless(self, session: Session) -> bool:
         """Whether it needs another device."""
+        if self._lead.lost_hosts.awaits(session):
+            return True
         if self.at(session) in self._cut and session.hollow:
             return True
         if session.host:
@@ -158,6 +161,11 @@ class SpanningHomes(Homes):
                     break
         none = f"{session.device} of rank {session.rank} is gone, and no other is free"
         raise NoHome("; ".join(problems) or none)
+
+    def room_for(self, sessions: Sequence[Session]) -> bool:
+        """Whether all of these, whose hosts are lost, find a device elsewhere."""
+        places = {name: free for one in sessions for name, free in self._places(one.host).items()}
+        return sum(places.values()) + len(self._leases.free()) >= len(sessions)
 
     def choose(self, session: Session) -> str:
         """Another host for it; empty: there is none."""

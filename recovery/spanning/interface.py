@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import replay
 from recovery.control import pb
 from recovery.homes import Homes
 from recovery.jobs import Job, Session
@@ -21,6 +22,18 @@ class Started(Protocol):
         """Once it is on the desk."""
 
 
+class Images(Protocol):
+    """Of a job's workers."""
+
+    def kept_from(self, session: Session) -> int:
+        """Log offset from which on its log is needed for them; 0: it is not."""
+
+    def offer(
+        self, serial: int, sessions: Sequence[Session], commits: Mapping[int, replay.Commit], *, pressed: bool
+    ) -> None:
+        """A set of snapshots that counts, of these commits by rank.  `pressed`: a log is filling up."""
+
+
 class JobSpans(Protocol):
     """Of one proxyd."""
 
@@ -35,6 +48,9 @@ class JobSpans(Protocol):
 
     def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> Parts:
         """Who writes snapshots of its ranks: `writer` those of this host."""
+
+    def images(self, job: Job) -> Images | None:
+        """Of workers of a job that we lead, if any are to be taken."""
 
     async def close(self, job: Job) -> pb.JobReport | None:
         """It is over here; its leader's report, if another host leads and gave one."""

@@ -67,6 +67,11 @@ class MemberParts:
             self._job.span.stored = Stored(request.step, self._settings.directory / self._job.name / run)
             self._note()
 
+    def rest(self) -> None:
+        """Nothing more is written."""
+        if self._writer is not None:
+            self._writer.dismiss()
+
     def _written_by(self, settings: PersistenceSettings) -> PartWriter:
         if self._writer is None:
             self._writer = PartWriter(self._job.name, settings, self._take)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import structlog
@@ -12,8 +13,11 @@ from recovery.control import pb
 from recovery.homes import Homes
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
+from recovery.migration.dumping import Passenger
+from recovery.migration.imaging import Image, image_of
 from recovery.migration.moves import Callbacks, Moves
-from recovery.migration.shipping import NotSent, Passenger, Shipped, send_worker
+from recovery.migration.reception import NotSent
+from recovery.migration.shipping import Shipped, send_worker
 from recovery.processes import Watched
 from recovery.servers import ServerPool
 from recovery.sessions import Desk
@@ -38,7 +42,7 @@ class Migration:
         self._moves = moves
         self._member = member
         self._here = here
-        moves.callbacks = Callbacks(arrived=self._arrived)
+        moves.callbacks = Callbacks(arrived=self._arrived, free_devices=lambda: len(self._desk.leases.free()))
         self._awaited: dict[tuple[str, int], asyncio.Future[tuple[Path, int, str]]] = {}
 
     # ------------------------------------------------------------------ going
@@ -84,6 +88,16 @@ class Migration:
         finally:
             session.moving.set()
             session.moving = None
+
+    def image(self, session: Session) -> AbstractAsyncContextManager[Image]:
+        """Of the worker of a rank of ours, which runs on; raises NotSent."""
+        moving = session.moving = asyncio.Event()
+
+        def running_again() -> None:
+            session.moving = None
+            moving.set()
+
+        return image_of(self._moves, Passenger.of(session), running_again)
 
     # ------------------------------------------------------------------ coming
     def expect(self, job: str, rank: int) -> asyncio.Future[tuple[Path, int, str]]:
