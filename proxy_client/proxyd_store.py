@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import itertools
 import json
 import os
 import secrets
@@ -102,12 +103,14 @@ def _store_class() -> type:
         def __init__(self, prefix: str, timeout: datetime.timedelta) -> None:
             super().__init__()
             self._prefix, self._limit = prefix, timeout
+            self._name, self._requests = secrets.token_hex(8), itertools.count()
             _alive.append(self)
             self._path = _path()
 
         def _do(self, what: str, key: str = "", **more: Any) -> dict[str, Any]:
             if what in _ONCE:
-                more["id"] = secrets.token_hex(16)
+                # A worker that comes back from an image asks the same again, and by the same id.
+                more["id"] = f"{self._name}.{os.getpid()}.{next(self._requests)}"
             return ask(self._path, {"do": what, "key": self._prefix + key, **more})
 
         def set_timeout(self, timeout: datetime.timedelta) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from recovery.control import pb
+from recovery.coordinator import Coordinator
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
 from recovery.refusals import check_drills
@@ -126,6 +127,31 @@ class Elsewhere:
             coordinator.roll_forward_refused(session, generation, message)
         else:
             coordinator.collective_failed(session, generation, message, index)
+
+    async def promote(self, job: Job) -> None:
+        """We lead it from now on, as its span says: ranks that a member has opened get a coordinator."""
+        deputy = self._desk.coordinators[job.name]
+        assert isinstance(deputy, Deputy)
+        self._desk.begin_leading(job)
+        coordinator = self._desk.coordinators[job.name]
+        assert isinstance(coordinator, Coordinator)
+        sessions = job.active_sessions()
+        self._desk.validations[job.name].go_on(sessions)
+        for session in sessions:
+            job.note_armed(session)
+            session.log.snapshot_suspended = False  # whoever suspended them finds out again why
+            session.persist_note = ""
+            if not session.server.process.running:
+                session.server.retired = False
+                self._desk.follow(session)
+            elif deputy.is_steered(session) or session.hollow or session.rolling:
+                message = "a recovery broke off its collectives, and was lost with the host that led it"
+                cursor = session.log.cursor_index
+                coordinator.collective_failed(session, session.generation, message, cursor)
+        for report in deputy.faults:
+            self.tell(report)
+        deputy.parts.rest()
+        await self._desk.dismiss(deputy)
 
     async def open_for_leader(self, job: Job, request: Any) -> Session:
         """Another host leads the job: no recovery begins there meanwhile."""

@@ -71,12 +71,13 @@ def journal_of(desk: Desk, pool: ServerPool) -> pb.Journal:
         proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
         fenced=desk.leases.fenced,
         draining=sorted(desk.leases.draining),
-        jobs=[_job(desk, job) for _, job in sorted(desk.jobs.items())],
+        jobs=[journaled_job(desk, job) for _, job in sorted(desk.jobs.items())],
         servers=sorted((_server(server) for server in pool.servers), key=lambda server: str(server.socket)),
     )
 
 
-def _job(desk: Desk, job: Job) -> pb.JournaledJob:
+def journaled_job(desk: Desk, job: Job, *, sessions: bool = True) -> pb.JournaledJob:
+    """`sessions`: with those of this host."""
     corruption = desk.coordinators[job.name].corruption if job.name in desk.coordinators else None
     return pb.JournaledJob(
         name=job.name,
@@ -88,7 +89,8 @@ def _job(desk: Desk, job: Job) -> pb.JournaledJob:
         sessions=[
             _session(session, desk.runtime.path)
             for _, session in sorted(job.sessions.items())
-            if session.state != "ended" and not session.host  # of other hosts, their proxyds tell
+            # Of ranks on other hosts, their proxyds tell.
+            if sessions and session.state != "ended" and not session.host
         ],
         departures=[_departure(job, rank) for rank in sorted(job.departed)],
         ends=[_end(ended) for ended in job.ended],

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,16 @@ FILE = "store"
 
 class StoreFull(ValueError):
     """No more goes into a store; its text is a sentence."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of a key.  `value` None: it went.  `request`, `count`: as in Answered."""
+
+    key: str
+    value: bytes | None
+    request: str = ""
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,24 @@ class Store:
             notes.replace(self._values, self._done)  # nothing may be added to a line that was cut
             self._bytes = sum(_size(key, value) for key, value in self._values.items())
         self._changed = asyncio.Condition()
+        self.told: Callable[[Change], None] | None = None
+        """Called with every change, in order."""
+
+    def changes(self) -> list[Change]:
+        """Those that make an empty store like this one."""
+        made = [
+            Change(one.key, self._values[one.key], request, one.count)
+            for request, one in self._done.items()
+            if one.key in self._values
+        ]
+        return made + [Change(key, value) for key, value in self._values.items()]
+
+    def take(self, change: Change) -> None:
+        """What another store has told; nobody waits here for keys.  Raises StoreFull."""
+        if change.value is not None:
+            self._put(change.key, change.value, change.request, change.count)
+        elif change.key in self._values:
+            self._drop([change.key])
 
     async def set(self, key: str, value: bytes, request: str = "") -> None:
         """Store and wake; raises StoreFull.  `request`: the id of one that must not be done twice."""
@@ -118,6 +147,8 @@ class Store:
                 del self._done[next(iter(self._done))]
         if self._notes is not None:
             self._notes.add(key, value, request, count)
+        if self.told is not None:
+            self.told(Change(key, value, request, count))
 
     async def get(self, key: str, timeout: float) -> bytes | None:
         """The value, waited for at most `timeout` seconds."""
@@ -170,6 +201,9 @@ class Store:
         self._done = {request: one for request, one in self._done.items() if one.key not in gone}
         if self._notes is not None:
             self._notes.replace(self._values, self._done)
+        if self.told is not None:
+            for key in keys:
+                self.told(Change(key, None))
 
     def __len__(self) -> int:
         return len(self._values)

@@ -39,12 +39,20 @@ def _transfer(transfer: Any) -> dict[str, Any]:
 def adoption_entry(adoption: Any) -> dict[str, Any]:
     """One adoption as it stands in the report."""
     names = ("at_ms", "former_pid", "pid", "ranks", "servers_lost", "recovery_redone")
-    return {"away_s": round(adoption.away_s, 6)} | {name: getattr(adoption, name) for name in names}
+    known = {name: getattr(adoption, name) for name in names}
+    if adoption.former_host:
+        known |= {"former_host": adoption.former_host, "host": adoption.host}
+    return {"away_s": round(adoption.away_s, 6)} | known
 
 
 def account_of_adoption(adoption: Any) -> str:
     """In words."""
     ranks = f"{adoption.ranks} rank{'s' if adoption.ranks != 1 else ''}"
+    if adoption.former_host:
+        return (
+            f"host {adoption.former_host}, which led the job, was lost, and host {adoption.host} led it on "
+            f"{adoption.away_s:.3f} s after its last sign of life: {ranks} had gone on"
+        )
     parts = [
         f"proxyd (pid {adoption.former_pid}) died, and another one (pid {adoption.pid}) adopted the job "
         f"{adoption.away_s:.3f} s later: {ranks} had gone on"

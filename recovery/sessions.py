@@ -143,7 +143,7 @@ class Desk:
             self.coordinators[name] = self.spans.deputy(job)
             self.validations[name] = ValidationSchedule(job, 0)
             return
-        self._begin_leading(job)
+        self.begin_leading(job)
 
     def keep_store(self, job: Job, relays: Path) -> None:
         """Of torch.distributed, for workers below relays there."""
@@ -156,7 +156,8 @@ class Desk:
         """For as long as the job lasts."""
         self._keepers[job.name].append(asyncio.create_task(work))
 
-    def _begin_leading(self, job: Job) -> None:
+    def begin_leading(self, job: Job) -> None:
+        """Whether it is new, or another host has led it."""
         name = job.name
         homes, lead = Homes(self._pool, self.leases), None
         if job.span is not None:
@@ -174,7 +175,8 @@ class Desk:
             lambda: self.note(),
             Restorer(persistence),
         )
-        snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence)
+        images = self.spans.images(job) if job.span is not None and self.spans is not None else None
+        snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
         validations = self.validations[name] = ValidationSchedule(job, self.settings.validate_every)
         self.keep(job, FloorKeeper(job, coordinator, keeps, validations).run())
         self.keep(job, snapshots.run())
@@ -238,7 +240,7 @@ class Desk:
             keeper.cancel()
         del self.validations[job.name]
         self.snapshots.pop(job.name, None)
-        await self._dismiss(self.coordinators.pop(job.name))
+        await self.dismiss(self.coordinators.pop(job.name))
         if job.launcher is not None:
             job.launcher.close()
         self._store.forget(f"{job.name}/")
@@ -254,7 +256,8 @@ class Desk:
         log.info("job closed", job=job.name, recoveries=len(job.recoveries))
         return report if report is not None and not report.error else job.report()
 
-    async def _dismiss(self, coordinator: Coordinator | Deputy) -> None:
+    async def dismiss(self, coordinator: Coordinator | Deputy) -> None:
+        """Nobody asks it any more."""
         await coordinator.cancel()
         if isinstance(coordinator, Deputy):
             for server in coordinator.left_behind.values():

@@ -52,6 +52,12 @@ def status_tables(status: Any) -> RenderableType:
     parts += [
         Text(f"rank {rank.rank}: migratable: {rank.migratable}") for rank in status.ranks if rank.migratable
     ]
+    leaders = {rank.job: rank.leader for rank in status.ranks if rank.leader}
+    parts += [Text(f"job {job[:8]}: host {host} leads it") for job, host in leaders.items()]
+    heirs = {rank.job: rank.heir for rank in status.ranks if rank.heir}
+    parts += [
+        Text(f"job {job[:8]}: host {host} leads it on if this one is lost") for job, host in heirs.items()
+    ]
     parts += [_adopted(adoption) for adoption in status.adoptions]
     if node.membership.trouble:
         parts.append(Text(account_of_trouble(node.membership)))

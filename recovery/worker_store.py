@@ -12,7 +12,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class WorkerStore:
         self._job = job
         self._passage = passage or Passage(nowhere)
         self._spans = spans
+        self.settle: Callable[[], Awaitable[None]] = _settled
+        """Until what has been written outlives this host, too, if anything is to."""
         self._notes = Notes(directory / VALUES)
         self.store = Store(self._notes)
 
@@ -98,6 +100,7 @@ class WorkerStore:
         try:
             request = json.loads(asked.line)
             answer = await self._act(request["do"], request)
+            await self.settle()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             answer = {"error": f"the store cannot do that: {problem}"[:1000]}
         return pb.WorkerStoreReply(line=json.dumps(answer).encode())
@@ -145,6 +148,10 @@ class WorkerStore:
             return known
         await self.store.set(key, desired, request_id)
         return desired
+
+
+async def _settled() -> None:
+    """Nothing else is to be done."""
 
 
 def _key(key: object) -> str:

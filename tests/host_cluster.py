@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from etcd_server import running_etcd
@@ -29,6 +31,7 @@ ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "EXAMPLES": str(EXAMPLES),
     "UNDERSTUDY_SHARED_MEMORY": "/dev/shm",
 }  # fmt: skip
+WAIT_FOR_ALL = "for one in $(jobs -p); do wait $one || status=$?; done; exit ${status:-0}"
 PRIVATE = (
     "unshare", "--mount", "--propagation", "private", "bash", "-c",
     'mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && exec "$@"', "host",
@@ -187,6 +190,35 @@ class Cluster:
         return runs + [
             self[name].start(command, *common) for name, command in zip(names[1:], commands[1:], strict=True)
         ]
+
+    def start_ranks(
+        self,
+        names: Sequence[str],
+        script: Path,
+        words: Sequence[str],
+        *first_options: str,
+        each: int = 1,
+        options_of: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> list[HostRun]:
+        """`each` on every host, migratable; without torchrun, which waits for the agent of a lost one."""
+        runs: list[HostRun] = []
+        first = self[names[0]]
+        for number, name in enumerate(names):
+            commands = []
+            for local in range(each):
+                variables = {
+                    "RANK": number * each + local, "WORLD_SIZE": len(names) * each, "LOCAL_RANK": local,
+                    "LOCAL_WORLD_SIZE": each, "MASTER_ADDR": self.net.addresses[first.name],
+                    "MASTER_PORT": MASTER_PORT,
+                }  # fmt: skip
+                told = [f"{key}={value}" for key, value in variables.items()]
+                commands.append(shlex.join(["env", *told, sys.executable, str(script), *words]))
+            together = f"{' & '.join(commands)} & {WAIT_FOR_ALL}"
+            options = ["--job", "spanning", "--hosts", str(len(names)), "--migratable"]
+            options += [*(first_options if number == 0 else ()), *options_of.get(name, ())]
+            runs.append(self[name].start(["bash", "-c", together], *options))
+            until(lambda: '"spanning"' in first.log.read_text(), f"{first.name} has opened the job", 60)
+        return runs
 
     def stop(self) -> None:
         for host in self.hosts.values():

@@ -132,7 +132,14 @@ class Member:
     def takes_part(self) -> Deputy:
         if "j" not in self.desk.jobs:
             job = self.desk.jobs["j"] = Job("j", None, [], span=Span(2, TOKEN, "a"))
-            deputy = Deputy(job, cast(Any, None), lambda server: Pace(), self.side.describe, cast(Any, None))
+            deputy = Deputy(
+                job,
+                cast(Any, None),
+                lambda server: Pace(),
+                self.side.describe,
+                cast(Any, None),
+                cast(Any, None),
+            )
             self.desk.coordinators["j"] = deputy
         return cast(Deputy, self.desk.coordinators["j"])
 

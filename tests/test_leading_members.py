@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +15,15 @@ import pytest
 from led_job import SOON_S, TOKEN, Leader, Member, becomes
 
 from recovery.control import answer, pb, rpc
+from recovery.facts import FaultKind
 from recovery.injector import Refused
 from recovery.jobs import SESSION_LOST, Job, Session
+from recovery.processes import Watched
+from recovery.spanning.estate import Estate
 from recovery.spanning.homes import SpanningHomes
 from recovery.spanning.member import NotAdmitted
-from recovery.spanning.remote import SteerFailed, absent_server
+from recovery.spanning.remote import RemoteProcess, SteerFailed, absent_server
+from recovery.spanning.succession import take_over
 
 
 @pytest.fixture
@@ -159,7 +165,7 @@ def test_a_host_that_was_lost_before_it_told_of_its_ranks_ends_the_job(folder: P
         b, c = Member(folder, "b"), Member(folder, "c")
         c.open(0)
         async with c, Leader(folder, {"b": b, "c": c}, known="bc", awaited="bc") as a:
-            a.lead.give_up("b", "nobody reaches it")
+            a.lead.lost_hosts.give_up("b", "nobody reaches it")
             session = await a.hears_of(0)
             await becomes(lambda: session.state == "lost")
             assert session.note.startswith("host b is lost, and with it the worker of rank 1")
@@ -173,9 +179,89 @@ def test_a_lost_host_harms_nobody_if_all_ranks_are_elsewhere(folder: Path) -> No
         c.open(0)
         c.open(1)
         async with c, Leader(folder, {"b": b, "c": c}, known="bc", awaited="bc") as a:
-            a.lead.give_up("b", "nobody reaches it")
+            a.lead.lost_hosts.give_up("b", "nobody reaches it")
             await becomes(a.lead.members["c"].heard.is_set)
             assert [session.state for session in a.job.active_sessions()] == ["running"] * 2
+
+    asyncio.run(lose())
+
+
+class Images:
+    """That have each rank come back."""
+
+    def __init__(self, obstacle: str = "") -> None:
+        self.obstacle = obstacle
+
+    def bring_back(self, lost: list[Session]) -> str:
+        for session in lost if not self.obstacle else ():
+            session.returning = 5
+        return self.obstacle
+
+    def close(self) -> None:
+        """There is nothing."""
+
+
+def test_a_rank_that_comes_back_goes_on_and_what_its_host_still_runs_is_ended_when_that_is_back(
+    folder: Path,
+) -> None:
+    async def lose() -> None:
+        b = Member(folder, "b")
+        with subprocess.Popen(["sleep", "600"]) as sleeper:
+            b.open(1).worker = Watched(sleeper.pid)
+            async with b, Leader(folder, {"b": b}, known="b") as a:
+                session = await a.hears_of(1)
+                a.lead.images, a.lead.room_for = cast(Any, Images()), lambda _: True
+                a.lead.lost_hosts.give_up("b", "nobody reaches it")
+                assert session.active and session.worker.running and not session.server.process.running
+                verdict = session.server.verdict
+                assert verdict is not None and verdict.kind is FaultKind.HOST_LOST
+                assert verdict.evidence == "host b is lost (nobody reaches it)"
+                assert sleeper.poll() is None
+                a.lead.join("b")
+                await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
+                # Its host is back, so early; its rank needs another home until it has come from its image.
+                homes = homes_of(a)
+                assert homes.is_homeless(session) and session.active and session.worker.running
+                session.host, session.worker = "c", RemoteProcess(pb.Process(pid=9), lambda *_: None)
+                assert not homes.is_homeless(session)
+
+    asyncio.run(lose())
+
+
+def test_a_worker_of_which_nobody_knew_whether_it_runs_is_ended_when_its_host_is_back(folder: Path) -> None:
+    async def come_back() -> None:
+        b = Member(folder, "b")
+        with subprocess.Popen(["sleep", "600"]) as sleeper:
+            b.open(1).worker = Watched(sleeper.pid)
+            async with b, Leader(folder, {"b": b}) as a:
+                a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
+                a.lead.join("b")
+                await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
+                assert 1 not in a.job.sessions
+
+    asyncio.run(come_back())
+
+
+@pytest.mark.parametrize(
+    ("room", "obstacle", "sentence"),
+    [
+        (False, "", "no other host of the cluster has a free device for it"),
+        (True, "its CPU image is of no use: it is old", "its CPU image is of no use: it is old"),
+    ],
+)
+def test_a_rank_that_cannot_come_back_ends_the_job_and_the_reason_is_told(
+    folder: Path, room: bool, obstacle: str, sentence: str
+) -> None:
+    async def lose() -> None:
+        b = Member(folder, "b")
+        b.open(1)
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            session = await a.hears_of(1)
+            session.returning = 5  # it had just come there from an image
+            a.lead.images, a.lead.room_for = cast(Any, Images(obstacle)), lambda _: room
+            a.lead.lost_hosts.give_up("b", "nobody reaches it")
+            assert session.state == "lost" and not session.worker.running
+            assert f"which nothing can bring back (nobody reaches it; {sentence})" in session.note
 
     asyncio.run(lose())
 
@@ -376,3 +462,82 @@ def test_what_a_rank_left_behind_on_another_host_neither_hears_nor_tells_of_it(f
             assert there.log.floor_commit == 0
 
     asyncio.run(move())
+
+
+def test_a_member_is_led_by_whoever_follows_it_in_the_newest_way(folder: Path) -> None:
+    async def follow(b: Member, leadership: int, leader: str) -> None:
+        request = pb.FollowRanksRequest(job="j", token=TOKEN, leadership=leadership)
+        news = b.side.follow(request, leader)
+        assert (await anext(news)).whole
+        await news.aclose()  # type: ignore[attr-defined]
+
+    async def check() -> None:
+        b = Member(folder, "b")
+        session = b.open(1)
+        span = session.job.span
+        assert span is not None and span.leader == "a"
+        await follow(b, 5, "a")
+        await follow(b, 7, "c")
+        assert span.leader == "c"
+        with pytest.raises(NotAdmitted, match="another leader has followed"):
+            await follow(b, 5, "a")
+        assert span.leader == "c"
+
+    asyncio.run(check())
+
+
+def test_a_former_leader_that_lets_go_of_its_members_does_no_rank_any_harm(folder: Path) -> None:
+    async def check() -> None:
+        b = Member(folder, "b")
+        there = b.open(1)
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            session = await a.hears_of(1)
+            await becomes(a.lead.members["b"].connected.is_set)
+            a.lead.let_go_of_members("host c leads")
+            a.lead.worker_ended(session)
+            session.lose("ended")  # as whatever happens to it here would write it
+            await a.lead.ended(session)
+            await asyncio.sleep(0.1)
+            assert there.log.session_state == 0 and there.active
+
+    asyncio.run(check())
+
+
+def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_theirs(folder: Path) -> None:
+    """Rank 0 ran at x, which led; rank 1 is at b; rank 2 had gone from x to b meanwhile."""
+
+    async def check() -> None:
+        b, x = Member(folder, "b"), Member(folder, "x")
+        told = []
+        for rank in (0, 2):
+            session = x.open(rank, world=3)
+            told.append(x.side.describe(session))
+        b.open(1, world=3)
+        estate = Estate(folder, serial=4, ranks=told)
+        async with Leader(folder, {"b": b, "x": x}, known="b", awaited="b") as a:
+            take_over(a.lead, estate, "x", "its lease has ended")
+            lost = a.job.sessions[0]
+            assert (lost.host, lost.returning) == ("x", 4)
+            a.lead.lost_hosts.give_up("x", "as seen by all")
+            assert lost.state == "running"  # b has not told yet
+            b.open(2, world=3)
+            async with b:
+                await becomes(lambda: lost.state == "lost")
+            moved = a.job.sessions[2]
+            assert (moved.host, moved.returning) == ("b", 0)
+            assert "host x is lost, and with it the worker of rank 0" in lost.note
+
+    asyncio.run(check())
+
+
+def test_a_rank_that_nobody_knows_of_after_the_leader_was_lost_ends_the_job(folder: Path) -> None:
+    async def check() -> None:
+        b = Member(folder, "b")
+        b.open(1)
+        async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
+            take_over(a.lead, Estate(folder, serial=4), "x", "its lease has ended")
+            session = await a.hears_of(1)
+            await becomes(lambda: session.state == "lost")
+            assert "the worker of rank 0" in session.note and "after the newest CPU images" in session.note
+
+    asyncio.run(check())

@@ -12,6 +12,7 @@ from recovery.control import pb
 from recovery.jobs import SESSION_CLOSED, Job, Session
 from recovery.leases import Leases
 from recovery.servers import Server
+from recovery.spanning.estate import Estates
 from recovery.spanning.in_turn import InTurn
 from recovery.spanning.member_parts import MemberParts
 from recovery.spanning.mirror import Feed
@@ -36,11 +37,12 @@ class Deputy:
 
     def __init__(
         self, job: Job, leases: Leases, pace: Callable[[Server], Pace],
-        describe: Callable[[Session], pb.RankDescription], parts: MemberParts,
+        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, estates: Estates,
     ) -> None:  # fmt: skip
         self._job = job
         self._describe = describe
         self.parts = parts
+        self.estates = estates
         self._leases = leases
         self._pace = pace
         self._feeds: dict[int, Feed] = {}
@@ -124,6 +126,7 @@ class Deputy:
 
     async def cancel(self) -> None:
         """There is nothing to stop; what is to be told still is."""
+        self.estates.close()
         self._over = True
         self._woken.set()
 
@@ -224,6 +227,11 @@ class Deputy:
             if over:
                 return None
         return None
+
+    @property
+    def faults(self) -> list[pb.FaultReport]:
+        """At which servers stand, and nobody has done anything about it."""
+        return list(self._faults.values())
 
     def is_steered(self, session: Session) -> bool:
         """Whether a leader has had its server stand still."""

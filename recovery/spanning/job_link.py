@@ -11,6 +11,7 @@ import grpc
 from recovery.control import pb, rpc
 from recovery.injector import Refused
 from recovery.membership.links import caller
+from recovery.spanning.estate import NotKept
 from recovery.spanning.member import MemberSide, NotAdmitted
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
 
     async def FollowRanks(self, request: Any, context: Any) -> AsyncIterator[pb.MemberNews]:
         try:
-            async for news in self._member.follow(request):
+            async for news in self._member.follow(request, caller(context)):
                 yield news
         except NotAdmitted as problem:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(problem))
@@ -99,6 +100,34 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
             return self._member.conclude_set(request)
         except NotAdmitted as problem:
             return pb.EndServerReply(error=str(problem))
+
+    async def TakeImage(self, request: Any, context: Any) -> AsyncIterator[pb.ImagePart]:
+        try:
+            async for part in self._member.take_image(request):
+                yield part
+        except NotAdmitted as problem:
+            yield pb.ImagePart(error=str(problem))
+
+    async def KeepStore(self, request: Any, context: Any) -> pb.KeepReply:
+        try:
+            self._member.keep_store(request)
+        except (NotAdmitted, NotKept) as problem:
+            return pb.KeepReply(error=str(problem))
+        return pb.KeepReply()
+
+    async def KeepImage(self, request_iterator: Any, context: Any) -> pb.KeepReply:
+        try:
+            await self._member.keep_image(aiter(request_iterator))
+        except (NotAdmitted, NotKept) as problem:
+            return pb.KeepReply(error=str(problem))
+        return pb.KeepReply()
+
+    async def KeepJob(self, request_iterator: Any, context: Any) -> pb.KeepReply:
+        try:
+            await self._member.keep_job(aiter(request_iterator))
+        except (NotAdmitted, NotKept) as problem:
+            return pb.KeepReply(error=str(problem))
+        return pb.KeepReply()
 
     async def SignalRank(self, request: Any, context: Any) -> pb.EndServerReply:
         try:

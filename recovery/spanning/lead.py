@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -21,6 +20,9 @@ from recovery.processes import Watched
 from recovery.runtime_directory import RuntimeDirectory
 from recovery.servers import Verdict
 from recovery.spanning.attendance import Attendance
+from recovery.spanning.bequest import Bequest
+from recovery.spanning.cpu_images import CpuImages
+from recovery.spanning.lost_hosts import LostHosts
 from recovery.spanning.member_link import MemberLink
 from recovery.spanning.mirror import Mirror
 from recovery.spanning.openings import Openings
@@ -28,7 +30,6 @@ from recovery.spanning.remote import NotMoved, RemoteProcess, RemoteServer, Stee
 from recovery.spanning.span import Span
 from recovery.spanning.steering import Steering
 from recovery.spanning.turns import Turns
-from recovery.spanning.way_on import way_on
 
 log = structlog.get_logger()
 
@@ -64,6 +65,13 @@ class Lead:
         self._attendance = Attendance(job, span)
         self._astray: set[int] = set()
         """Ranks on their way to another host, or of which nobody knows whether they went."""
+        self.room_for: Callable[[Sequence[Session]], bool] = lambda _: False
+        """Whether ranks of lost hosts find a device elsewhere."""
+        self.bequest: Bequest | None = None
+        """To the host that leads the job on if ours is lost, if anything can be left to it."""
+        self.images: CpuImages | None = None
+        """Of workers, if any are taken."""
+        self.lost_hosts = LostHosts(self, self._attendance)
         self._for_moves: set[str] = set()
         """Hosts that take part only because a rank was to go there."""
 
@@ -74,6 +82,8 @@ class Lead:
         self._background.start(self.steering.pass_orders_on())
         assert self.span.leading is not None
         self._background.start(self.span.leading.run())
+        if self.bequest is not None:
+            self._background.start(self.bequest.run())
 
     def credentials(self) -> dict[str, Any]:
         """Of every request to a member."""
@@ -97,7 +107,7 @@ class Lead:
         """A rank that was to go there has not, and nobody else of the job is there."""
         member = self.members.get(host)
         wanted = host in self.span.destinations or host not in self._for_moves
-        if member is None or wanted or self._of(member):
+        if member is None or wanted or self.of(member):
             return
         self._for_moves.discard(host)
         self.span.members.discard(host)
@@ -106,6 +116,14 @@ class Lead:
             member.following.cancel()
         self._openings.note()
 
+    def let_go_of_members(self, why: str) -> None:
+        """They follow somebody else; whatever we still had for them must not reach them."""
+        for member in self.members.values():
+            member.lost = why
+            member.connected.clear()
+            if member.following is not None:
+                member.following.cancel()
+
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as we lead."""
         self._background.start(work)
@@ -113,7 +131,11 @@ class Lead:
     async def close(self) -> None:
         """The job is over."""
         await self._background.cancel()
+        if self.images is not None:
+            self.images.close()
         self.turns.close()
+        if self.bequest is not None:
+            self.bequest.close()
         if self.span.leading is not None:
             await self.span.leading.resign()
 
@@ -121,10 +143,12 @@ class Lead:
     def take(self, member: MemberLink, news: pb.MemberNews) -> None:
         """Raises LogError."""
         if news.whole:
-            for session in self._of(member):
+            for session in self.of(member):
                 if session.rank not in news.present:
                     self._not_there(session)
         for one in news.described:
+            if self.lost_hosts.ends(member, one):
+                continue
             session = self.described(member, one)
             # By a leader before us, or by us if we are at it; nobody else gets it to go on.
             hollow = one.server.pid > 0 and not one.holds_state and not session.rolling
@@ -146,17 +170,17 @@ class Lead:
             later = asyncio.get_running_loop().call_later
             later(ARRIVES_S, self._ended_unless_found, session, session.worker)
         else:
-            self._worker_ended(session)
+            self.worker_ended(session)
 
     def _ended_unless_found(self, session: Session, worker: Watched) -> None:
         if session.worker is worker:
-            self._worker_ended(session)
+            self.worker_ended(session)
 
     def _has_told(self, member: MemberLink) -> None:
         member.heard.set()
         self._attendance.told(member.host)
         self._openings.note()
-        self._lose_missing()
+        self.lost_hosts.lose_missing()
 
     def _apply(self, member: MemberLink, news: pb.MemberNews) -> None:
         for one in news.ranks:
@@ -175,7 +199,7 @@ class Lead:
             if left.HasField("last"):
                 self._ended_unheard(member, left.last)
             elif session is not None and _same(session.worker, left.worker):
-                self._worker_ended(session)
+                self.worker_ended(session)
 
     def _ended_unheard(self, member: MemberLink, last: pb.RankDescription) -> None:
         """The newest end of a rank there: while nobody followed, or of a former leader's time."""
@@ -185,7 +209,7 @@ class Lead:
         elif session is not None and _same(session.worker, last.worker):
             self.mirrors[session].describe_anew(last)
         if session is not None:
-            self._worker_ended(session)
+            self.worker_ended(session)
 
     def took(self, session: Session, news: pb.RankNews) -> None:
         """From the host where it runs; raises LogError."""
@@ -213,14 +237,15 @@ class Lead:
                 session.killed_ns = mirror.here_ns(end.killed_ns)
             server.process.has_ended(mirror.here_ns(end.noticed_ns))
 
-    def _worker_ended(self, session: Session) -> None:
+    def worker_ended(self, session: Session) -> None:
+        """We are told, or know better than to wait for it."""
         assert isinstance(session.worker, RemoteProcess)
         session.worker.has_ended()
 
     def gone(self, member: MemberLink) -> None:
         """It knows nothing of the job: its ranks have ended."""
-        for session in self._of(member):
-            self._worker_ended(session)
+        for session in self.of(member):
+            self.worker_ended(session)
         self._has_told(member)
 
     def described(self, member: MemberLink, one: pb.RankDescription) -> Session:
@@ -235,7 +260,7 @@ class Lead:
             return elsewhere if one.leaving else self._has_come(elsewhere, member, one)
         if session is None or not _same(session.worker, one.worker):
             if session is not None:
-                self._worker_ended(session)
+                self.worker_ended(session)
             return self._open(member, one)
         self.mirrors[session].describe_anew(one)
         server = session.server
@@ -252,7 +277,7 @@ class Lead:
         session = Session(
             job=self.job, rank=one.rank, world=one.world, device=one.device, device_index=one.device_index,
             asked_index=one.asked_index, threads=one.threads, directory=mirror.directory, log=mirror.log,
-            worker=RemoteProcess(one.worker, self._sender(member, one.rank)),
+            worker=RemoteProcess(one.worker, self.sender(member, one.rank)),
             server=self._server(member, one.rank, one), generation=one.generation, relay=one.relay,
             host=member.host, hollow=not one.holds_state, restored_commit=one.restored_commit,
             resumed_commit=one.resumed_commit,
@@ -268,7 +293,7 @@ class Lead:
     def _server(
         self, member: MemberLink, rank: int, told: pb.RankDescription | pb.ReplaceServerReply
     ) -> RemoteServer:
-        process = RemoteProcess(told.server, self._sender(member, rank))
+        process = RemoteProcess(told.server, self.sender(member, rank))
         steer = self.steering.steer
         return RemoteServer(member.host, process, told.device, told.socket, told.data_address, steer)
 
@@ -276,7 +301,8 @@ class Lead:
         session = self.job.sessions.get(rank)
         return session if session is not None and session.host == member.host else None
 
-    def _of(self, member: MemberLink) -> list[Session]:
+    def of(self, member: MemberLink) -> list[Session]:
+        """Ranks there."""
         return [session for session in self.job.sessions.values() if session.host == member.host]
 
     async def ended(self, session: Session) -> None:
@@ -333,6 +359,8 @@ class Lead:
             self._arriving.pop(session.rank, None)
             self._for_moves.discard(destination)
         self._expect_no_more(session, destination)
+        if self.images is not None and session.returning:
+            self.images.came_back(session)
         session.transfer = transfer
         if isinstance(former, RemoteProcess):
             former.has_ended()  # whoever follows it goes on with the other one
@@ -354,7 +382,9 @@ class Lead:
     async def _send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
         former, member = session.server, self.members.get(session.host)
         retired, former.retired = former.retired, True
-        if member is None:
+        if self.images is not None and self.lost_hosts.awaits(session):
+            transfer = await self.images.send(session, destination)
+        elif member is None:
             try:
                 transfer = await self._openings.send(session, destination, stash)
             except NotMoved:
@@ -395,7 +425,7 @@ class Lead:
         self.mirrors[session] = mirror
         session.host, session.log, session.directory = member.host, mirror.log, mirror.directory
         session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
-        session.worker = RemoteProcess(one.worker, self._sender(member, one.rank))
+        session.worker = RemoteProcess(one.worker, self.sender(member, one.rank))
         session.server, session.hollow = absent_server(one.device), True
 
     def _has_come(self, session: Session, member: MemberLink, one: pb.RankDescription) -> Session:
@@ -443,7 +473,9 @@ class Lead:
         request = pb.EndServerRequest(rank=session.rank, server=process, **self.credentials())
         self._background.start(self._try(server.host, "EndServer", request))
 
-    def _sender(self, member: MemberLink, rank: int) -> Any:
+    def sender(self, member: MemberLink, rank: int) -> Any:
+        """Of signals to processes there."""
+
         def send(process: RemoteProcess, number: signal.Signals) -> None:
             request = pb.SignalRankRequest(
                 rank=rank, process=process.message(), number=int(number), **self.credentials()
@@ -458,40 +490,6 @@ class Lead:
         except SteerFailed as problem:
             log.warning("a host did not do as it was told", job=self.job.name, host=host, what=method,
                         problem=problem.details())  # fmt: skip
-
-    def give_up(self, host: str, why: str) -> None:
-        """It is lost: its ranks are, and nobody waits for it any more."""
-        member = self.members.get(host)
-        if member is None or member.lost:
-            return
-        member.lost = why
-        member.connected.clear()
-        log.error("a host of a job is given up", job=self.job.name, host=host, why=why)
-        self._attendance.lost(host, why)
-        member.heard.set()
-        lost = self._of(member)
-        if lost:
-            ranks = ", ".join(f"rank {session.rank} in step {session.log.step}" for session in lost)
-            self._lose_all({host: why}, ranks)
-        for session in lost:
-            assert isinstance(session.server.process, RemoteProcess)
-            session.server.process.has_ended(time.monotonic_ns())
-            self._worker_ended(session)
-        self._lose_missing()
-
-    def _lose_missing(self) -> None:
-        ranks, hosts = self._attendance.missing()
-        if ranks:
-            self._lose_all(hosts, ", ".join(f"rank {rank}" for rank in ranks))
-
-    def _lose_all(self, hosts: Mapping[str, str], ranks: str) -> None:
-        whys = "; ".join(hosts.values())
-        lost = f"host {next(iter(hosts))} is" if len(hosts) == 1 else f"hosts {', '.join(hosts)} are"
-        for session in self.job.active_sessions():
-            session.lose(
-                f"{lost} lost, and with it the worker of {ranks}, which nothing can bring back ({whys}): "
-                f"{way_on(self.job)}"
-            )
 
 
 def _same(process: Any, told: pb.Process) -> bool:

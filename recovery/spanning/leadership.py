@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -12,7 +13,7 @@ from recovery.control import pb
 from recovery.membership.election import Deposed, Leadership, lead
 from recovery.membership.records import VERSION, BadRecord, read, written
 from recovery.membership.settings import LEASE_S
-from recovery.membership.store import ClusterStore, ClusterStoreError, Entry, Put, Unchanged
+from recovery.membership.store import ClusterStore, ClusterStoreError, Delete, Entry, Put, Unchanged
 
 log = structlog.get_logger()
 
@@ -30,7 +31,7 @@ class Claim:
 
     record: pb.JobLeader
     leadership: Leadership | None
-    """None: another host leads."""
+    """None: another host leads, or it alone may."""
 
 
 def key_of(cluster: str, job: str) -> str:
@@ -38,24 +39,42 @@ def key_of(cluster: str, job: str) -> str:
     return f"understudy/{cluster}/jobs/{job}/leader"
 
 
+def heir_key_of(cluster: str, job: str) -> str:
+    """Of whose it is, and of the host that leads it on, should its leader's be lost."""
+    return f"understudy/{cluster}/jobs/{job}/heir"
+
+
 async def claim(
-    store: ClusterStore, cluster: str, job: str, here: str, hosts: int, token: bytes = b""
+    store: ClusterStore,
+    cluster: str,
+    job: str,
+    here: str,
+    hosts: int,
+    token: bytes = b"",
+    estate: str = "",
 ) -> Claim:
     """Lead the job, or learn who does; raises NotLed, and ClusterStoreError if the store does not answer.
 
-    `token`: of a job that we have led before.  A key of our own name is that of a proxyd here that died.
+    `token`: of a job that we have led before; `estate`: as in claim_as_heir.
+    A key of our own name is that of a proxyd here that died.
+    Whoever leads knows nothing yet of what a former leader has left to an heir: there is none any more.
     """
-    key = key_of(cluster, job)
+    key, heir = key_of(cluster, job), heir_key_of(cluster, job)
     mine = pb.JobLeader(
         version=VERSION, host=here, hosts=hosts, token=token or secrets.token_bytes(TOKEN_BYTES)
     )
     began = asyncio.get_running_loop().time()
     lease = await store.grant(LEASE_S)
     try:
-        known = await store.get(key)
+        known, whose = await store.get(key), await store.get(heir)
         if known is None or _leader(known, job).host == here:
-            revision = known.revision if known is not None else 0
-            elected = await store.transact([Unchanged(key, revision)], [Put(key, written(mine), lease)])
+            if other := _other_owner(whose, mine) if token else "":
+                await _let_go(store, lease)
+                return Claim(pb.JobLeader(version=VERSION, host=other, hosts=hosts, token=token), None)
+            elected = await store.transact(
+                [_as_seen(key, known), _as_seen(heir, whose)],
+                [Put(key, written(mine), lease), Put(heir, written(_ours(mine, estate)))],
+            )
             if elected:
                 return Claim(mine, Leadership(key, elected, lease, LEASE_S, began))
             known = await store.get(key)
@@ -74,6 +93,50 @@ async def claim(
     return Claim(record, None)
 
 
+def _as_seen(key: str, entry: Entry | None) -> Unchanged:
+    return Unchanged(key, entry.revision if entry is not None else 0)
+
+
+def _ours(mine: pb.JobLeader, estate: str) -> pb.JobHeir:
+    """Nobody is to lead it on, for now."""
+    return pb.JobHeir(version=VERSION, leader=mine.host, token=mine.token, estate=estate)
+
+
+def _other_owner(entry: Entry | None, mine: pb.JobLeader) -> str:
+    """The host that has led this very job on; empty: none has.  Raises NotLed."""
+    try:
+        whose = read(entry.value, pb.JobHeir) if entry is not None else pb.JobHeir()
+    except BadRecord as problem:
+        raise NotLed(f"whose job that is cannot be read: {problem}") from problem
+    return whose.leader if whose.token == mine.token and whose.leader != mine.host else ""
+
+
+async def claim_as_heir(
+    store: ClusterStore, cluster: str, job: str, mine: pb.JobLeader, estate: str, revision: int
+) -> Leadership | None:
+    """Lead a job whose leader is lost, if we still are its heir by the record of that revision.
+
+    `estate`: what we lead it on with; it stays in the record, for whoever does not hear that this succeeded.
+    None: the former leader's lease has not ended yet, or another one leads, or another one is the heir.
+    Raises ClusterStoreError.
+    """
+    key, heir = key_of(cluster, job), heir_key_of(cluster, job)
+    began = asyncio.get_running_loop().time()
+    lease = await store.grant(LEASE_S)
+    try:
+        elected = await store.transact(
+            [Unchanged(key, 0), Unchanged(heir, revision)],
+            [Put(key, written(mine), lease), Put(heir, written(_ours(mine, estate)))],
+        )
+    except BaseException:
+        await _let_go(store, lease)
+        raise
+    if not elected:
+        await _let_go(store, lease)
+        return None
+    return Leadership(key, elected, lease, LEASE_S, began)
+
+
 def _leader(entry: Entry, job: str) -> pb.JobLeader:
     try:
         return read(entry.value, pb.JobLeader)
@@ -89,7 +152,7 @@ async def _let_go(store: ClusterStore, lease: int) -> None:
 
 
 class Leading:
-    """Keeps a leadership, and takes it up again: only a proxyd of this host can lead this job."""
+    """Keeps a leadership, and takes it up again, unless an heir leads the job by then."""
 
     def __init__(
         self,
@@ -103,16 +166,21 @@ class Leading:
         self._store, self._cluster, self._job = store, cluster, job
         self._leadership = leadership
         self.record = record
+        self.key = key_of(cluster, job)
         self.token = leadership.token if leadership is not None else 0
         """Of the newest leadership that we had; a later one's is greater."""
         self.holds = asyncio.Event()
         """Set while we lead, as far as we know."""
+        self.superseded: Callable[[str], None] = lambda _: None
+        """Called with the name of the host that leads instead: we never shall again."""
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             if self._leadership is None:
                 self._leadership = await self._claim_again()
+            if self._leadership is None:
+                return
             self.token = self._leadership.token
             self.holds.set()
             try:
@@ -122,7 +190,8 @@ class Leading:
             self.holds.clear()
             self._leadership = None
 
-    async def _claim_again(self) -> Leadership:
+    async def _claim_again(self) -> Leadership | None:
+        """None: another host leads."""
         record = self.record
         while True:
             try:
@@ -135,10 +204,18 @@ class Leading:
                 if claimed.leadership is not None:
                     log.info("leads", job=self._job)
                     return claimed.leadership
+                log.error("another host leads", job=self._job, host=claimed.record.host)
+                self.superseded(claimed.record.host)
+                return None
             await asyncio.sleep(AGAIN_S)
 
     async def resign(self) -> None:
         """The job is over."""
         self.holds.clear()
         if self._leadership is not None:
+            heir = Delete(heir_key_of(self._cluster, self._job))
+            try:
+                await self._store.transact([self._leadership.holds], [heir])
+            except ClusterStoreError as problem:
+                log.debug("the name of a job that is over stays", job=self._job, problem=str(problem))
             await _let_go(self._store, self._leadership.lease)

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
@@ -18,10 +19,13 @@ from recovery.control import answer, pb, ran_out, trouble
 from recovery.homes import Homes, NoHome
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
+from recovery.migration.imaging import Image
+from recovery.migration.reception import NotSent
 from recovery.processes import Watched
 from recovery.servers import Server
 from recovery.sessions import Desk
 from recovery.spanning.deputy import Deputy
+from recovery.spanning.description import description
 from recovery.spanning.in_turn import Outdated
 from recovery.spanning.remote import message_class
 
@@ -50,12 +54,19 @@ class MemberSide:
         self._homes = homes
         self.send: Callable[[Job, Session, str, bool, str], Awaitable[pb.Transfer]] | None = None
         """A rank's worker to another host; raises Refused."""
+        self.image: Callable[[Session], AbstractAsyncContextManager[Image]] | None = None
+        """Of a rank's worker, which runs on; raises NotSent."""
 
-    async def follow(self, request: pb.FollowRanksRequest) -> AsyncIterator[pb.MemberNews]:
-        """Raises NotAdmitted."""
+    async def follow(self, request: pb.FollowRanksRequest, leader: str) -> AsyncIterator[pb.MemberNews]:
+        """`leader`: the host that asks, perhaps the heir of the one before.  Raises NotAdmitted."""
         known = self._desk.coordinators.get(request.job)
         newer = isinstance(known, Deputy) and 0 < known.newest_leadership < request.leadership
         job, deputy = self._admit(request)
+        assert job.span is not None
+        if leader and leader != job.span.leader:
+            log.warning("another host leads", job=job.name, host=leader, former=job.span.leader)
+            job.span.leader = leader
+            self._desk.note()
         if newer:  # it knows nothing of what its predecessor left behind
             self.end_left_behind(job, deputy)
         here = [session for session in job.sessions.values() if session.state != "ended"]
@@ -82,27 +93,8 @@ class MemberSide:
         """All that a leader must know of a rank that it does not know yet."""
         deputy = self._desk.coordinators[session.job.name]
         assert isinstance(deputy, Deputy)
-        page, server, settings = session.log, session.server, self._desk.settings
         whole = deputy.whole(session, anew=True)
-        return pb.RankDescription(
-            rank=session.rank, world=session.world, device=session.device,
-            device_index=session.device_index, asked_index=session.asked_index, threads=session.threads,
-            worker=session.worker.message(), server=server.process.message(), socket=str(server.socket),
-            directory=str(session.directory), relay=session.relay, generation=session.generation,
-            holds_state=session.has_state and not session.rolling, restored_commit=session.restored_commit,
-            resumed_commit=session.resumed_commit,
-            state=b"".join(block.data for block in whole.blocks), manifests=whole.manifests,
-            sequence=whole.sequence, now_ns=whole.now_ns, data_address=server.data_address,
-            lost=session.state == "lost", parked=deputy.is_steered(session),
-            leaving=session.moving is not None,
-            orders=replay.control_orders(page),
-            sizes=pb.LogSizes(
-                segment_bytes=page.segment_bytes, segment_count=page.segment_count,
-                dictionary_bytes=page.dictionary_bytes, reply_bytes=settings.reply_bytes,
-                shadow_bytes=settings.shadow_bytes,
-                snapshot_bytes=settings.snapshot_bytes if settings.snapshot_overhead else 0,
-            ),
-        )  # fmt: skip
+        return description(session, self._desk.settings, whole, parked=deputy.is_steered(session))
 
     async def steer(self, request: pb.SteerRequest) -> pb.SteerReply:
         """Raises NotAdmitted."""
@@ -249,6 +241,61 @@ class MemberSide:
         except ValueError as problem:
             raise NotAdmitted(str(problem)) from problem
         return pb.EndServerReply()
+
+    def keep_store(self, request: pb.KeepStoreRequest) -> None:
+        """Raises NotAdmitted, NotKept."""
+        _, deputy = self._admit(request)
+        deputy.estates.keep_store(request)
+
+    async def keep_image(self, requests: AsyncIterator[Any]) -> None:
+        """Raises NotAdmitted, NotKept."""
+        deputy, rest = await self._admit_first(requests)
+        await deputy.estates.keep_image(rest)
+
+    async def keep_job(self, requests: AsyncIterator[Any]) -> None:
+        """Raises NotAdmitted, NotKept."""
+        deputy, rest = await self._admit_first(requests)
+        await deputy.estates.keep_job(rest)
+
+    async def _admit_first(self, requests: AsyncIterator[Any]) -> tuple[Deputy, AsyncIterator[Any]]:
+        """Of a stream the first says who asks; raises NotAdmitted."""
+        first = await anext(requests, None)
+        if first is None:
+            raise NotAdmitted("nothing was asked")
+        _, deputy = self._admit(first)
+
+        async def all_of_them() -> AsyncIterator[Any]:
+            yield first
+            async for request in requests:
+                yield request
+
+        return deputy, all_of_them()
+
+    async def take_image(self, request: pb.TakeImageRequest) -> AsyncIterator[pb.ImagePart]:
+        """Raises NotAdmitted."""
+        job, deputy = self._admit(request)
+        session, generation = self._session(job, request.rank), job.generation
+        if session.moving is not None or not session.relay:
+            raise NotAdmitted(f"the worker of rank {session.rank} cannot be dumped now")
+        self._check_snapshot(session, request.serial)
+        assert self.image is not None
+        try:
+            async with self.image(session) as image:
+                async for part in image.parts:
+                    yield pb.ImagePart(part=part)
+                    if not session.active or deputy.restoring or job.generation != generation:
+                        raise NotAdmitted("a recovery came between")
+                self._check_snapshot(session, request.serial)
+                yield pb.ImagePart(paused_s=image.paused_s)
+        except (NotSent, OSError, replay.LogError) as problem:
+            yield pb.ImagePart(error=str(problem))
+
+    def _check_snapshot(self, session: Session, serial: int) -> None:
+        """That it is there, and the log behind it."""
+        page = session.log
+        offsets = [kept.commit.log_offset for kept in page.snapshots() if kept.serial == serial]
+        if not offsets or page.freed_segments * page.segment_bytes > offsets[0]:
+            raise NotAdmitted(f"rank {session.rank} has no snapshot {serial} any more, or no log behind it")
 
     def _admit(self, request: Any) -> tuple[Job, Deputy]:
         """Only who knows the job's token, and leads it in the newest way that we know of."""

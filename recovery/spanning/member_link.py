@@ -36,6 +36,8 @@ class MemberLink:
         self.hurry = asyncio.Event()
         """It has just become a member."""
         self.following: asyncio.Task[None] | None = None
+        self.times = 0
+        """How often it has been reached."""
         self.lost = ""
         """Why it is given up, if so."""
 
@@ -55,6 +57,7 @@ class MemberLink:
                 async for news in stream:
                     self._lead.take(self, news)
                     if news.complete:
+                        self.times += 1
                         log.info("follows", job=self._lead.job.name, host=self.host)
                         self.connected.set()
                     pause = AGAIN_S

@@ -36,6 +36,8 @@ class Span:
     """Of them, those that had ranks under a leader before us, and have not told us of them."""
     destinations: set[str] = field(default_factory=set)
     """Other hosts to which ranks are on their way."""
+    heir: str = ""
+    """The host that leads it on if ours is lost; empty: none does, or another host leads."""
     stored: Stored | None = None
     """The newest that is known of."""
 

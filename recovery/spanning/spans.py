@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,11 +14,13 @@ import grpc
 import structlog
 
 import replay
+from recovery.background import Complaints
 from recovery.control import answer, pb, rpc, trouble
 from recovery.drills import Drill
 from recovery.homes import Homes
 from recovery.injector import Refused
 from recovery.jobs import Job, Session
+from recovery.journaling import journaled_job
 from recovery.membership.agreement import HostState
 from recovery.membership.link_judgement import judge_links
 from recovery.membership.links import NoLink
@@ -31,23 +34,29 @@ from recovery.passage import Leader
 from recovery.persistence.part_writer import PartWriter
 from recovery.persistence.request import Written
 from recovery.persistence.settings import on_several_hosts
-from recovery.processes import Watched
+from recovery.rendezvous import Store
 from recovery.report import drill_of
 from recovery.runtime_directory import RuntimeDirectory
 from recovery.servers import ServerPool
 from recovery.sessions import Desk
+from recovery.spanning.bequest import Bequest, Sources
+from recovery.spanning.cpu_images import FOLDER, CpuImages
 from recovery.spanning.deputy import Deputy
+from recovery.spanning.description import description
+from recovery.spanning.doors import Doors
+from recovery.spanning.estate import Estates
 from recovery.spanning.far_moves import FarMoves
 from recovery.spanning.far_parts import FarParts
 from recovery.spanning.homes import SpanningHomes
 from recovery.spanning.job_link import JobLinkService
 from recovery.spanning.lead import Lead
-from recovery.spanning.leadership import Leading, NotLed, claim
+from recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of
 from recovery.spanning.member import MemberSide, NotAdmitted
 from recovery.spanning.member_parts import MemberParts
 from recovery.spanning.migration import Migration
-from recovery.spanning.remote import NotMoved, SteerFailed, absent_server
+from recovery.spanning.mirror import Feed
 from recovery.spanning.span import Span
+from recovery.spanning.succession import Succession
 from recovery.spanning.way_on import way_on
 
 log = structlog.get_logger()
@@ -85,8 +94,16 @@ class Spans:
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(desk, Homes(pool, desk.leases))
+        settings = desk.settings
+        self._images_folder: Path | None = None
+        if settings.cpu_image_every_s and settings.persist is not None:
+            self._images_folder = settings.persist.directory / FOLDER
+        self._succession = Succession(
+            membership.here, lambda: membership.store, membership.cluster, self._promote
+        )
         self._migration = Migration(desk, pool, moves, self._member, membership.here)
         self._member.send = self._migration.send_for_leader
+        self._member.image = self._migration.image
         self._moves = moves
         membership.services.append(moves.add_to)
         membership.services.append(
@@ -96,9 +113,11 @@ class Spans:
 
     async def run(self) -> None:
         """Look after hosts that are lost, until cancelled."""
+        complaints = Complaints("hosts of jobs")
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.look_at_hosts()
+            with complaints.survived(self._membership.here):
+                await self.look_at_hosts()
 
     async def look_at_hosts(self) -> None:
         """Once: whose loss would mean anything here, and who is lost."""
@@ -113,16 +132,41 @@ class Spans:
         self._look_at_workers(away, lost, alive)
         for lead in self._leads.values():
             for host in lost.keys() & lead.members.keys():
-                lead.give_up(host, lost[host])
+                lead.lost_hosts.give_up(host, lost[host])
         for job in list(self._desk.jobs.values()):
             deputy = self._desk.coordinators.get(job.name)
             if job.span is None or not isinstance(deputy, Deputy):
                 continue
-            why = f"it is lost ({lost[job.span.leader]}): {way_on(job)}" if job.span.leader in lost else ""
-            if not why and time.monotonic() - deputy.followed_at > UNLED_S:
+            why = ""
+            if job.span.leader in lost:
+                why = await self._why_over(job, deputy, lost)
+            elif time.monotonic() - deputy.followed_at > UNLED_S:
                 why = await self._leads_no_more(job)
             for session in job.active_sessions() if why else []:
                 session.lose(f"host {job.span.leader} leads job {job.name} no more: {why}")
+
+    async def _why_over(self, job: Job, deputy: Deputy, lost: Mapping[str, str]) -> str:
+        """Its leader is lost: what has become of it, or "" if it goes on."""
+        assert job.span is not None
+        leader = job.span.leader
+        over = await self._succession.why_over(job, deputy, lost, lost[leader])
+        return f"it is lost ({lost[leader]}), and {over}: {way_on(job)}" if over else ""
+
+    async def _promote(self, job: Job) -> Lead:
+        await self._desk.elsewhere.promote(job)
+        return self._leads[job.name]
+
+    def _give_way(self, job: Job, host: str) -> None:
+        """Another host leads a job of ours: ours was given up, and its ranks go on elsewhere."""
+        lead = self._leads[job.name]
+        lead.let_go_of_members(f"host {host} leads")
+        for session in job.active_sessions():
+            if session.host:  # it goes on, and nothing of what we know of it counts
+                lead.worker_ended(session)
+                continue
+            session.lose(f"this host was given up: host {host} leads job {job.name} now, with this rank")
+            # It has stood in its first collective since, and must never write to a file again.
+            session.worker.send(signal.SIGKILL)
 
     def _look_at_workers(self, away: frozenset[str], lost: Mapping[str, str], alive: set[str]) -> None:
         """Whose relays are here, and who are not."""
@@ -243,13 +287,43 @@ class Spans:
             Doors(self._desk, self._pool, self._migration), self._membership.here,
         )  # fmt: skip
         self._leads[job.name] = lead
+        job.span.leading.superseded = partial(self._give_way, job)
+        if self._images_folder is not None:
+            every_s = self._desk.settings.cpu_image_every_s
+            images = lead.images = CpuImages(job, lead, self._moves, self._images_folder, every_s)
+            store, key = self._membership.store, heir_key_of(self._membership.cluster, job.name)
+            images.bequest = lead.bequest = Bequest(job, lead, store, key, self._sources())
+            images.bequest.lapsed = images.not_left
+            if (workers := self._desk.worker_stores.get(job.name)) is not None:
+                workers.settle = images.bequest.settle
         return lead
+
+    def _store_of(self, job: Job) -> Store | None:
+        """Of its workers, on this host."""
+        known = self._desk.worker_stores.get(job.name)
+        return known.store if known is not None else None
+
+    def _sources(self) -> Sources:
+        desk = self._desk
+
+        def describe(session: Session) -> pb.RankDescription:
+            whole = Feed(session.log).whole(session.rank, anew=True)
+            return description(session, desk.settings, whole, parked=False)
+
+        return Sources(
+            self._store_of, self._migration.image, describe, partial(journaled_job, desk, sessions=False)
+        )
+
+    def images(self, job: Job) -> CpuImages | None:
+        """Of workers of a job that we lead, if any are to be taken."""
+        return self._leads[job.name].images
 
     def homes(self, job: Job) -> Homes:
         """For its coordinator."""
         made = SpanningHomes(
             self._pool, self._desk.leases, self._leads[job.name], self._places, self._cut_off
         )
+        self._leads[job.name].room_for = made.room_for
         self._far_moves[job.name] = FarMoves(self._desk, job, made)
         return made
 
@@ -298,7 +372,9 @@ class Spans:
         persist = self._desk.settings.persist
         settings = on_several_hosts(persist) if persist is not None else None
         parts = MemberParts(job, settings, partial(self._desk.keep, job), lambda: self._desk.note())
-        return Deputy(job, self._desk.leases, self._desk.watch.pace, self._member.describe, parts)
+        folder = self._images_folder / self._membership.here if self._images_folder is not None else None
+        estates = Estates(job, folder, partial(self._store_of, job))
+        return Deputy(job, self._desk.leases, self._desk.watch.pace, self._member.describe, parts, estates)
 
     def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> FarParts:
         """Who writes snapshots of its ranks."""
@@ -309,6 +385,7 @@ class Spans:
         assert job.span is not None
         lead = self._leads.pop(job.name, None)
         self._far_moves.pop(job.name, None)
+        self._succession.forget(job.name)
         if lead is not None:
             self._reports[job.name] = job.span, job.report()
             asyncio.get_running_loop().call_later(REPORT_S, self._reports.pop, job.name, None)
@@ -406,57 +483,3 @@ class Spans:
         if not in_time:
             raise NotAdmitted("opening the rank took too long")
         return pb.EndRankReply()
-
-
-class Doors:
-    """What a leader does with sessions of its own host."""
-
-    def __init__(self, desk: Desk, pool: ServerPool, migration: Migration) -> None:
-        self._desk, self._pool, self._migration = desk, pool, migration
-
-    def take_remote(self, session: Session) -> None:
-        """It has opened."""
-        self._desk.elsewhere.take_remote(session)
-
-    def tell(self, report: pb.FaultReport) -> None:
-        """A device server's report."""
-        self._desk.elsewhere.tell(report)
-
-    def follow(self, session: Session) -> None:
-        """Its server is another one."""
-        self._desk.follow(session)
-
-    def note(self) -> None:
-        """For whoever leads after us."""
-        self._desk.note()
-
-    async def send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
-        """Raises NotMoved."""
-        try:
-            return await self._migration.send(session, destination, stash, session.destination_device)
-        except Refused as refusal:
-            raise NotMoved(str(refusal)) from refusal
-
-    def leaves_here(self, session: Session) -> None:
-        """Its device is free, if it is sound."""
-        self._desk.leases.release(session)
-        session.worker.ended.set()
-        session.worker.close()
-
-    def expect(self, session: Session) -> asyncio.Future[tuple[Path, int, str]]:
-        """It comes here."""
-        return self._migration.expect(session.job.name, session.rank)
-
-    def leaves_remote(self, session: Session, directory: Path, pid: int, relay: str) -> None:
-        """It has come; raises SteerFailed and LogError."""
-        page = replay.Log(str(directory))
-        try:
-            index, device = self._migration.take_device(session.destination_device)
-            worker = Watched(pid)
-        except (Refused, ProcessLookupError) as problem:
-            page.lose(f"it came to a host that cannot have it: {problem}")
-            raise SteerFailed(str(problem)) from problem
-        session.host, session.log, session.directory, session.worker = "", page, directory, worker
-        session.device_index, session.device, session.relay = index, device, relay
-        session.server, session.hollow = absent_server(device), True
-        self._desk.leases.hold(session)

@@ -1,0 +1,71 @@
+"""Through many rough schedules: whoever leads a job on has every write that was answered, and one leads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heir_simulation import simulate
+
+from recovery.spanning import leadership
+from recovery.spanning.bequest import Bequest
+
+SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 150)
+LONG_SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 3000)
+
+
+def check(seeds: range, folder: Path) -> None:
+    print(f"seeds {seeds}")
+    totals = {"writes": 0, "named": 0, "voided": 0, "led_on": 0, "gave_way": 0}
+    for seed in seeds:
+        home = folder / str(seed)
+        home.mkdir()
+        outcome = simulate(seed, home)
+        assert not outcome.violations, f"seed {seed}: {outcome.violations}"
+        totals = {name: total + getattr(outcome, name) for name, total in totals.items()}
+    print(totals)
+    assert all(totals.values()), totals  # or it would have shown nothing
+
+
+def test_no_answered_write_is_lost_and_no_two_hosts_lead(tmp_path: Path) -> None:
+    check(range(SCHEDULES), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_answered_write_is_lost_and_no_two_hosts_lead_in_full(tmp_path: Path) -> None:
+    check(range(1000, 1000 + LONG_SCHEDULES), tmp_path)
+
+
+async def _answer_at_once(leaving: Bequest) -> None:
+    """Whatever the heir has."""
+
+
+async def _forget_only(leaving: Bequest, why: str) -> None:
+    leaving._forget()
+    leaving.lapsed(why)
+
+
+CARELESS: dict[str, tuple[Any, str, Callable[..., Any], range]] = {
+    "a write is answered before the heir has it": (Bequest, "settle", _answer_at_once, range(30)),
+    "an heir is let go of but stays named": (Bequest, "_void", _forget_only, range(30)),
+    "whose a job is does not matter": (leadership, "_other_owner", lambda entry, mine: "", range(400)),
+}
+
+
+@pytest.mark.parametrize("how", CARELESS)
+def test_the_schedules_show_what_would_go_wrong_if(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, careless, seeds = CARELESS[how]
+    monkeypatch.setattr(owner, name, careless)
+    for seed in seeds:
+        home = tmp_path / str(seed)
+        home.mkdir()
+        if found := simulate(seed, home).violations:
+            print(f"seed {seed}: {found[0]}")
+            return
+    pytest.fail(f"nothing was seen in {seeds}")
