@@ -89,23 +89,37 @@ def test_an_order_that_makes_no_sense_is_refused(order: dict[str, object]) -> No
 
 
 # ------------------------------------------------------------------ a relay at work
+TAKE_SIGNALS = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "for number in (signal.SIGQUIT, signal.SIGHUP): signal.signal(number, signal.SIG_DFL)\n"
+)
+"""A shell ignores some for what it runs in the background, as these tests may be."""
+
+
 def below_a_relay(folder: Path, code: str) -> subprocess.Popen[str]:
     """`code` under a relay, without proxyrun and proxyd."""
     skip_without_namespaces()
     relays = folder / "relays"
     relays.mkdir(mode=0o700)
-    start = "from recovery.migration.relay import main; import sys; main(sys.argv[1:])"
+    start = TAKE_SIGNALS + "from recovery.migration.relay import main; import sys; main(sys.argv[1:])"
     return subprocess.Popen(
         [sys.executable, "-P", "-c", start, sys.executable, "-c", code], cwd=folder,
         env={"UNDERSTUDY_RELAYS": str(relays), "PATH": "/usr/bin:/bin"}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=take_signals,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def take_signals() -> None:
-    """A shell ignores some for what it runs in the background, as these tests may be."""
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+def test_whether_namespaces_can_be_made_is_tried_without_a_fork_of_this_process() -> None:
+    """In proxyd, gRPC's handlers of forks abort such a child, or it waits for ever."""
+    code = (
+        "import os; from recovery.migration.namespaces import trouble_making\n"
+        "os.register_at_fork(before=lambda: os._exit(9))\n"
+        "print(trouble_making() or 'none')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0 and done.stdout
 
 
 def test_output_environment_and_exit_status_pass_through(tmp_path: Path) -> None:

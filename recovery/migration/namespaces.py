@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
@@ -18,15 +21,19 @@ def unshare(flags: int) -> None:
 
 
 def trouble_making() -> str:
-    """Why this process may not make a pid and a mount namespace; empty: it may.  Tried in a child."""
-    child = os.fork()
-    if child == 0:
-        try:
-            unshare(CLONE_NEWPID | CLONE_NEWNS)
-        except OSError as problem:
-            os._exit(problem.errno or 255)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """Why this process may not make a pid and a mount namespace; empty: it may.  Tried in another one.
+
+    That is started afresh: a mere fork of a proxyd whose threads are in the midst of gRPC's calls aborts in
+    one of gRPC's handlers, or waits for ever.
+    """
+    code = (
+        "import ctypes, sys\n"
+        f"failed = ctypes.CDLL(None, use_errno=True).unshare({CLONE_NEWPID | CLONE_NEWNS}) != 0\n"
+        "sys.exit(ctypes.get_errno() if failed else 0)"
+    )
+    status = subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False).returncode
+    if status < 0:
+        return f"trying it died of {signal.Signals(-status).name}"
     return os.strerror(status) if status else ""
 
 
