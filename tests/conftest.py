@@ -4,6 +4,8 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,10 @@ def seed() -> int:
     chosen = int(os.environ.get("UNDERSTUDY_TEST_SEED") or random.SystemRandom().randrange(2**31))
     print(f"repeat with UNDERSTUDY_TEST_SEED={chosen}")
     return chosen
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Private, with a path short enough for sockets, which that of tmp_path may not be."""
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
+        yield Path(made)

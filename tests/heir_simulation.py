@@ -32,6 +32,7 @@ from recovery.spanning.bequest import Bequest, NotLeft, Sources
 from recovery.spanning.cpu_images import Pair
 from recovery.spanning.estate import Estates, NotKept
 from recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of, key_of
+from recovery.spanning.member_link import MemberLink
 from recovery.spanning.span import Span
 from recovery.spanning.succession import Succession
 
@@ -240,17 +241,15 @@ class Leader:
             leading = Leading(self.link, "c", "j", record)
         leading.superseded = self._give_way
         self.store.told = None
-        links: dict[str, Any] = {
-            name: SimpleNamespace(
-                host=name, lost="", times=member.times, connected=asyncio.Event(),
-                stub=partial(Stub, self.ways[name], member),
-            )
-            for name, member in self.members.items()
-        }  # fmt: skip
+        links: dict[str, MemberLink] = {}
         lead: Any = SimpleNamespace(
             span=SimpleNamespace(leading=leading), members=links, of=lambda member: [1],
             credentials=lambda: {"job": "j", "token": world.token, "leadership": leading.token},
         )  # fmt: skip
+        for name, member in self.members.items():
+            link = links[name] = MemberLink(lead, name)
+            link.times = member.times
+            link.stub = partial(Stub, self.ways[name], member)  # type: ignore[assignment, method-assign]
         sources = Sources(lambda job: self.store, None, None, lambda job: pb.JournaledJob(name="j"))  # type: ignore[arg-type]
         bequest = Bequest(Job("j", None, []), lead, self.link, HEIR, sources)
         work = [leading.run(), bequest.run(), self._leave(bequest), self._see(links)]
@@ -269,7 +268,7 @@ class Leader:
         self.world.outcome.gave_way += 1
         self.gone = True
 
-    async def _see(self, links: dict[str, Any]) -> None:
+    async def _see(self, links: dict[str, MemberLink]) -> None:
         """Members that are reached, and those that were started anew."""
         while True:
             for name, link in links.items():

@@ -12,6 +12,15 @@ import psutil
 from host_cluster import Cluster, HostRun
 from proxied import until
 
+STEPS = 60
+"""Of a training: long enough that a host can be lost amid it."""
+WAIT_S = 300
+
+
+def keeping_images(folder: Path) -> tuple[str, ...]:
+    """Options of a proxyd: an image every two seconds."""
+    return "--persist", str(folder / "store"), "--cpu-image-every", "2"
+
 
 def power_off(hosts: Cluster, name: str) -> None:
     """Whatever runs there is gone at once, and its links with it."""

@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -258,12 +257,6 @@ def test_options_that_need_each_other_say_so(arguments: tuple[str, ...], sentenc
 
 
 # ------------------------------------------------------------------ proxyd
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
-        yield Path(made)
-
-
 @pytest.fixture
 def etcd(folder: Path, certs: Path) -> Iterator[EtcdServer]:
     """That speaks TLS, and only with those who have a certificate of the cluster."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from host_cluster import EXAMPLES, Cluster, HostRun, cluster, losses_of, report_of
 from host_power import (
+    STEPS,
+    WAIT_S,
     account,
     go_on_until_there_is_an_image,
     image_step,
+    keeping_images,
     let,
     lines,
     power_off,
@@ -25,33 +26,23 @@ from recovery.spanning.cpu_images import FOLDER
 
 pytestmark = pytest.mark.timeout(600)  # three hosts on one machine
 
-STEPS = 60
-WAIT_S = 300
-
-
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
-        yield Path(folder)
-
 
 def train_until_there_is_an_image(
-    hosts: Cluster, out: Path, *options: str, steps: int = STEPS
+    hosts: Cluster, folder: Path, *options: str, steps: int = STEPS
 ) -> list[HostRun]:
     """char_gpt with a rank on hosts a, which leads, and b."""
-    words = ["--steps", str(steps), "--losses", str(out / "losses"), "--log-every", "1"]
+    words = ["--steps", str(steps), "--losses", str(folder / "losses"), "--log-every", "1"]
     runs = hosts.start_ranks("ab", EXAMPLES / "char_gpt.py", words, *options)
     until(lambda: image_step(hosts) > 0, "there is an image", 120, 0.2)
     return runs
 
 
-def test_power_of_a_host_fails_and_its_rank_comes_back_from_its_image_on_a_spare_host(out: Path) -> None:
+def test_power_of_a_host_fails_and_its_rank_comes_back_from_its_image_on_a_spare_host(folder: Path) -> None:
     skip_without_criu()
-    native = Training("char_gpt.py", 2, STEPS).run(out / "native", proxied=False).losses
-    options = ("--persist", str(out / "store"), "--cpu-image-every", "2")
-    with cluster({"a": 1, "b": 1, "c": 1}, *options) as hosts:
-        report = out / "report.json"
-        runs = train_until_there_is_an_image(hosts, out, "--report", str(report))
+    native = Training("char_gpt.py", 2, STEPS).run(folder / "native", proxied=False).losses
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
+        report = folder / "report.json"
+        runs = train_until_there_is_an_image(hosts, folder, "--report", str(report))
         before = runs[0].steps()
         until(lambda: runs[0].steps() >= before + 3, "the training has gone on", 60)
         power_off(hosts, "b")
@@ -64,30 +55,29 @@ def test_power_of_a_host_fails_and_its_rank_comes_back_from_its_image_on_a_spare
             *(line for line in told if "CPU images were taken" in line or "a rank came back" in line),
             sep="\n",
         )
-        assert losses_of(out / "losses", 2) == native
+        assert losses_of(folder / "losses", 2) == native
         found = report_of(report)["recoveries"]
         assert [(one["fault"], one["rank"], one["recovered"]) for one in found] == [("host-lost", 1, True)]
         assert found[0]["plan"] == "restore-snapshot-replay"
         assert len(hosts["a"].shared_memory()) == len(hosts["c"].shared_memory()) == 1
-        assert not list((out / "store" / FOLDER).glob("[ac]/*/*/rank-*"))  # the job is over
+        assert not list((folder / "store" / FOLDER).glob("[ac]/*/*/rank-*"))  # the job is over
 
 
 @pytest.mark.long
-def test_host_that_was_only_cut_off_has_its_copy_of_the_rank_ended_when_it_is_back(out: Path) -> None:
+def test_host_that_was_only_cut_off_has_its_copy_of_the_rank_ended_when_it_is_back(folder: Path) -> None:
     """The rank comes to the leading host, with data loaders, an open file and its output."""
     skip_without_criu()
-    losses, limit, steps = out / "losses", out / "limit", 200
-    with MigratableRun(out / "undisturbed", ranks=2) as run:
+    losses, limit, steps = folder / "losses", folder / "limit", 200
+    with MigratableRun(folder / "undisturbed", ranks=2) as run:
         run.train(steps, steps, migratable=False)
         run.finish()
         undisturbed = run.losses()
-    options = ("--persist", str(out / "store"), "--cpu-image-every", "2")
-    with cluster({"a": 2, "b": 1}, *options) as hosts:
+    with cluster({"a": 2, "b": 1}, *keeping_images(folder)) as hosts:
         let(limit, "12")
         runs = hosts.start_ranks("ab", LOADED_GPT, [str(steps), str(losses), str(limit)])
         far = go_on_until_there_is_an_image(hosts, limit) + 8
         let(limit, str(far))
-        until(lambda: len(lines(out / "losses.1")) == far, "the training has gone on", 60)
+        until(lambda: len(lines(folder / "losses.1")) == far, "the training has gone on", 60)
         print(f"image of step {image_step(hosts)} of {far}")
         hosts.net.cut("b")
         hosts.net.cut_data("b")
@@ -95,8 +85,8 @@ def test_host_that_was_only_cut_off_has_its_copy_of_the_rank_ended_when_it_is_ba
         assert runs[0].wait(WAIT_S) == 0, account(hosts, runs[0])
         until(lambda: not hosts["a"].status().ranks, "the other rank has ended, too", 60)
         for rank in (0, 1):
-            assert lines(out / f"losses.{rank}") == undisturbed[rank]
-        printed = [path for path in (out / "store" / FOLDER).iterdir() if path.is_file()]
+            assert lines(folder / f"losses.{rank}") == undisturbed[rank]
+        printed = [path for path in (folder / "store" / FOLDER).iterdir() if path.is_file()]
         assert sorted(path.suffix for path in printed) == [".stderr", ".stdout"]
         found = {path.suffix: lines(path) for path in printed}
         numbers = [int(line.removeprefix("rank 1: step ")) for line in found[".stdout"]]
@@ -111,20 +101,21 @@ def test_host_that_was_only_cut_off_has_its_copy_of_the_rank_ended_when_it_is_ba
 
 @pytest.mark.long
 def test_proxyd_of_the_host_to_which_a_rank_came_is_killed_and_its_successor_passes_all_output_on(
-    out: Path,
+    folder: Path,
 ) -> None:
     skip_without_criu()
-    limit, steps = out / "limit", 200
-    options = ("--persist", str(out / "store"), "--cpu-image-every", "2")
-    with cluster({"a": 1, "b": 1, "c": 1}, *options) as hosts:
+    limit, steps = folder / "limit", 200
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         let(limit, "12")
-        runs = hosts.start_ranks("ab", LOADED_GPT, [str(steps), str(out / "losses"), str(limit)])
+        runs = hosts.start_ranks("ab", LOADED_GPT, [str(steps), str(folder / "losses"), str(limit)])
         far = go_on_until_there_is_an_image(hosts, limit) + 8
         let(limit, str(far))
-        until(lambda: len(lines(out / "losses.1")) == far, "the training has gone on", 60)
+        until(lambda: len(lines(folder / "losses.1")) == far, "the training has gone on", 60)
         power_off(hosts, "b")
         let(limit, str(far + 8))
-        until(lambda: len(lines(out / "losses.1")) == far + 8, "the rank is back and past its loss", 120, 0.2)
+        until(
+            lambda: len(lines(folder / "losses.1")) == far + 8, "the rank is back and past its loss", 120, 0.2
+        )
         hosts["c"].proxyd.process.kill()
         hosts["c"].proxyd.process.wait()
         hosts["c"].start_proxyd()
@@ -132,7 +123,7 @@ def test_proxyd_of_the_host_to_which_a_rank_came_is_killed_and_its_successor_pas
         ended = runs[0].wait(WAIT_S)
         assert ended == 0, account(hosts, runs[0])
         until(lambda: not hosts["c"].status().ranks, "the other rank has ended, too", 60)
-        (printed,) = (out / "store" / FOLDER).glob("spanning.rank-1.*.stdout")
+        (printed,) = (folder / "store" / FOLDER).glob("spanning.rank-1.*.stdout")
         until(
             lambda: lines(printed)[-1:] == [f"rank 1: step {steps - 1}"], "all that it printed is there", 30
         )
@@ -142,13 +133,12 @@ def test_proxyd_of_the_host_to_which_a_rank_came_is_killed_and_its_successor_pas
 
 
 @pytest.mark.long
-def test_rank_comes_back_again_when_the_host_to_which_it_came_is_lost_too(out: Path) -> None:
+def test_rank_comes_back_again_when_the_host_to_which_it_came_is_lost_too(folder: Path) -> None:
     """Back to the first one, which has power again, and a new proxyd."""
     skip_without_criu()
-    native = Training("char_gpt.py", 2, STEPS).run(out / "native", proxied=False).losses
-    options = ("--persist", str(out / "store"), "--cpu-image-every", "2")
-    with cluster({"a": 1, "b": 1, "c": 1}, *options) as hosts:
-        runs = train_until_there_is_an_image(hosts, out)
+    native = Training("char_gpt.py", 2, STEPS).run(folder / "native", proxied=False).losses
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
+        runs = train_until_there_is_an_image(hosts, folder)
         power_off(hosts, "b")
         before = runs[0].steps()
         until(lambda: any(one.rank == 1 for one in hosts["c"].status().ranks), "it is at c", 120, 0.2)
@@ -157,32 +147,30 @@ def test_rank_comes_back_again_when_the_host_to_which_it_came_is_lost_too(out: P
         power_off(hosts, "c")
         assert runs[0].wait(WAIT_S) == 0, account(hosts, runs[0])
         until(lambda: not hosts["b"].status().ranks, "the other rank has ended, too", 60)
-        assert losses_of(out / "losses", 2) == native
+        assert losses_of(folder / "losses", 2) == native
 
 
 @pytest.mark.long
-def test_all_ranks_of_a_host_come_back_though_each_spare_host_has_room_for_one(out: Path) -> None:
+def test_all_ranks_of_a_host_come_back_though_each_spare_host_has_room_for_one(folder: Path) -> None:
     skip_without_criu()
-    native = Training("char_gpt.py", 4, STEPS).run(out / "native", proxied=False).losses
-    options = ("--persist", str(out / "store"), "--cpu-image-every", "2")
-    with cluster({"a": 2, "b": 2, "c": 1, "d": 1}, *options) as hosts:
-        words = ["--steps", str(STEPS), "--losses", str(out / "losses"), "--log-every", "1"]
+    native = Training("char_gpt.py", 4, STEPS).run(folder / "native", proxied=False).losses
+    with cluster({"a": 2, "b": 2, "c": 1, "d": 1}, *keeping_images(folder)) as hosts:
+        words = ["--steps", str(STEPS), "--losses", str(folder / "losses"), "--log-every", "1"]
         runs = hosts.start_ranks("ab", EXAMPLES / "char_gpt.py", words, each=2)
         until(lambda: image_step(hosts, 2) > 0 and image_step(hosts, 3) > 0, "there are images", 180, 0.2)
         power_off(hosts, "b")
         ended = runs[0].wait(WAIT_S)
         assert ended == 0, account(hosts, runs[0])
         until(lambda: not any(hosts[name].status().ranks for name in "cd"), "the others have ended, too", 60)
-        assert losses_of(out / "losses", 4) == native
+        assert losses_of(folder / "losses", 4) == native
         came = [hosts[name].log.read_text().count('"event": "a worker arrived"') for name in "cd"]
         assert came == [1, 1]
 
 
-def test_without_another_device_the_job_ends_and_its_last_sentence_says_so(out: Path) -> None:
+def test_without_another_device_the_job_ends_and_its_last_sentence_says_so(folder: Path) -> None:
     skip_without_criu()
-    options = ("--persist", str(out / "store"), "--cpu-image-every", "2")
-    with cluster({"a": 1, "b": 1}, *options) as hosts:
-        runs = train_until_there_is_an_image(hosts, out, steps=100_000)
+    with cluster({"a": 1, "b": 1}, *keeping_images(folder)) as hosts:
+        runs = train_until_there_is_an_image(hosts, folder, steps=100_000)
         power_off(hosts, "b")
         assert runs[0].wait(WAIT_S) != 0
         last = next(

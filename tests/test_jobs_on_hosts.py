@@ -30,20 +30,14 @@ def undisturbed() -> list[list[str]]:
         return Training("char_gpt.py", 2, STEPS).run(Path(folder) / "native", proxied=False).losses
 
 
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
-        yield Path(folder)
-
-
 @contextmanager
-def migratable(out: Path, *drills: str) -> Iterator[tuple[Cluster, list[HostRun]]]:
+def migratable(folder: Path, *drills: str) -> Iterator[tuple[Cluster, list[HostRun]]]:
     """A training on hosts a, which leads, and b; c is spare."""
     skip_without_criu()
     with cluster({"a": 1, "b": 1, "c": 1}) as hosts:
         options = [word for drill in drills for word in ("--drill", drill)]
         runs = hosts.train(
-            "ab", STEPS, out / "losses", options=["--migratable"], first_options=options, arguments=EACH
+            "ab", STEPS, folder / "losses", options=["--migratable"], first_options=options, arguments=EACH
         )
         yield hosts, runs
 
@@ -77,41 +71,43 @@ def await_at(hosts: Cluster, rank: int, host: str) -> None:
     until(lambda: runs_at(hosts, rank) == host, f"rank {rank} runs at {host}", 180, ASK_EVERY_S)
 
 
-def test_servers_on_either_host_are_killed_and_replaced(out: Path, undisturbed: list[list[str]]) -> None:
+def test_servers_on_either_host_are_killed_and_replaced(folder: Path, undisturbed: list[list[str]]) -> None:
     drills = ("kill-server rank=1 step=6 call=100", "kill-server rank=0 step=8 call=300",
               "call-error rank=1 step=10 call=20")  # fmt: skip
     with cluster({"a": 1, "b": 1}) as hosts:
         options = [word for drill in drills for word in ("--drill", drill)]
-        report = out / "report.json"
-        runs = hosts.train("ab", STEPS, out / "losses", first_options=[*options, "--report", str(report)])
+        report = folder / "report.json"
+        runs = hosts.train("ab", STEPS, folder / "losses", first_options=[*options, "--report", str(report)])
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
         told = [(one["fault"], one["rank"], one["recovered"]) for one in report_of(report)["recoveries"]]
         assert told == [("server-died", 1, True), ("server-died", 0, True), ("call-failed", 1, True)]
 
 
-def test_rank_whose_device_is_gone_goes_on_at_a_spare_host(out: Path, undisturbed: list[list[str]]) -> None:
+def test_rank_whose_device_is_gone_goes_on_at_a_spare_host(
+    folder: Path, undisturbed: list[list[str]]
+) -> None:
     drills = "device-gone rank=1 step=7 call=150", "kill-server rank=1 step=11 call=9"
-    with migratable(out, *drills) as (hosts, runs):
+    with migratable(folder, *drills) as (hosts, runs):
         await_at(hosts, 1, "c")
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
         assert runs[0].steps() == STEPS
 
 
 @pytest.mark.long
-def test_rank_of_the_leading_host_goes_on_at_a_spare_host(out: Path, undisturbed: list[list[str]]) -> None:
-    with migratable(out, "device-gone rank=0 step=7 call=150") as (hosts, runs):
+def test_rank_of_the_leading_host_goes_on_at_a_spare_host(folder: Path, undisturbed: list[list[str]]) -> None:
+    with migratable(folder, "device-gone rank=0 step=7 call=150") as (hosts, runs):
         await_at(hosts, 0, "c")
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
         assert runs[0].steps() == STEPS
 
 
 def test_host_is_drained_and_its_rank_goes_to_another_and_back(
-    out: Path, undisturbed: list[list[str]]
+    folder: Path, undisturbed: list[list[str]]
 ) -> None:
-    with migratable(out) as (hosts, runs):
+    with migratable(folder) as (hosts, runs):
         until(lambda: runs[0].steps() >= 2, "the training runs", 120)
         done = hosts["b"].recoveryctl("drain", "b")
         assert done.returncode == 0, (done.stderr, hosts["a"].log.read_text()[-3000:])
@@ -120,25 +116,25 @@ def test_host_is_drained_and_its_rank_goes_to_another_and_back(
         back = hosts["b"].recoveryctl("drain", "cpu:0", "--undo")
         assert back.returncode == 0, back.stderr
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
 
 
 @pytest.mark.long
 def test_host_that_the_data_network_does_not_reach_is_left_amid_a_collective(
-    out: Path, undisturbed: list[list[str]]
+    folder: Path, undisturbed: list[list[str]]
 ) -> None:
-    with migratable(out) as (hosts, runs):
+    with migratable(folder) as (hosts, runs):
         until(lambda: runs[0].steps() >= 3, "the training runs", 120)
         hosts.net.unplug_data("b")
         await_at(hosts, 1, "c")
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
 
 
 def test_leading_proxyd_is_killed_amid_a_recovery_and_its_successor_goes_on(
-    out: Path, undisturbed: list[list[str]]
+    folder: Path, undisturbed: list[list[str]]
 ) -> None:
-    with migratable(out, "device-gone rank=1 step=6 call=150") as (hosts, runs):
+    with migratable(folder, "device-gone rank=1 step=6 call=150") as (hosts, runs):
         until(
             lambda: '"event": "plan"' in hosts["a"].log.read_text().split("device-gone")[-1], "it plans", 120
         )
@@ -146,14 +142,14 @@ def test_leading_proxyd_is_killed_amid_a_recovery_and_its_successor_goes_on(
         hosts["a"].proxyd.process.wait()
         hosts["a"].start_proxyd()
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
 
 
 @pytest.mark.long
 def test_data_link_is_cut_and_the_leading_proxyd_killed_at_once(
-    out: Path, undisturbed: list[list[str]]
+    folder: Path, undisturbed: list[list[str]]
 ) -> None:
-    with migratable(out) as (hosts, runs):
+    with migratable(folder) as (hosts, runs):
         until(lambda: runs[0].steps() >= 3, "the training runs", 120)
         hosts["a"].proxyd.process.kill()
         hosts.net.unplug_data("b")
@@ -161,58 +157,58 @@ def test_data_link_is_cut_and_the_leading_proxyd_killed_at_once(
         hosts["a"].start_proxyd()
         await_at(hosts, 1, "c")
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
 
 
 @pytest.mark.long
-def test_etcd_is_away_while_a_rank_has_to_leave_its_host(out: Path, undisturbed: list[list[str]]) -> None:
-    with migratable(out, "device-gone rank=1 step=12 call=150") as (hosts, runs):
+def test_etcd_is_away_while_a_rank_has_to_leave_its_host(folder: Path, undisturbed: list[list[str]]) -> None:
+    with migratable(folder, "device-gone rank=1 step=12 call=150") as (hosts, runs):
         until(lambda: runs[0].steps() >= 3, "the training runs", 120)
         hosts.etcd.kill()
         await_at(hosts, 1, "c")
         hosts.etcd.start()
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
 
 
 def test_link_between_proxyds_is_cut_and_healed_while_a_recovery_needs_it(
-    out: Path, undisturbed: list[list[str]]
+    folder: Path, undisturbed: list[list[str]]
 ) -> None:
     with cluster({"a": 1, "b": 1}) as hosts:
         drills = ["--drill", "kill-server rank=0 step=14 call=150"]
-        runs = hosts.train("ab", STEPS, out / "losses", first_options=drills, arguments=EACH)
+        runs = hosts.train("ab", STEPS, folder / "losses", first_options=drills, arguments=EACH)
         until(lambda: runs[0].steps() >= 7, "it is past its validation", 120)
         hosts.net.cut("b")
         until(lambda: '"kind": "server-died"' in hosts["a"].log.read_text(), "the fault comes", 60)
         hosts.net.heal("b")
         wait(hosts, runs)
-        assert losses_of(out / "losses", 2) == undisturbed
+        assert losses_of(folder / "losses", 2) == undisturbed
 
 
 @pytest.mark.long
-def test_rank_with_data_loaders_goes_on_at_a_spare_host_when_its_device_is_gone(out: Path) -> None:
+def test_rank_with_data_loaders_goes_on_at_a_spare_host_when_its_device_is_gone(folder: Path) -> None:
     skip_without_criu()
-    with MigratableRun(out / "undisturbed", ranks=2) as run:
+    with MigratableRun(folder / "undisturbed", ranks=2) as run:
         run.train(STEPS, STEPS, migratable=False)
         run.finish()
         undisturbed = run.losses()
-    (out / "limit").write_text(str(STEPS))
+    (folder / "limit").write_text(str(STEPS))
     with cluster({"a": 1, "b": 1, "c": 1}) as hosts:
-        words = [str(STEPS), str(out / "losses"), str(out / "limit")]
+        words = [str(STEPS), str(folder / "losses"), str(folder / "limit")]
         drill = "device-gone rank=1 step=17 call=40"
         runs = hosts.start_ranks("ab", LOADED_GPT, words, "--drill", drill)
         await_at(hosts, 1, "c")
         wait(hosts, runs)
         for rank in (0, 1):
-            assert (out / f"losses.{rank}").read_text().split() == undisturbed[rank]
+            assert (folder / f"losses.{rank}").read_text().split() == undisturbed[rank]
         assert [line for line in runs[1].lines if "step" in line] == [
             f"rank 1: step {step}" for step in range(STEPS)
         ]
 
 
-def test_job_ends_with_a_sentence_when_a_host_is_lost(out: Path) -> None:
+def test_job_ends_with_a_sentence_when_a_host_is_lost(folder: Path) -> None:
     with cluster({"a": 1, "b": 1, "c": 1}) as hosts:
-        runs = hosts.train("ab", 100_000, out / "losses", arguments=EACH)
+        runs = hosts.train("ab", 100_000, folder / "losses", arguments=EACH)
         until(lambda: runs[0].steps() >= 3, "the training runs", 120)
         hosts.net.cut_data("b")
         hosts.net.cut("b")
@@ -253,12 +249,12 @@ def resident_mb(pid: int) -> float:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_rank_goes_to_another_host_and_back_thirty_times_and_nothing_grows(out: Path) -> None:
+def test_rank_goes_to_another_host_and_back_thirty_times_and_nothing_grows(folder: Path) -> None:
     skip_without_criu()
     count = 30
     with cluster({"a": 1, "b": 1, "c": 1}) as hosts:
         steps = 20 * count
-        runs = hosts.train("ab", steps, out / "losses", options=["--migratable"], arguments=EACH)
+        runs = hosts.train("ab", steps, folder / "losses", options=["--migratable"], arguments=EACH)
         until(lambda: runs[0].steps() >= 7, "it is past its validation", 120)
         held = moves_in_turns(hosts, runs, 2)
         first = [resident_mb(host.proxyd.pid) for host in hosts.hosts.values()]
@@ -268,5 +264,5 @@ def test_rank_goes_to_another_host_and_back_thirty_times_and_nothing_grows(out: 
         assert all(now <= then + 6 for now, then in zip(held[-1], held[0], strict=True)), held
         assert all(now <= then + 40 for now, then in zip(last, first, strict=True)), (first, last)
         wait(hosts, runs)
-        native = Training("char_gpt.py", 2, steps).run(out / "native", proxied=False).losses
-        assert losses_of(out / "losses", 2) == native
+        native = Training("char_gpt.py", 2, steps).run(folder / "native", proxied=False).losses
+        assert losses_of(folder / "losses", 2) == native

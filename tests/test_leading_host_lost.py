@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from host_cluster import EXAMPLES, Cluster, HostRun, cluster, losses_of, report_of
-from host_power import account, go_on_until_there_is_an_image, image_step, let, lines, power_off
+from host_power import (
+    STEPS,
+    WAIT_S,
+    account,
+    go_on_until_there_is_an_image,
+    image_step,
+    keeping_images,
+    let,
+    lines,
+    power_off,
+)
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
 from proxied import until
 from training_run import Training
@@ -20,29 +28,16 @@ from recovery.spanning.cpu_images import FOLDER
 
 pytestmark = pytest.mark.timeout(900)  # three hosts on one machine
 
-STEPS = 60
-WAIT_S = 300
 
-
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def options(out: Path) -> tuple[str, ...]:
-    return "--persist", str(out / "store"), "--cpu-image-every", "2"
-
-
-def train(hosts: Cluster, names: str, out: Path, steps: int, report: str = "") -> list[HostRun]:
+def train(hosts: Cluster, names: str, folder: Path, steps: int, report: str = "") -> list[HostRun]:
     """char_gpt with a rank on each; `report`: of which host."""
-    words = ["--steps", str(steps), "--losses", str(out / "losses"), "--log-every", "1"]
-    more = {report: ["--report", str(out / "report.json")]} if report else {}
+    words = ["--steps", str(steps), "--losses", str(folder / "losses"), "--log-every", "1"]
+    more = {report: ["--report", str(folder / "report.json")]} if report else {}
     return hosts.start_ranks(names, EXAMPLES / "char_gpt.py", words, options_of=more)
 
 
-def undisturbed(out: Path, ranks: int, steps: int) -> list[list[str]]:
-    return Training("char_gpt.py", ranks, steps).run(out / "native", proxied=False).losses
+def undisturbed(folder: Path, ranks: int, steps: int) -> list[list[str]]:
+    return Training("char_gpt.py", ranks, steps).run(folder / "native", proxied=False).losses
 
 
 def step(hosts: Cluster, leader: str) -> int:
@@ -59,11 +54,13 @@ def goes_on(hosts: Cluster, leader: str, steps: int) -> None:
     until(lambda: step(hosts, leader) >= before + steps, "the training goes on", 120, 0.2)
 
 
-def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_rank_back(out: Path) -> None:
+def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_rank_back(
+    folder: Path,
+) -> None:
     skip_without_criu()
-    native = undisturbed(out, 2, STEPS)
-    with cluster({"a": 1, "b": 1, "c": 1}, *options(out)) as hosts:
-        runs = train(hosts, "ab", out, STEPS, report="b")
+    native = undisturbed(folder, 2, STEPS)
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
+        runs = train(hosts, "ab", folder, STEPS, report="b")
         until(lambda: image_step(hosts, 0) > 0, "there is an image of the leader's own rank", 120, 0.2)
         goes_on(hosts, "a", 3)
         until(lambda: leaders(hosts, "a") == {("", "b")}, "an heir is named", 60, 0.2)
@@ -74,8 +71,8 @@ def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_
         until(lambda: not hosts["c"].status().ranks, "the other rank has ended, too", 60)
         told = hosts["b"].log.read_text().splitlines()
         print(*(line for line in told if "a rank came back" in line or "leads" in line), sep="\n")
-        assert losses_of(out / "losses", 2) == native
-        found = report_of(out / "report.json")
+        assert losses_of(folder / "losses", 2) == native
+        found = report_of(folder / "report.json")
         [recovery] = found["recoveries"]
         print(recovery)
         assert (recovery["fault"], recovery["rank"], recovery["recovered"]) == ("host-lost", 0, True)
@@ -83,16 +80,16 @@ def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_
         [adoption] = found["adoptions"]
         assert (adoption["former_host"], adoption["host"], adoption["ranks"]) == ("a", "b", 1)
         assert len(hosts["b"].shared_memory()) == len(hosts["c"].shared_memory()) == 1
-        assert not list((out / "store" / FOLDER / "b").glob("*"))  # the job is over
+        assert not list((folder / "store" / FOLDER / "b").glob("*"))  # the job is over
 
 
 @pytest.mark.long
-def test_leadership_passes_twice_and_a_guest_that_leads_ends_the_job_with_its_last_rank(out: Path) -> None:
+def test_leadership_passes_twice_and_a_guest_that_leads_ends_the_job_with_its_last_rank(folder: Path) -> None:
     skip_without_criu()
     steps = 250
-    native = undisturbed(out, 2, steps)
-    with cluster({"a": 1, "b": 1, "c": 2}, *options(out)) as hosts:
-        train(hosts, "ab", out, steps)
+    native = undisturbed(folder, 2, steps)
+    with cluster({"a": 1, "b": 1, "c": 2}, *keeping_images(folder)) as hosts:
+        train(hosts, "ab", folder, steps)
         until(lambda: image_step(hosts, 0) > 0, "there is an image of the leader's own rank", 120, 0.2)
         power_off(hosts, "a")
         until(lambda: any(one.rank == 0 for one in hosts["c"].status().ranks), "it is at c", 120, 0.2)
@@ -103,26 +100,26 @@ def test_leadership_passes_twice_and_a_guest_that_leads_ends_the_job_with_its_la
         until(lambda: len(hosts["c"].status().ranks) == 2, "both are at c", 120, 0.2)
         until(lambda: not hosts["c"].status().ranks, "both have ended", WAIT_S, 0.2)
         told = hosts["c"].log.read_text()
-        assert losses_of(out / "losses", 2) == native, told[-8000:]
+        assert losses_of(folder / "losses", 2) == native, told[-8000:]
         until(lambda: '"event": "job closed"' in hosts["c"].log.read_text(), "the job has ended", 60)
         assert len(hosts["c"].shared_memory()) == 1
 
 
 @pytest.mark.long
-def test_leading_host_that_was_only_cut_off_has_its_rank_ended_when_it_is_back(out: Path) -> None:
+def test_leading_host_that_was_only_cut_off_has_its_rank_ended_when_it_is_back(folder: Path) -> None:
     """With data loaders, an open file and its output; nothing is written twice."""
     skip_without_criu()
-    losses, limit, steps = out / "losses", out / "limit", 200
-    with MigratableRun(out / "undisturbed", ranks=2) as run:
+    losses, limit, steps = folder / "losses", folder / "limit", 200
+    with MigratableRun(folder / "undisturbed", ranks=2) as run:
         run.train(steps, steps, migratable=False)
         run.finish()
         native = run.losses()
-    with cluster({"a": 1, "b": 1, "c": 1}, *options(out)) as hosts:
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         let(limit, "12")
         runs = hosts.start_ranks("ab", LOADED_GPT, [str(steps), str(losses), str(limit)])
         far = go_on_until_there_is_an_image(hosts, limit, 0) + 8
         let(limit, str(far))
-        until(lambda: len(lines(out / "losses.0")) == far, "the training has gone on", 60)
+        until(lambda: len(lines(folder / "losses.0")) == far, "the training has gone on", 60)
         hosts.net.cut("a")
         hosts.net.cut_data("a")
         let(limit, str(steps))
@@ -133,16 +130,16 @@ def test_leading_host_that_was_only_cut_off_has_its_rank_ended_when_it_is_back(o
         assert runs[0].wait(WAIT_S) != 0
         until(lambda: not hosts["a"].status().ranks, "its copy has ended", 60)
         for rank in (0, 1):
-            assert lines(out / f"losses.{rank}") == native[rank]
+            assert lines(folder / f"losses.{rank}") == native[rank]
         assert all(len(hosts[name].shared_memory()) == 1 for name in "abc")
 
 
 @pytest.mark.long
-def test_a_third_host_follows_the_heir_and_a_server_that_dies_meanwhile_is_replaced(out: Path) -> None:
+def test_a_third_host_follows_the_heir_and_a_server_that_dies_meanwhile_is_replaced(folder: Path) -> None:
     skip_without_criu()
-    native = undisturbed(out, 3, STEPS)
-    with cluster({"a": 1, "b": 1, "c": 1, "d": 1}, *options(out)) as hosts:
-        runs = train(hosts, "abc", out, STEPS)
+    native = undisturbed(folder, 3, STEPS)
+    with cluster({"a": 1, "b": 1, "c": 1, "d": 1}, *keeping_images(folder)) as hosts:
+        runs = train(hosts, "abc", folder, STEPS)
         until(lambda: image_step(hosts, 0) > 0, "there is an image of the leader's own rank", 180, 0.2)
         goes_on(hosts, "a", 3)
         server = next(one.server_pid for one in hosts["c"].status().ranks if one.rank == 2)
@@ -151,16 +148,16 @@ def test_a_third_host_follows_the_heir_and_a_server_that_dies_meanwhile_is_repla
         assert runs[1].wait(WAIT_S) == 0, account(hosts, runs[1], "b")
         assert runs[2].wait(60) == 0, account(hosts, runs[2], "c")
         until(lambda: not hosts["d"].status().ranks, "the other rank has ended, too", 60)
-        assert losses_of(out / "losses", 3) == native
+        assert losses_of(folder / "losses", 3) == native
 
 
 @pytest.mark.long
-def test_leading_host_without_a_rank_is_lost_and_the_others_only_wait(out: Path) -> None:
+def test_leading_host_without_a_rank_is_lost_and_the_others_only_wait(folder: Path) -> None:
     skip_without_criu()
     steps = 150
-    native = undisturbed(out, 2, steps)
-    with cluster({"a": 1, "b": 1, "c": 1}, *options(out)) as hosts:
-        runs = train(hosts, "ab", out, steps, report="b")
+    native = undisturbed(folder, 2, steps)
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
+        runs = train(hosts, "ab", folder, steps, report="b")
         until(lambda: step(hosts, "a") > 5, "it trains", 120, 0.2)
         moved = hosts["a"].recoveryctl("migrate", "--rank", "0", "--to", "c")
         assert moved.returncode == 0, moved.stdout + moved.stderr
@@ -172,19 +169,19 @@ def test_leading_host_without_a_rank_is_lost_and_the_others_only_wait(out: Path)
         power_off(hosts, "a")
         assert runs[1].wait(WAIT_S) == 0, account(hosts, runs[1], "b")
         until(lambda: not hosts["c"].status().ranks, "the other rank has ended, too", 60)
-        assert losses_of(out / "losses", 2) == native
-        [adoption] = report_of(out / "report.json")["adoptions"]
+        assert losses_of(folder / "losses", 2) == native
+        [adoption] = report_of(folder / "report.json")["adoptions"]
         assert (adoption["former_host"], adoption["ranks"]) == ("a", 1)
 
 
 @pytest.mark.long
-def test_torchrun_goes_on_though_the_host_of_its_own_store_is_lost(out: Path) -> None:
+def test_torchrun_goes_on_though_the_host_of_its_own_store_is_lost(folder: Path) -> None:
     """At its end it asks that store, and waits until TCP gives the connection up: see docs/operations.md."""
     skip_without_criu()
-    native = undisturbed(out, 2, STEPS)
-    with cluster({"a": 1, "b": 1, "c": 1}, *options(out)) as hosts:
+    native = undisturbed(folder, 2, STEPS)
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         runs = hosts.train(
-            "ab", STEPS, out / "losses", options=["--migratable"], arguments=["--log-every", "1"]
+            "ab", STEPS, folder / "losses", options=["--migratable"], arguments=["--log-every", "1"]
         )
         until(lambda: image_step(hosts, 0) > 0, "there is an image of the leader's own rank", 120, 0.2)
         give_up_early = [*hosts["b"].inside(), "sysctl", "-q", "-w", "net.ipv4.tcp_retries2=5"]
@@ -193,4 +190,4 @@ def test_torchrun_goes_on_though_the_host_of_its_own_store_is_lost(out: Path) ->
         ended = runs[1].wait(WAIT_S)
         assert ended == 0, account(hosts, runs[1], "b")
         until(lambda: not hosts["c"].status().ranks, "the other rank has ended, too", 60)
-        assert losses_of(out / "losses", 2) == native
+        assert losses_of(folder / "losses", 2) == native

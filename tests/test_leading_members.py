@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,18 +17,9 @@ from recovery.facts import FaultKind
 from recovery.injector import Refused
 from recovery.jobs import SESSION_LOST, Job, Session
 from recovery.processes import Watched
-from recovery.spanning.estate import Estate
 from recovery.spanning.homes import SpanningHomes
 from recovery.spanning.member import NotAdmitted
 from recovery.spanning.remote import RemoteProcess, SteerFailed, absent_server
-from recovery.spanning.succession import take_over
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a short name, for sockets."""
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
-        yield Path(made)
 
 
 def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folder: Path) -> None:
@@ -462,82 +451,3 @@ def test_what_a_rank_left_behind_on_another_host_neither_hears_nor_tells_of_it(f
             assert there.log.floor_commit == 0
 
     asyncio.run(move())
-
-
-def test_a_member_is_led_by_whoever_follows_it_in_the_newest_way(folder: Path) -> None:
-    async def follow(b: Member, leadership: int, leader: str) -> None:
-        request = pb.FollowRanksRequest(job="j", token=TOKEN, leadership=leadership)
-        news = b.side.follow(request, leader)
-        assert (await anext(news)).whole
-        await news.aclose()  # type: ignore[attr-defined]
-
-    async def check() -> None:
-        b = Member(folder, "b")
-        session = b.open(1)
-        span = session.job.span
-        assert span is not None and span.leader == "a"
-        await follow(b, 5, "a")
-        await follow(b, 7, "c")
-        assert span.leader == "c"
-        with pytest.raises(NotAdmitted, match="another leader has followed"):
-            await follow(b, 5, "a")
-        assert span.leader == "c"
-
-    asyncio.run(check())
-
-
-def test_a_former_leader_that_lets_go_of_its_members_does_no_rank_any_harm(folder: Path) -> None:
-    async def check() -> None:
-        b = Member(folder, "b")
-        there = b.open(1)
-        async with b, Leader(folder, {"b": b}, known="b") as a:
-            session = await a.hears_of(1)
-            await becomes(a.lead.members["b"].connected.is_set)
-            a.lead.let_go_of_members("host c leads")
-            a.lead.worker_ended(session)
-            session.lose("ended")  # as whatever happens to it here would write it
-            await a.lead.ended(session)
-            await asyncio.sleep(0.1)
-            assert there.log.session_state == 0 and there.active
-
-    asyncio.run(check())
-
-
-def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_theirs(folder: Path) -> None:
-    """Rank 0 ran at x, which led; rank 1 is at b; rank 2 had gone from x to b meanwhile."""
-
-    async def check() -> None:
-        b, x = Member(folder, "b"), Member(folder, "x")
-        told = []
-        for rank in (0, 2):
-            session = x.open(rank, world=3)
-            told.append(x.side.describe(session))
-        b.open(1, world=3)
-        estate = Estate(folder, serial=4, ranks=told)
-        async with Leader(folder, {"b": b, "x": x}, known="b", awaited="b") as a:
-            take_over(a.lead, estate, "x", "its lease has ended")
-            lost = a.job.sessions[0]
-            assert (lost.host, lost.returning) == ("x", 4)
-            a.lead.lost_hosts.give_up("x", "as seen by all")
-            assert lost.state == "running"  # b has not told yet
-            b.open(2, world=3)
-            async with b:
-                await becomes(lambda: lost.state == "lost")
-            moved = a.job.sessions[2]
-            assert (moved.host, moved.returning) == ("b", 0)
-            assert "host x is lost, and with it the worker of rank 0" in lost.note
-
-    asyncio.run(check())
-
-
-def test_a_rank_that_nobody_knows_of_after_the_leader_was_lost_ends_the_job(folder: Path) -> None:
-    async def check() -> None:
-        b = Member(folder, "b")
-        b.open(1)
-        async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
-            take_over(a.lead, Estate(folder, serial=4), "x", "its lease has ended")
-            session = await a.hears_of(1)
-            await becomes(lambda: session.state == "lost")
-            assert "the worker of rank 0" in session.note and "after the newest CPU images" in session.note
-
-    asyncio.run(check())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,11 +19,10 @@ from proxied import until
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a short name, for sockets."""
+def folder(folder: Path) -> Path:
+    """That of all tests."""
     skip_without_criu()
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
-        yield Path(made)
+    return folder
 
 
 @pytest.fixture

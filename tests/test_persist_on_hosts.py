@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +30,9 @@ SLOWLY = ["--layers", "16"]
 WAIT_S = 240
 
 
-@pytest.fixture
-def out() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def train(hosts: Cluster, names: str, steps: int, out: Path, **more: Any) -> list[HostRun]:
+def train(hosts: Cluster, names: str, steps: int, folder: Path, **more: Any) -> list[HostRun]:
     more["arguments"] = [*SLOWLY, *more.get("arguments", ())]
-    return hosts.train(names, steps, out / "losses", script=SCRIPT, **more)
+    return hosts.train(names, steps, folder / "losses", script=SCRIPT, **more)
 
 
 def sets(store: Path) -> list[StoredSet]:
@@ -51,12 +43,12 @@ def persisted_step(hosts: Cluster, name: str = "a") -> int:
     return min((rank.persisted_step for rank in hosts[name].status().ranks), default=0)
 
 
-def native(out: Path, name: str, steps: int, ranks: int = 2) -> Path:
+def native(folder: Path, name: str, steps: int, ranks: int = 2) -> Path:
     """The same training without us; the state at its end."""
-    words = ["--steps", str(steps), "--save", str(out / name), "--losses", str(out / f"{name}.losses")]
+    words = ["--steps", str(steps), "--save", str(folder / name), "--losses", str(folder / f"{name}.losses")]
     words += SLOWLY
     execute_natively(proxied.torchrun(ranks, SCRIPT, *words), timeout_s=120)
-    return out / name
+    return folder / name
 
 
 def export(*words: str, at: Path) -> int:
@@ -90,11 +82,11 @@ def told(run: HostRun, beginning: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-def test_a_host_is_lost_and_the_training_goes_on_from_the_set_that_its_end_names(out: Path) -> None:
-    store = out / "store"
+def test_a_host_is_lost_and_the_training_goes_on_from_the_set_that_its_end_names(folder: Path) -> None:
+    store = folder / "store"
     options = ("--persist", str(store), "--persist-every", f"{EVERY}steps")
     with cluster({"a": 1, "b": 1, "c": 1}, *options) as hosts:
-        runs = train(hosts, "ab", 1_000_000, out)
+        runs = train(hosts, "ab", 1_000_000, folder)
         until(lambda: persisted_step(hosts) > 0, "a durable set", 120)
         until(lambda: persisted_step(hosts, "b") > 0, "b knows of one", 30)
         hosts.net.cut_data("b")
@@ -111,23 +103,23 @@ def test_a_host_is_lost_and_the_training_goes_on_from_the_set_that_its_end_names
         stored = next(one for one in sets(store) if one.complete)
         assert (stored.step, set(stored.parts)) == (step, {0, 1}) and step % EVERY == 0
         assert problems_of(stored) == []
-        words = [str(out / "exported") if word == "OUT" else word for word in found[2].split()]
-        assert export(*words, at=out / "exported") == step
-        assert_bits(out / "exported", native(out, "then", step))
+        words = [str(folder / "exported") if word == "OUT" else word for word in found[2].split()]
+        assert export(*words, at=folder / "exported") == step
+        assert_bits(folder / "exported", native(folder, "then", step))
 
-        again = train(hosts, "ac", step + MORE, out, arguments=["--resume", str(out / "exported")])
+        again = train(hosts, "ac", step + MORE, folder, arguments=["--resume", str(folder / "exported")])
         assert [run.wait(WAIT_S) for run in again] == [0, 0], [run.errors[-20:] for run in again]
-        native(out, "later", step + MORE)
-        undisturbed = (out / "later.losses").read_text().split()
-        assert (out / "losses").read_text().split() == undisturbed[-MORE:]
+        native(folder, "later", step + MORE)
+        undisturbed = (folder / "later.losses").read_text().split()
+        assert (folder / "losses").read_text().split() == undisturbed[-MORE:]
 
 
 @pytest.mark.long
-def test_members_of_a_leading_host_that_is_lost_name_the_set_too(out: Path) -> None:
-    store = out / "store"
+def test_members_of_a_leading_host_that_is_lost_name_the_set_too(folder: Path) -> None:
+    store = folder / "store"
     options = ("--persist", str(store), "--persist-every", f"{EVERY}steps")
     with cluster({"a": 1, "b": 1, "c": 1}, *options) as hosts:
-        runs = train(hosts, "ab", 1_000_000, out)
+        runs = train(hosts, "ab", 1_000_000, folder)
         until(lambda: persisted_step(hosts, "b") > 0, "b knows of a durable set", 120)
         hosts.net.cut_data("a")
         hosts.net.cut("a")
@@ -143,21 +135,23 @@ def test_members_of_a_leading_host_that_is_lost_name_the_set_too(out: Path) -> N
 
 
 @pytest.mark.long
-def test_parts_on_disks_of_each_host_are_a_set_once_they_lie_in_one_directory(out: Path) -> None:
+def test_parts_on_disks_of_each_host_are_a_set_once_they_lie_in_one_directory(folder: Path) -> None:
     options = ("--persist", "/run/store", "--persist-every", f"{EVERY}steps")
     with cluster({"a": 1, "b": 1}, *options) as hosts:
-        runs = train(hosts, "ab", 1_000_000, out)
+        runs = train(hosts, "ab", 1_000_000, folder)
         until(lambda: persisted_step(hosts) > 0, "a durable set", 120)
         reached = persisted_step(hosts)
         end(runs)
         for name, rank in (("a", 0), ("b", 1)):
             found = sets(hosts[name].path("/run/store"))
             assert found and all(set(one.parts) == {rank} for one in found)
-            shutil.copytree(hosts[name].path("/run/store"), out / "together", dirs_exist_ok=True)
-    newest = next(one for one in sets(out / "together") if one.complete)
+            shutil.copytree(hosts[name].path("/run/store"), folder / "together", dirs_exist_ok=True)
+    newest = next(one for one in sets(folder / "together") if one.complete)
     assert newest.step >= reached and problems_of(newest) == []
-    step = export("snapshots", "export", str(out / "together"), str(out / "exported"), at=out / "exported")
-    assert_bits(out / "exported", native(out, "then", step))
+    step = export(
+        "snapshots", "export", str(folder / "together"), str(folder / "exported"), at=folder / "exported"
+    )
+    assert_bits(folder / "exported", native(folder, "then", step))
 
 
 def newer_set(hosts: Cluster, after: str) -> None:
@@ -169,13 +163,13 @@ def newer_set(hosts: Cluster, after: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(480)
 def test_sets_become_complete_again_when_a_rank_has_moved_and_a_member_has_died_and_a_link_was_cut(
-    out: Path,
+    folder: Path,
 ) -> None:
     skip_without_criu()
-    store = out / "store"
+    store = folder / "store"
     options = ("--persist", str(store), "--persist-every", f"{EVERY}steps")
     with cluster({"a": 1, "b": 1, "c": 1}, *options) as hosts:
-        runs = train(hosts, "ab", 1_000_000, out, options=["--migratable"])
+        runs = train(hosts, "ab", 1_000_000, folder, options=["--migratable"])
         until(lambda: persisted_step(hosts) > 0, "a durable set", 120)
 
         hosts.net.cut("b")
@@ -201,18 +195,18 @@ def test_sets_become_complete_again_when_a_rank_has_moved_and_a_member_has_died_
         end(runs)
     newest = next(one for one in sets(store) if one.complete)
     assert newest.step >= reached and problems_of(newest) == []
-    step = export("snapshots", "export", str(store), str(out / "exported"), at=out / "exported")
+    step = export("snapshots", "export", str(store), str(folder / "exported"), at=folder / "exported")
     assert step == newest.step
-    assert_bits(out / "exported", native(out, "then", step))
+    assert_bits(folder / "exported", native(folder, "then", step))
 
 
 @pytest.mark.long
-def test_rank_of_a_job_of_one_host_writes_on_where_it_has_moved_to(out: Path) -> None:
+def test_rank_of_a_job_of_one_host_writes_on_where_it_has_moved_to(folder: Path) -> None:
     skip_without_criu()
-    store = out / "store"
+    store = folder / "store"
     options = ("--persist", str(store), "--persist-every", f"{EVERY}steps")
     with cluster({"a": 1, "b": 1}, *options) as hosts:
-        runs = train(hosts, "a", 1_000_000, out, options=["--migratable"])
+        runs = train(hosts, "a", 1_000_000, folder, options=["--migratable"])
         until(lambda: persisted_step(hosts) > 0, "a durable set", 120)
         done = hosts["a"].recoveryctl("migrate", "--rank", "0", "--to", "b:cpu:0")
         assert done.returncode == 0, done.stderr
@@ -221,5 +215,5 @@ def test_rank_of_a_job_of_one_host_writes_on_where_it_has_moved_to(out: Path) ->
         end(runs)
     newest = next(one for one in sets(store) if one.complete)
     assert newest.step >= reached and problems_of(newest) == []
-    step = export("snapshots", "export", str(store), str(out / "exported"), at=out / "exported")
-    assert_bits(out / "exported", native(out, "then", step, ranks=1))
+    step = export("snapshots", "export", str(store), str(folder / "exported"), at=folder / "exported")
+    assert_bits(folder / "exported", native(folder, "then", step, ranks=1))

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +22,6 @@ from running_proxyd import RunningProxyd, running_proxyd
 from recovery.control import blocking_channel, pb, rpc
 
 variables = test_proxyd_recovery.variables  # the fixture
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Private, with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
-        yield Path(made)
 
 
 @pytest.fixture

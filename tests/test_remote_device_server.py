@@ -11,7 +11,6 @@ import ssl
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,12 +76,6 @@ class Served:
             os.kill(pid, signal.SIGKILL)
         self.spawner.terminate()
         self.spawner.communicate(timeout=LONG_S)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
-        yield Path(made)
 
 
 @pytest.fixture

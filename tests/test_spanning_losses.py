@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-
-import pytest
 
 from recovery.control import pb
 from recovery.membership.links import NoLink
@@ -24,13 +21,6 @@ SOON_S = 10.0
 
 def no_link(host: str) -> Any:
     raise NoLink(f"{host} is not reached")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a short name, for sockets."""
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:
-        yield Path(made)
 
 
 class Hosts:

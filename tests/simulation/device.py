@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import replay
-from recovery.control import pb
 from simulation.collectives import Blocked, CollectiveFailed, Collectives
 from simulation.fabric import Violation
 from simulation.log import BUFFER_BYTES, RING, SEGMENT_RECORDS, Commit, Log, Row
+from simulation.process import Process
 from simulation.programs import Do, Record, mix
 from simulation.roll_forward import RollForward, RollForwardRefused
 from simulation.snapshots import Snapshots
@@ -32,25 +32,6 @@ BURST = 6
 
 Tell = Callable[[int, int], None]
 """Tells proxyd something of a rank in a generation."""
-
-
-class Process:
-    """Stands in for `recovery.processes.Watched`."""
-
-    def __init__(self, pid: int, kill: Callable[[], None] = lambda: None) -> None:
-        self.pid, self._kill = pid, kill
-        self.running = True
-        self.ended = asyncio.Event()
-        self.ended_ns = 0
-
-    def message(self) -> pb.Process:
-        """As it travels."""
-        return pb.Process(pid=self.pid)
-
-    async def end(self, grace: float) -> None:
-        """Kill it, and wait until it has gone."""
-        self._kill()
-        await self.ended.wait()
 
 
 class Device:

@@ -34,13 +34,14 @@ from recovery.servers import Server, ServerPool
 from recovery.snapshots import LOOK_S, SnapshotKeeper
 from recovery.validation import ValidationSchedule
 from simulation import oracle
-from simulation.device import Device, Process
+from simulation.device import Device
 from simulation.fabric import Fabric, Violation
 from simulation.judgement import judge
 from simulation.layouts import Job, Shape
 from simulation.log import Log
 from simulation.moves import Moves
 from simulation.pool import Pool
+from simulation.process import Process
 from simulation.programs import Key, mix
 from simulation.roll_forward import is_of_the_step
 from simulation.schedules import Fault, Move, Schedule
@@ -152,10 +153,8 @@ class World:
             try:
                 await asyncio.wait_for(self._over.wait(), LONGEST)
             except TimeoutError:
-                waiting = [
-                    f"rank {log.rank} at {log.cursor_index}" for log in self.logs if not log.session_state
-                ]
-                raise self.violation(f"no end: {', '.join(waiting[:8])}") from None
+                late = [f"{log.rank} at {log.cursor_index}" for log in self.logs if not log.session_state]
+                raise self.violation(f"no end: ranks {', '.join(late[:8])}") from None
             if not self.violations:
                 await self.coordinator.finish()
         finally:

@@ -1,0 +1,27 @@
+"""A simulated process, which ends when it is killed and whenever its owner says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from recovery.control import pb
+
+
+class Process:
+    """Stands in for `recovery.processes.Watched`."""
+
+    def __init__(self, pid: int, kill: Callable[[], None] = lambda: None) -> None:
+        self.pid, self._kill = pid, kill
+        self.running = True
+        self.ended = asyncio.Event()
+        self.ended_ns = 0
+
+    def message(self) -> pb.Process:
+        """As it travels."""
+        return pb.Process(pid=self.pid)
+
+    async def end(self, grace: float) -> None:
+        """Kill it, and wait until it has gone."""
+        self._kill()
+        await self.ended.wait()

@@ -1,0 +1,323 @@
+"""What a leader leaves to its heir, and when it names one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from heirs import (
+    HEIR,
+    ID,
+    LEADER,
+    TOKEN,
+    Away,
+    Clock,
+    Keeper,
+    image,
+    in_order,
+    leader,
+    named,
+    stream,
+)
+from led_job import becomes
+
+from recovery.control import pb
+from recovery.jobs import Job
+from recovery.membership.election import Leadership
+from recovery.rendezvous import Store
+from recovery.spanning import bequest
+from recovery.spanning.bequest import Bequest, NotLeft, Sources
+from recovery.spanning.cpu_images import Pair
+from recovery.spanning.estate import NotKept
+from recovery.spanning.leadership import Leading, claim, claim_as_heir
+from recovery.spanning.member_link import MemberLink
+from recovery.spanning.span import Span
+from recovery.worker_store import WorkerStore
+
+
+class Stub:
+    """Host b as the leader asks it."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper, self.reached = keeper, True
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _answered(self, work: Callable[[], Any]) -> pb.KeepReply:
+        await self.gate.wait()
+        if not self.reached:
+            return pb.KeepReply(error="it is not reached")
+        try:
+            found = work()
+            if found is not None:
+                await found
+        except NotKept as problem:
+            return pb.KeepReply(error=str(problem))
+        return pb.KeepReply()
+
+    def KeepStore(self, request: Any, timeout: float) -> Any:
+        return self._answered(lambda: self.keeper.estates.keep_store(request))
+
+    def KeepImage(self, requests: Any, timeout: float) -> Any:
+        return self._answered(lambda: self.keeper.estates.keep_image(requests))
+
+    def KeepJob(self, requests: Any, timeout: float) -> Any:
+        return self._answered(lambda: self.keeper.estates.keep_job(requests))
+
+
+class LeadersHost:
+    """Host a, with rank 0; rank 1 is at b."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cluster = Away(Clock())
+        self.keeper = Keeper(folder / "b")
+        self.stub = Stub(self.keeper)
+        self.store = Store()
+        self.lapsed: list[str] = []
+        self.known = pb.JournaledJob(name="j")
+
+    async def begin(self) -> Bequest:
+        claimed = await claim(self.cluster, "c", "j", "a", 2)
+        assert claimed.leadership is not None
+        self.leading = Leading(self.cluster, "c", "j", claimed.record, claimed.leadership)
+        self.leading.holds.set()
+        self.session: Any = SimpleNamespace(rank=0, moving=None, relay="/r", active=True)
+        job = Job("j", None, [])
+        self.span = Span(2, TOKEN, leading=self.leading)
+        lead: Any = SimpleNamespace(
+            span=self.span, members={}, of=lambda member: [1],
+            credentials=lambda: {"job": "j", "token": TOKEN, "leadership": self.leading.token},
+        )  # fmt: skip
+        sources = Sources(
+            lambda job: self.store, self._image, lambda session: pb.RankDescription(rank=session.rank),
+            lambda job: self.known,
+        )  # fmt: skip
+        self.member = MemberLink(lead, "b")
+        self.member.times, self.member.stub = 1, lambda: self.stub  # type: ignore[assignment, return-value, method-assign]
+        self.member.connected.set()
+        lead.members["b"] = self.member
+        made = Bequest(job, lead, self.cluster, HEIR, sources)
+        made.lapsed = self.lapsed.append
+        return made
+
+    @contextlib.asynccontextmanager
+    async def _image(self, session: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(parts=stream(image(self.folder)), paused_s=0.25)
+
+    def pair(self, serial: int) -> Pair:
+        places: Any = {rank: SimpleNamespace(log_offset=100 * serial, step=serial) for rank in (0, 1)}
+        return Pair(serial, frozenset((0, 1)), places, self.folder)
+
+
+def test_a_leader_names_its_heir_once_that_has_everything(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        await host.store.set("early", b"1")
+        leaving = await host.begin()
+        host.stub.gate.clear()
+        task = asyncio.ensure_future(leaving.leave(host.pair(1), [host.session]))
+        await asyncio.sleep(0)
+        assert await named(host.cluster) == ("", "")
+        host.stub.gate.set()
+        assert await task == 0.25
+        name, first = await named(host.cluster)
+        assert host.span.heir == name
+        estate = host.keeper.estates.get(first)
+        assert name == "b" and estate is not None and estate.serial == 1 and sorted(estate.images) == [0]
+        assert host.keeper.store.holds(["early"])
+        await leaving.leave(host.pair(2), [host.session])
+        _, second = await named(host.cluster)
+        assert second != first and host.keeper.estates.get(first) is not None  # until it is told again
+        host.known = pb.JournaledJob(name="j", generation=5)
+        await leaving.look()
+        assert host.keeper.estates.get(first) is None
+        known = host.keeper.estates.get(second)
+        assert known is not None and known.known.generation == 5 and known.serial == 2
+
+    asyncio.run(check())
+
+
+def test_a_write_to_the_store_is_answered_once_the_heir_has_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        workers = WorkerStore(tmp_path)
+        host.store = workers.store
+        leaving = await host.begin()
+        workers.settle = leaving.settle
+        await leaving.leave(host.pair(1), [host.session])
+        host.stub.gate.clear()
+        line = json.dumps({"do": "add", "key": "k", "amount": 3, "id": "request-1"}).encode()
+        task = asyncio.ensure_future(workers.answer(line))
+        await becomes(lambda: workers.store.holds(["k"]))
+        assert not task.done() and not host.keeper.store.holds(["k"])
+        host.stub.gate.set()
+        assert json.loads(await task) == {"count": 3}
+        assert host.keeper.store.done("request-1") == 3
+        workers.close()
+
+    asyncio.run(check())
+
+
+def test_a_write_that_the_heir_does_not_get_is_answered_once_nobody_is_the_heir(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        await leaving.leave(host.pair(1), [host.session])
+        host.stub.reached, host.cluster.there = False, False
+        await host.store.set("k", b"v")
+        task = asyncio.ensure_future(leaving.settle())
+        await asyncio.wait({task}, timeout=0.3)
+        assert not task.done()  # the cluster's store still names b
+        host.cluster.there = True
+        await task
+        assert await named(host.cluster) == ("", "") and not leaving.heir and not host.span.heir
+        assert host.lapsed == ["host b: it is not reached"]
+        await host.store.set("more", b"v")  # nobody is told, and nothing piles up
+        assert host.store.told is None and not leaving._changes
+
+    asyncio.run(check())
+
+
+def test_whoever_was_let_go_of_while_it_was_about_to_be_named_is_not_named(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        held_up, go_on = asyncio.Event(), asyncio.Event()
+        keep = host.stub.KeepJob
+
+        async def slow(requests: Any, timeout: float) -> pb.KeepReply:
+            reply: pb.KeepReply = await keep(requests, timeout)
+            held_up.set()
+            await go_on.wait()
+            return reply
+
+        host.stub.KeepJob = slow  # type: ignore[method-assign]
+        task = asyncio.ensure_future(leaving.leave(host.pair(1), [host.session]))
+        await held_up.wait()
+        host.stub.reached = False
+        await host.store.set("k", b"v")
+        await leaving.settle()  # answered: nobody is the heir any more
+        host.stub.reached = True
+        go_on.set()
+        with pytest.raises(NotLeft, match="has not got all of the store"):
+            await task
+        assert (await named(host.cluster))[0] == "" and not leaving.heir
+
+    asyncio.run(check())
+
+
+def test_what_is_told_meanwhile_does_not_drop_what_is_being_left(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        await leaving.leave(host.pair(1), [host.session])
+        host.stub.gate.clear()
+        task = asyncio.ensure_future(leaving.leave(host.pair(2), [host.session]))
+        await asyncio.sleep(0)
+        host.known = pb.JournaledJob(name="j", generation=5)
+        told = asyncio.ensure_future(leaving.look())
+        host.stub.gate.set()
+        await asyncio.gather(task, told)
+        name, estate = await named(host.cluster)
+        known = host.keeper.estates.get(estate)
+        assert name == "b" and known is not None and known.serial == 2
+
+    asyncio.run(check())
+
+
+def test_an_heir_that_was_started_anew_is_not_named_any_more(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        await leaving.leave(host.pair(1), [host.session])
+        host.stub.keeper = Keeper(tmp_path / "b2")
+        await leaving.look()
+        assert leaving.heir == "b"  # nothing has told us
+        host.member.times += 1
+        await leaving.look()
+        assert await named(host.cluster) == ("", "") and "nothing that it goes with" in host.lapsed[0]
+
+    asyncio.run(check())
+
+
+def test_a_leader_that_has_claimed_the_job_again_names_its_heir_again(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        await leaving.leave(host.pair(1), [host.session])
+        before = await named(host.cluster)
+        await host.cluster.delete(LEADER)
+        claimed = await claim(host.cluster, "c", "j", "a", 2, host.leading.record.token)
+        assert claimed.leadership is not None and await named(host.cluster) == ("", "")
+        host.leading.token = claimed.leadership.token
+        await leaving.look()
+        assert await named(host.cluster) == before
+
+    asyncio.run(check())
+
+
+def test_a_leader_that_is_none_any_more_names_nobody(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        await leaving.leave(host.pair(1), [host.session])
+        entry = await host.cluster.get(HEIR)
+        assert entry is not None
+        await host.cluster.delete(LEADER)
+        assert isinstance(
+            await claim_as_heir(host.cluster, "c", "j", leader("b"), ID, entry.revision), Leadership
+        )
+        task = asyncio.ensure_future(leaving.leave(host.pair(2), [host.session]))
+        await asyncio.wait({task}, timeout=0.5)
+        assert not task.done() and await named(host.cluster) == ("", ID)
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(check())
+
+
+def test_without_another_host_that_can_keep_it_a_job_is_left_to_nobody(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        host.stub.keeper = Keeper(tmp_path / "b3", images=False)
+        with pytest.raises(NotLeft, match="host b: its proxyd was started without --cpu-image-every"):
+            await leaving.leave(host.pair(1), [host.session])
+        host.member.lost = "gone"
+        with pytest.raises(NotLeft, match="no other host has ranks"):
+            await leaving.leave(host.pair(1), [host.session])
+        assert await named(host.cluster) == ("", "") and host.lapsed == []
+
+    asyncio.run(check())
+
+
+def test_what_goes_to_the_heir_goes_in_messages_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(bequest, "ENOUGH_BYTES", 1000)
+        host = LeadersHost(tmp_path)
+        sizes = []
+        keep = host.stub.KeepStore
+
+        def keep_store(request: Any, timeout: float) -> Any:
+            sizes.append(request.ByteSize())
+            return keep(request, timeout)
+
+        host.stub.KeepStore = keep_store  # type: ignore[method-assign]
+        for number in range(50):
+            await host.store.set(f"key-{number}", b"v" * 100)
+        await host.store.set("large", b"v" * 5000)
+        leaving = await host.begin()
+        await leaving.leave(host.pair(1), [host.session])
+        assert in_order(host.keeper.store) == in_order(host.store)
+        assert len(sizes) > 5 and max(sizes) < 6000
+
+    asyncio.run(check())
