@@ -179,14 +179,17 @@ class Successor:
     # ------------------------------------------------------------------ what is done
     def _install(self, job: Job, taken: Sequence[Taken]) -> None:
         """Without a pause: from here on everybody else may look at the job."""
+        if job.corruption is not None:
+            self._desk.run_beside(self._desk.elsewhere.go_on_repairing(job))
         active = [one for one in taken if one.session.active and one.session.worker.running]
         adoption = pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), away_s=max(0.0, time.time() - self._away_since),
             former_pid=self._journal.proxyd.pid, pid=os.getpid(), ranks=len(active),
             servers_lost=sum(one.account is None for one in active),
-            recovery_redone=any(one.cut_short for one in active),
+            recovery_redone=job.decision is not None or any(one.cut_short for one in active),
         )  # fmt: skip
         job.adoptions.append(adoption)
+        job.decision = None  # it is made anew
         for one in taken:
             one.session.log.supervise(os.getpid(), start_ticks(os.getpid()))
             one.session.log.snapshot_suspended = False  # whoever suspended them finds out again why
@@ -203,11 +206,6 @@ class Successor:
                 one,
                 coordinator if adoption.recovery_redone and isinstance(coordinator, Coordinator) else None,
             )
-        written = next(known for known in self._journal.jobs if known.name == job.name)
-        if written.HasField("corruption") and written.corruption.rank in job.sessions:
-            session = job.sessions[written.corruption.rank]
-            trusted = dict(written.corruption.trusted)
-            coordinator.corruption_found(session, written.corruption.message, trusted)
         for one in active:
             if one.account is not None:
                 _tell(coordinator, one.session, one.account)
@@ -282,6 +280,8 @@ def restored_job(written: pb.JournaledJob) -> Job:
         adoptions=list(written.adoptions),
         validations=written.validations,
         not_replayable=written.not_replayable,
+        decision=written.decision if written.HasField("decision") else None,
+        corruption=written.corruption if written.HasField("corruption") else None,
         generation=written.generation,
         openings=written.openings,
         span=_span(written.span) if written.HasField("span") else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, auto
 
 import structlog
@@ -28,7 +28,7 @@ from recovery.incidents import (
 from recovery.jobs import Job, Session
 from recovery.persistence.restorer import Restorer
 from recovery.planner import Plan, PlanName, parked_anywhere, plan
-from recovery.recovery_round import Result, Round, RoundFailed
+from recovery.recovery_round import Result, Round, RoundFailed, nobody_else
 from recovery.standing import Standing
 
 log = structlog.get_logger()
@@ -65,15 +65,16 @@ class Coordinator:
         follow: Callable[[Session], None],
         note: Callable[[], None] = lambda: None,
         restorer: Restorer | None = None,
+        decided: Callable[[], Awaitable[None]] = nobody_else,
     ) -> None:
-        """`follow` is told of every session that got a new server.
+        """`follow` is told of every session that got a new server; `decided` is as in Round.
 
         `note` writes down `corruption`, and what was done, for who follows if proxyd dies.
         """
         self._note = note
         self._job = job
         self._homes = homes
-        self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer)
+        self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer, decided)
         self._faults: list[Fault] = []
         self._known = 0
         """How many of them the round under way was planned for."""
@@ -115,9 +116,8 @@ class Coordinator:
         if session.server.retired or not session.active:
             return
         if (verdict := session.server.verdict) is not None:
-            self._notice(session, verdict.kind, verdict.happened_ns, verdict.noticed_ns, verdict.evidence,
-                         counts=verdict.counts)  # fmt: skip
-            return
+            return self._notice(session, verdict.kind, verdict.happened_ns, verdict.noticed_ns,
+                                verdict.evidence, counts=verdict.counts)  # fmt: skip
         gone = session.log.device_message if session.log.device_lost else ""
         if gone:
             self._homes.fence(session, gone)
@@ -480,7 +480,7 @@ class Coordinator:
                      recovered=outcome.recovered, reason=outcome.reason,
                      total_s=round(self._job.recoveries[-1].total_s, 6))  # fmt: skip
         self._judge_replay(faults, outcome)
-        self._faults, self._tried, self._trusted = later, [], {}
+        self._faults, self._tried, self._trusted, self._job.decision = later, [], {}, None
         self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}
         self._note()
 

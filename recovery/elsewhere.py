@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+LOOK_S = 0.1
 CLEANUP_WITHIN = 15.0
 """Seconds a successor waits for the former worker's session to be cleaned up."""
 
@@ -132,6 +133,8 @@ class Elsewhere:
         """We lead it from now on, as its span says: ranks that a member has opened get a coordinator."""
         deputy = self._desk.coordinators[job.name]
         assert isinstance(deputy, Deputy)
+        if job.corruption is not None:
+            self._desk.run_beside(self.go_on_repairing(job))
         self._desk.begin_leading(job)
         coordinator = self._desk.coordinators[job.name]
         assert isinstance(coordinator, Coordinator)
@@ -152,6 +155,21 @@ class Elsewhere:
             self.tell(report)
         deputy.parts.rest()
         await self._desk.dismiss(deputy)
+
+    async def go_on_repairing(self, job: Job) -> None:
+        """What whoever led the job before us had found to be corrupted, once all ranks are known.
+
+        No plan is made before: nobody else can tell any more which commits are right.  To be started before
+        any fault is noticed.
+        """
+        async with job.opening:
+            while job.span is not None and job.span.awaited:
+                await asyncio.sleep(LOOK_S)
+            found, job.corruption = job.corruption, None
+            session = job.sessions.get(found.rank) if found is not None else None
+            coordinator = self._desk.coordinators.get(job.name)
+            if found is not None and session is not None and isinstance(coordinator, Coordinator):
+                coordinator.corruption_found(session, found.message, dict(found.trusted))
 
     async def open_for_leader(self, job: Job, request: Any) -> Session:
         """Another host leads the job: no recovery begins there meanwhile."""

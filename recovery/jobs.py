@@ -305,6 +305,10 @@ class Job:
     """Minibatches that were executed twice."""
     not_replayable: str = ""
     """Where the two executions differed."""
+    decision: pb.JournaledDecision | None = None
+    """What is being done about a fault."""
+    corruption: pb.JournaledCorruption | None = None
+    """Whose repair whoever led it before us had begun, and we have not."""
     adoptions: list[pb.Adoption] = field(default_factory=list)
     """When a successor of a proxyd that died took it over."""
     persist: CopyCounts = field(default_factory=CopyCounts)

@@ -78,7 +78,7 @@ def journal_of(desk: Desk, pool: ServerPool) -> pb.Journal:
 
 def journaled_job(desk: Desk, job: Job, *, sessions: bool = True) -> pb.JournaledJob:
     """`sessions`: with those of this host."""
-    corruption = desk.coordinators[job.name].corruption if job.name in desk.coordinators else None
+    found = desk.coordinators[job.name].corruption if job.name in desk.coordinators else None
     return pb.JournaledJob(
         name=job.name,
         launcher=job.launcher.message() if job.launcher is not None else None,
@@ -98,7 +98,8 @@ def journaled_job(desk: Desk, job: Job, *, sessions: bool = True) -> pb.Journale
         adoptions=job.adoptions,
         validations=job.validations,
         not_replayable=job.not_replayable,
-        corruption=corruption,
+        corruption=found or job.corruption,
+        decision=job.decision,
         span=_span(job, job.span) if job.span is not None else None,
     )
 

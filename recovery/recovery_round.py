@@ -36,6 +36,10 @@ END_S = 10.0
 """How long a server that was killed may take to end, seconds: until then its memory cannot be used."""
 
 
+async def nobody_else() -> None:
+    """Whom to tell."""
+
+
 class RoundFailed(RuntimeError):
     """Something broke during the recovery itself; plan again from what is true then."""
 
@@ -61,8 +65,13 @@ class Round:
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
         restorer: Restorer | None = None,
+        decided: Callable[[], Awaitable[None]] = nobody_else,
     ) -> None:
-        """`follow` is told of every session that got a new server."""
+        """`follow` is told of every session that got a new server.
+
+        `decided` returns once the job's decision outlives us, as it is to before any of it is done.
+        """
+        self._decided = decided
         self._homes = homes
         self._restorer = restorer
         self._storage_problem = ""
@@ -114,6 +123,8 @@ class Round:
             "plan", job=self._job.name, plan=chosen.name.value, reason=chosen.reason, targets=chosen.targets
         )
         tried.append(chosen.name.value)
+        self._job.decision = _decision(self._job.generation, fault, chosen)
+        await self._decided()
         for action in chosen.actions:
             if isinstance(action, Lose):
                 self._job.sessions[action.rank].lose(action.message)
@@ -370,6 +381,13 @@ class Round:
 def policy(world: int, keeps_optimizer_preimages: bool) -> pb.Policy:
     """What a server keeps for recovery: nothing where no other rank could hold a replica."""
     return pb.Policy(protect=world > 1, optimizer_preimages=keeps_optimizer_preimages)
+
+
+def _decision(generation: int, fault: FaultFacts, chosen: Plan) -> pb.JournaledDecision:
+    return pb.JournaledDecision(
+        generation=generation, fault=fault.kind.value, ranks=fault.ranks, plan=chosen.name.value,
+        reason=chosen.reason, targets=chosen.targets, decided_ms=int(time.time() * 1000),
+    )  # fmt: skip
 
 
 def _holder(session: Session) -> Server:

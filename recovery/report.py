@@ -49,14 +49,15 @@ def account_of_adoption(adoption: Any) -> str:
     """In words."""
     ranks = f"{adoption.ranks} rank{'s' if adoption.ranks != 1 else ''}"
     if adoption.former_host:
-        return (
+        parts = [
             f"host {adoption.former_host}, which led the job, was lost, and host {adoption.host} led it on "
             f"{adoption.away_s:.3f} s after its last sign of life: {ranks} had gone on"
-        )
-    parts = [
-        f"proxyd (pid {adoption.former_pid}) died, and another one (pid {adoption.pid}) adopted the job "
-        f"{adoption.away_s:.3f} s later: {ranks} had gone on"
-    ]
+        ]
+    else:
+        parts = [
+            f"proxyd (pid {adoption.former_pid}) died, and another one (pid {adoption.pid}) adopted the job "
+            f"{adoption.away_s:.3f} s later: {ranks} had gone on"
+        ]
     if adoption.servers_lost:
         parts.append(f"device servers lost meanwhile: {adoption.servers_lost}")
     if adoption.recovery_redone:

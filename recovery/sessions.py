@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from recovery.servers import Server, ServerPool
 from recovery.settings import Settings
 from recovery.snapshots import SnapshotKeeper
 from recovery.spanning.deputy import Deputy
-from recovery.spanning.interface import JobSpans
+from recovery.spanning.interface import JobSpans, Started
 from recovery.spanning.persisting import begin_persisting
 from recovery.spanning.span import Span
 from recovery.spawner import Installation, SpawnerError
@@ -174,6 +175,7 @@ class Desk:
             self.follow,
             lambda: self.note(),
             Restorer(persistence),
+            partial(self._decided, lead),
         )
         images = self.spans.images(job) if job.span is not None and self.spans is not None else None
         snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
@@ -188,6 +190,12 @@ class Desk:
                 self.keep(job, persistence.mirroring.run())
         if lead is not None:
             lead.start()
+
+    async def _decided(self, lead: Started | None) -> None:
+        """Until what is known of a job, and is to be done now, outlives this proxyd, and this host."""
+        self.note()
+        if lead is not None:
+            await lead.settle()
 
     def adopt(self, job: Job, sessions: Sequence[Session]) -> None:
         """A job that a predecessor opened, with sessions whose devices the pool knows to be leased."""

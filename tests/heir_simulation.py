@@ -1,8 +1,9 @@
 """A leader, its heirs and the cluster's store in virtual time, and what workers write to the job's store.
 
 Requests are lost, held up and arrive after whoever asked has given up; links are cut; proxyds die and start
-anew; leases end.  Whoever leads a job on must have every write that was answered, and nobody else may ever
-answer one again that it lacks.  Everything follows from a seed.
+anew; leases end.  Whoever leads a job on must have every write that was answered, and know of everything
+that was decided and done; and nobody else may ever answer or do something again of which it does not know.
+Everything follows from a seed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
-from leader_simulation import Link
+from rough_link import Link
 from simulation.virtual_time import VirtualLoop, run
 
 from recovery.control import pb
@@ -65,6 +66,7 @@ class Outcome:
 
     violations: list[str] = field(default_factory=list)
     writes: int = 0
+    acts: int = 0
     named: int = 0
     voided: int = 0
     led_on: int = 0
@@ -81,6 +83,10 @@ class World:
         self.outcome = Outcome()
         self.rough = True
         self.answered: set[str] = set()
+        self.acted = 0
+        """The newest of what was decided and is done."""
+        self.known: int | None = None
+        """The newest of what was decided, as whoever leads the job on knows it."""
         self.leader = "a"
         """Whose the job is."""
         self.since = 0.0
@@ -118,6 +124,22 @@ class World:
         if self.store_of[self.leader].done(request) is None:
             self.violate(f"{host} has answered a write that {self.leader}, which leads, lacks")
 
+    def goes_on(self, host: str, known: int) -> None:
+        """It has what it was left."""
+        self.known = known
+        self._compare(host)
+
+    def act(self, host: str, number: int) -> None:
+        """What was decided is done."""
+        self.outcome.acts += 1
+        self.acted = max(self.acted, number)
+        self._compare(host)
+
+    def _compare(self, host: str) -> None:
+        if self.known is not None and self.acted > self.known:
+            self.violate(f"{self.leader} leads the job on and knows of decision {self.known} and not of "
+                         f"{self.acted}, which was done (seen by {host})")  # fmt: skip
+
     def violate(self, what: str) -> None:
         self.outcome.violations.append(f"{what}, at {self.loop.time():.2f} s")
 
@@ -127,7 +149,7 @@ class Member:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
-        self.link = Link(world)  # type: ignore[arg-type]
+        self.link = Link(world)
         self.times = 0
         self.leads = False
         self.started = 0.0
@@ -170,6 +192,7 @@ class Member:
 
         async def promote(job: Job) -> Any:
             self.leads = True
+            self.world.goes_on(self.name, job.generation)
             return SimpleNamespace(
                 images=None, run_beside=lambda work: work.close(), span=span, job=job,
                 lost_hosts=SimpleNamespace(expect_loss=lambda former: former),
@@ -224,10 +247,12 @@ class Leader:
 
     def __init__(self, world: World, members: dict[str, Member]) -> None:
         self.world, self.members = world, members
-        self.link, self.ways = Link(world), {name: Link(world) for name in members}  # type: ignore[arg-type]
+        self.link, self.ways = Link(world), {name: Link(world) for name in members}
         self.store = world.store_of["a"] = Store()
         self.numbers, self.pairs = itertools.count(), itertools.count(1)
         self.gone = False
+        self.decided = 0
+        """As in its journal."""
 
     async def live(self, first: bool) -> None:
         """One proxyd, from its start until it is killed."""
@@ -250,9 +275,9 @@ class Leader:
             link = links[name] = MemberLink(lead, name)
             link.times = member.times
             link.stub = partial(Stub, self.ways[name], member)  # type: ignore[assignment, method-assign]
-        sources = Sources(lambda job: self.store, None, None, lambda job: pb.JournaledJob(name="j"))  # type: ignore[arg-type]
+        sources = Sources(lambda job: self.store, None, None, lambda job: self._known())  # type: ignore[arg-type]
         bequest = Bequest(Job("j", None, []), lead, self.link, HEIR, sources)
-        work = [leading.run(), bequest.run(), self._leave(bequest), self._see(links)]
+        work = [leading.run(), bequest.run(), self._leave(bequest), self._see(links), self._decide(bequest)]
         work += [self._write(bequest) for _ in range(3)]
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
@@ -286,6 +311,16 @@ class Leader:
             pair = Pair(next(self.pairs), frozenset((0,)), places, self.world.folder)
             with suppress(NotLeft):
                 await bequest.leave(pair, [])
+
+    def _known(self) -> pb.JournaledJob:
+        return pb.JournaledJob(name="j", generation=self.decided)
+
+    async def _decide(self, bequest: Bequest) -> None:
+        while not self.gone:
+            await asyncio.sleep(self.world.chance.expovariate(1 / 5))
+            self.decided += 1
+            await bequest.settle_job()
+            self.world.act("a", self.decided)
 
     async def _write(self, bequest: Bequest) -> None:
         while not self.gone:

@@ -60,6 +60,8 @@ class Away(EmbeddedStore):
     """A cluster's store that is not always there."""
 
     there = True
+    unheard = False
+    """It does as it is asked once more, and is not there to say so."""
 
     async def get(self, key: str) -> Any:
         if not self.there:
@@ -69,7 +71,11 @@ class Away(EmbeddedStore):
     async def transact(self, conditions: Any, changes: Any) -> int:
         if not self.there:
             raise Unreachable("no answer")
-        return await super().transact(conditions, changes)
+        revision = await super().transact(conditions, changes)
+        if self.unheard:
+            self.there = self.unheard = False
+            raise Unreachable("no answer")
+        return revision
 
 
 class Keeper:

@@ -185,6 +185,74 @@ def test_a_write_that_the_heir_does_not_get_is_answered_once_nobody_is_the_heir(
     asyncio.run(check())
 
 
+def test_what_was_decided_is_done_once_the_heir_knows_of_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        await leaving.settle_job()  # nobody is the heir
+        host.stub.gate.clear()
+        leave = asyncio.ensure_future(leaving.leave(host.pair(1), [host.session]))
+        await asyncio.sleep(0)
+        host.known = decided(5)  # amid it
+        host.stub.gate.set()
+        await leave
+        await leaving.settle_job()
+        _, first = await named(host.cluster)
+        assert (known := host.keeper.estates.get(first)) is not None and known.known == decided(5)
+        host.stub.gate.clear()
+        host.known = decided(6)
+        task = asyncio.ensure_future(leaving.settle_job())
+        await asyncio.wait({task}, timeout=0.1)
+        assert not task.done() and known.known == decided(5)
+        host.stub.gate.set()
+        await task
+        assert known.known == decided(6)
+
+    asyncio.run(check())
+
+
+def decided(generation: int) -> pb.JournaledJob:
+    return pb.JournaledJob(name="j", decision=pb.JournaledDecision(generation=generation))
+
+
+def test_what_was_decided_waits_for_no_heir_that_is_away_once_nobody_is_named(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        await leaving.leave(host.pair(1), [host.session])
+        host.stub.reached, host.cluster.there = False, False
+        host.known = decided(5)
+        task = asyncio.ensure_future(leaving.settle_job())
+        await asyncio.wait({task}, timeout=0.3)
+        assert not task.done()  # b may lead the job on
+        host.cluster.there = True
+        await task
+        assert await named(host.cluster) == ("", "") and host.lapsed == ["host b: it is not reached"]
+
+    asyncio.run(check())
+
+
+def test_an_heir_of_which_nobody_knows_whether_it_is_named_holds_up_what_was_decided(tmp_path: Path) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path)
+        leaving = await host.begin()
+        host.cluster.unheard = True
+        leave = asyncio.ensure_future(leaving.leave(host.pair(1), [host.session]))
+        await becomes(lambda: not host.cluster.there)
+        host.known = decided(5)
+        task = asyncio.ensure_future(leaving.settle_job())
+        await asyncio.wait({task}, timeout=0.3)
+        assert not task.done() and not leave.done()
+        host.cluster.there = True
+        assert (await named(host.cluster))[0] == "b"
+        await task
+        with pytest.raises(NotLeft):
+            await leave
+        assert await named(host.cluster) == ("", "")
+
+    asyncio.run(check())
+
+
 def test_whoever_was_let_go_of_while_it_was_about_to_be_named_is_not_named(tmp_path: Path) -> None:
     async def check() -> None:
         host = LeadersHost(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,11 @@ from heirs import HEIR, ID, LEADER, NUMBERS, Away, Clock, Keeper, first_store, h
 from led_job import TOKEN, Leader, Member, becomes
 
 from recovery.control import pb
-from recovery.jobs import Job
+from recovery.coordinator import Coordinator
+from recovery.elsewhere import Elsewhere
+from recovery.jobs import Job, Session
 from recovery.membership.records import read
+from recovery.report import account_of_adoption, adoption_entry
 from recovery.spanning import succession
 from recovery.spanning.estate import Estate
 from recovery.spanning.leadership import claim_as_heir
@@ -51,7 +55,9 @@ def test_the_heir_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> None
         lost.keeper.estates.keep_store(first_store("k"))
         recovery = pb.Recovery(fault="server-died")
         known = pb.JournaledJob(
-            name="j", generation=4, recoveries=[recovery], departures=[pb.JournaledDeparture(rank=3)],
+            name="j", generation=4, decision=pb.JournaledDecision(generation=4),
+            corruption=pb.JournaledCorruption(rank=1, trusted={1: 7}), recoveries=[recovery],
+            departures=[pb.JournaledDeparture(rank=3)],
             span=pb.JournaledSpan(hosts=2, token=TOKEN, members=["b", "c"], awaited=["b", "c"]),
         )  # fmt: skip
         first = pb.KeepJobRequest(estate=ID, serial=3, known=known, number=next(NUMBERS))
@@ -63,9 +69,43 @@ def test_the_heir_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> None
         assert lost.job.generation == 4 and list(lost.job.recoveries) == [recovery]
         assert lost.job.departed == {3: False}
         [adoption] = lost.job.adoptions
-        assert (adoption.former_host, adoption.host) == ("a", "b")
-        entry = await lost.cluster.get(LEADER)
-        assert entry is not None and read(entry.value, pb.JobLeader).host == "b"
+        assert (adoption.former_host, adoption.host, adoption.recovery_redone) == ("a", "b", True)
+        assert lost.job.corruption is not None and lost.job.corruption.trusted == {1: 7}
+        assert account_of_adoption(adoption).startswith("host a, which led the job, was lost, and host b led")
+        assert account_of_adoption(adoption).endswith("a recovery was under way and was done again")
+        entry = adoption_entry(adoption)
+        assert (entry["former_host"], entry["host"]) == ("a", "b")
+        record = await lost.cluster.get(LEADER)
+        assert record is not None and read(record.value, pb.JobLeader).host == "b"
+
+    asyncio.run(check())
+
+
+def test_the_repair_of_a_corruption_goes_on_once_all_ranks_are_known_and_before_any_other_plan() -> None:
+    """Nobody but the former leader knew which commits are right."""
+
+    class Repairing(Coordinator):
+        def __init__(self) -> None:
+            self.found: list[tuple[Session, str, Mapping[int, int]]] = []
+
+        def corruption_found(self, session: Session, message: str, trusted: Mapping[int, int]) -> bool:
+            self.found.append((session, message, trusted))
+            return True
+
+    async def check() -> None:
+        job, coordinator = Job("j", None, [], span=Span(2, TOKEN, awaited={"c"})), Repairing()
+        job.corruption = pb.JournaledCorruption(rank=1, message="rank 1 differs", trusted={0: 6, 1: 7})
+        desk: Any = SimpleNamespace(coordinators={"j": coordinator})
+        task = asyncio.ensure_future(Elsewhere(desk).go_on_repairing(job))
+        await asyncio.sleep(0)
+        assert job.opening.locked() and not coordinator.found
+        session: Any = SimpleNamespace(rank=1)
+        job.sessions[1] = session  # host c has told of it
+        assert job.span is not None
+        job.span.awaited.clear()
+        await task
+        assert coordinator.found == [(session, "rank 1 differs", {0: 6, 1: 7})]
+        assert job.corruption is None and not job.opening.locked()
 
     asyncio.run(check())
 

@@ -3,7 +3,7 @@
 The heir is named in the cluster's store (JobHeir), with the id of what it has to have: it may follow only
 if both still agree.  So nothing that the heir lacks may have had consequences while it is named there:
 a request to the job's `torch.distributed` store is answered once the heir has what it changed, or once
-nobody is the heir any more.
+nobody is the heir any more.  What was decided about a fault is done once the heir knows of that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ LOOK_S = 1.0
 AGAIN_S = 0.2
 STORE_S = 5.0
 """For the heir to take what was written to the store, while whoever wrote it waits."""
-JOB_S = 30.0
+JOB_S = 10.0
+"""For the heir to take what is known of the job, while a recovery waits."""
 ENOUGH_BYTES = LARGEST_MESSAGE // 4
 """In one message."""
 
@@ -80,6 +81,8 @@ class Bequest:
         """Of the store, that were begun: each is up to date until nobody is the heir."""
         self._sending = asyncio.Lock()
         """Held while the store is copied, and while it changes who is named."""
+        self._telling = asyncio.Lock()
+        """Held while what is known of the job is told, and until it is named with that."""
         self._leaving = asyncio.Lock()
         self._pair: Pair | None = None
         self._told = pb.JournaledJob()
@@ -107,12 +110,17 @@ class Bequest:
         copy, estate, paused_s = self._copies, secrets.token_hex(8), 0.0
         for session in sessions:
             paused_s += await self._send_image(member, estate, session)
-        await self._send_job(member, estate, pair, sessions)
-        async with self._sending:  # from when it may be named on, it lacks nothing
-            if not self.heir or self._copies != copy:
-                raise NotLeft(f"host {member.host} has not got all of the store meanwhile")
-            await self._name(member.host, estate)
-            self._estate, self._pair, self._lead.span.heir = estate, pair, member.host
+        async with self._telling:
+            await self._send_job(member, estate, pair, sessions)
+            async with self._sending:  # from when it may be named on, it lacks nothing
+                if not self.heir or self._copies != copy:
+                    raise NotLeft(f"host {member.host} has not got all of the store meanwhile")
+                try:
+                    await self._name(member.host, estate)
+                except NotLeft as problem:
+                    await self._void(str(problem))
+                    raise
+                self._estate, self._pair, self._lead.span.heir = estate, pair, member.host
         return paused_s
 
     async def _chosen(self) -> MemberLink:
@@ -162,9 +170,7 @@ class Bequest:
 
     async def settle(self) -> None:
         """Until what was written to the store outlives this host, if there is an heir."""
-        leading = self._lead.span.leading
-        if leading is not None and not leading.token:  # an heir of a proxyd before us may still be named
-            await leading.holds.wait()
+        await self._may_name()
         if not self.heir:
             return
         async with self._sending:
@@ -172,6 +178,31 @@ class Bequest:
                 await self._send_changes(first=False)
             except NotLeft as problem:
                 await self._void(str(problem))
+
+    async def settle_job(self) -> None:
+        """Until what is known of the job outlives this host, if there is an heir."""
+        await self._may_name()
+        async with self._telling:
+            try:
+                await self._tell()
+            except NotLeft as problem:
+                await self.void(str(problem))
+
+    async def _may_name(self) -> None:
+        """Until we lead: before, an heir that a proxyd before us has named may still be named."""
+        leading = self._lead.span.leading
+        if leading is not None and not leading.token:
+            await leading.holds.wait()
+
+    async def _tell(self) -> None:
+        """The heir, what is new of the job; raises NotLeft."""
+        member, pair = self._lead.members.get(self.heir), self._pair
+        if not self._estate or pair is None:
+            return
+        if member is None or member.lost:
+            raise NotLeft(f"host {self.heir} takes no part in the job any more")
+        if self._sources.known(self._job) != self._told or member.times != self._times:
+            await self._send_job(member, self._estate, pair, ())
 
     async def _send_changes(self, *, first: bool) -> None:
         """Raises NotLeft."""
@@ -332,17 +363,14 @@ class Bequest:
         assert leading is not None
         if not self._estate:
             return
-        if member is None or member.lost:
-            return await self.void(f"host {self.heir} takes no part in the job any more")
-        if not leading.holds.is_set() or pair is None:
+        if not leading.holds.is_set() and member is not None and not member.lost:
             return
         try:
-            known = self._sources.known(self._job)
-            if known != self._told or member.times != self._times:
-                await self._send_job(member, self._estate, pair, ())
+            async with self._telling:
+                await self._tell()
             async with self._sending:
                 if leading.token != self._named_under and self._pair is pair:
-                    await self._name(member.host, self._estate)
+                    await self._name(self.heir, self._estate)
         except NotLeft as problem:
             if self._pair is pair:
                 await self.void(str(problem))

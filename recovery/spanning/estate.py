@@ -183,7 +183,8 @@ class Estates:
         estate.serial, estate.ranks, estate.known = first.serial, ranks, first.known
         estate.cut = {place.rank: place for place in first.cut}
         for identity in self._kept.keys() - {first.estate, first.former}:
-            self._drop(identity)
+            if not first.news or self._kept[identity].serial:  # others are still on their way
+                self._drop(identity)
 
     def _drop(self, identity: str) -> None:
         shutil.rmtree(self._kept.pop(identity).folder, ignore_errors=True)

@@ -21,6 +21,9 @@ class Started(Protocol):
     def start(self) -> None:
         """Once it is on the desk."""
 
+    async def settle(self) -> None:
+        """Until what is known of it outlives this host, if that is to outlive its loss."""
+
 
 class Images(Protocol):
     """Of a job's workers."""

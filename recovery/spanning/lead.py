@@ -85,6 +85,11 @@ class Lead:
         if self.bequest is not None:
             self._background.start(self.bequest.run())
 
+    async def settle(self) -> None:
+        """Before anything is done that was decided: whoever leads the job on knows of it."""
+        if self.bequest is not None:
+            await self.bequest.settle_job()
+
     def credentials(self) -> dict[str, Any]:
         """Of every request to a member."""
         assert self.span.leading is not None
@@ -392,12 +397,9 @@ class Lead:
                 raise
         else:
             request = pb.MoveRankRequest(
-                rank=session.rank,
-                destination=destination,
-                stash=stash,
-                device=session.destination_device,
+                rank=session.rank, destination=destination, stash=stash, device=session.destination_device,
                 **self.credentials(),
-            )
+            )  # fmt: skip
             try:
                 reply = await member.ask("MoveRank", request, MOVE_S)
             except SteerFailed:

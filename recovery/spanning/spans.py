@@ -160,6 +160,7 @@ class Spans:
         """Another host leads a job of ours: ours was given up, and its ranks go on elsewhere."""
         lead = self._leads[job.name]
         lead.let_go_of_members(f"host {host} leads")
+        lead.run_beside(self._desk.coordinators[job.name].cancel())  # what it waits for does not come
         for session in job.active_sessions():
             if session.host:  # it goes on, and nothing of what we know of it counts
                 lead.worker_ended(session)

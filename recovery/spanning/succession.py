@@ -143,6 +143,7 @@ def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
     job.recoveries, job.adoptions = known.recoveries, known.adoptions
     job.drills, job.validations = known.drills, known.validations
     job.not_replayable = known.not_replayable or job.not_replayable
+    job.corruption = known.corruption
     job.generation = max([job.generation, known.generation])
     if known.span is not None:
         job.span.members = known.span.members - {here, former}
@@ -151,7 +152,7 @@ def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
     job.adoptions.append(
         pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), ranks=len(job.active_sessions()),
-            former_host=former, host=here, away_s=away_s,
+            former_host=former, host=here, away_s=away_s, recovery_redone=known.decision is not None,
         )
     )  # fmt: skip
 

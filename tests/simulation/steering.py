@@ -14,6 +14,7 @@ import grpc
 
 import replay
 from recovery.control import pb
+from recovery.jobs import Job
 from simulation.programs import mix
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ REPLIES = {
 }
 DURATIONS = {"Park": 0.003, "Attach": 0.01, "Rewind": 0.01, "RebuildCommunicators": 0.005, "Resume": 0.001}
 """Seconds, the longest."""
+DECIDED = ("Attach", "Rewind", "Restore", "RebuildCommunicators")
+"""What no server is asked for before it was decided."""
 
 
 class Unavailable(grpc.RpcError):  # type: ignore[misc]
@@ -48,6 +51,20 @@ class Unavailable(grpc.RpcError):  # type: ignore[misc]
     def details(self) -> str:
         """As grpc.Call has it."""
         return self._why
+
+
+class Decisions:
+    """Stands in for the journal."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.written = 0
+        """Generation of the newest."""
+
+    async def write(self) -> None:
+        """From now on it may be carried out."""
+        assert self._job.decision is not None
+        self.written = self._job.decision.generation
 
 
 @dataclass
@@ -83,6 +100,8 @@ class Stub:
 
     # ------------------------------------------------------------------ the wire
     def _call(self, name: str, request: Any, timeout: float) -> asyncio.Future[Any]:
+        if name in DECIDED and request.generation != self._world.decisions.written:
+            raise self._world.violation(f"{name} is ordered before it was written that it was decided")
         answer: asyncio.Future[Any] = self._world.loop.create_future()
         order = _Order(name, request, answer)
         self._open.append(answer)

@@ -45,7 +45,7 @@ from simulation.process import Process
 from simulation.programs import Key, mix
 from simulation.roll_forward import is_of_the_step
 from simulation.schedules import Fault, Move, Schedule
-from simulation.steering import Stub
+from simulation.steering import Decisions, Stub
 from simulation.storage import Storage
 from simulation.virtual_time import VirtualLoop
 
@@ -99,13 +99,14 @@ class World:
         self.leases = Leases([f"cpu:{rank}" for rank in range(shape.world + SPARE_DEVICES)], pool)
         self.storage = Storage(self) if schedule.storage else None
         homes, restorer = Homes(pool, self.leases), cast(Restorer | None, self.storage)
-        self.coordinator = Coordinator(self.job, homes, keeps, self._follow, restorer=restorer)
+        self.decisions = Decisions(self.job)
+        more: dict[str, Any] = {"restorer": restorer, "decided": self.decisions.write}
+        self.coordinator = Coordinator(self.job, homes, keeps, self._follow, **more)
         self.validations = ValidationSchedule(self.job, 1 if schedule.validates else 0)
         vars(self.validations)["_step"] = schedule.validates
         self.keeper = FloorKeeper(self.job, self.coordinator, keeps, self.validations)
-        self.snapshots = SnapshotKeeper(
-            self.job, self.coordinator, 0.5, cast(Persistence | None, self.storage)
-        )
+        persistence = cast(Persistence | None, self.storage)
+        self.snapshots = SnapshotKeeper(self.job, self.coordinator, 0.5, persistence)
         vars(self.snapshots)["_enough_memory"] = lambda sessions: True
         self.moves = Moves(self, self.leases, self.snapshots)
 
