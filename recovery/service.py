@@ -15,7 +15,7 @@ from recovery.injector import Refused
 from recovery.jobs import Job, Session
 from recovery.membership.membership import Membership
 from recovery.membership.store import ClusterStoreError
-from recovery.migration.compatible import refusal
+from recovery.migration.compatible import may_pass, refusal
 from recovery.migration.places import Place, parse_place
 from recovery.node import describe_node
 from recovery.rehearsal import rehearse
@@ -26,6 +26,10 @@ from recovery.spanning.deputy import Deputy
 from recovery.spanning.spans import Spans
 
 log = structlog.get_logger()
+
+LOOK_S = 0.2
+NEWS_S = 2.5
+"""For what a host tells of its devices to be here: it looks once a second whether that has changed."""
 
 
 class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
@@ -125,8 +129,11 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         place = parse_place(text)
         if place.host in ("", self._membership.here):
             return place
-        if reason := refusal(place, await self._membership.listing()):
-            raise Refused(f"nothing can go to {place}: {reason}")
+        deadline = asyncio.get_running_loop().time() + NEWS_S
+        while reason := refusal(place, hosts := await self._membership.listing()):
+            if not may_pass(place, hosts) or asyncio.get_running_loop().time() > deadline:
+                raise Refused(f"nothing can go to {place}: {reason}")
+            await asyncio.sleep(LOOK_S)
         return place
 
     async def ListHosts(self, request: Any, context: Any) -> pb.HostList:

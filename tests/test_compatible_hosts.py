@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from recovery.control import pb
-from recovery.migration.compatible import no_room, refusal, why_not
+from recovery.migration.compatible import may_pass, no_room, refusal, why_not
 from recovery.migration.places import Place, parse_place
 from recovery.settings import BadInput
 
@@ -88,8 +88,11 @@ def test_a_place_on_another_host_is_refused_for_the_first_thing_that_is_wrong() 
         "node-9": "there is no host node-9; known are: node-1, node-2, node-3, node-4, node-5",
     }
     assert {text: refusal(parse_place(text), hosts) for text in said} == said
+    passing = {"node-2", "node-2:cpu:1", "node-2:cpu:0", "node-3"}  # the first two are no refusals
+    assert {text for text in said if may_pass(parse_place(text), hosts)} == passing
     by_itself = pb.HostList(membership=pb.Membership(host="node-1"), hosts=[fine])
     assert "this host (node-1) is not registered" in refusal(parse_place("node-2"), by_itself)
+    assert not may_pass(parse_place("node-2"), by_itself)
     assert no_room(record("node-2"), "cpu:1") == ""
 
 

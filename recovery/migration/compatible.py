@@ -55,6 +55,16 @@ def refusal(place: Place, hosts: pb.HostList) -> str:
     return why_not(here.record, there.record) or no_room(there.record, place.device)
 
 
+def may_pass(place: Place, hosts: pb.HostList) -> bool:
+    """Whether a refusal is for want of a device only: what a host tells of them is up to a second old."""
+    known = {standing.record.name: standing for standing in hosts.hosts}
+    here = next((standing for standing in hosts.hosts if standing.here), None)
+    there = known.get(place.host)
+    if here is None or there is None or there.state != HostState.ALIVE or why_not(here.record, there.record):
+        return False
+    return not place.device or any(one.spec == place.device for one in there.record.node.devices)
+
+
 def _only(host: str, features: set[str]) -> str:
     if not features:
         return ""
