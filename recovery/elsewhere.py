@@ -163,7 +163,7 @@ class Elsewhere:
         any fault is noticed.
         """
         async with job.opening:
-            while job.span is not None and job.span.awaited:
+            while job.span is not None and job.span.awaited and not job.closing:
                 await asyncio.sleep(LOOK_S)
             found, job.corruption = job.corruption, None
             session = job.sessions.get(found.rank) if found is not None else None
