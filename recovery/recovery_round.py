@@ -98,7 +98,7 @@ class Round:
         )
 
     async def run(self, fault: FaultFacts, tried: list[str]) -> Result:
-        """Until every rank was resumed or lost; raises RoundFailed.  The plan's name is added to `tried`."""
+        """Until every rank was resumed or lost; raises RoundFailed.  Adds the plan's name to `tried`."""
         sessions, _ = self.concerned(fault.ranks)
         for session in sessions:
             session.state = "recovering"
@@ -122,7 +122,8 @@ class Round:
         log.info(
             "plan", job=self._job.name, plan=chosen.name.value, reason=chosen.reason, targets=chosen.targets
         )
-        tried.append(chosen.name.value)
+        if fault.kind is not FaultKind.VALIDATION:  # which repairs nothing
+            tried.append(chosen.name.value)
         self._job.decision = _decision(self._job.generation, fault, chosen)
         await self._decided()
         for action in chosen.actions:

@@ -132,8 +132,9 @@ def test_a_call_that_fails_again_on_a_healthy_server_raises_its_own_error(
     assert done.returncode != 0
     (recovery,) = report["recoveries"]
     assert recovery["plan"] == "give-up"
-    # Beside other work one in some runs went back in place twice before it was given another server.
-    assert re.search("tried before: (rewind-in-place, )+restart-copy-replay", recovery["reason"])
+    # Of the plans tried, that of a validation during which it failed is none.  Behind them may come one for
+    # a collective of the other rank, which the replacement broke off.
+    assert "tried before: rewind-in-place, restart-copy-replay" in recovery["reason"]
     assert (
         "RemoteError: a driver error, injected by a drill [device call aten::add_.Tensor, record"
         in done.stderr
