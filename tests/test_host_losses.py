@@ -19,7 +19,7 @@ from host_power import (
     power_on,
 )
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
-from proxied import until
+from proxied import WORKLOADS, run, torchrun, until
 from training_run import Training
 
 from recovery.spanning.cpu_images import FOLDER
@@ -178,3 +178,41 @@ def test_without_another_device_the_job_ends_and_its_last_sentence_says_so(folde
         )
         assert "no other host of the cluster has a free device for it" in last
         assert "is on storage" in last and "recoveryctl snapshots export" in last
+
+
+@pytest.mark.long
+def test_sharded_state_that_no_other_rank_holds_survives_a_killed_server_a_move_and_a_lost_host(
+    folder: Path,
+) -> None:
+    skip_without_criu()
+    script, limit, steps = WORKLOADS / "sharded_training.py", folder / "limit", 200
+    words = ["--steps", str(steps), "--out"]
+    ended = run(
+        torchrun(2, script, *words, str(folder / "undisturbed")),
+        folder=folder,
+        options=("--devices", "cpu:2"),
+    )
+    assert ended.status == 0, ended.output[-3000:]
+    out = folder / "moved"
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
+        let(limit, "12")
+        drill = ("--drill", "kill-server rank=1 step=5 call=60")
+        words += [str(out), "--limit", str(limit)]
+        runs = hosts.start_ranks("ab", script, words, *drill, "--report", str(folder / "report.json"))
+        until(
+            lambda: len(lines(folder / "moved.1")) == 12, "a server was killed, and the training went on", 120
+        )
+        moved = hosts["a"].recoveryctl("migrate", "--rank", "1", "--to", "c")
+        assert moved.returncode == 0, moved.stderr
+        far = go_on_until_there_is_an_image(hosts, limit) + 8
+        let(limit, str(far))
+        until(lambda: len(lines(folder / "moved.1")) == far, "the training has gone on", 60)
+        power_off(hosts, "c")
+        let(limit, str(steps))
+        assert runs[0].wait(WAIT_S) == 0, account(hosts, runs[0])
+        until(lambda: not hosts["b"].status().ranks, "the other rank has ended, too", 60)
+    for rank in (0, 1):
+        assert lines(folder / f"moved.{rank}") == lines(folder / f"undisturbed.{rank}")
+    found = report_of(folder / "report.json")["recoveries"]
+    assert [one["fault"] for one in found] == ["server-died", "planned-move", "host-lost"]
+    assert all(one["recovered"] for one in found)

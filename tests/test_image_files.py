@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from images_of_workers import RUNTIME, header, some_parts
 
 from recovery.control import pb
+from recovery.migration import moves
 from recovery.migration.fostering import Foster
 from recovery.migration.guests import Stage
 from recovery.migration.header import is_home
@@ -211,3 +213,48 @@ def test_output_goes_to_files_and_a_proxyd_that_follows_goes_on_where_it_was(
 def test_a_worker_whose_relay_is_gone_is_at_home_nowhere() -> None:
     assert is_home(header(), "b") and not is_home(header(), "c")
     assert not is_home(header(orphaned=True), "b")
+
+
+class FromA:
+    """A call of host a."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_common_name": [b"a"]}
+
+
+async def received(made: moves.Moves, folder: Path, **more: Any) -> pb.MoveReply:
+    async def stream() -> AsyncIterator[pb.WorkerPart]:
+        for part in some_parts(folder, header(image_bytes=5000, log_bytes=4396, **more)):
+            yield part
+
+    return await made.ReceiveWorker(stream(), FromA())
+
+
+def test_a_worker_whose_relay_has_ended_comes_back_to_the_host_where_that_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was on another host when that was lost; its directories are those of this host's own proxyd."""
+    monkeypatch.setattr(moves, "check_fit", lambda *_: None)
+    here: Any = SimpleNamespace(host="b", criu=None)
+    own = Path(RUNTIME)
+    own.mkdir()
+
+    async def come_back() -> None:
+        made = moves.Moves(here, own, cast(Any, None), images=tmp_path)
+        relay = Path(header().relay)
+        relay.mkdir(parents=True)
+        assert "cannot be made: File exists" in (await received(made, tmp_path, orphaned=True)).error
+        relay.rmdir()  # it has ended
+        assert "no worker is away" in (await received(made, tmp_path)).error
+        assert "is another one's" in (await received(made, tmp_path, home="c")).error
+        reply = await received(made, tmp_path, orphaned=True)
+        assert (reply.error, reply.state) == ("", "ready")
+        assert Path(header().directory, "control").exists()
+        dropped = await made.AbandonMove(pb.MoveRequest(move=header().move), FromA())
+        assert dropped.error == "" and not Path(header().directory).exists() and own.is_dir()
+        await made.close()
+
+    try:
+        asyncio.run(come_back())
+    finally:
+        shutil.rmtree(own)

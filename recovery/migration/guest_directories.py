@@ -45,6 +45,8 @@ class GuestDirectories:
 
     def take_over(self, path: Path) -> None:
         """Of a proxyd that died; one more user.  Raises OSError."""
+        if path == self._own:
+            return
         if path not in self._held:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

@@ -261,7 +261,8 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             raise Refusal("it is here already")
         if at_home and not self.homes.expects(found.relay, source):
             raise Refusal(f"no worker is away from {header.relay}")
-        if at_home != (found.runtime == self._runtime):
+        ours = found.runtime == self._runtime
+        if at_home != ours and not (ours and header.orphaned):  # its relay has ended, and it comes back
             raise Refusal(f"{found.runtime} is another one's")
         self._directories.enter(found.runtime)
         delivery: Delivery | None = None

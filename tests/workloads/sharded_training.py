@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--out", required=True)
+parser.add_argument("--limit", type=Path, help="a file with how many steps may be done, for now")
 args = parser.parse_args()
 rank = int(os.environ["RANK"])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -26,6 +29,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 torch.manual_seed(100 + rank)
 with open(f"{args.out}.{rank}", "w") as out:
     for step in range(args.steps):
+        while args.limit is not None and step >= int(args.limit.read_text()):
+            time.sleep(0.05)
         batch = torch.randn(8, 64).cuda()
         noise = torch.rand(8, 64, device="cuda")
         loss = (model(batch) - noise).square().mean()
