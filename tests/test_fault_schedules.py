@@ -73,6 +73,12 @@ def test_a_server_that_goes_back_to_a_snapshot_late_takes_the_manifest_of_its_su
     assert not simulate(5461342863051).violations
 
 
+@pytest.mark.parametrize("seed", [65919, 73164])
+def test_a_set_that_is_found_damaged_amid_a_move_is_a_fault_that_a_job_may_end_of(seed: int) -> None:
+    """Without pre-images a rank that has just begun its step cannot go back but by what is on storage."""
+    assert not simulate(seed).violations
+
+
 def test_a_server_that_dies_as_it_is_told_to_run_on_may_have_overwritten_what_its_predecessor_kept() -> None:
     """Nobody knows, so the job is given up, and that is not held against the planner."""
     assert not simulate(77000067).violations

@@ -86,6 +86,7 @@ class Storage:
             del self._written[serial]  # was being copied from that memory
         await asyncio.sleep(self._chance.uniform(0.01, LONGEST_READ))
         if self._chance.random() < 0.2:
+            self._world.faults["storage: damaged"] += 1
             self._written.pop(durable.serial, None)
         parts = self._written.get(durable.serial)
         if parts is None:
