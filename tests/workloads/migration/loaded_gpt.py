@@ -56,4 +56,5 @@ with open(f"{losses}.{rank}", "w", buffering=1) as written:
         print(f"rank {rank}: step {step}\n", end="", flush=True)  # in one piece: all ranks write
 if ranks > 1:
     dist.destroy_process_group()
+del batches  # its thread ends here, and not amid the end of the interpreter
 print(f"rank {rank}: pid {os.getpid()} done\n", end="", file=sys.stderr, flush=True)
