@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,6 @@ from heirs import (
     in_order,
     leader,
     named,
-    stream,
 )
 from led_job import becomes
 
@@ -81,6 +80,8 @@ class LeadersHost:
         self.stub = Stub(self.keeper)
         self.store = Store()
         self.lapsed: list[str] = []
+        self.amid_image = asyncio.Event()
+        self.amid_image.set()
         self.known = pb.JournaledJob(name="j")
 
     async def begin(self) -> Bequest:
@@ -109,7 +110,12 @@ class LeadersHost:
 
     @contextlib.asynccontextmanager
     async def _image(self, session: Any) -> AsyncIterator[Any]:
-        yield SimpleNamespace(parts=stream(image(self.folder)), paused_s=0.25)
+        yield SimpleNamespace(parts=self._parts(), paused_s=0.25)
+
+    async def _parts(self) -> AsyncIterator[pb.WorkerPart]:
+        for part in image(self.folder):
+            yield part
+            await self.amid_image.wait()
 
     def pair(self, serial: int) -> Pair:
         places: Any = {rank: SimpleNamespace(log_offset=100 * serial, step=serial) for rank in (0, 1)}
@@ -281,17 +287,21 @@ def test_whoever_was_let_go_of_while_it_was_about_to_be_named_is_not_named(tmp_p
     asyncio.run(check())
 
 
-def test_what_is_told_meanwhile_does_not_drop_what_is_being_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tell", [Bequest.look, Bequest.settle_job], ids=lambda one: one.__name__)
+def test_what_is_told_meanwhile_does_not_drop_what_is_being_left(
+    tell: Callable[[Bequest], Awaitable[None]], tmp_path: Path
+) -> None:
     async def check() -> None:
         host = LeadersHost(tmp_path)
         leaving = await host.begin()
         await leaving.leave(host.pair(1), [host.session])
-        host.stub.gate.clear()
+        host.amid_image.clear()
         task = asyncio.ensure_future(leaving.leave(host.pair(2), [host.session]))
-        await asyncio.sleep(0)
+        await becomes(lambda: len(host.keeper.files()) == 2)
         host.known = pb.JournaledJob(name="j", generation=5)
-        told = asyncio.ensure_future(leaving.look())
-        host.stub.gate.set()
+        told = asyncio.ensure_future(tell(leaving))
+        await asyncio.wait({told}, timeout=0.1)
+        host.amid_image.set()
         await asyncio.gather(task, told)
         name, estate = await named(host.cluster)
         known = host.keeper.estates.get(estate)

@@ -109,9 +109,9 @@ class Bequest:
         member = await self._chosen()
         copy, estate, paused_s = self._copies, secrets.token_hex(8), 0.0
         for session in sessions:
-            paused_s += await self._send_image(member, estate, session)
+            paused_s += await self._send_image(estate, session)
         async with self._telling:
-            await self._send_job(member, estate, pair, sessions)
+            await self._send_job(estate, pair, sessions)
             async with self._sending:  # from when it may be named on, it lacks nothing
                 if not self.heir or self._copies != copy:
                     raise NotLeft(f"host {member.host} has not got all of the store meanwhile")
@@ -126,10 +126,10 @@ class Bequest:
     async def _chosen(self) -> MemberLink:
         """The heir, who has all of the store; raises NotLeft."""
         if self.heir:
-            member = self._lead.members.get(self.heir)
-            if member is not None and not member.lost:
-                return member
-            await self.void(f"host {self.heir} takes no part in the job any more")
+            try:
+                return self._member()
+            except NotLeft as problem:
+                await self.void(str(problem))
         why = "no other host has ranks of the job"
         for member in sorted(self._lead.members.values(), key=lambda one: one.host):
             if member.lost or not member.connected.is_set() or not self._lead.of(member):
@@ -196,13 +196,10 @@ class Bequest:
 
     async def _tell(self) -> None:
         """The heir, what is new of the job; raises NotLeft."""
-        member, pair = self._lead.members.get(self.heir), self._pair
-        if not self._estate or pair is None:
+        if not self._estate or self._pair is None:
             return
-        if member is None or member.lost:
-            raise NotLeft(f"host {self.heir} takes no part in the job any more")
-        if self._sources.known(self._job) != self._told or member.times != self._times:
-            await self._send_job(member, self._estate, pair, ())
+        if self._sources.known(self._job) != self._told or self._member().times != self._times:
+            await self._send_job(self._estate, self._pair, ())
 
     async def _send_changes(self, *, first: bool) -> None:
         """Raises NotLeft."""
@@ -223,7 +220,7 @@ class Bequest:
         self._number += 1
         return self._number
 
-    async def _send_image(self, member: MemberLink, estate: str, session: Session) -> float:
+    async def _send_image(self, estate: str, session: Session) -> float:
         """Raises NotLeft."""
         if session.moving is not None or not session.relay or not session.active:
             raise NotLeft(f"the worker of rank {session.rank} cannot be dumped now")
@@ -244,11 +241,9 @@ class Bequest:
         async for part in image.parts:
             yield pb.KeepImageRequest(part=part)
 
-    async def _send_job(
-        self, member: MemberLink, estate: str, pair: Pair, sessions: Sequence[Session]
-    ) -> None:
+    async def _send_job(self, estate: str, pair: Pair, sessions: Sequence[Session]) -> None:
         """Raises NotLeft."""
-        known, times = self._sources.known(self._job), member.times
+        known, times = self._sources.known(self._job), self._member().times
         first = pb.KeepJobRequest(
             estate=estate, former=self._estate, serial=pair.serial, cut=_cut(pair.commits), known=known,
             number=self._next(), news=estate == self._estate, **self._lead.credentials(),
@@ -274,15 +269,20 @@ class Bequest:
 
     async def _ask(self, method: str, request: Any, within_s: float) -> None:
         """The heir; raises NotLeft."""
-        member = self._lead.members.get(self.heir)
-        if member is None:
-            raise NotLeft(f"host {self.heir} takes no part in the job any more")
         try:
-            reply = await member.ask(method, request, within_s)
+            reply = await self._member().ask(method, request, within_s)
         except SteerFailed as problem:
             raise NotLeft(problem.details()) from problem
         if reply.error:
             raise NotLeft(f"host {self.heir}: {reply.error[:300]}")
+
+    def _member(self) -> MemberLink:
+        """The heir; raises NotLeft."""
+        member = self._lead.members.get(self.heir)
+        if member is None or member.lost:
+            who = f"host {self.heir} takes" if self.heir else "whoever was to lead the job on takes"
+            raise NotLeft(f"{who} no part in it any more")
+        return member
 
     # ------------------------------------------------------------------ who is named
     async def _name(self, host: str, estate: str) -> None:
