@@ -168,8 +168,13 @@ class Elsewhere:
             found, job.corruption = job.corruption, None
             session = job.sessions.get(found.rank) if found is not None else None
             coordinator = self._desk.coordinators.get(job.name)
-            if found is not None and session is not None and isinstance(coordinator, Coordinator):
-                coordinator.corruption_found(session, found.message, dict(found.trusted))
+            if found is None or not isinstance(coordinator, Coordinator):
+                return
+            if session is None:
+                log.error("corrupted state is not repaired: its rank is gone", job=job.name, rank=found.rank,
+                          difference=found.message)  # fmt: skip
+                return
+            coordinator.corruption_found(session, found.message, dict(found.trusted))
 
     async def open_for_leader(self, job: Job, request: Any) -> Session:
         """Another host leads the job: no recovery begins there meanwhile."""

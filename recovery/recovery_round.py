@@ -37,7 +37,7 @@ END_S = 10.0
 
 
 async def nobody_else() -> None:
-    """Whom to tell."""
+    """Is to know of what this proxyd decides."""
 
 
 class RoundFailed(RuntimeError):

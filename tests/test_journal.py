@@ -6,13 +6,16 @@ import hashlib
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from recovery import journal
+from recovery.adoption import restored_job
 from recovery.control import pb
 from recovery.journal import JournalError
+from recovery.journaling import journaled_job
 from recovery.rendezvous import Notes, Store
 
 
@@ -109,3 +112,15 @@ def test_what_the_store_held_is_there_after_a_death_but_for_a_line_that_was_cut(
     assert again.holds(["a/x", "a/n"]) and not again.holds(["b/y"]) and not again.holds(["a/z"])
     assert asyncio.run(again.get("a/x", 0)) == b"2"
     assert asyncio.run(again.add("a/n", 1)) == 3
+
+
+def test_a_decision_and_a_repair_that_nobody_has_taken_up_yet_outlive_one_more_proxyd() -> None:
+    written = pb.JournaledJob(
+        name="job", decision=pb.JournaledDecision(generation=4, plan="rewind-in-place", targets={0: 7}),
+        corruption=pb.JournaledCorruption(rank=1, message="rank 1 differs", trusted={1: 7}),
+    )  # fmt: skip
+    desk: Any = SimpleNamespace(coordinators={})
+    again = journaled_job(desk, restored_job(written))
+    assert (again.decision, again.corruption) == (written.decision, written.corruption)
+    nothing = journaled_job(desk, restored_job(pb.JournaledJob(name="job")))
+    assert not nothing.HasField("decision") and not nothing.HasField("corruption")
