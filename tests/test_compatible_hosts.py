@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pytest
 
+from recovery import service
 from recovery.control import pb
+from recovery.injector import Refused
 from recovery.migration.compatible import may_pass, no_room, refusal, why_not
 from recovery.migration.places import Place, parse_place
 from recovery.settings import BadInput
@@ -115,3 +118,35 @@ def test_what_is_no_place_is_refused_in_one_printable_sentence(text: str) -> Non
     with pytest.raises(BadInput, match="is no place: write a device as cpu:1") as refused:
         parse_place(text)
     assert str(refused.value).isprintable() and len(str(refused.value)) < 300
+
+
+def test_an_order_waits_for_news_of_a_device_that_a_rank_has_just_left_and_of_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a host tells of its devices is up to a second old."""
+    left = record("node-2")
+    for device in left.node.devices:
+        device.state = "idle"
+    looks = [record("node-2"), record("node-2"), left]
+    looked = 0
+
+    class News:
+        here = "node-1"
+
+        async def listing(self) -> pb.HostList:
+            nonlocal looked
+            looked += 1
+            newest = looks[min(looked, len(looks)) - 1]
+            return listing(pb.HostStanding(record=newest, state="alive"))
+
+    asked = service.DaemonService(cast(Any, None), cast(Any, None), cast(Any, News()), cast(Any, None))
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    assert asyncio.run(asked._place("node-2:cpu:0")) == parse_place("node-2:cpu:0") and looked == 3
+    looked = 0
+    with pytest.raises(Refused, match="there is no host node-9"):
+        asyncio.run(asked._place("node-9"))
+    assert looked == 1
+    monkeypatch.setattr(service, "NEWS_S", -1.0)
+    looked = 0
+    with pytest.raises(Refused, match="cpu:0 of node-2 is leased, not idle"):
+        asyncio.run(asked._place("node-2:cpu:0"))
