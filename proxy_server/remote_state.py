@@ -22,8 +22,8 @@ from protos import control_pb2 as pb
 from protos import control_pb2_grpc as rpc
 from protos.lasting_channels import LASTING
 from proxy_server.host_identity import HostIdentity
+from proxy_server.state_chunks import NotAsAsked, Piece, chunks_of, take
 from proxy_server.state_copy import CHUNK_BYTES, COPY_S, State, Wanted
-from replay import digest
 
 STREAMS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 """At once, each with a connection of its own: a stream keeps a core busy at either end."""
@@ -67,22 +67,9 @@ class ReplicaStateService(rpc.ReplicaStateServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MOST_RANGES} ranges are asked for")
         try:
             for wanted in request.ranges:
-                yield from self._chunks(wanted)
+                yield from chunks_of(self._state, wanted)
         except (RuntimeError, ValueError) as problem:  # as the executor refuses what is not there
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(problem))
-
-    def _chunks(self, wanted: pb.StateRange) -> Iterator[pb.ReplicaStateChunk]:
-        if not self._state.has_content(wanted.handle):
-            yield pb.ReplicaStateChunk(handle=wanted.handle, no_content=True)
-            return
-        end = wanted.offset + wanted.bytes
-        if end > self._state.buffer_bytes(wanted.handle):
-            raise ValueError(f"buffer {wanted.handle} is not that large")
-        for offset in range(wanted.offset, end, CHUNK_BYTES):
-            data = self._state.read_state(wanted.handle, offset, min(CHUNK_BYTES, end - offset))
-            yield pb.ReplicaStateChunk(
-                handle=wanted.handle, offset=offset, data=data, checksum=digest(data)
-            )  # fmt: skip
 
 
 def serve_state(
@@ -111,13 +98,6 @@ class Asker:
     job: str
     generation: int
     token: bytes
-
-
-@dataclass(frozen=True)
-class _Piece:
-    buffer: Wanted
-    offset: int
-    bytes: int
 
 
 class RemoteReplica:
@@ -178,7 +158,7 @@ class RemoteReplica:
         return sum(one.result() for one in streams), list(lost)
 
     def _fetch_batch(
-        self, stub: rpc.ReplicaStateStub, batch: Sequence[_Piece], state: State, lost: dict[int, None]
+        self, stub: rpc.ReplicaStateStub, batch: Sequence[Piece], state: State, lost: dict[int, None]
     ) -> int:
         asker = self._asker
         request = pb.ReplicaStateRequest(
@@ -188,49 +168,28 @@ class RemoteReplica:
                 for one in batch
             ],
         )  # fmt: skip
+
+        def gone(buffer: Wanted) -> None:
+            with self._lock:
+                for handle in buffer.handles:
+                    state.mark_lost(handle)
+                    lost[handle] = None
+
         call = stub.ReadState(request, timeout=COPY_S)
         with self._lock:
             self._calls.add(call)
         try:
             if self._stop.is_set():
                 raise self._failed("another stream has failed")
-            return self._take(call, batch, state, lost)
+            return take(call, batch, state, gone)
+        except NotAsAsked as problem:
+            raise self._failed(str(problem)) from problem
         except grpc.RpcError as problem:
             raise self._failed(str(problem.details()).splitlines()[0][:300]) from problem
         finally:
             call.cancel()
             with self._lock:
                 self._calls.discard(call)
-
-    def _take(
-        self, chunks: Iterator[pb.ReplicaStateChunk], batch: Sequence[_Piece], state: State,
-        lost: dict[int, None],
-    ) -> int:  # fmt: skip
-        copied = 0
-        for piece in batch:
-            buffer, offset, end = piece.buffer, piece.offset, piece.offset + piece.bytes
-            while offset < end:
-                chunk = next(chunks, None)
-                if chunk is None or chunk.handle != buffer.source_handle:
-                    raise self._failed(
-                        "it ends too soon" if chunk is None else "it is not what was asked for"
-                    )
-                if chunk.no_content:
-                    with self._lock:
-                        for handle in buffer.handles:
-                            state.mark_lost(handle)
-                            lost[handle] = None
-                    break
-                count = len(chunk.data)
-                if chunk.offset != offset or not 0 < count <= end - offset:
-                    raise self._failed("it is not what was asked for")
-                if digest(chunk.data) != chunk.checksum:
-                    raise self._failed("it was damaged on its way")
-                for handle in buffer.handles:
-                    state.adopt_replica(handle, offset, chunk.data)
-                offset += count
-                copied += count * len(buffer.handles)
-        return copied
 
     def _failed(self, why: str) -> StateNotFetched:
         return StateNotFetched(
@@ -244,15 +203,15 @@ class RemoteReplica:
                 call.cancel()
 
 
-def _batches(wanted: Sequence[Wanted]) -> Iterator[list[_Piece]]:
+def _batches(wanted: Sequence[Wanted]) -> Iterator[list[Piece]]:
     """Of about BATCH_BYTES each: small buffers together, large ones in pieces."""
-    batch: list[_Piece] = []
+    batch: list[Piece] = []
     room = BATCH_BYTES
     for buffer in wanted:
         offset = 0
         while offset < buffer.bytes:
             count = min(room, buffer.bytes - offset)
-            batch.append(_Piece(buffer, offset, count))
+            batch.append(Piece(buffer, offset, count))
             offset, room = offset + count, room - count
             if room == 0 or len(batch) == MOST_RANGES:
                 yield batch
