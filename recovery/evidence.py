@@ -13,6 +13,9 @@ from recovery.jobs import Job, Session
 KEPT_COMMITS = replay.COMMIT_RING - 4
 """Commits behind the newest for which a server keeps anything at all, wherever the floor is."""
 
+UNREAD_TRIES = 2
+"""How often a server tries to read the state of a rank before its own is had in another way."""
+
 
 class LogManifests(Mapping[int, Manifest]):
     """Manifests of a log's commits, read when asked for."""
@@ -113,6 +116,7 @@ def rank_facts(
         stored=durable_facts(session),
         protected=session.world > 1,
         refused_commit=session.refused_commit,
+        unread=frozenset(rank for rank, times in session.unread.items() if times >= UNREAD_TRIES),
     )
 
 

@@ -89,7 +89,8 @@ class RankFacts:
     `refused_commit`: its server could not be rolled forward from there.  `stored`: commits whose whole state
     lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`: numbers of those
     commits among `snapshots` that a server found damaged.  `returning`: its host is gone, and its worker
-    comes back as it was in an image that goes with its only snapshot.
+    comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose state its server
+    could not read, though it was tried again.
     """
 
     rank: int
@@ -109,6 +110,7 @@ class RankFacts:
     stored: tuple[CommitFacts, ...] = ()
     refused_snapshots: frozenset[int] = frozenset()
     returning: bool = False
+    unread: frozenset[int] = frozenset()
 
     @property
     def newest(self) -> CommitFacts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +75,8 @@ class Session:
     """Where its newest server began to be rolled forward; 0 if it was not."""
     refused_commit: int = 0
     """From where that turned out to be impossible."""
+    unread: Counter[int] = field(default_factory=Counter)
+    """Ranks whose state its servers could not read, and how often, since it was restored."""
     snapshot_note: str = ""
     """Why no snapshot can be had, if so."""
     refused_snapshots: set[int] = field(default_factory=set)

@@ -108,9 +108,12 @@ class Plan:
 def plan(facts: Facts) -> Plan:
     """The cheapest plan that brings every rank to one consistent cut, or `GIVE_UP` with the reason.
 
-    No job is given up because a rank cannot go where it was to go.
+    No job is given up because a rank cannot go where it was to go, or before what was not reached is tried
+    once more.
     """
     chosen = _plan(facts)
+    if chosen.name is PlanName.GIVE_UP and any(rank.unread for rank in facts.ranks):
+        return plan(replace(facts, ranks=tuple(replace(rank, unread=frozenset()) for rank in facts.ranks)))
     leaving = [rank.rank for rank in facts.ranks if rank.leaving]
     if chosen.name is not PlanName.GIVE_UP or not leaving:
         return chosen
@@ -310,14 +313,15 @@ def _restarts(
         wanted = rank.manifests.get(commit.number)
         if wanted is None:
             return [], f"what rank {rank.rank} saved at commit {commit.number} cannot be read any more"
+        reached = [other for other in ranks if other.rank not in rank.unread]
         same_step = [
-            o for o in ranks if o.alive and cut[o.rank].step == commit.step and cut[o.rank].has_manifest
+            o for o in reached if o.alive and cut[o.rank].step == commit.step and cut[o.rank].has_manifest
         ]
         offers = {other.rank: other.manifests.get(cut[other.rank].number, ()) for other in same_step}
-        if rank.alive:
+        if rank.alive and rank.rank not in rank.unread:
             offers = {rank.rank: wanted}
         copies, missing = match(wanted, offers)
-        if missing and not rank.alive and (rolled := roll_forward(rank, commit, ranks, cut)) is not None:
+        if missing and not rank.alive and (rolled := roll_forward(rank, commit, reached, cut)) is not None:
             restarts.append(Restart(rank.rank, commit.number, rolled[0], roll_forward=rolled[1]))
             continue
         if missing:
@@ -332,6 +336,9 @@ def _no_replica(
     if not any(other.alive for other in ranks):
         who = ", ".join(str(other.rank) for other in ranks)
         return f"every replica died: the device servers of ranks {who} are gone, and only they held the state"
+    if rank.unread:
+        who = ", ".join(map(str, sorted(rank.unread)))
+        return f"rank {rank.rank} does not reach the state of rank {who}, and needs {count} buffers of it"
     more = f" (and {count - 1} more)" if count > 1 else ""
     return (
         f"a buffer of rank {rank.rank} has neither a shadow nor a replica at step {commit.step}, "

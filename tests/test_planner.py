@@ -238,6 +238,22 @@ def test_survivor_whose_peer_has_no_replica_goes_back_to_its_snapshot_on_its_own
     assert chosen.actions == (Reload(0, 4, fresh=False), Reload(1, 4, fresh=True))
 
 
+def test_state_that_is_not_reached_comes_from_another_replica_then_from_a_snapshot_or_is_tried_again() -> (
+    None
+):
+    snapshots = (commit(2),)
+    dead = rank(0, alive=False, unread=frozenset({1}), snapshots=snapshots)
+    other = rank(1, snapshots=snapshots)
+    (restart,) = restarts(plan(Facts((dead, other, rank(2)), died(0))))
+    assert {copy.source for copy in restart.copies} == {2}
+    chosen = plan(Facts((dead, other), died(0)))
+    assert chosen.name is PlanName.RESTORE_SNAPSHOT_REPLAY
+    assert "rank 0 does not reach the state of rank 1, and needs 1 buffers of it" in chosen.reason
+    nothing_else = Facts((replace(dead, snapshots=()), other), died(0))
+    reached = Facts((replace(dead, snapshots=(), unread=frozenset()), other), died(0))
+    assert plan(nothing_else) == plan(reached) and plan(reached).name is PlanName.RESTART_COPY_REPLAY
+
+
 def test_snapshots_are_left_alone_where_a_replica_will_do() -> None:
     ranks = (rank(0, snapshots=(commit(3),)), rank(1, alive=False, snapshots=(commit(3),)))
     assert plan(Facts(ranks, died(1))).name is PlanName.RESTART_COPY_REPLAY

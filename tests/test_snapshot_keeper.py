@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -59,6 +60,7 @@ def some_rank(number: int, world: int) -> Rank:
         persist_note="", active=True, host="", directory=Path("/a/job/rank-0"),
         generation=0, restored_commit=0, resumed_commit=0, refused_commit=0, phase=None,
         refused_snapshots=set(), durable=[], destination=None, destination_host="", returning=0,
+        unread=Counter(),
     )  # fmt: skip
 
 
