@@ -27,8 +27,16 @@ from proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_cha
 from proxy_server.guardian import Charge, Guardian, Identity
 from proxy_server.host_identity import HostIdentity
 from proxy_server.remote_state import PREFIX as REMOTE
-from proxy_server.remote_state import Asker, RemoteReplica, ReplicaStateService, serve_state
+from proxy_server.remote_state import (
+    Asker,
+    RemoteReplica,
+    ReplicaStateService,
+    StateNotFetched,
+    serve_state,
+)
 from proxy_server.rendezvous_store import RendezvousGate
+from proxy_server.shared_state import PREFIX as SHARED
+from proxy_server.shared_state import SharedDirectory, StateNotWritten, fetch_shared
 from proxy_server.state_copy import Sender, Wanted, fetch_state
 
 
@@ -43,6 +51,8 @@ class DeviceService(rpc.DeviceServerServicer):
         self.remote: grpc.Server | None = None
         self.data_address = ""
         """IP:PORT at which they read state."""
+        self.shared: SharedDirectory | None = None
+        """Where they read what they do not reach here."""
         self._capability = capability
         self._gate = RendezvousGate()
         self._factory = BackendFactory(daemon, capability.driver, self._gate, data_address)
@@ -153,7 +163,14 @@ class DeviceService(rpc.DeviceServerServicer):
                     shadow_bytes = self.executor.restore_snapshot(request.commit)
                 else:
                     shadow_bytes = self.executor.restore(request.commit)
-                fetched = [self._copy_from(source, request.generation) for source in request.sources]
+                fetched, unread = [], {}
+                for source in request.sources:
+                    try:
+                        fetched.append(self._copy_from(source, request.generation))
+                    except StateNotFetched as problem:
+                        unread[source.rank] = str(problem)
+                if unread:
+                    return pb.RestoreReply(error="; ".join(unread.values()), unread=unread)
                 copied = sum(count for count, _ in fetched)
                 self.executor.complete_restore(
                     [(copy.handle, copy.digest) for source in request.sources for copy in source.copies]
@@ -181,13 +198,22 @@ class DeviceService(rpc.DeviceServerServicer):
             handles[copy.source_handle].append(copy.handle)
             sizes[copy.source_handle] = copy.bytes
         wanted = [Wanted(handle, size, handles[handle]) for handle, size in sizes.items()]
+        attached = self._attached
+        asker = Asker(*((attached.job, generation, attached.token) if attached else ("", 0, b"")))
         if source.address.startswith(REMOTE):
-            attached = self._attached
-            asker = Asker(*((attached.job, generation, attached.token) if attached else ("", 0, b"")))
             replica = RemoteReplica(source.address, source.rank, self.identity, asker)
             return replica.fetch(wanted, self.executor)
+        if source.address.startswith(SHARED):
+            directory = self.shared.directory if self.shared is not None else None
+            return fetch_shared(source.address, directory, source.rank, asker, wanted, self.executor)
         with grpc.insecure_channel(source.address, options=MESSAGE_LIMIT) as channel:
             return fetch_state(rpc.DeviceServerStub(channel), wanted, self.executor)
+
+    def _forget_copies(self) -> None:
+        """What others needed has been copied."""
+        self._sender.forget()
+        if self.shared is not None:
+            self.shared.forget()
 
     def CopyState(self, request: pb.CopyStateRequest, context: grpc.ServicerContext) -> pb.CopyStateReply:
         try:
@@ -199,6 +225,23 @@ class DeviceService(rpc.DeviceServerServicer):
         self, request: pb.ReadStateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StateChunk]:
         yield from self._sender.messages(request.handles, self.executor)
+
+    def WriteState(self, request: pb.WriteStateRequest, context: grpc.ServicerContext) -> pb.WriteStateReply:
+        """For a server of another host that cannot read it here."""
+        attached, generation = self._attached, request.generation
+        if self.shared is None:
+            return pb.WriteStateReply(error="its host has no --shared-directory")
+        if attached is None or not attached.token or generation != self._newest:
+            return pb.WriteStateReply(error=f"here is no state of generation {generation} for other hosts")
+        asker = Asker(attached.job, generation, attached.token)
+        try:
+            name, count = self.shared.write(
+                asker, attached.rank, request.ranges, self.executor,
+                lambda: bool(context.is_active()) and generation == self._newest,
+            )  # fmt: skip
+        except StateNotWritten as problem:
+            return pb.WriteStateReply(error=str(problem))
+        return pb.WriteStateReply(name=name, bytes=count)
 
     def refusal(self, request: pb.ReplicaStateRequest) -> str:
         """Why another host may not read the state here; empty: it may."""
@@ -237,7 +280,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self._refuse_old(request.generation, context)
                 self._parked = False
                 self._reporter.forget()
-                self._sender.forget()
+                self._forget_copies()
                 self.executor.resume()
             except Exception as error:  # noqa: BLE001
                 return pb.ResumeReply(error=f"{type(error).__name__}: {error}")
@@ -256,7 +299,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self.executor.detach()
                 self._attached = None
                 self._factory.forget()
-                self._sender.forget()
+                self._forget_copies()
                 self._reporter.forget()
                 self._guardian.work_for(None)
             except Exception as error:  # noqa: BLE001
@@ -306,7 +349,7 @@ def _serve_other_hosts(service: DeviceService, address: str, identity: HostIdent
 
 def serve(
     socket: Path, device: str, daemon_socket: str, capability: Capability, proxyd: Identity, grace_s: float,
-    data_address: str, identity: HostIdentity | None,
+    data_address: str, identity: HostIdentity | None, shared: Path | None,
 ) -> None:  # fmt: skip
     """Run one device server until it is told to end, or its guardian finds that nobody needs it. Does not
     return.
@@ -325,6 +368,7 @@ def serve(
     os.umask(previous)
     if identity is not None:
         _serve_other_hosts(service, data_address, identity)
+        service.shared = SharedDirectory(shared, identity.host) if shared is not None else None
     server.start()
     stop.wait()
     server.stop(grace=None)

@@ -66,6 +66,7 @@ def spawn(request: dict[str, Any], arguments: argparse.Namespace, capability: An
         device_server.serve(
             Path(request["socket"]), str(request["device"]), arguments.daemon_socket, capability, proxyd,
             arguments.grace, arguments.data_address, _identity(arguments),
+            Path(arguments.shared_directory) if arguments.shared_directory else None,
         )  # fmt: skip
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the spawner's loop
         sys.stderr.write(f"understudy: a device server could not start: {error}\n")
@@ -89,6 +90,7 @@ def main() -> None:
     parser.add_argument("--data-interface", required=True, help="which has it; empty: none at present")
     parser.add_argument("--certificates", default="", help="directory of this host's; empty: by itself")
     parser.add_argument("--host-name", default="", help="whose they are")
+    parser.add_argument("--shared-directory", default="", help="on storage of all hosts; empty: none")
     arguments = parser.parse_args()
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if arguments.driver == "cuda":
@@ -103,6 +105,7 @@ def main() -> None:
 
         from proxy_server import _server
         from proxy_server.guardian import Identity
+        from proxy_server.shared_files import clear_leftovers
         from replay import process_start_ticks
 
         installed = torch.__version__.split("+")[0]
@@ -118,6 +121,8 @@ def main() -> None:
     except (DriverUnavailable, ImportError) as error:
         answer({"error": str(error)})
         sys.exit(2)
+    if arguments.shared_directory:
+        clear_leftovers(Path(arguments.shared_directory), arguments.host_name)
     proxyd = Identity(arguments.parent, process_start_ticks(arguments.parent))
     signal.signal(signal.SIGCHLD, reap)
     answer({"ready": {"torch_version": installed, "capability": capability.__dict__}})

@@ -25,6 +25,8 @@ class DataNetwork:
     certificates: Path | None = None
     host: str = ""
     """By which device servers of other hosts know those here; None: they are not to be asked."""
+    shared: Path | None = None
+    """Where those find what they do not reach here; None: nowhere."""
 
     @property
     def options(self) -> list[str]:
@@ -32,6 +34,8 @@ class DataNetwork:
         told = ["--data-address", self.address, "--data-interface", self.interface]
         if self.certificates is not None:
             told += ["--certificates", str(self.certificates), "--host-name", self.host]
+        if self.shared is not None:
+            told += ["--shared-directory", str(self.shared)]
         return told
 
 
@@ -44,7 +48,7 @@ def data_network(settings: MembershipSettings, *, must: bool) -> DataNetwork:
             "servers of other hosts reach those here"
         )
     certificates = settings.certificates if settings.listen else None
-    return DataNetwork(settings.data_address, interface, certificates, settings.host)
+    return DataNetwork(settings.data_address, interface, certificates, settings.host, settings.shared)
 
 
 def interface_of(address: str) -> str:

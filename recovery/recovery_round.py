@@ -320,16 +320,48 @@ class Round:
         if (roll := action.roll_forward) is not None:
             message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost)
             request.roll_forward.CopyFrom(message)
-        call = session.server.stub.Restore(request, timeout=RESTORE_S)
-        reply = await _answer(session, "restore", call)
-        if reply.error and roll is not None:
+        reply = await _answer(session, "restore", session.server.stub.Restore(request, timeout=RESTORE_S))
+        if reply.unread:
+            session.unread.update(reply.unread)
+            await self._read_by_storage(of_rank, session, request, reply)
+            reply = await _answer(session, "restore", session.server.stub.Restore(request, timeout=RESTORE_S))
+        if reply.error and not reply.unread and roll is not None:
             session.refused_commit = action.commit
         _check(session, "restore", reply.error)
+        session.unread.clear()
         session.rolled_commit = action.commit if roll is not None else 0
         session.former_resumed_commit = session.resumed_commit
         self._homes.arrive(session)
         session.hollow, session.restored_commit = False, action.commit
         return int(reply.copied_bytes)
+
+    async def _read_by_storage(
+        self,
+        of_rank: dict[int, Session],
+        session: Session,
+        request: pb.RestoreRequest,
+        reply: pb.RestoreReply,
+    ) -> None:
+        """State that its server cannot read where it is goes by way of storage of all hosts (paper 4.3)."""
+        log.warning(
+            "state of replicas is not reached, and goes by shared storage", job=self._job.name,
+            rank=session.rank, of=list(reply.unread), problem=reply.error,
+        )  # fmt: skip
+        for source in request.sources:
+            if source.rank not in reply.unread:
+                continue
+            sizes = {copy.source_handle: copy.bytes for copy in source.copies}
+            ranges = [pb.StateRange(handle=handle, bytes=size) for handle, size in sizes.items()]
+            wanted = pb.WriteStateRequest(generation=self._job.generation, ranges=ranges)
+            holder = of_rank[source.rank]
+            call = _holder(holder).stub.WriteState(wanted, timeout=RESTORE_S)
+            written = await _answer(holder, "write its state to shared storage", call)
+            if written.error:
+                raise RoundFailed(
+                    f"rank {session.rank} could not restore: {reply.error}; nor by way of shared storage: "
+                    f"{written.error}"
+                )
+            source.address = f"shared:{written.name}"
 
     async def _reload(self, session: Session, action: Reload) -> int:
         request = pb.RestoreRequest(commit=action.commit, from_snapshot=True, generation=self._job.generation)
@@ -340,6 +372,7 @@ class Round:
             session.refused_snapshots |= {one.serial for one in kept if one.commit.number == action.commit}
             self._suspect(session, reply.error)
         _check(session, "restore its snapshot", reply.error)
+        session.unread.clear()
         session.hollow, session.restored_commit, session.rolled_commit = False, action.commit, 0
         session.returning = 0
         if action.fresh:

@@ -117,6 +117,15 @@ class Host:
         with blocking_channel(self.socket) as channel:
             return rpc.DaemonStub(channel).GetStatus(pb.StatusRequest(), timeout=30)
 
+    def state_places(self) -> list[str]:
+        """IP:PORT at which its device servers let those of other hosts read state."""
+        found = []
+        for path in self.path("/dev/shm").glob("understudy-*/server-*.sock"):
+            with blocking_channel(path) as channel:
+                reply = rpc.DeviceServerStub(channel).Health(pb.HealthRequest(), timeout=30)
+            found.append(reply.data_address)
+        return found
+
     def shared_memory(self) -> list[str]:
         """What lies in its /dev/shm."""
         return sorted(os.listdir(self.path("/dev/shm")))

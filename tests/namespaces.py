@@ -106,6 +106,12 @@ class Network:
     def plug_data(self, host: str) -> None:
         assert _ip("link", "set", self._data_link(host), "up").returncode == 0
 
+    def forbid(self, host: str, place: str) -> None:
+        """It may not open a TCP connection to that IP:PORT, and is told so."""
+        address, _, port = place.rpartition(":")
+        rule = ("rule", "add", "to", address, "ipproto", "tcp", "dport", port, "prohibit")
+        assert _ip("-n", self._namespace(host), *rule).returncode == 0
+
     @property
     def _data_bridge(self) -> str:
         return f"{self._id}db"

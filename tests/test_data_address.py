@@ -74,6 +74,31 @@ def test_address_without_other_hosts_is_of_no_use() -> None:
         settings("--data-address", "10.0.0.1")
 
 
+def test_shared_directory_is_that_of_the_cluster_and_nobody_elses(tmp_path: Path) -> None:
+    assert settings(*listening(LISTEN)).shared is None
+    words = [*listening(LISTEN), "--shared-directory", str(tmp_path)]
+    for _ in range(2):
+        shared = settings(*words, "--cluster", "blue").shared
+        assert shared is not None and shared == tmp_path / "blue" and shared.stat().st_mode & 0o777 == 0o700
+    assert DataNetwork("10.0.0.1", "eth0", tmp_path, "a", shared).options[-2:] == [
+        "--shared-directory",
+        str(shared),
+    ]
+    (tmp_path / "blue").chmod(0o750)
+    with pytest.raises(BadInput, match=r"blue must be this user's, and nobody else's \(0700\)"):
+        settings(*words, "--cluster", "blue")
+
+
+def test_shared_directory_that_cannot_be_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for place, why in ((tmp_path / "none", "there is no such directory"), (file, "Not a directory")):
+        with pytest.raises(BadInput, match=f"--shared-directory {place}.*{why}"):
+            settings(*listening(LISTEN), "--shared-directory", str(place))
+    with pytest.raises(BadInput, match="of no use without --listen"):
+        settings("--shared-directory", str(tmp_path))
+
+
 def test_address_of_no_interface_is_told_unless_jobs_are_to_be_adopted() -> None:
     elsewhere = MembershipSettings("a", data_address=NOT_HERE)
     with pytest.raises(BadInput, match=f"{NOT_HERE} is no address of this host"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,6 +144,56 @@ def test_leading_proxyd_is_killed_amid_a_recovery_and_its_successor_goes_on(
         hosts["a"].start_proxyd()
         wait(hosts, runs)
         assert losses_of(folder / "losses", 2) == undisturbed
+
+
+@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_state_that_is_not_reached_on_its_host_comes_by_shared_storage_if_there_is_any(
+    shared: bool, folder: Path, undisturbed: list[list[str]]
+) -> None:
+    storage = folder / "shared"
+    storage.mkdir()
+    with cluster({"a": 1, "b": 1}, *(["--shared-directory", str(storage)] if shared else [])) as hosts:
+        report = folder / "report.json"
+        options = ["--drill", "kill-server rank=1 step=14 call=150", "--report", str(report)]
+        runs = hosts.train("ab", STEPS, folder / "losses", first_options=options, arguments=EACH)
+        until(lambda: runs[0].steps() >= 7, "it is past its validation", 120)
+        for place in hosts["a"].state_places():
+            hosts.net.forbid("b", place)
+        wait(hosts, runs)
+        assert losses_of(folder / "losses", 2) == undisturbed
+        (recovery,) = report_of(report)["recoveries"]
+        log = hosts["a"].log.read_text()
+        assert recovery["recovered"], recovery
+        assert "state of replicas is not reached, and goes by shared storage" in log
+        if shared:
+            assert recovery["plan"] == "restart-copy-replay", recovery
+            assert "recovery round failed" not in log
+            assert os.listdir(storage / "default") == []
+        else:
+            assert recovery["plan"] == "restore-snapshot-replay", recovery
+            assert log.count("recovery round failed") == 2
+            assert "rank 1 does not reach the state of rank 0" in recovery["reason"]
+
+
+@pytest.mark.long
+def test_state_that_a_rank_leaves_behind_comes_by_shared_storage_if_it_is_not_reached(
+    folder: Path, undisturbed: list[list[str]]
+) -> None:
+    skip_without_criu()
+    storage = folder / "shared"
+    storage.mkdir()
+    with cluster({"a": 1, "b": 1, "c": 1}, "--shared-directory", str(storage)) as hosts:
+        runs = hosts.train("ab", STEPS, folder / "losses", options=["--migratable"], arguments=EACH)
+        until(lambda: runs[0].steps() >= 7, "it is past its validation", 120)
+        for place in hosts["b"].state_places():
+            hosts.net.forbid("c", place)
+        done = hosts["a"].recoveryctl("migrate", "--rank", "1", "--to", "c:cpu:0")
+        assert done.returncode == 0, (done.stderr, hosts["a"].log.read_text()[-3000:])
+        wait(hosts, runs)
+        assert losses_of(folder / "losses", 2) == undisturbed
+        log = hosts["a"].log.read_text()
+        assert "goes by shared storage" in log and "recovery round failed" not in log
+        assert os.listdir(storage / "default") == []
 
 
 @pytest.mark.long

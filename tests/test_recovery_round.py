@@ -10,12 +10,14 @@ import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
 from recovery import recovery_round
+from recovery.control import pb
 from recovery.facts import FaultFacts, FaultKind
 from recovery.homes import Homes
-from recovery.jobs import Job
+from recovery.jobs import Job, Session
 from recovery.leases import Leases
-from recovery.planner import Plan, PlanName, Reload
+from recovery.planner import Plan, PlanName, Reload, Restart
 from recovery.recovery_round import Round, RoundFailed, _all
+from recovery.replicas import Copy
 
 
 def a_round(job: Job) -> Round:
@@ -82,6 +84,83 @@ def test_a_floor_is_lowered_to_a_snapshot_only_if_the_snapshot_was_restored(
         asyncio.run(a_round(job)._go_back(plan, [session]))
     assert session.log.floor_commit == 4
     assert stub_of(job, 0).resumed == []
+
+
+class Unreached(Stub):
+    """Of another host, whose state is not read there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restores: list[Any] = []
+        self.writes: list[Any] = []
+        self.written = pb.WriteStateReply(name="a.1.2-tag.state", bytes=8)
+
+    async def Restore(self, request: Any, timeout: float) -> Any:
+        self.restores.append(pb.RestoreRequest.FromString(request.SerializeToString()))
+        unread = [source.rank for source in request.sources if source.address.startswith("tls:")]
+        return pb.RestoreReply(error="not reached" if unread else "", unread=unread, copied_bytes=16)
+
+    async def WriteState(self, request: Any, timeout: float) -> Any:
+        self.writes.append(request)
+        return self.written
+
+
+class AllAway(Homes):
+    """Nobody reaches rank 1."""
+
+    def read_from(self, holder: Any, reader: Session) -> str:
+        return "tls:b@10.0.0.2:1" if holder.pid == 1 else "unix:/s"
+
+
+def restored_from_ranks_1_and_2() -> tuple[Job, Round, Restart]:
+    job = a_job(3)
+    for session in job.sessions.values():
+        session.server.stub = Unreached()  # type: ignore[assignment]
+    job.generation = 4
+    pool: Any = None
+    round_ = Round(job, AllAway(pool, Leases([], pool)), True, lambda _: None)
+    copies = (Copy(10, 1, 20, 8, 5), Copy(11, 1, 20, 8, 5), Copy(12, 1, 21, 4, 6), Copy(13, 2, 30, 4, 7))
+    return job, round_, Restart(0, 3, copies)
+
+
+def test_state_that_is_not_reached_goes_by_shared_storage_and_the_rest_as_ever() -> None:
+    job, round_, action = restored_from_ranks_1_and_2()
+    assert asyncio.run(round_._restore(job.sessions, action)) == 16
+    stubs: Any = [stub_of(job, rank) for rank in range(3)]
+    addresses = [[source.address for source in request.sources] for request in stubs[0].restores]
+    assert addresses == [["tls:b@10.0.0.2:1", "unix:/s"], ["shared:a.1.2-tag.state", "unix:/s"]]
+    (asked,) = stubs[1].writes
+    assert asked.generation == 4
+    assert [(one.handle, one.offset, one.bytes) for one in asked.ranges] == [(20, 0, 8), (21, 0, 4)]
+    assert stubs[2].writes == [] and not job.sessions[0].hollow
+
+
+def test_state_that_is_not_had_by_shared_storage_either_is_told_with_both_reasons() -> None:
+    job, round_, action = restored_from_ranks_1_and_2()
+    stub: Any = stub_of(job, 1)
+    stub.written = pb.WriteStateReply(error="its host has no --shared-directory")
+    with pytest.raises(
+        RoundFailed,
+        match="rank 0 could not restore: not reached; nor by way of shared storage: its host has no --shared",
+    ):
+        asyncio.run(round_._restore(job.sessions, action))
+
+
+def test_state_that_is_not_reached_twice_is_known_until_the_rank_has_its_own() -> None:
+    job, round_, action = restored_from_ranks_1_and_2()
+    stub: Any = stub_of(job, 1)
+    fault = FaultFacts(FaultKind.SERVER_DIED, (0,))
+    stub.written = pb.WriteStateReply(error="no")
+    known = []
+    for _ in range(2):
+        with pytest.raises(RoundFailed):
+            asyncio.run(round_._restore(job.sessions, action))
+        known.append([rank.unread for rank in round_.facts(fault).ranks])
+    nobody: frozenset[int] = frozenset()
+    assert known == [[nobody] * 3, [frozenset({1}), nobody, nobody]]
+    stub.written = pb.WriteStateReply(name="a.1.2-tag.state")
+    asyncio.run(round_._restore(job.sessions, action))
+    assert round_.facts(fault).ranks[0].unread == nobody
 
 
 def test_facts_of_a_fault_name_who_has_left() -> None:

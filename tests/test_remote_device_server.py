@@ -21,6 +21,7 @@ from test_state_copy import empty
 
 from proxy_server.host_identity import HostIdentity
 from proxy_server.remote_state import Asker, RemoteReplica, StateNotFetched
+from proxy_server.shared_state import PREFIX, fetch_shared
 from proxy_server.state_copy import Wanted
 from recovery.control import blocking_channel, pb, rpc
 from recovery.membership.certificates import issue, make_authority
@@ -142,6 +143,53 @@ def test_state_is_read_by_those_only_who_name_job_rank_and_generation_while_it_s
         server.Detach(pb.DetachRequest(), timeout=LONG_S)
         with pytest.raises(StateNotFetched, match="token"):
             read(place, certs)
+
+
+def test_state_for_who_does_not_reach_it_goes_by_storage_while_it_stands_still(
+    folder: Path, certs: Path
+) -> None:
+    shared = folder / "shared"
+    shared.mkdir()
+    dead = shared / f"a.{2**22 + 1}.5-{'0' * 32}.state"  # no process has that number
+    dead.touch()
+    made = Served(folder, "--certificates", str(certs), "--host-name", "a", "--shared-directory", str(shared))
+    try:
+        assert not dead.exists()
+        server = made.spawn("s")
+        server.Health(pb.HealthRequest(), wait_for_ready=True, timeout=LONG_S)
+        ranges = [pb.StateRange(handle=1, bytes=16)]
+        wanted = [Wanted(1, 16, (7,))]
+
+        def write(generation: int) -> Any:
+            request = pb.WriteStateRequest(generation=generation, ranges=ranges)
+            return server.WriteState(request, timeout=LONG_S)
+
+        assert "no state of generation 3 for other hosts" in write(3).error  # it has none
+        with NotExecuted() as log:
+            log.new(1, VALUES)
+            log.commit()
+            attach(server, log, 2, TOKEN)
+            log.synchronize()
+            assert "parked" in write(2).error
+            assert server.Park(pb.ParkRequest(generation=3), timeout=LONG_S).error == ""
+            assert "no state of generation 2" in write(2).error
+            ours = empty(wanted)
+            name = write(3).name
+            fetch_shared(PREFIX + name, shared, 1, Asker("j", 3, TOKEN), wanted, ours)
+            assert bytes(ours.contents[7]) == struct.pack("<4f", *VALUES)
+            assert write(3).error == "" and len(os.listdir(shared)) == 1
+            assert server.Resume(pb.ResumeRequest(generation=3), timeout=LONG_S).error == ""
+            assert os.listdir(shared) == []
+            server.Detach(pb.DetachRequest(), timeout=LONG_S)
+    finally:
+        made.end()
+
+
+def test_a_host_without_shared_storage_says_so(spawned: Served) -> None:
+    server = spawned.spawn("s")
+    request = pb.WriteStateRequest(generation=1)
+    reply = server.WriteState(request, wait_for_ready=True, timeout=LONG_S)
+    assert reply.error == "its host has no --shared-directory"
 
 
 def test_nobody_reads_the_state_of_a_job_without_a_token(spawned: Served, certs: Path) -> None:

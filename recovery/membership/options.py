@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
 import re
 import socket
 from pathlib import Path
@@ -39,6 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--data-address", default="", metavar="IP",
         help="of this host, for what device servers of several hosts send each other (that of --listen)",
     )  # fmt: skip
+    parser.add_argument(
+        "--shared-directory", type=Path, metavar="DIRECTORY",
+        help="on storage that all hosts mount: state that a device server cannot read of another host's "
+        "goes that way, encrypted (off)",
+    )  # fmt: skip
 
 
 def membership_of(given: Any) -> MembershipSettings:
@@ -62,6 +68,8 @@ def membership_of(given: Any) -> MembershipSettings:
         data_address = parse_data_address(given.data_address, listen, anywhere=given.listen_anywhere)
     elif given.data_address:
         raise BadInput(f"--data-address {given.data_address} is of no use without --listen IP:PORT")
+    elif given.shared_directory is not None:
+        raise BadInput(f"--shared-directory {given.shared_directory} is of no use without --listen IP:PORT")
     elif given.listen_anywhere:
         raise BadInput("--listen-anywhere is of no use without --listen IP:PORT")
     encrypted = any(endpoint.encrypted for endpoint in endpoints)
@@ -71,7 +79,29 @@ def membership_of(given: Any) -> MembershipSettings:
         raise BadInput(f"--certs {given.certs} is of no use without --listen IP:PORT or --etcd https://…")
     certificates = given.certs.absolute() if given.certs is not None else None
     cluster = parse_name(given.cluster or "default", "--cluster")
-    return MembershipSettings(host, cluster, endpoints, listen, address, certificates, data_address)
+    return MembershipSettings(
+        host, cluster, endpoints, listen, address, certificates, data_address,
+        _shared_directory(given.shared_directory, cluster),
+    )  # fmt: skip
+
+
+def _shared_directory(given: Path | None, cluster: str) -> Path | None:
+    """That of the cluster in it; raises BadInput."""
+    if given is None:
+        return None
+    directory = given.absolute() / cluster
+    try:  # perhaps it is not mounted: never make one in its place
+        directory.mkdir(mode=0o700, exist_ok=True)
+        status = directory.stat()
+    except FileNotFoundError:
+        raise BadInput(f"--shared-directory {given}: there is no such directory") from None
+    except OSError as problem:
+        raise BadInput(f"--shared-directory {given} cannot be used: {problem.strerror}") from problem
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise BadInput(
+            f"--shared-directory {given}: {directory} must be this user's, and nobody else's (0700)"
+        )
+    return directory
 
 
 def parse_listen(text: str, host: str, *, anywhere: bool) -> tuple[str, str]:

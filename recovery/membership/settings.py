@@ -41,6 +41,8 @@ class MembershipSettings:
     certificates: Path | None = None
     data_address: str = LOOPBACK
     """IP address of this host at which device servers meet those of other hosts."""
+    shared: Path | None = None
+    """On storage that all hosts of the cluster have: what device servers cannot read of each other."""
 
 
 def is_name(text: str) -> bool:

@@ -33,8 +33,9 @@ log = structlog.get_logger()
 
 STEERABLE = frozenset(
     ("Park", "Rewind", "Restore", "Attach", "RebuildCommunicators", "Resume", "SetReplicated", "Health")
-)
+) | {"WriteState"}
 """Methods of a device server that a leader may call."""
+UNREADABLE = "what {method} is to be told cannot be read"
 LONGEST_S = 900.0
 MOVING_S = 60.0
 """How long a move that is under way already may keep another one waiting, seconds."""
@@ -99,6 +100,9 @@ class MemberSide:
     async def steer(self, request: pb.SteerRequest) -> pb.SteerReply:
         """Raises NotAdmitted."""
         job, deputy = self._admit(request)
+        behind = deputy.left_behind.get(request.rank)
+        if request.method == "WriteState" and behind is not None and _is(request.server, behind.process):
+            return await self._write_left_behind(behind, request)
         session = self._session(job, request.rank)
         try:
             if request.orders:
@@ -113,7 +117,7 @@ class MemberSide:
         try:
             message = message_class(request.method, reply=False).FromString(request.request)
         except DecodeError:
-            raise NotAdmitted(f"what {request.method} is to be told cannot be read") from None
+            raise NotAdmitted(UNREADABLE.format(method=request.method)) from None
         if request.method == "Attach":
             message.log_directory = str(session.directory)
             message.worker.CopyFrom(session.worker.message())
@@ -138,6 +142,22 @@ class MemberSide:
             if request.method == "RebuildCommunicators":
                 session.generation = message.generation
         reply.news.CopyFrom(deputy.whole(session))
+        return reply
+
+    async def _write_left_behind(self, server: Server, request: pb.SteerRequest) -> pb.SteerReply:
+        """State of a rank that has gone, for its new server, which does not reach this one.
+
+        Raises NotAdmitted.
+        """
+        reply = pb.SteerReply()
+        try:
+            message = pb.WriteStateRequest.FromString(request.request)
+            timeout = min(max(request.timeout_s, 0.0), LONGEST_S)
+            reply.reply = (await answer(server.stub.WriteState(message, timeout=timeout))).SerializeToString()
+        except DecodeError:
+            raise NotAdmitted(UNREADABLE.format(method=request.method)) from None
+        except grpc.RpcError as problem:
+            reply.error, reply.ran_out = trouble(problem), ran_out(problem)
         return reply
 
     async def replace(self, request: pb.ReplaceServerRequest) -> pb.ReplaceServerReply:
