@@ -10,20 +10,36 @@ import grpc
 
 @dataclass(frozen=True)
 class HostIdentity:
-    """proxyd has checked these files; they are read anew each time, so that renewed ones count."""
+    """proxyd has checked these files; they are read anew for each connection, so that renewed ones count."""
 
     directory: Path
     host: str
 
     def of_server(self) -> grpc.ServerCredentials:
-        """Whoever calls must have a certificate of the same authority; raises OSError."""
-        authority, certificate, key = self._read()
-        return grpc.ssl_server_credentials([(key, certificate)], authority, require_client_auth=True)
+        """Whoever calls must have a certificate of the same authority; raises OSError.
+
+        A device server outlives the proxyd that started it, and certificates: files that cannot be read, or
+        do not fit, leave those in force that it has.
+        """
+
+        def newest() -> grpc.ServerCertificateConfiguration | None:
+            try:
+                return self._configuration()
+            except OSError:
+                return None
+
+        return grpc.dynamic_ssl_server_credentials(
+            self._configuration(), newest, require_client_authentication=True
+        )
 
     def of_client(self) -> grpc.ChannelCredentials:
         """Raises OSError."""
         authority, certificate, key = self._read()
         return grpc.ssl_channel_credentials(authority, key, certificate)
+
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+        authority, certificate, key = self._read()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
     def _read(self) -> tuple[bytes, bytes, bytes]:
         names = ("ca.pem", f"{self.host}.pem", f"{self.host}.key")

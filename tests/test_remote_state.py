@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -140,6 +141,28 @@ def test_wrong_certificate_of_either_side_gets_nothing(
     address, wanted = small(served, right["holder"])
     with pytest.raises(StateNotFetched, match="could not be had from host a"):
         fetch(address, right["reader"], wanted)
+
+
+def test_certificates_that_are_replaced_count_from_the_next_connection_on(
+    served: Callable[..., str], certs: Path, tmp_path: Path
+) -> None:
+    """A device server may live longer than a certificate."""
+    address, wanted = small(served)
+    former, renewed = tmp_path / "former", tmp_path / "renewed"
+    shutil.copytree(certs, former)
+    make_authority(renewed, "tests")
+    for host in "ab":
+        issue(renewed, host)
+    assert fetch(address, HostIdentity(former, "b"), wanted) == (5, [])
+    for missing in ("a.key", "a.pem", "ca.pem"):  # somebody is replacing them just now
+        (certs / missing).unlink()
+        assert fetch(address, HostIdentity(former, "b"), wanted) == (5, [])
+    shutil.copytree(renewed, certs, dirs_exist_ok=True)
+    assert fetch(address, HostIdentity(certs, "b"), wanted) == (5, [])
+    with pytest.raises(StateNotFetched, match="could not be had from host a"):
+        fetch(address, HostIdentity(former, "b"), wanted)
+    shutil.copy(former / "a.pem", certs / "a.pem")  # not the certificate of the key beside it
+    assert fetch(address, HostIdentity(renewed, "b"), wanted) == (5, [])
 
 
 def test_address_that_makes_no_sense_and_a_host_without_certificates_are_told(certs: Path) -> None:
