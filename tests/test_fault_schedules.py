@@ -79,6 +79,19 @@ def test_a_set_that_is_found_damaged_amid_a_move_is_a_fault_that_a_job_may_end_o
     assert not simulate(seed).violations
 
 
+@pytest.mark.parametrize("unread", [0.3, 1.0])
+def test_state_that_is_not_reached_comes_by_storage_or_from_elsewhere(unread: float) -> None:
+    """Of three replicas; where none is ever reached, and storage every other time, nobody is lost for it."""
+    shape = replace(PLAIN, data=3, steps=4)
+    outcomes = []
+    for number in range(60):
+        killed = schedule(Fault("kill", 1, 12 + number))
+        outcomes.append(simulate_case(number, shape, replace(killed, believes=True, unread=unread)))
+    assert not [violation for outcome in outcomes for violation in outcome.violations]
+    assert sum(outcome.faults["unread"] for outcome in outcomes) >= 5
+    assert all(outcome.ended == 3 for outcome in outcomes)
+
+
 def test_a_server_that_dies_as_it_is_told_to_run_on_may_have_overwritten_what_its_predecessor_kept() -> None:
     """Nobody knows, so the job is given up, and that is not held against the planner."""
     assert not simulate(77000067).violations

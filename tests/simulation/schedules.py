@@ -56,6 +56,8 @@ class Schedule:
     """Whether the program has an operator that does not replay, as a validation notices."""
     moves: tuple[Move, ...] = ()
     """Orders though nothing is broken."""
+    unread: float = 0.0
+    """How often state is not to be had from its server, but by way of storage, if even so."""
 
     @property
     def leaving(self) -> bool:
@@ -87,6 +89,7 @@ def some_schedule(chance: random.Random, programs: list[Program]) -> Schedule:
         drifts=chance.random() < 0.1,
         storage=chance.random() < 0.5,
         moves=_some_moves(chance, len(programs), lasts),
+        unread=chance.choice((0.0, 0.3, 1.0)),  # drawn last: what went before stays as it was
     )
 
 

@@ -27,13 +27,15 @@ REPLIES = {
     "Attach": pb.AttachReply,
     "Rewind": pb.RewindReply,
     "Restore": pb.RestoreReply,
+    "WriteState": pb.WriteStateReply,
     "RebuildCommunicators": pb.RebuildReply,
     "Resume": pb.ResumeReply,
     "SetReplicated": pb.ReplicatedReply,
 }
+SHARED = "shared:"
 DURATIONS = {"Park": 0.003, "Attach": 0.01, "Rewind": 0.01, "RebuildCommunicators": 0.005, "Resume": 0.001}
 """Seconds, the longest."""
-DECIDED = ("Attach", "Rewind", "Restore", "RebuildCommunicators")
+DECIDED = ("Attach", "Rewind", "Restore", "WriteState", "RebuildCommunicators")
 """What no server is asked for before it was decided."""
 
 
@@ -82,6 +84,7 @@ class Stub:
         self._device = device
         self._world = device.world
         self._chance = random.Random(mix(device.world.seed, device.pid, 12))
+        self._reach = random.Random(mix(device.world.seed, device.pid, 15))
         self._orders: deque[_Order] = deque()
         self._busy = False
         self._open: list[asyncio.Future[Any]] = []
@@ -201,7 +204,14 @@ class Stub:
                         device.restore_snapshot(request.commit)
                     else:
                         device.restore(request.commit)
+                    if unread := self._unread(request):
+                        return self._finished(order, "not reached", unread=unread)
                     return self._copy(order, [(s, c) for s in request.sources for c in s.copies], {})
+                case "WriteState":
+                    device.need_parked()
+                    if self._reach.random() < self._world.schedule.unread / 2:
+                        return self._finished(order, "No space left on device")
+                    return self._finished(order, "", name=str(device.socket))
                 case "RebuildCommunicators":
                     return self._rebuild(order)
                 case "Resume":
@@ -227,6 +237,15 @@ class Stub:
         self._cancel_rebuild = cancel
         self._device.rebuild(order.request.generation, finish)
 
+    def _unread(self, request: Any) -> list[int]:
+        """Ranks whose servers this one does not reach now; it may reach storage."""
+        unread = [
+            source.rank for source in request.sources
+            if not source.address.startswith(SHARED) and self._reach.random() < self._world.schedule.unread
+        ]  # fmt: skip
+        self._world.faults["unread"] += bool(unread)
+        return unread
+
     def _copy(self, order: _Order, copies: list[tuple[Any, Any]], digests: dict[int, int]) -> None:
         """One buffer after the other, from servers that other requests reach meanwhile."""
         device = self._device
@@ -240,7 +259,7 @@ class Stub:
                     device.roll_forward(roll)
                 return self._finished(order, "", copied_bytes=8 * len(digests))
             source, copy = copies.pop(0)
-            holder = self._world.device_at(source.address)
+            holder = self._world.device_at(source.address.replace(SHARED, "unix:"))
             if holder is None or not holder.process.running:
                 return self._finished(order, "RpcError: failed to connect to all addresses")
             if not order.answer.cancelled():
