@@ -35,7 +35,7 @@ class Training:
         self._runs += 1
         out = self._folder / str(self._runs)
         ended = proxied.run(
-            proxied.torchrun(2, SCRIPT, "--steps", str(STEPS), "--out", str(out), *words),
+            proxied.ranks(2, SCRIPT, "--steps", str(STEPS), "--out", str(out), *words),
             folder=self._folder, options=("--socket", str(self._socket), *drills),
         )  # fmt: skip
         assert ended.status == 0, ended.output[:3000] + ended.output[-2000:]
@@ -85,5 +85,9 @@ def test_a_step_that_tells_a_value_of_its_own_falls_back_to_the_snapshot_and_no_
     recoveries = report["recoveries"]
     assert len(recoveries) == 6 and all(r["recovered"] for r in recoveries)
     print(Counter((r["phase"], r["plan"]) for r in recoveries))
-    fallen = [r for r in recoveries if r["plan"] == SNAPSHOT]
-    assert fallen and all("tried before: roll-forward" in r["reason"] for r in fallen)
+    fallen = [r["reason"] for r in recoveries if r["plan"] == SNAPSHOT]
+    refused = [reason for reason in fallen if "tried before: roll-forward" in reason]
+    assert refused, fallen
+    # A busy machine may park the other rank inside the step: there is nothing to roll forward to then.
+    others = [reason for reason in fallen if reason not in refused]
+    assert all("stood inside its optimizer step" in reason for reason in others), others
