@@ -12,7 +12,7 @@ import psutil
 from host_cluster import Cluster, HostRun
 from proxied import until
 
-STEPS = 60
+STEPS = 45
 """Of a training: long enough that a host can be lost amid it."""
 WAIT_S = 300
 

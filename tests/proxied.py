@@ -59,6 +59,12 @@ def python(script: Path | str, *arguments: str) -> list[str]:
     return [str(BIN / "python"), str(script), *arguments]
 
 
+def ranks(count: int, script: Path | str, *arguments: str) -> list[str]:
+    """As torchrun starts them, in less time; where nothing depends on torchrun itself."""
+    launcher = [str(BIN / "python"), str(Path(__file__).parent / "start_ranks.py")]
+    return [*launcher, "--nproc-per-node", str(count), str(script), *arguments]
+
+
 def torchrun(ranks: int, script: Path | str, *arguments: str) -> list[str]:
     return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
 

@@ -18,7 +18,7 @@ def numbers(output: str) -> list[str]:
 
 def test_servers_that_die_around_a_group_made_for_one_minibatch_change_no_bit(tmp_path: Path) -> None:
     """A rank that was past the group's collectives and one that was before them seemed to be at one cut."""
-    command = proxied.torchrun(2, proxied.WORKLOADS / "brief_groups.py", str(STEPS))
+    command = proxied.ranks(2, proxied.WORKLOADS / "brief_groups.py", str(STEPS))
     undisturbed = proxied.run(command, folder=tmp_path)
     assert undisturbed.status == 0, undisturbed.output[-3000:]
     calls = undisturbed.report["calls_per_step"]

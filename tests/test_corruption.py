@@ -62,7 +62,7 @@ def test_a_job_whose_operator_does_not_replay_is_told_so_and_trains_on(
     """Also past steps that are to be validated, and although a bit of a parameter changes."""
     # Late enough for proxyd, which looks every 20 ms, to know the replicas.
     options = ("--validate-every", "10", "--drill", "bit-flip rank=1 step=800 call=5")
-    ended = proxied.run(proxied.torchrun(2, drifting, "1000"), folder=tmp_path, options=options)
+    ended = proxied.run(proxied.ranks(2, drifting, "1000"), folder=tmp_path, options=options)
     assert ended.status == 0, ended.output[-3000:]
     assert "rank" in ended.report["not_replayable"]
     assert "drifting" in ended.report["not_replayable"]
@@ -72,7 +72,7 @@ def test_a_job_whose_operator_does_not_replay_is_told_so_and_trains_on(
 
 
 def test_a_job_that_ends_right_after_its_validation_is_told_of_it(tmp_path: Path, drifting: Path) -> None:
-    ended = proxied.run(proxied.torchrun(2, drifting, "5"), folder=tmp_path)
+    ended = proxied.run(proxied.ranks(2, drifting, "5"), folder=tmp_path)
     assert ended.status == 0, ended.output[-3000:]
     assert "drifting" in ended.report["not_replayable"]
 
@@ -81,7 +81,7 @@ def test_a_replay_that_gives_other_values_than_the_program_was_given_is_a_loud_e
     tmp_path: Path, drifting: Path
 ) -> None:
     options = ("--validate-every", "0", "--drill", "kill-server rank=1 step=20 call=8")
-    ended = proxied.run(proxied.torchrun(2, drifting, "30"), folder=tmp_path, options=options)
+    ended = proxied.run(proxied.ranks(2, drifting, "30"), folder=tmp_path, options=options)
     assert ended.status == 0, ended.output[-3000:]
     assert ended.report["replies_different"] > 0
     assert "replayed values differ" in ended.report["not_replayable"]

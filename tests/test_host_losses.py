@@ -167,6 +167,7 @@ def test_all_ranks_of_a_host_come_back_though_each_spare_host_has_room_for_one(f
         assert came == [1, 1]
 
 
+@pytest.mark.long
 def test_without_another_device_the_job_ends_and_its_last_sentence_says_so(folder: Path) -> None:
     skip_without_criu()
     with cluster({"a": 1, "b": 1}, *keeping_images(folder)) as hosts:

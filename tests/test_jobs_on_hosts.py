@@ -72,6 +72,7 @@ def await_at(hosts: Cluster, rank: int, host: str) -> None:
     until(lambda: runs_at(hosts, rank) == host, f"rank {rank} runs at {host}", 180, ASK_EVERY_S)
 
 
+@pytest.mark.long
 def test_servers_on_either_host_are_killed_and_replaced(folder: Path, undisturbed: list[list[str]]) -> None:
     drills = ("kill-server rank=1 step=6 call=100", "kill-server rank=0 step=8 call=300",
               "call-error rank=1 step=10 call=20")  # fmt: skip

@@ -64,7 +64,7 @@ def socket(tmp_path: Path) -> Iterator[Path]:
 def command(ranks: int, out: Path, *more: str) -> list[str]:
     script = proxied.WORKLOADS / "new_shapes.py"
     arguments = ("--steps", str(STEPS), "--out", str(out), *more)
-    return proxied.torchrun(ranks, script, *arguments) if ranks > 1 else proxied.python(script, *arguments)
+    return proxied.ranks(ranks, script, *arguments) if ranks > 1 else proxied.python(script, *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """What scripts use of torch.distributed: the bits of native Gloo, also when device servers are killed.
 
-One run of torchrun goes through all features of some groups; each feature is a test of its own. Marks that a
+One run goes through all features of some groups; each feature is a test of its own. Marks that a
 feature leaves in the undisturbed run say which records are its forward and backward pass and optimizer step.
 """
 
@@ -129,7 +129,7 @@ class Runs:
     def _command(self, name: str, *options: str) -> list[str]:
         out = str(self._folder / f"{name}.x")
         groups = ",".join(self._groups)
-        return proxied.torchrun(self.ranks, SCRIPTS / "run.py", groups, "--out", out, *options)
+        return proxied.ranks(self.ranks, SCRIPTS / "run.py", groups, "--out", out, *options)
 
     def _notes(self, name: str) -> list[Notes]:
         paths = [self._folder / f"{name}.{rank}" for rank in range(self.ranks)]

@@ -27,7 +27,7 @@ def test_exported_blocks_are_the_whole_state_of_a_native_run_at_that_step(tmp_pa
     with running_proxyd(socket, 2, ("--persist", str(store), "--persist-every", "1")):
         run = subprocess.Popen(
             [str(BIN / "proxyrun"), "--socket", str(socket),
-             *proxied.torchrun(2, SCRIPT, "--steps", "1000000")],
+             *proxied.ranks(2, SCRIPT, "--steps", "1000000")],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         try:
@@ -45,7 +45,7 @@ def test_exported_blocks_are_the_whole_state_of_a_native_run_at_that_step(tmp_pa
             run.wait(60)
     step = export(store, tmp_path / "out")["step"]
     native = tmp_path / "native"
-    execute_natively(proxied.torchrun(2, SCRIPT, "--steps", str(step), "--save", str(native)), timeout_s=120)
+    execute_natively(proxied.ranks(2, SCRIPT, "--steps", str(step), "--save", str(native)), timeout_s=120)
     wanted = torch.load(native, weights_only=False)  # which has a Counter in it
     model = torch.load(tmp_path / "out" / "model.pt")
     assert_same(model, dict(wanted["model"]))

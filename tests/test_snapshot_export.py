@@ -39,10 +39,12 @@ class Stored:
 def command(ranks: int, *arguments: str) -> list[str]:
     if ranks == 1:
         return proxied.python(SCRIPT, *arguments)
-    return proxied.torchrun(ranks, SCRIPT, *arguments)
+    return proxied.ranks(ranks, SCRIPT, *arguments)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+@pytest.fixture(scope="module", params=[
+    pytest.param(1, id="one rank", marks=pytest.mark.long), pytest.param(2, id="two ranks"),
+])  # fmt: skip
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     folder, ranks = tmp_path_factory.mktemp("stored"), request.param
     socket, store = folder / "proxyd.sock", folder / "store"

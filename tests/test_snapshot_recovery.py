@@ -62,7 +62,7 @@ def char_gpt(
     script = ROOT / "examples" / "char_gpt.py"
     options = tuple(word for drill in drills for word in ("--drill", drill))
     ended = proxied.run(
-        proxied.torchrun(2, script, "--steps", str(steps), *SMALL, "--losses", str(losses)),
+        proxied.ranks(2, script, "--steps", str(steps), *SMALL, "--losses", str(losses)),
         folder=folder, options=("--socket", str(socket), *options),
     )  # fmt: skip
     assert ended.status == 0, ended.output[-3000:]
@@ -178,7 +178,7 @@ def test_shards_that_nobody_else_holds_and_no_shadow_has_room_for_come_back(tmp_
     with running_proxyd(socket := tmp_path / "socket", 2, ("--shadow-limit", "4K")):
         for name in ("unfaulted", "faulted"):
             ended = proxied.run(
-                proxied.torchrun(2, script, "--steps", "40", "--out", str(tmp_path / name)),
+                proxied.ranks(2, script, "--steps", "40", "--out", str(tmp_path / name)),
                 folder=tmp_path, options=("--socket", str(socket), *drills),
             )  # fmt: skip
             assert ended.status == 0, ended.output[-3000:]

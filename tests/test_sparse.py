@@ -60,11 +60,11 @@ def bytes_of(folder: Path, name: str) -> list[bytes]:
 
 def test_sparse_gradients_under_ddp_equal_gloos_and_survive_killed_servers(tmp_path: Path) -> None:
     steps = ["--steps", "16"]
-    native = proxied.torchrun(2, TRAINING, "--device", "cpu", "--out", str(tmp_path / "native.x"), *steps)
+    native = proxied.ranks(2, TRAINING, "--device", "cpu", "--out", str(tmp_path / "native.x"), *steps)
     execute_natively(native, 120)
     drills = [f"kill-server rank={i % 2} step={3 + 2 * i} call={call}" for i, call in enumerate((20, 45, 70))]
     options = tuple(word for drill in drills for word in ("--drill", drill))
-    command = proxied.torchrun(2, TRAINING, "--out", str(tmp_path / "faulted.x"), *steps)
+    command = proxied.ranks(2, TRAINING, "--out", str(tmp_path / "faulted.x"), *steps)
     ended = proxied.run(command, folder=tmp_path, options=options)
     assert ended.status == 0, ended.output[-3000:]
     assert len(ended.report["recoveries"]) == len(drills)
