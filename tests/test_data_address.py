@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_disks import own_mounts
 
 from proxy_server.spawner import nccl_environment
 from recovery.data_network import DataNetwork, data_network, interface_of
@@ -87,6 +88,19 @@ def test_shared_directory_is_that_of_the_cluster_and_nobody_elses(tmp_path: Path
     (tmp_path / "blue").chmod(0o750)
     with pytest.raises(BadInput, match=r"blue must be this user's, and nobody else's \(0700\)"):
         settings(*words, "--cluster", "blue")
+
+
+def test_shared_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with own_mounts('mount -t tmpfs -o ro none "$0" && echo ready && read _', tmp_path) as helper:
+        place = Path(f"/proc/{helper}/root{tmp_path}")
+        with pytest.raises(BadInput, match="cannot be used: Read-only file system"):
+            settings(*listening(LISTEN), "--shared-directory", str(place))
+    (tmp_path / "default").mkdir(mode=0o700)
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && echo ready && read _'
+    with own_mounts(script, tmp_path) as helper:
+        place = Path(f"/proc/{helper}/root{tmp_path}")
+        with pytest.raises(BadInput, match="default cannot be written"):
+            settings(*listening(LISTEN), "--shared-directory", str(place))
 
 
 def test_shared_directory_that_cannot_be_is_told(tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ def _shared_directory(given: Path | None, cluster: str) -> Path | None:
         raise BadInput(
             f"--shared-directory {given}: {directory} must be this user's, and nobody else's (0700)"
         )
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):  # mounted read-only, say
+        raise BadInput(f"--shared-directory {given}: {directory} cannot be written")
     return directory
 
 
