@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,8 @@ class HostIdentity:
         def newest() -> grpc.ServerCertificateConfiguration | None:
             try:
                 return self._configuration()
-            except OSError:
+            except OSError as problem:
+                sys.stderr.write(f"understudy: the former certificates stay in force: {problem}\n")
                 return None
 
         return grpc.dynamic_ssl_server_credentials(
