@@ -7,7 +7,6 @@ import fcntl
 import functools
 import shutil
 import signal
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from proxied import until
+from start_ranks import free_port
 
 PREFIX = Path(__file__).parent.parent / "build" / "etcd"
 PATIENCE = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10")
@@ -71,13 +71,6 @@ def _unpack(unpacked: Path) -> str:
     subprocess.run(["dpkg-deb", "-x", str(packages[-1]), str(made)], check=True, timeout=60)
     made.rename(unpacked.parents[2])
     return ""
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 class EtcdServer:
