@@ -31,11 +31,11 @@ from recovery.spanning.remote import message_class
 
 log = structlog.get_logger()
 
-STEERABLE = frozenset(
-    ("Park", "Rewind", "Restore", "Attach", "RebuildCommunicators", "Resume", "SetReplicated", "Health")
-) | {"WriteState"}
+STEERABLE = frozenset((
+    "Park", "Rewind", "Restore", "WriteState", "Attach", "RebuildCommunicators", "Resume", "SetReplicated",
+    "Health",
+))  # fmt: skip
 """Methods of a device server that a leader may call."""
-UNREADABLE = "what {method} is to be told cannot be read"
 LONGEST_S = 900.0
 MOVING_S = 60.0
 """How long a move that is under way already may keep another one waiting, seconds."""
@@ -102,7 +102,7 @@ class MemberSide:
         job, deputy = self._admit(request)
         behind = deputy.left_behind.get(request.rank)
         if request.method == "WriteState" and behind is not None and _is(request.server, behind.process):
-            return await self._write_left_behind(behind, request)
+            return (await self._told(behind, request, self._order(request)))[0]
         session = self._session(job, request.rank)
         try:
             if request.orders:
@@ -112,12 +112,7 @@ class MemberSide:
         if not request.method:
             return pb.SteerReply()
         server = self._server(session, request.server)
-        if request.method not in STEERABLE:
-            raise NotAdmitted(f"{request.method!r} is nothing that a leader may ask of a device server")
-        try:
-            message = message_class(request.method, reply=False).FromString(request.request)
-        except DecodeError:
-            raise NotAdmitted(UNREADABLE.format(method=request.method)) from None
+        message = self._order(request)
         if request.method == "Attach":
             message.log_directory = str(session.directory)
             message.worker.CopyFrom(session.worker.message())
@@ -126,14 +121,8 @@ class MemberSide:
         if request.method == "Resume":
             session.resumed_commit = session.restored_commit  # even if no answer comes
             self._desk.note()
-        reply = pb.SteerReply()
-        try:
-            timeout = min(max(request.timeout_s, 0.0), LONGEST_S)
-            given = await answer(getattr(server.stub, request.method)(message, timeout=timeout))
-        except grpc.RpcError as problem:
-            reply.error, reply.ran_out = trouble(problem), ran_out(problem)
-        else:
-            reply.reply = given.SerializeToString()
+        reply, given = await self._told(server, request, message)
+        if given is not None:
             succeeded = not getattr(given, "error", "")
             deputy.steered(session, request.method, succeeded=succeeded)
             if request.method == "Restore" and succeeded:
@@ -144,21 +133,25 @@ class MemberSide:
         reply.news.CopyFrom(deputy.whole(session))
         return reply
 
-    async def _write_left_behind(self, server: Server, request: pb.SteerRequest) -> pb.SteerReply:
-        """State of a rank that has gone, for its new server, which does not reach this one.
-
-        Raises NotAdmitted.
-        """
-        reply = pb.SteerReply()
+    @staticmethod
+    def _order(request: pb.SteerRequest) -> Any:
+        """What the device server is to be told; raises NotAdmitted."""
+        if request.method not in STEERABLE:
+            raise NotAdmitted(f"{request.method!r} is nothing that a leader may ask of a device server")
         try:
-            message = pb.WriteStateRequest.FromString(request.request)
-            timeout = min(max(request.timeout_s, 0.0), LONGEST_S)
-            reply.reply = (await answer(server.stub.WriteState(message, timeout=timeout))).SerializeToString()
+            return message_class(request.method, reply=False).FromString(request.request)
         except DecodeError:
-            raise NotAdmitted(UNREADABLE.format(method=request.method)) from None
+            raise NotAdmitted(f"what {request.method} is to be told cannot be read") from None
+
+    @staticmethod
+    async def _told(server: Server, request: pb.SteerRequest, order: Any) -> tuple[pb.SteerReply, Any]:
+        """How it is answered, and what the device server said; None: it did not."""
+        timeout = min(max(request.timeout_s, 0.0), LONGEST_S)
+        try:
+            given = await answer(getattr(server.stub, request.method)(order, timeout=timeout))
         except grpc.RpcError as problem:
-            reply.error, reply.ran_out = trouble(problem), ran_out(problem)
-        return reply
+            return pb.SteerReply(error=trouble(problem), ran_out=ran_out(problem)), None
+        return pb.SteerReply(reply=given.SerializeToString()), given
 
     async def replace(self, request: pb.ReplaceServerRequest) -> pb.ReplaceServerReply:
         """Raises NotAdmitted."""
