@@ -26,7 +26,7 @@ def is_name(text: str) -> bool:
 
 def clear_leftovers(directory: Path, host: str) -> None:
     """Remove what processes of this host have left that live no more."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # whoever writes there is told of it
         for path in list(directory.iterdir()):
             match = _NAME.fullmatch(path.name)
             if match is None or match[1] != host or process_start_ticks(int(match[2])) == int(match[3]):

@@ -38,7 +38,7 @@ class StateNotWritten(RuntimeError):
 
 
 class SharedDirectory:
-    """Where one device server leaves state for others; its files go with it, or when they have been read."""
+    """Where one device server leaves state for others: until that is read, or `forget`, or it is dead."""
 
     def __init__(self, directory: Path, host: str) -> None:
         self.directory = directory

@@ -338,7 +338,7 @@ def _no_replica(
         return f"every replica died: the device servers of ranks {who} are gone, and only they held the state"
     if rank.unread:
         who = ", ".join(map(str, sorted(rank.unread)))
-        return f"rank {rank.rank} does not reach the state of rank {who}, and needs {count} buffers of it"
+        return f"rank {rank.rank} does not reach the state of rank {who} (buffers without another: {count})"
     more = f" (and {count - 1} more)" if count > 1 else ""
     return (
         f"a buffer of rank {rank.rank} has neither a shadow nor a replica at step {commit.step}, "

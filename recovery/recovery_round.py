@@ -344,7 +344,7 @@ class Round:
     ) -> None:
         """State that its server cannot read where it is goes by way of storage of all hosts (paper 4.3)."""
         log.warning(
-            "state of replicas is not reached, and goes by shared storage", job=self._job.name,
+            "state of replicas is not reached; shared storage is tried", job=self._job.name,
             rank=session.rank, of=list(reply.unread), problem=reply.error,
         )  # fmt: skip
         for source in request.sources:

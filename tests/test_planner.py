@@ -248,7 +248,7 @@ def test_state_that_is_not_reached_comes_from_another_replica_then_from_a_snapsh
     assert {copy.source for copy in restart.copies} == {2}
     chosen = plan(Facts((dead, other), died(0)))
     assert chosen.name is PlanName.RESTORE_SNAPSHOT_REPLAY
-    assert "rank 0 does not reach the state of rank 1, and needs 1 buffers of it" in chosen.reason
+    assert "rank 0 does not reach the state of rank 1 (buffers without another: 1)" in chosen.reason
     nothing_else = Facts((replace(dead, snapshots=()), other), died(0))
     reached = Facts((replace(dead, snapshots=(), unread=frozenset()), other), died(0))
     assert plan(nothing_else) == plan(reached) and plan(reached).name is PlanName.RESTART_COPY_REPLAY

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -163,6 +166,20 @@ def test_certificates_that_are_replaced_count_from_the_next_connection_on(
         fetch(address, HostIdentity(former, "b"), wanted)
     shutil.copy(former / "a.pem", certs / "a.pem")  # not the certificate of the key beside it
     assert fetch(address, HostIdentity(renewed, "b"), wanted) == (5, [])
+
+
+def test_place_that_drops_what_is_sent_is_given_up_after_some_seconds(certs: Path) -> None:
+    """As behind a firewall; shared storage is tried then."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as stack:
+        for _ in range(3):  # no further connection is taken, nor refused
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        began = time.monotonic()
+        with pytest.raises(StateNotFetched, match="could not be had from host a"):
+            fetch(f"tls:a@127.0.0.1:{full.getsockname()[1]}", HostIdentity(certs, "b"), [Wanted(1, 5, (7,))])
+        print(f"{time.monotonic() - began:.1f} s")
+        assert time.monotonic() - began < 15
 
 
 def test_address_that_makes_no_sense_and_a_host_without_certificates_are_told(certs: Path) -> None:
