@@ -10,8 +10,8 @@ CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client
 
 # What the installed project is made of. The stamp's name holds a checksum of the list, so that a file
 # that went away counts as a change too.
-SOURCES := $(sort pyproject.toml CMakeLists.txt $(shell find replay proxy_client proxy_server \
-	protos recovery third_party -type f ! -path '*/__pycache__/*' ! -name '*.md' 2>/dev/null))
+SOURCES := $(sort pyproject.toml CMakeLists.txt $(shell find understudy replay proxy_client \
+	proxy_server protos recovery third_party \( -type f -o -type l \) ! -path '*/__pycache__/*' ! -name '*.md' 2>/dev/null))
 SOURCES := $(wildcard $(SOURCES))
 INSTALLED := $(VENV)/.installed-$(firstword $(shell echo $(SOURCES) | cksum))
 # One stamp for each PyTorch asked for: `make setup TORCH=torch==2.11.0` replaces the one that is there.
@@ -52,6 +52,7 @@ $(REQUIREMENTS): pyproject.toml Makefile | $(PY)
 $(INSTALLED): $(SOURCES) $(REQUIREMENTS)
 	@echo "setup: building and installing the project"
 	@touch $(VENV)/.begun  # the stamp is as old as the start: a file saved meanwhile is newer
+	@$(PY) -m pip uninstall --quiet --yes understudy 2>/dev/null  # its name in former checkouts
 	@$(PIP) --no-build-isolation --no-deps --no-index --force-reinstall .
 	@rm -f $(VENV)/.installed-* && mv $(VENV)/.begun $@
 
@@ -110,7 +111,7 @@ leak-test: setup  ## 10,000 steps: nothing may grow
 lint: setup  ## ruff, mypy, clang-format: report
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(PY) -m mypy $(wildcard replay proxy_client proxy_server protos recovery bench conformance sweep examples fuzz tests)
+	@$(PY) -m mypy understudy bench conformance sweep examples fuzz tests
 	@$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 
 format: setup  ## ruff and clang-format: rewrite

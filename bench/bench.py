@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from training_run import BIN, ROOT, RunFailed, Training, execute, under_proxy
 
-from recovery.tables import make_console
+from understudy.recovery.tables import make_console
 
 Results = dict[str, Any]
 

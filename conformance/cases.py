@@ -145,7 +145,7 @@ def _poisoned() -> bool:
 
 def _synchronisations() -> int:
     """How often this process has waited: for an operator's answer, or for a copy to the host."""
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     statistics = _client.statistics()
     return int(statistics["synchronous"]) + int(statistics["device_to_host"])

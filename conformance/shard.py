@@ -215,7 +215,7 @@ def _child(units: list[Unit], position: int, first_case: int, pipe: int) -> None
     try:
         status = _work(units[position : position + UNITS_PER_CHILD], first_case, pipe)
         if status == 0:
-            from proxy_client import session
+            from understudy.proxy_client import session
 
             session.end()
     finally:

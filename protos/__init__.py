@@ -7,7 +7,7 @@ the installed package.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # so that checking the sources knows the names
-    import protos.control_pb2 as control_pb2
-    import protos.control_pb2_grpc as control_pb2_grpc
+    import understudy.protos.control_pb2 as control_pb2
+    import understudy.protos.control_pb2_grpc as control_pb2_grpc
 
 __all__ = ["control_pb2", "control_pb2_grpc"]

@@ -1,4 +1,4 @@
-"""proxy_client._client: the C++ half of the client (csrc/py_module.cpp)."""
+"""understudy.proxy_client._client: the C++ half of the client (csrc/py_module.cpp)."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from proxy_client import variables
+from understudy.proxy_client import variables
 
 _LIBRARY = Path(__file__).with_name("libunderstudy_client.so")
 
 
 def install() -> None:
     """Hooks the imports of `torch._C` and `torch`; nothing else happens until torch is imported."""
-    from proxy_client import proxyd_store, refusing, relayed, session
+    from understudy.proxy_client import proxyd_store, refusing, relayed, session
 
     relayed.go_below_relay()
     atexit.register(session.end)  # registered first, so it runs after the script's own handlers
@@ -101,7 +101,7 @@ def _before_torch_c(torch_folder: Path) -> None:
 
 
 def _after_torch_c(torch_c: ModuleType) -> None:
-    from proxy_client import cuda_attributes, distributed, refusing, session
+    from understudy.proxy_client import cuda_attributes, distributed, refusing, session
 
     session.install()
     cuda_attributes.install(torch_c)
@@ -110,7 +110,7 @@ def _after_torch_c(torch_c: ModuleType) -> None:
 
 
 def _after_torch(torch: ModuleType) -> None:
-    from proxy_client import (
+    from understudy.proxy_client import (
         commit_marks,
         compilation,
         cuda_attributes,

@@ -12,7 +12,7 @@ def install() -> None:
     """Registers the global optimizer hooks."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    from proxy_client import _client, state_names
+    from understudy.proxy_client import _client, state_names
 
     def before_step(*_: object) -> None:
         _client.begin_optimizer_phase()

@@ -21,7 +21,7 @@ def _open_session(request: dict[str, object]) -> dict[str, object]:
     sys.path.insert(0, os.environ["UNDERSTUDY_HOME"])
     import grpc
 
-    from protos import control_pb2, control_pb2_grpc
+    from understudy.protos import control_pb2, control_pb2_grpc
 
     socket = str(request.pop("socket"))
     wanted = control_pb2.OpenSessionRequest(**request)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from proxy_client import capability, cuda_build, cuda_memory, cuda_streams, nvtx
+from understudy.proxy_client import capability, cuda_build, cuda_memory, cuda_streams, nvtx
 
 _COMPILED_VERSION = 13000
 _NCCL_VERSION = 2 << 32 | 27 << 16
@@ -63,7 +63,7 @@ def _always(value: Any) -> Callable[..., Any]:
 
 
 def _devices() -> dict[str, Any]:
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     def set_device(device: int) -> None:
         _client.exchange_device(device)
@@ -173,7 +173,7 @@ def _absent_features(torch_c: ModuleType) -> dict[str, Any]:
 
 
 def _cudart() -> ModuleType:
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     class CudaError(int):
         success = 0

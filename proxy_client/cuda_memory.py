@@ -78,7 +78,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 def _asking(query: Query) -> Callable[..., None]:
     def ask(*_: Any) -> None:
-        from proxy_client import _client
+        from understudy.proxy_client import _client
 
         _client.query_memory(int(query))
 
@@ -87,7 +87,7 @@ def _asking(query: Query) -> Callable[..., None]:
 
 def statistics(_: int = 0) -> dict[str, Any]:
     """What `torch.cuda.memory_stats()` is made of; PyTorch has more pools than we tell apart."""
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     memory = _client.query_memory(int(Query.READ))
 
@@ -106,7 +106,7 @@ def free_and_total(device: int) -> tuple[int, int]:
     """cudaMemGetInfo: bytes free on the device, and all of them. Opens the session, as it makes a context."""
     import torch
 
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     if not _client.session_is_open():
         torch.empty(0, device=torch.device("cuda", device))

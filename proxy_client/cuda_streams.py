@@ -10,7 +10,7 @@ _CUDA_DEVICE_TYPE = 1
 
 def attributes(torch_c: ModuleType) -> dict[str, Any]:
     """What `torch.cuda.streams` derives its classes from, and the functions behind `current_stream()`."""
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     _client.publish_event_type(torch_c.Event)
 
@@ -34,7 +34,7 @@ def attributes(torch_c: ModuleType) -> dict[str, Any]:
 
 
 def _stream_base(torch_c: ModuleType) -> type:
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     generic = torch_c.Stream
 
@@ -74,7 +74,7 @@ def _stream_base(torch_c: ModuleType) -> type:
 
 
 def _event_base(torch_c: ModuleType) -> type:
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     generic = torch_c.Event
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from proxy_client import placement
+from understudy.proxy_client import placement
 
 _DEFAULT_TIMEOUT = datetime.timedelta(minutes=10)  # NCCL's
 
@@ -28,7 +28,7 @@ def install(torch_c: ModuleType) -> None:
 
 
 def _add_process_group(c10d: ModuleType) -> None:
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     _client.register_process_group(c10d)
     # The classes themselves, not subclasses: a group that C++ makes by splitting is an instance, too.

@@ -46,7 +46,7 @@ def install(torch: ModuleType) -> None:
 def _forwarding(
     setter: Callable[..., Any], setting: Setting, value_of: Callable[..., int]
 ) -> Callable[..., Any]:
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     @functools.wraps(setter)
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ def install() -> None:
 
 
 def _renewing(change: Callable[..., Any]) -> Callable[..., Any]:
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     @functools.wraps(change)
     def changed(*args: Any, **kwargs: Any) -> Any:

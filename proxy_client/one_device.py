@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy_client.refusals import Refusal
+from understudy.proxy_client.refusals import Refusal
 
 
 def _device(index: int) -> Any:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from proxy_client import one_device
-from proxy_client.refusals import REFUSALS, Kind, Refusal, Where
+from understudy.proxy_client import one_device
+from understudy.proxy_client.refusals import REFUSALS, Kind, Refusal, Where
 
 _DLPACK_CPU = 1
 _inside_torch = threading.local()

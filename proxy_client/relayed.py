@@ -25,7 +25,7 @@ LAUNCHER_MODULES = (
 )
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from recovery.migration.relay import main; main(sys.argv[2:])"
+    "from understudy.recovery.migration.relay import main; main(sys.argv[2:])"
 )
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from proxy_client import capability, placement
+from understudy.proxy_client import capability, placement
 
 _CONVERSATION = Path(__file__).with_name("conversation.py")
 _TIMEOUT_SECONDS = 300.0
@@ -19,7 +19,7 @@ log_directory = ""
 
 def install() -> None:
     """Tells the C++ half how to open a session. It asks when the device is used for the first time."""
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     _client.set_session_opener(_open)
     _client.set_driver(capability.current().driver)
@@ -33,7 +33,7 @@ def _open(device_index: int) -> str:
     """
     import torch
 
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     place = placement.current(device_index, int(os.environ.get("UNDERSTUDY_DEVICE_COUNT") or 1))
     request = {
@@ -94,7 +94,7 @@ def _environment() -> dict[str, str]:
 
 def end() -> None:
     """Ends the session while the interpreter is still whole. Runs at exit, also after an exception."""
-    client = sys.modules.get("proxy_client._client")
+    client = sys.modules.get("understudy.proxy_client._client")
     if client is None or not client.session_is_open():
         return
     try:

@@ -46,7 +46,7 @@ _complained = False
 
 def stepped(optimizer: Any) -> None:
     """An optimizer whose step ends; called before its commit."""
-    from proxy_client import _client, session
+    from understudy.proxy_client import _client, session
 
     with contextlib.suppress(TypeError):  # a script's own may be one that nothing can refer to weakly
         _optimizers[optimizer] = None
@@ -283,7 +283,7 @@ def _shard(tensor: Any) -> dict[str, Any] | None:
 def _tensor(tensor: Any) -> dict[str, Any]:
     import torch
 
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     described = {
         "dtype": str(tensor.dtype).removeprefix("torch."),

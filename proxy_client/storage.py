@@ -8,7 +8,7 @@ from typing import Any
 
 def install(torch: ModuleType) -> None:
     """Gives `torch.UntypedStorage` its `device="cuda"` and `resize_` back."""
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     storage = torch.UntypedStorage
     original_new, original_resize = storage.__new__, storage.resize_

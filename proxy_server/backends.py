@@ -7,7 +7,7 @@ import datetime
 import grpc
 import torch.distributed as dist
 
-from proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
+from understudy.proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
 
 CONNECT_TIMEOUT_MS = 15_000
 """How long members of a communicator take to connect once all have come; a dead peer is known long before."""

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protos import control_pb2 as pb
+from understudy.protos import control_pb2 as pb
 
 
 class DriverUnavailable(RuntimeError):

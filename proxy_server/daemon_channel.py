@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
 
 MESSAGE_LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
 

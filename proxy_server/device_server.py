@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import least_tls  # before whatever else loads gRPC
+from understudy.protos import least_tls  # before whatever else loads gRPC
 
 # isort: split
 import hmac
@@ -18,26 +18,26 @@ from pathlib import Path
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
-from proxy_server import _server
-from proxy_server.backends import BackendFactory
-from proxy_server.capability import Capability
-from proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_channel
-from proxy_server.guardian import Charge, Guardian, Identity
-from proxy_server.host_identity import HostIdentity
-from proxy_server.remote_state import PREFIX as REMOTE
-from proxy_server.remote_state import (
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
+from understudy.proxy_server import _server
+from understudy.proxy_server.backends import BackendFactory
+from understudy.proxy_server.capability import Capability
+from understudy.proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_channel
+from understudy.proxy_server.guardian import Charge, Guardian, Identity
+from understudy.proxy_server.host_identity import HostIdentity
+from understudy.proxy_server.remote_state import PREFIX as REMOTE
+from understudy.proxy_server.remote_state import (
     Asker,
     RemoteReplica,
     ReplicaStateService,
     StateNotFetched,
     serve_state,
 )
-from proxy_server.rendezvous_store import RendezvousGate
-from proxy_server.shared_state import PREFIX as SHARED
-from proxy_server.shared_state import SharedDirectory, StateNotWritten, fetch_shared
-from proxy_server.state_copy import Sender, Wanted, fetch_state
+from understudy.proxy_server.rendezvous_store import RendezvousGate
+from understudy.proxy_server.shared_state import PREFIX as SHARED
+from understudy.proxy_server.shared_state import SharedDirectory, StateNotWritten, fetch_shared
+from understudy.proxy_server.state_copy import Sender, Wanted, fetch_state
 
 
 class DeviceService(rpc.DeviceServerServicer):
@@ -340,7 +340,7 @@ def _serve_other_hosts(service: DeviceService, address: str, identity: HostIdent
     service.identity = identity
     try:
         if not least_tls.IN_FORCE:
-            raise OSError("gRPC was loaded before protos.least_tls: TLS 1.2 would be spoken, too")
+            raise OSError("gRPC was loaded before understudy.protos.least_tls: TLS 1.2 would be spoken, too")
         states = ReplicaStateService(service.refusal, service.executor)
         service.remote, service.data_address = serve_state(states, address, identity)
     except OSError as problem:

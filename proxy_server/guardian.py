@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from replay import process_is_alive
+from understudy.replay import process_is_alive
 
 LOOK_S = 0.5
 """How often an orphan looks whether its worker lives."""

@@ -18,12 +18,12 @@ from typing import Any
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
-from protos.lasting_channels import LASTING
-from proxy_server.host_identity import HostIdentity
-from proxy_server.state_chunks import NotAsAsked, Piece, chunks_of, take
-from proxy_server.state_copy import CHUNK_BYTES, COPY_S, State, Wanted
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos.lasting_channels import LASTING
+from understudy.proxy_server.host_identity import HostIdentity
+from understudy.proxy_server.state_chunks import NotAsAsked, Piece, chunks_of, take
+from understudy.proxy_server.state_copy import CHUNK_BYTES, COPY_S, State, Wanted
 
 STREAMS = max(1, min(4, len(os.sched_getaffinity(0)) // 2))
 """At once, each with a connection of its own: a stream keeps a core busy at either end."""

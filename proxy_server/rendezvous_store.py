@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import grpc
 import torch.distributed as dist
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
 
 Value = TypeVar("Value")
 

@@ -8,7 +8,7 @@ import re
 import secrets
 from pathlib import Path
 
-from replay import process_start_ticks
+from understudy.replay import process_start_ticks
 
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})\.([0-9]{1,9})\.([0-9]{1,19})-[0-9a-f]{32}\.state")
 

@@ -21,11 +21,11 @@ from typing import BinaryIO
 
 from google.protobuf.message import DecodeError
 
-from protos import control_pb2 as pb
-from proxy_server.remote_state import Asker, StateNotFetched
-from proxy_server.shared_files import clear_leftovers, is_name, new_name
-from proxy_server.state_chunks import NotAsAsked, Piece, chunks_of, take
-from proxy_server.state_copy import CHUNK_BYTES, State, Wanted
+from understudy.protos import control_pb2 as pb
+from understudy.proxy_server.remote_state import Asker, StateNotFetched
+from understudy.proxy_server.shared_files import clear_leftovers, is_name, new_name
+from understudy.proxy_server.state_chunks import NotAsAsked, Piece, chunks_of, take
+from understudy.proxy_server.state_copy import CHUNK_BYTES, State, Wanted
 
 PREFIX = "shared:"
 _LENGTH = struct.Struct("<I")

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import replay
+from understudy import replay
 
 NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """NCCL's watchdog would end a device server whose peer is gone; here the coordinator decides what happens."""
@@ -43,7 +43,7 @@ def reap(*_: object) -> None:
 
 
 def _identity(arguments: argparse.Namespace) -> Any:
-    from proxy_server.host_identity import HostIdentity
+    from understudy.proxy_server.host_identity import HostIdentity
 
     if not arguments.certificates:
         return None
@@ -52,7 +52,7 @@ def _identity(arguments: argparse.Namespace) -> Any:
 
 def spawn(request: dict[str, Any], arguments: argparse.Namespace, capability: Any, proxyd: Any) -> int:
     """Fork one device server; returns its pid."""
-    from proxy_server import device_server
+    from understudy.proxy_server import device_server
 
     pid = os.fork()
     if pid != 0:
@@ -95,7 +95,7 @@ def main() -> None:
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if arguments.driver == "cuda":
         os.environ.update(nccl_environment(arguments.data_interface))
-    from proxy_server.capability import DriverUnavailable, find_capability
+    from understudy.proxy_server.capability import DriverUnavailable, find_capability
 
     replay.die_with_parent(arguments.parent)  # the device servers it forked live on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -103,10 +103,10 @@ def main() -> None:
         import torch
         import torch.distributed
 
-        from proxy_server import _server
-        from proxy_server.guardian import Identity
-        from proxy_server.shared_files import clear_leftovers
-        from replay import process_start_ticks
+        from understudy.proxy_server import _server
+        from understudy.proxy_server.guardian import Identity
+        from understudy.proxy_server.shared_files import clear_leftovers
+        from understudy.replay import process_start_ticks
 
         installed = torch.__version__.split("+")[0]
         if installed != _server.TORCH_VERSION:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from protos import control_pb2 as pb
-from proxy_server.state_copy import CHUNK_BYTES, State, Wanted
-from replay import digest
+from understudy.protos import control_pb2 as pb
+from understudy.proxy_server.state_copy import CHUNK_BYTES, State, Wanted
+from understudy.replay import digest
 
 
 class NotAsAsked(RuntimeError):

@@ -18,8 +18,8 @@ from typing import Protocol
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
 
 LARGE_BYTES = 1 << 20
 """From here on a request for each piece costs less than the copies that it saves."""

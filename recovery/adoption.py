@@ -19,23 +19,24 @@ from pathlib import Path
 import grpc
 import structlog
 
-import replay
-from recovery.activity import process_state
-from recovery.control import pb, trouble
-from recovery.coordinator import Coordinator
-from recovery.facts import CommitFacts, FaultKind, RankFacts
-from recovery.inheritance import Inheritance
-from recovery.jobs import Ended, Job, ScheduledDrill, Session
-from recovery.journal import last_touched
-from recovery.persistence.durable import Durable
-from recovery.processes import Watched, start_ticks
-from recovery.report import drill_of
-from recovery.servers import Server, ServerPool, Verdict
-from recovery.sessions import Desk
-from recovery.socket_path import listening_pid
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.remote import absent_server
-from recovery.spanning.span import Span, Stored
+from understudy import replay
+from understudy.recovery.activity import process_state
+from understudy.recovery.control import pb, trouble
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.facts import CommitFacts, FaultKind, RankFacts
+from understudy.recovery.inheritance import Inheritance
+from understudy.recovery.jobs import Ended, Job, ScheduledDrill, Session
+from understudy.recovery.journal import last_touched
+from understudy.recovery.own_modules import name_of
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.processes import Watched, start_ticks
+from understudy.recovery.report import drill_of
+from understudy.recovery.servers import Server, ServerPool, Verdict
+from understudy.recovery.sessions import Desk
+from understudy.recovery.socket_path import listening_pid
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.remote import absent_server
+from understudy.recovery.spanning.span import Span, Stored
 
 log = structlog.get_logger()
 
@@ -252,10 +253,10 @@ def _tell(coordinator: Coordinator | Deputy, session: Session, account: pb.Adopt
 def started_for(pid: int, runtime: Path) -> bool:
     """Whether a process is a device server, a fork of a spawner, with this runtime directory."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        words = set(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
     except OSError:
         return False
-    return b"proxy_server.spawner" in words and os.fsencode(runtime) in words
+    return {os.fsencode(name_of("proxy_server.spawner")), os.fsencode(runtime)} <= words
 
 
 async def _end(server: Server, kind: FaultKind, evidence: str) -> None:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import grpc
 import typer
 
-from recovery.control import blocking_channel, pb, rpc, trouble
-from recovery.socket_path import default_socket, is_answering
+from understudy.recovery.control import blocking_channel, pb, rpc, trouble
+from understudy.recovery.socket_path import default_socket, is_answering
 
 SocketOption = Annotated[Path | None, typer.Option("--socket", help="Of the proxyd.")]
 JobOption = Annotated[str, typer.Option("--job", help="Needed if several jobs run.")]

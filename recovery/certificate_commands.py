@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from recovery.membership import certificates
-from recovery.tables import make_console
+from understudy.recovery.membership import certificates
+from understudy.recovery.tables import make_console
 
 app = typer.Typer(no_args_is_help=True, help="Certificates for proxyd --listen.")
 

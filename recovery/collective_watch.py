@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recovery.progress import SECOND, SHORTEST_NS, TIMES
+from understudy.recovery.progress import SECOND, SHORTEST_NS, TIMES
 
 Uid = tuple[int, int]
 

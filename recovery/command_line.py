@@ -7,8 +7,8 @@ import os
 import sys
 from typing import NoReturn
 
-from proxy_client import variables
-from recovery.settings import BadInput
+from understudy.proxy_client import variables
+from understudy.recovery.settings import BadInput
 
 BAD_INPUT = 2
 

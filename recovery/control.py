@@ -13,8 +13,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that ends is no new
 import grpc
 import grpc.aio
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
 
 __all__ = [
     "OPTIONS",

@@ -10,11 +10,11 @@ from enum import Enum, auto
 
 import structlog
 
-from recovery.control import pb
-from recovery.facts import WISHES, FaultFacts, FaultKind
-from recovery.faults import BY_NUMBER
-from recovery.homes import Homes
-from recovery.incidents import (
+from understudy.recovery.control import pb
+from understudy.recovery.facts import WISHES, FaultFacts, FaultKind
+from understudy.recovery.faults import BY_NUMBER
+from understudy.recovery.homes import Homes
+from understudy.recovery.incidents import (
     CALLS,
     ECHOES,
     Fault,
@@ -25,11 +25,11 @@ from recovery.incidents import (
     with_transfer,
     with_tried,
 )
-from recovery.jobs import Job, Session
-from recovery.persistence.restorer import Restorer
-from recovery.planner import Plan, PlanName, parked_anywhere, plan
-from recovery.recovery_round import Result, Round, RoundFailed, nobody_else
-from recovery.standing import Standing
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.persistence.restorer import Restorer
+from understudy.recovery.planner import Plan, PlanName, parked_anywhere, plan
+from understudy.recovery.recovery_round import Result, Round, RoundFailed, nobody_else
+from understudy.recovery.standing import Standing
 
 log = structlog.get_logger()
 

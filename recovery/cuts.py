@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
-from recovery.facts import BEGINNING, CommitFacts, RankFacts, Uid
+from understudy.recovery.facts import BEGINNING, CommitFacts, RankFacts, Uid
 
 Cut = dict[int, CommitFacts]
 

@@ -12,30 +12,30 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from recovery.adoption import Successor
-from recovery.control import OPTIONS, address, pb, rpc
-from recovery.data_network import DataNetwork, data_network
-from recovery.inheritance import Inheritance, claim_inheritance
-from recovery.journaling import Journaling
-from recovery.meeting import MeetingService, RendezvousService
-from recovery.membership.membership import Membership
-from recovery.metrics import Metrics, serve_metrics
-from recovery.migration.header import Here
-from recovery.migration.moves import Moves
-from recovery.node import describe_node, describe_ranks
-from recovery.processes import Watched
-from recovery.rendezvous import FILE as STORE
-from recovery.rendezvous import Notes, Store
-from recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
-from recovery.servers import ServerPool
-from recovery.service import DaemonService
-from recovery.service_manager import ServiceManager
-from recovery.sessions import Desk
-from recovery.settings import BadInput, Settings
-from recovery.socket_path import claim
-from recovery.spanning.cpu_images import FOLDER
-from recovery.spanning.spans import Spans
-from recovery.spawner import SpawnerError, default_command
+from understudy.recovery.adoption import Successor
+from understudy.recovery.control import OPTIONS, address, pb, rpc
+from understudy.recovery.data_network import DataNetwork, data_network
+from understudy.recovery.inheritance import Inheritance, claim_inheritance
+from understudy.recovery.journaling import Journaling
+from understudy.recovery.meeting import MeetingService, RendezvousService
+from understudy.recovery.membership.membership import Membership
+from understudy.recovery.metrics import Metrics, serve_metrics
+from understudy.recovery.migration.header import Here
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.node import describe_node, describe_ranks
+from understudy.recovery.processes import Watched
+from understudy.recovery.rendezvous import FILE as STORE
+from understudy.recovery.rendezvous import Notes, Store
+from understudy.recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
+from understudy.recovery.servers import ServerPool
+from understudy.recovery.service import DaemonService
+from understudy.recovery.service_manager import ServiceManager
+from understudy.recovery.sessions import Desk
+from understudy.recovery.settings import BadInput, Settings
+from understudy.recovery.socket_path import claim
+from understudy.recovery.spanning.cpu_images import FOLDER
+from understudy.recovery.spanning.spans import Spans
+from understudy.recovery.spawner import SpawnerError, default_command
 
 log = structlog.get_logger()
 

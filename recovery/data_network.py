@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from recovery.membership.settings import LOOPBACK, MembershipSettings
-from recovery.settings import BadInput
+from understudy.recovery.membership.settings import LOOPBACK, MembershipSettings
+from understudy.recovery.settings import BadInput
 
 _IP = (socket.AF_INET, socket.AF_INET6)
 

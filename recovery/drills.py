@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recovery.control import pb
-from recovery.faults import BY_NAME
-from recovery.settings import BadInput
+from understudy.recovery.control import pb
+from understudy.recovery.faults import BY_NAME
+from understudy.recovery.settings import BadInput
 
 _EXAMPLE = "write for example 'kill-server rank=1 step=30 call=120'"
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from recovery.control import pb
-from recovery.coordinator import Coordinator
-from recovery.injector import Refused
-from recovery.jobs import Job, Session
-from recovery.refusals import check_drills
-from recovery.spanning.deputy import Deputy
+from understudy.recovery.control import pb
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.refusals import check_drills
+from understudy.recovery.spanning.deputy import Deputy
 
 if TYPE_CHECKING:
-    from recovery.sessions import Desk
+    from understudy.recovery.sessions import Desk
 
 log = structlog.get_logger()
 

@@ -7,13 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from recovery.settings import BadInput
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.settings import BadInput
 
 MOST_RESTARTS = 5
 """Of a proxyd that is killed again and again."""
@@ -40,7 +40,7 @@ class EmbeddedDaemon:
         self._directory = Path(tempfile.mkdtemp(prefix="understudy-"))
         self.socket = self._directory / "proxyd.sock"
         self._command = [
-            sys.executable, "-P", "-m", "recovery.proxyd", "--devices", devices, "--socket", str(self.socket),
+            *module_command("recovery.proxyd"), "--devices", devices, "--socket", str(self.socket),
             "--spares", str(spares), "--log-level", os.environ.get("UNDERSTUDY_LOG_LEVEL", "error"),
             "--parent-pid", str(os.getpid()), *more,
         ]  # fmt: skip

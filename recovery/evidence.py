@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import replay
-from recovery.cuts import connected
-from recovery.facts import BufferFacts, CommitFacts, Manifest, RankFacts
-from recovery.jobs import Job, Session
+from understudy import replay
+from understudy.recovery.cuts import connected
+from understudy.recovery.facts import BufferFacts, CommitFacts, Manifest, RankFacts
+from understudy.recovery.jobs import Job, Session
 
 KEPT_COMMITS = replay.COMMIT_RING - 4
 """Commits behind the newest for which a server keeps anything at all, wherever the floor is."""

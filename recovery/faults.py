@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recovery.facts import FaultKind
+from understudy.recovery.facts import FaultKind
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ import asyncio
 import grpc
 import structlog
 
-import replay
-from recovery.background import Complaints
-from recovery.control import answer, pb, trouble
-from recovery.coordinator import Coordinator
-from recovery.evidence import LogManifests, commit_facts, rank_facts
-from recovery.facts import CommitFacts
-from recovery.jobs import Job, Session
-from recovery.planner import consistent_floor
-from recovery.replicas import Group, Points, ReplicaGroups, ReplicaTracker
-from recovery.validation import ValidationSchedule
+from understudy import replay
+from understudy.recovery.background import Complaints
+from understudy.recovery.control import answer, pb, trouble
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.evidence import LogManifests, commit_facts, rank_facts
+from understudy.recovery.facts import CommitFacts
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.planner import consistent_floor
+from understudy.recovery.replicas import Group, Points, ReplicaGroups, ReplicaTracker
+from understudy.recovery.validation import ValidationSchedule
 
 log = structlog.get_logger()
 

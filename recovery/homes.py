@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from recovery.jobs import Session
-from recovery.leases import Leases
-from recovery.servers import Server, ServerPool
-from recovery.spawner import SpawnerError
+from understudy.recovery.jobs import Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.servers import Server, ServerPool
+from understudy.recovery.spawner import SpawnerError
 
 
 class NoHome(RuntimeError):

@@ -11,9 +11,9 @@ from google.protobuf import json_format
 from rich.table import Table
 from rich.text import Text
 
-from recovery.asking import Failure, SocketOption, ask
-from recovery.control import pb
-from recovery.tables import account_of_trouble, make_console, moment
+from understudy.recovery.asking import Failure, SocketOption, ask
+from understudy.recovery.control import pb
+from understudy.recovery.tables import account_of_trouble, make_console, moment
 
 
 def hosts(

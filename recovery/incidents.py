@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recovery.control import pb
-from recovery.facts import FaultKind, Phase
-from recovery.jobs import Job
-from recovery.planner import PlanName
+from understudy.recovery.control import pb
+from understudy.recovery.facts import FaultKind, Phase
+from understudy.recovery.jobs import Job
+from understudy.recovery.planner import PlanName
 
 ECHOES = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
 """What other ranks see of a fault, or a fault by itself."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import structlog
 
-from recovery.control import pb
-from recovery.journal import JournalError, read
-from recovery.processes import is_same_process
-from recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory, abandoned
-from recovery.settings import BadInput, Settings
+from understudy.recovery.control import pb
+from understudy.recovery.journal import JournalError, read
+from understudy.recovery.processes import is_same_process
+from understudy.recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory, abandoned
+from understudy.recovery.settings import BadInput, Settings
 
 log = structlog.get_logger()
 

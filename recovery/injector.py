@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import structlog
 
-import replay
-from recovery.control import pb
-from recovery.drills import Drill
-from recovery.faults import BY_NAME, FAULTS, InjectedFault
-from recovery.jobs import Job, ScheduledDrill, Session
-from recovery.servers import ServerPool
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.drills import Drill
+from understudy.recovery.faults import BY_NAME, FAULTS, InjectedFault
+from understudy.recovery.jobs import Job, ScheduledDrill, Session
+from understudy.recovery.servers import ServerPool
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recovery.settings import BadInput
+from understudy.recovery.settings import BadInput
 
 PERIOD_S = 0.05
 """Between two looks: what a step time may be wrong by, over the whole watch."""

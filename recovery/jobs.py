@@ -8,16 +8,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import replay
-from recovery.control import pb
-from recovery.drills import Drill
-from recovery.facts import Phase, RankFacts
-from recovery.faults import BY_NAME
-from recovery.persistence.durable import Durable
-from recovery.processes import Watched
-from recovery.servers import Server
-from recovery.snapshot_leases import SnapshotLeases
-from recovery.spanning.span import Span
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.drills import Drill
+from understudy.recovery.facts import Phase, RankFacts
+from understudy.recovery.faults import BY_NAME
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.processes import Watched
+from understudy.recovery.servers import Server
+from understudy.recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.spanning.span import Span
 
 SESSION_LOST = 1
 SESSION_CLOSED = 2

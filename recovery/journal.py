@@ -16,10 +16,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from recovery.control import pb
-from recovery.faults import BY_NAME
-from recovery.runtime_directory import SHARED_MEMORY
-from recovery.settings import BadInput, parse_devices
+from understudy.recovery.control import pb
+from understudy.recovery.faults import BY_NAME
+from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.settings import BadInput, parse_devices
 
 FILE = "journal"
 _HEADER = b"understudy journal 1\n"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import structlog
 
-from recovery import journal
-from recovery.control import pb
-from recovery.facts import CommitFacts
-from recovery.jobs import Ended, Job, Session
-from recovery.persistence.durable import Durable
-from recovery.processes import start_ticks
-from recovery.servers import Server, ServerPool
-from recovery.sessions import Desk
-from recovery.spanning.span import Span
+from understudy.recovery import journal
+from understudy.recovery.control import pb
+from understudy.recovery.facts import CommitFacts
+from understudy.recovery.jobs import Ended, Job, Session
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.processes import start_ticks
+from understudy.recovery.servers import Server, ServerPool
+from understudy.recovery.sessions import Desk
+from understudy.recovery.spanning.span import Span
 
 log = structlog.get_logger()
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+from understudy.recovery.own_modules import FOLDER, HOME
 
-HOME = Path(__file__).resolve().parent.parent
-"""The directory that holds our packages."""
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def environment(job: str, socket: Path, node: Any, relays: str = "") -> dict[str, str]:
@@ -25,7 +24,7 @@ def environment(job: str, socket: Path, node: Any, relays: str = "") -> dict[str
     `relays`: a directory, if workers are to be migratable.
     """
     capability = node.capability
-    boot = str(HOME / "proxy_client" / "boot")
+    boot = str(FOLDER / "proxy_client" / "boot")
     before = os.environ.get("PYTHONPATH", "")
     return os.environ | {
         "UNDERSTUDY_JOB": job,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from recovery.injector import Refused
-from recovery.jobs import Session
-from recovery.servers import ServerPool
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Session
+from understudy.recovery.servers import ServerPool
 
 
 class Leases:

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from recovery.control import pb, rpc
-from recovery.membership.links import caller
-from recovery.passage import NOT_LED, JobHosts, NotPassedOn, Passage, Where, nowhere
-from recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Store, StoreFull
-from recovery.worker_store import WorkerStore
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.membership.links import caller
+from understudy.recovery.passage import NOT_LED, JobHosts, NotPassedOn, Passage, Where, nowhere
+from understudy.recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Store, StoreFull
+from understudy.recovery.worker_store import WorkerStore
 
 LONGEST_WAIT_MS = 3_600_000
 MOST_WAITS = 512

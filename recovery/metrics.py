@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from recovery.control import pb
-from recovery.jobs import CopyCounts, Job, LogCounts, Session
-from recovery.settings import BadInput, parse_address
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import CopyCounts, Job, LogCounts, Session
+from understudy.recovery.settings import BadInput, parse_address
 
 log = structlog.get_logger()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from recovery.control import pb
-from recovery.servers import ServerPool
-from recovery.sessions import Desk
+from understudy.recovery.control import pb
+from understudy.recovery.servers import ServerPool
+from understudy.recovery.sessions import Desk
 
 DRAINED = "nobody gets it until recoveryctl drain --undo"
 

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,30 +20,31 @@ from typing import Any
 
 import grpc.aio
 
-import replay
-from recovery.control import OPTIONS, address, pb, rpc
-from recovery.data_network import DataNetwork
-from recovery.evidence import facts_of
-from recovery.facts import FaultFacts, FaultKind
-from recovery.homes import Homes
-from recovery.jobs import Job, Session
-from recovery.leases import Leases
-from recovery.meeting import RendezvousService
-from recovery.persistence.durable import Durable
-from recovery.persistence.layout import ORIGIN, in_use
-from recovery.persistence.log_reach import Laid, Reach, lay_out, log_sizes
-from recovery.persistence.manifest import read_manifest
-from recovery.persistence.request import Persist, Written, decode_answer, encode
-from recovery.persistence.restorer import Restorer
-from recovery.persistence.settings import Writing
-from recovery.persistence.writer import sync_entries
-from recovery.planner import PlanName
-from recovery.processes import Watched, start_ticks
-from recovery.recovery_round import Round, RoundFailed
-from recovery.rendezvous import Store
-from recovery.runtime_directory import RuntimeDirectory
-from recovery.servers import Server, ServerPool
-from recovery.spawner import SpawnerError, default_command
+from understudy import replay
+from understudy.recovery.control import OPTIONS, address, pb, rpc
+from understudy.recovery.data_network import DataNetwork
+from understudy.recovery.evidence import facts_of
+from understudy.recovery.facts import FaultFacts, FaultKind
+from understudy.recovery.homes import Homes
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.meeting import RendezvousService
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.persistence.layout import ORIGIN, in_use
+from understudy.recovery.persistence.log_reach import Laid, Reach, lay_out, log_sizes
+from understudy.recovery.persistence.manifest import read_manifest
+from understudy.recovery.persistence.request import Persist, Written, decode_answer, encode
+from understudy.recovery.persistence.restorer import Restorer
+from understudy.recovery.persistence.settings import Writing
+from understudy.recovery.persistence.writer import sync_entries
+from understudy.recovery.planner import PlanName
+from understudy.recovery.processes import Watched, start_ticks
+from understudy.recovery.recovery_round import Round, RoundFailed
+from understudy.recovery.rendezvous import Store
+from understudy.recovery.runtime_directory import RuntimeDirectory
+from understudy.recovery.servers import Server, ServerPool
+from understudy.recovery.spawner import SpawnerError, default_command
 
 LOOK_S = 0.005
 STUCK_S = 300.0
@@ -298,7 +298,7 @@ async def _write(job: Job, serial: int, run: Path) -> None:
     sessions = [job.sessions[rank] for rank in sorted(job.sessions)]
     writing = Writing()
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "recovery.persistence.writer", str(run.parent.parent),
+        *module_command("recovery.persistence.writer"), str(run.parent.parent),
         "--job", run.parent.name, "--slots", str(SLOTS), "--threads", str(writing.threads),
         "--chunk", str(writing.chunk_bytes), "--pool", str(writing.pool_bytes), "--keep-runs", "1",
         "--parent", str(os.getpid()),

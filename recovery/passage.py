@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from recovery.control import answer, code_of, pb, rpc, trouble
-from recovery.membership.links import LARGEST_MESSAGE, NoLink
+from understudy.recovery.control import answer, code_of, pb, rpc, trouble
+from understudy.recovery.membership.links import LARGEST_MESSAGE, NoLink
 
 Value = TypeVar("Value")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from recovery.cuts import Cut, CutSearch, by_number, connected, is_young, kept_commits
-from recovery.facts import BEGINNING, CommitFacts, Facts, FaultFacts, FaultKind, Phase, RankFacts
-from recovery.replicas import Copy, match
-from recovery.roll_forward import RollForward, floor_for_roll_forward, roll_forward
+from understudy.recovery.cuts import Cut, CutSearch, by_number, connected, is_young, kept_commits
+from understudy.recovery.facts import BEGINNING, CommitFacts, Facts, FaultFacts, FaultKind, Phase, RankFacts
+from understudy.recovery.replicas import Copy, match
+from understudy.recovery.roll_forward import RollForward, floor_for_roll_forward, roll_forward
 
 MAXIMUM_ATTEMPTS = 3
 """A record that fails this often is wrong itself: its error belongs to the program (never loop)."""

@@ -9,8 +9,8 @@ import select
 import signal
 import time
 
-import replay
-from recovery.control import pb
+from understudy import replay
+from understudy.recovery.control import pb
 
 
 class Watched:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from recovery.activity import Activity
-from recovery.facts import FaultKind
+from understudy.recovery.activity import Activity
+from understudy.recovery.facts import FaultKind
 
 SECOND = 1_000_000_000
 STUCK_NS = SECOND // 10

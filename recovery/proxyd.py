@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import least_tls  # before whatever else loads gRPC
+from understudy.protos import least_tls  # before whatever else loads gRPC
 
 # isort: split
 import asyncio
@@ -11,13 +11,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recovery.allocation import keep_freed_memory
-from recovery.command_line import BAD_INPUT, Parser, check_variables, say
-from recovery.daemon import serve
-from recovery.membership.options import add_options, membership_of
-from recovery.persistence.retention import Retention
-from recovery.persistence.settings import MirrorSettings, PersistenceSettings, Writing
-from recovery.settings import (
+from understudy.recovery.allocation import keep_freed_memory
+from understudy.recovery.command_line import BAD_INPUT, Parser, check_variables, say
+from understudy.recovery.daemon import serve
+from understudy.recovery.membership.options import add_options, membership_of
+from understudy.recovery.persistence.retention import Retention
+from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings, Writing
+from understudy.recovery.settings import (
     BadInput,
     Settings,
     parse_address,
@@ -27,9 +27,9 @@ from recovery.settings import (
     parse_seconds,
     parse_share,
 )
-from recovery.socket_path import default_socket
-from recovery.spawner import SpawnerError
-from recovery.structured_log import configure
+from understudy.recovery.socket_path import default_socket
+from understudy.recovery.spawner import SpawnerError
+from understudy.recovery.structured_log import configure
 
 PROGRAM = "proxyd"
 OF_PERSIST = (
@@ -265,7 +265,7 @@ def _mirror(given: Any) -> MirrorSettings | None:
             raise BadInput(f"{flag} is not possible: {least} or more")
     if not given.mirror:
         return None
-    from recovery.persistence.remote import check_url  # libraries that are seldom needed
+    from understudy.recovery.persistence.remote import check_url  # libraries that are seldom needed
 
     try:
         check_url(given.mirror)
@@ -292,7 +292,9 @@ def main() -> int:
         configure(given.log_level)
         keep_freed_memory()
         if not least_tls.IN_FORCE:
-            raise RuntimeError("gRPC was loaded before protos.least_tls: TLS 1.2 would be spoken, too")
+            raise RuntimeError(
+                "gRPC was loaded before understudy.protos.least_tls: TLS 1.2 would be spoken, too"
+            )
         asyncio.run(serve(settings, lambda: tell({"ready": True}), given.parent_pid))
     except (BadInput, SpawnerError) as problem:
         if ready_fd >= 0:

@@ -14,16 +14,16 @@ from typing import Any
 
 import grpc
 
-from recovery.command_line import BAD_INPUT, Parser, check_variables, say
-from recovery.control import blocking_channel, pb, rpc, trouble
-from recovery.drills import Drill, parse_drill
-from recovery.embedded import EmbeddedDaemon
-from recovery.launch import Command, environment, ranks_wanted
-from recovery.membership.settings import MOST_HOSTS_OF_A_JOB
-from recovery.migration.namespaces import trouble_making
-from recovery.report import account_of_adoption, drill_of, summary, write
-from recovery.settings import BadInput, parse_devices, parse_seconds, parse_share
-from recovery.socket_path import default_socket, is_answering
+from understudy.recovery.command_line import BAD_INPUT, Parser, check_variables, say
+from understudy.recovery.control import blocking_channel, pb, rpc, trouble
+from understudy.recovery.drills import Drill, parse_drill
+from understudy.recovery.embedded import EmbeddedDaemon
+from understudy.recovery.launch import Command, environment, ranks_wanted
+from understudy.recovery.membership.settings import MOST_HOSTS_OF_A_JOB
+from understudy.recovery.migration.namespaces import trouble_making
+from understudy.recovery.report import account_of_adoption, drill_of, summary, write
+from understudy.recovery.settings import BadInput, parse_devices, parse_seconds, parse_share
+from understudy.recovery.socket_path import default_socket, is_answering
 
 PROGRAM = "proxyrun"
 RETURN_S = 60.0

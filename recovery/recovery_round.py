@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 import grpc
 import structlog
 
-from recovery.control import answer, pb, ran_out, trouble
-from recovery.evidence import concerned, rank_facts
-from recovery.facts import Facts, FaultFacts, FaultKind
-from recovery.homes import Homes, NoHome
-from recovery.jobs import Job, Session
-from recovery.persistence.durable import Durable
-from recovery.persistence.restorer import NotRestored, Restorer
-from recovery.planner import Lose, Plan, Reload, Restart, Rewind, plan
-from recovery.servers import Server
+from understudy.recovery.control import answer, pb, ran_out, trouble
+from understudy.recovery.evidence import concerned, rank_facts
+from understudy.recovery.facts import Facts, FaultFacts, FaultKind
+from understudy.recovery.homes import Homes, NoHome
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.persistence.restorer import NotRestored, Restorer
+from understudy.recovery.planner import Lose, Plan, Reload, Restart, Rewind, plan
+from understudy.recovery.servers import Server
 
 log = structlog.get_logger()
 Value = TypeVar("Value")

@@ -11,17 +11,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.live import Live
 
-import replay
-from recovery import certificate_commands, host_commands, snapshot_commands
-from recovery.asking import Failure, JobOption, SocketOption, ask, get_status
-from recovery.command_line import BAD_INPUT, check_variables, say
-from recovery.control import pb
-from recovery.drills import Drill, unknown
-from recovery.faults import BY_NAME
-from recovery.migration import commands as migration_commands
-from recovery.report import account_of_adoption
-from recovery.settings import BadInput
-from recovery.tables import fault_table, log_table, make_console, status_json, status_tables
+from understudy import replay
+from understudy.recovery import certificate_commands, host_commands, snapshot_commands
+from understudy.recovery.asking import Failure, JobOption, SocketOption, ask, get_status
+from understudy.recovery.command_line import BAD_INPUT, check_variables, say
+from understudy.recovery.control import pb
+from understudy.recovery.drills import Drill, unknown
+from understudy.recovery.faults import BY_NAME
+from understudy.recovery.migration import commands as migration_commands
+from understudy.recovery.report import account_of_adoption
+from understudy.recovery.settings import BadInput
+from understudy.recovery.tables import fault_table, log_table, make_console, status_json, status_tables
 
 PROGRAM = "recoveryctl"
 SUCCESSOR_S = 20.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from recovery.injector import Refused
-from recovery.jobs import Job, Session
-from recovery.settings import DeviceSpec
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.settings import DeviceSpec
 
 
 def held(holder: Session, request: Any) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from recovery.control import pb
-from recovery.coordinator import Coordinator
-from recovery.facts import FaultKind
-from recovery.injector import Refused, account_of
-from recovery.jobs import Job
-from recovery.persistence.durable import Durable
-from recovery.persistence.restorer import NotRestored, check
+from understudy.recovery.control import pb
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.facts import FaultKind
+from understudy.recovery.injector import Refused, account_of
+from understudy.recovery.jobs import Job
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.persistence.restorer import NotRestored, check
 
 MOST_CHECKS = 5
 """A newer set may become durable while one is being read."""

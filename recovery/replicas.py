@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from recovery.facts import BufferFacts, Manifest
+from understudy.recovery.facts import BufferFacts, Manifest
 
 Content = tuple[int, int]
 """(bytes, digest)"""

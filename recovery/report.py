@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recovery.drills import Drill
-from recovery.facts import WISHES
+from understudy.recovery.drills import Drill
+from understudy.recovery.facts import WISHES
 
 PLANNED = tuple(kind.value for kind in WISHES)
 _FACTS = ("fault", "rank", "step", "call", "phase", "plan", "reason", "evidence", "verified")

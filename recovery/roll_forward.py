@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from recovery.cuts import Cut
-from recovery.facts import BufferFacts, CommitFacts, Manifest, RankFacts
-from recovery.replicas import Content, Copy, needs_replica
+from understudy.recovery.cuts import Cut
+from understudy.recovery.facts import BufferFacts, CommitFacts, Manifest, RankFacts
+from understudy.recovery.replicas import Content, Copy, needs_replica
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from recovery.processes import is_same_process, start_ticks
+from understudy.recovery.processes import is_same_process, start_ticks
 
 SHARED_MEMORY = Path(os.environ.get("UNDERSTUDY_SHARED_MEMORY") or "/dev/shm")
 ALIVE = "alive"

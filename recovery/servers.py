@@ -12,11 +12,11 @@ import grpc
 import grpc.aio
 import structlog
 
-from recovery.background import BackgroundTasks
-from recovery.control import asynchronous_channel, pb, rpc, trouble
-from recovery.facts import FaultKind
-from recovery.processes import Watched
-from recovery.spawner import Installation, Spawner, SpawnerError
+from understudy.recovery.background import BackgroundTasks
+from understudy.recovery.control import asynchronous_channel, pb, rpc, trouble
+from understudy.recovery.facts import FaultKind
+from understudy.recovery.processes import Watched
+from understudy.recovery.spawner import Installation, Spawner, SpawnerError
 
 log = structlog.get_logger()
 

@@ -7,23 +7,23 @@ from typing import Any
 
 import structlog
 
-from recovery.control import pb, rpc
-from recovery.coordinator import Coordinator
-from recovery.drills import Drill, unknown
-from recovery.faults import BY_NAME
-from recovery.injector import Refused
-from recovery.jobs import Job, Session
-from recovery.membership.membership import Membership
-from recovery.membership.store import ClusterStoreError
-from recovery.migration.compatible import may_pass, refusal
-from recovery.migration.places import Place, parse_place
-from recovery.node import describe_node
-from recovery.rehearsal import rehearse
-from recovery.servers import ServerPool
-from recovery.sessions import Desk
-from recovery.settings import BadInput
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.spans import Spans
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.drills import Drill, unknown
+from understudy.recovery.faults import BY_NAME
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.membership.membership import Membership
+from understudy.recovery.membership.store import ClusterStoreError
+from understudy.recovery.migration.compatible import may_pass, refusal
+from understudy.recovery.migration.places import Place, parse_place
+from understudy.recovery.node import describe_node
+from understudy.recovery.rehearsal import rehearse
+from understudy.recovery.servers import ServerPool
+from understudy.recovery.sessions import Desk
+from understudy.recovery.settings import BadInput
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.spans import Spans
 
 log = structlog.get_logger()
 

@@ -13,40 +13,40 @@ from typing import Any
 import grpc
 import structlog
 
-import replay
-from recovery.background import BackgroundTasks
-from recovery.control import answer, pb, trouble
-from recovery.coordinator import Coordinator
-from recovery.drills import Drill
-from recovery.elsewhere import Elsewhere, is_cleaned_up
-from recovery.evidence import rank_facts
-from recovery.floors import FloorKeeper
-from recovery.homes import Homes
-from recovery.injector import Injector, Refused
-from recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
-from recovery.leases import Leases
-from recovery.migration.mover import move_worker
-from recovery.migration.namespaces import pid_here
-from recovery.migration.planned import PlannedMoves
-from recovery.migration.survey import Survey
-from recovery.passage import JobHosts, OneHost, Passage
-from recovery.persistence.restorer import Restorer
-from recovery.processes import Watched, start_ticks
-from recovery.recovery_round import policy
-from recovery.refusals import check_drills, check_version, held, more_ranks_than_devices
-from recovery.rendezvous import Store
-from recovery.runtime_directory import RuntimeDirectory
-from recovery.servers import Server, ServerPool
-from recovery.settings import Settings
-from recovery.snapshots import SnapshotKeeper
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.interface import JobSpans, Started
-from recovery.spanning.persisting import begin_persisting
-from recovery.spanning.span import Span
-from recovery.spawner import Installation, SpawnerError
-from recovery.validation import ValidationSchedule
-from recovery.watch import Watch
-from recovery.worker_store import WorkerStore
+from understudy import replay
+from understudy.recovery.background import BackgroundTasks
+from understudy.recovery.control import answer, pb, trouble
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.drills import Drill
+from understudy.recovery.elsewhere import Elsewhere, is_cleaned_up
+from understudy.recovery.evidence import rank_facts
+from understudy.recovery.floors import FloorKeeper
+from understudy.recovery.homes import Homes
+from understudy.recovery.injector import Injector, Refused
+from understudy.recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.migration.mover import move_worker
+from understudy.recovery.migration.namespaces import pid_here
+from understudy.recovery.migration.planned import PlannedMoves
+from understudy.recovery.migration.survey import Survey
+from understudy.recovery.passage import JobHosts, OneHost, Passage
+from understudy.recovery.persistence.restorer import Restorer
+from understudy.recovery.processes import Watched, start_ticks
+from understudy.recovery.recovery_round import policy
+from understudy.recovery.refusals import check_drills, check_version, held, more_ranks_than_devices
+from understudy.recovery.rendezvous import Store
+from understudy.recovery.runtime_directory import RuntimeDirectory
+from understudy.recovery.servers import Server, ServerPool
+from understudy.recovery.settings import Settings
+from understudy.recovery.snapshots import SnapshotKeeper
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.interface import JobSpans, Started
+from understudy.recovery.spanning.persisting import begin_persisting
+from understudy.recovery.spanning.span import Span
+from understudy.recovery.spawner import Installation, SpawnerError
+from understudy.recovery.validation import ValidationSchedule
+from understudy.recovery.watch import Watch
+from understudy.recovery.worker_store import WorkerStore
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery.membership.settings import MembershipSettings
-from recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.membership.settings import MembershipSettings
+from understudy.recovery.persistence.settings import PersistenceSettings
 
 SEGMENT_BYTES = 8 << 20
 SMALLEST_LOG = 4

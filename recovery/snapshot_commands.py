@@ -18,19 +18,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from recovery.asking import Failure, SocketOption, ask, looking
-from recovery.asking import JobOption as RunningJobOption
-from recovery.control import pb
-from recovery.persistence.catalogue import Catalogue, StoredSet
-from recovery.persistence.layout import logs_of
-from recovery.persistence.mirror import Mirror
-from recovery.persistence.remote import Remote
-from recovery.persistence.tiers import Tier, tier_at
-from recovery.persistence.tuner import size
-from recovery.settings import BadInput, parse_bytes, parse_seconds, parse_share
-from recovery.structured_log import configure
-from recovery.tables import make_console
-from recovery.tuning import Order, measure
+from understudy.recovery.asking import Failure, SocketOption, ask, looking
+from understudy.recovery.asking import JobOption as RunningJobOption
+from understudy.recovery.control import pb
+from understudy.recovery.persistence.catalogue import Catalogue, StoredSet
+from understudy.recovery.persistence.layout import logs_of
+from understudy.recovery.persistence.mirror import Mirror
+from understudy.recovery.persistence.remote import Remote
+from understudy.recovery.persistence.tiers import Tier, tier_at
+from understudy.recovery.persistence.tuner import size
+from understudy.recovery.settings import BadInput, parse_bytes, parse_seconds, parse_share
+from understudy.recovery.structured_log import configure
+from understudy.recovery.tables import make_console
+from understudy.recovery.tuning import Order, measure
 
 app = typer.Typer(no_args_is_help=True, help="Snapshots that proxyd --persist writes.")
 
@@ -153,8 +153,10 @@ def export(
     form: Annotated[str, typer.Option("--format", help="torch, dcp or safetensors.")] = "torch",
 ) -> None:
     """Write a snapshot as a checkpoint that scripts load."""
-    from recovery.persistence.export import FORMATS  # PyTorch: a second, which other commands need not spend
-    from recovery.persistence.export import export as write
+    from understudy.recovery.persistence.export import (
+        FORMATS,  # PyTorch: a second, which other commands need not spend
+    )
+    from understudy.recovery.persistence.export import export as write
 
     if form not in FORMATS:
         raise BadInput(f"--format {form!r} is not known: {', '.join(FORMATS)}")
@@ -188,8 +190,11 @@ def replay_log(
     The newest complete snapshot of the run is taken to the newest step that all its ranks' logs reach, and
     becomes a run of its own, which `export` then takes.  No proxyd is needed, nothing that is there changes.
     """
-    from recovery.offline_replay import NotReplayed, replay_stored  # gRPC, which others need not wait for
-    from recovery.persistence.log_reach import newest_reach
+    from understudy.recovery.offline_replay import (  # gRPC, which others need not wait for
+        NotReplayed,
+        replay_stored,
+    )
+    from understudy.recovery.persistence.log_reach import newest_reach
 
     configure("error")
     newest = next(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recovery.jobs import Session
+    from understudy.recovery.jobs import Session
 
 
 class SnapshotLeases:

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-import replay
-from recovery.background import Complaints
-from recovery.coordinator import Coordinator
-from recovery.cuts import CutSearch
-from recovery.evidence import rank_facts
-from recovery.jobs import Job, Session
-from recovery.persistence.persistence import Persistence
-from recovery.runtime_directory import SHARED_MEMORY
-from recovery.spanning.interface import Images
+from understudy import replay
+from understudy.recovery.background import Complaints
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.cuts import CutSearch
+from understudy.recovery.evidence import rank_facts
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.persistence.persistence import Persistence
+from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.spanning.interface import Images
 
 log = structlog.get_logger()
 

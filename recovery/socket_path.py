@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from recovery.settings import BadInput
+from understudy.recovery.settings import BadInput
 
 _LONGEST = 107
 """Bytes of a Unix socket's path that the kernel takes."""

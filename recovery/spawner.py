@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.control import pb
-from recovery.data_network import DataNetwork
+from understudy.recovery.control import pb
+from understudy.recovery.data_network import DataNetwork
+from understudy.recovery.own_modules import module_command
 
 _LONGEST_START = 180.0
 """Seconds; importing PyTorch from a cold disk takes long."""
@@ -38,7 +38,7 @@ def default_command(
     socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork
 ) -> list[str]:
     """How the real spawner is started."""
-    command = [sys.executable, "-P", "-m", "proxy_server.spawner"]
+    command = [*module_command("proxy_server.spawner")]
     return [
         *command,
         "--daemon-socket",

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import grpc
 import structlog
 
-from recovery.control import answer, pb, trouble
-from recovery.jobs import Job, Session
-from recovery.recovery_round import RESUME_S
+from understudy.recovery.control import answer, pb, trouble
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.recovery_round import RESUME_S
 
 log = structlog.get_logger()
 

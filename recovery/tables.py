@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recovery.faults import FAULTS
-from recovery.report import account_of_adoption
+from understudy.recovery.faults import FAULTS
+from understudy.recovery.report import account_of_adoption
 
 
 def make_console() -> Console:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.job_watch import JobWatch, Pace, name_of_job
-from recovery.persistence import probe
-from recovery.persistence.advice import Advice, Known, Slowdown, advise, room_for, usable
-from recovery.persistence.tuner import size
-from recovery.settings import BadInput
+from understudy.recovery.job_watch import JobWatch, Pace, name_of_job
+from understudy.recovery.persistence import probe
+from understudy.recovery.persistence.advice import Advice, Known, Slowdown, advise, room_for, usable
+from understudy.recovery.persistence.tuner import size
+from understudy.recovery.settings import BadInput
 
 SHARE_OF_FREE = 0.9
 """A file system that is full to the brim is slow, and others write there, too."""

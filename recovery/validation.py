@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from recovery.jobs import Job, Session
+from understudy.recovery.jobs import Job, Session
 
 log = structlog.get_logger()
 

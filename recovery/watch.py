@@ -9,16 +9,16 @@ from collections.abc import Mapping
 
 import structlog
 
-from recovery.activity import Activity
-from recovery.background import Complaints
-from recovery.collective_watch import BUSY_DEVICE_NS, CollectiveWatch, Member
-from recovery.coordinator import Coordinator
-from recovery.injector import Injector
-from recovery.jobs import Job, Session
-from recovery.progress import SECOND, SHORTEST_NS, STUCK_NS, Finding, Position, Progress
-from recovery.servers import Server, Verdict
-from recovery.spanning.deputy import Deputy, Pace
-from recovery.spanning.remote import RemoteServer
+from understudy.recovery.activity import Activity
+from understudy.recovery.background import Complaints
+from understudy.recovery.collective_watch import BUSY_DEVICE_NS, CollectiveWatch, Member
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.injector import Injector
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.progress import SECOND, SHORTEST_NS, STUCK_NS, Finding, Position, Progress
+from understudy.recovery.servers import Server, Verdict
+from understudy.recovery.spanning.deputy import Deputy, Pace
+from understudy.recovery.spanning.remote import RemoteServer
 
 log = structlog.get_logger()
 

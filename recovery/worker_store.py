@@ -18,10 +18,10 @@ from typing import Any
 
 import structlog
 
-from recovery.control import pb
-from recovery.passage import NotPassedOn, Passage, nowhere
-from recovery.private_socket import bound_to
-from recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Notes, Store
+from understudy.recovery.control import pb
+from understudy.recovery.passage import NotPassedOn, Passage, nowhere
+from understudy.recovery.private_socket import bound_to
+from understudy.recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Notes, Store
 
 log = structlog.get_logger()
 

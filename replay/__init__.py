@@ -1,11 +1,11 @@
 """The log: its format, its writer and reader, and the rewind rules. Knows nothing of processes.
 
 The C++ headers in ``replay/csrc`` are shared by the worker's writer and the device server's reader; this
-package gives the tools (proxyd, recoveryctl, tests) the same view through ``replay._replay``, which needs
-no PyTorch.
+package gives the tools (proxyd, recoveryctl, tests) the same view through ``understudy.replay._replay``,
+which needs no PyTorch.
 """
 
-from replay._replay import (
+from understudy.replay._replay import (
     COMMIT_RING,
     SNAPSHOT_LEASES,
     SNAPSHOT_ORDERS,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
-from recovery.persistence import StoreError
-from recovery.persistence._store import RecordedDisk, Store
+from understudy.recovery.persistence import StoreError
+from understudy.recovery.persistence._store import RecordedDisk, Store
 
 BLOCK = 4096
 SECTOR = 512

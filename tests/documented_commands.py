@@ -10,9 +10,9 @@ from pathlib import Path
 import typer
 from training_run import ROOT
 
-from recovery.proxyd import settings_of
-from recovery.proxyrun import parse
-from recovery.recoveryctl import app
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyrun import parse
+from understudy.recovery.recoveryctl import app
 
 OPERATIONS = ROOT / "docs" / "operations.md"
 PROGRAMS = ("proxyd", "proxyrun", "recoveryctl")

@@ -12,9 +12,9 @@ from types import TracebackType
 
 import torch.distributed  # noqa: F401 - the executor's communicators are its types
 
-from proxy_server import _server
-from recovery.runtime_directory import SHARED_MEMORY
-from replay import Log, LogWriter, create_log
+from understudy.proxy_server import _server
+from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.replay import Log, LogWriter, create_log
 
 PATIENCE_S = 30.0
 FLOAT, LONG = 6, 4  # c10::ScalarType

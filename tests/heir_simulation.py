@@ -23,19 +23,19 @@ import grpc.aio
 from rough_link import Link
 from simulation.virtual_time import VirtualLoop, run
 
-from recovery.control import pb
-from recovery.jobs import Job
-from recovery.membership.embedded import StoreMachine
-from recovery.membership.records import read
-from recovery.membership.store import Change, ClusterStoreError, Put, Unchanged, Unreachable
-from recovery.rendezvous import Store
-from recovery.spanning.bequest import Bequest, NotLeft, Sources
-from recovery.spanning.cpu_images import Pair
-from recovery.spanning.estate import Estates, NotKept
-from recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of, key_of
-from recovery.spanning.member_link import MemberLink
-from recovery.spanning.span import Span
-from recovery.spanning.succession import Succession
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job
+from understudy.recovery.membership.embedded import StoreMachine
+from understudy.recovery.membership.records import read
+from understudy.recovery.membership.store import Change, ClusterStoreError, Put, Unchanged, Unreachable
+from understudy.recovery.rendezvous import Store
+from understudy.recovery.spanning.bequest import Bequest, NotLeft, Sources
+from understudy.recovery.spanning.cpu_images import Pair
+from understudy.recovery.spanning.estate import Estates, NotKept
+from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of, key_of
+from understudy.recovery.spanning.member_link import MemberLink
+from understudy.recovery.spanning.span import Span
+from understudy.recovery.spanning.succession import Succession
 
 ROUGH_S = 200.0
 HEIR, LEADER = heir_key_of("c", "j"), key_of("c", "j")

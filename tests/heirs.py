@@ -10,14 +10,14 @@ from typing import Any
 from images_of_workers import header, some_parts
 from led_job import TOKEN
 
-from recovery.control import pb
-from recovery.jobs import Job
-from recovery.membership.embedded import EmbeddedStore
-from recovery.membership.records import VERSION, read, written
-from recovery.membership.store import Unreachable
-from recovery.rendezvous import Change, Store
-from recovery.spanning.estate import Estates
-from recovery.spanning.leadership import heir_key_of, key_of
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job
+from understudy.recovery.membership.embedded import EmbeddedStore
+from understudy.recovery.membership.records import VERSION, read, written
+from understudy.recovery.membership.store import Unreachable
+from understudy.recovery.rendezvous import Change, Store
+from understudy.recovery.spanning.estate import Estates
+from understudy.recovery.spanning.leadership import heir_key_of, key_of
 
 NUMBERS = itertools.count(1)
 """Of a leader's requests."""

@@ -21,8 +21,9 @@ from proxied import WORKLOADS, until
 from running_proxyd import RunningProxyd
 from training_run import BIN
 
-from recovery.control import blocking_channel, pb, rpc
-from recovery.membership.certificates import issue, make_authority
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.own_modules import module_command
 
 EXAMPLES = WORKLOADS.parent.parent / "examples"
 PORT = 9400
@@ -109,7 +110,7 @@ class Host:
 
     def recoveryctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", "recovery.recoveryctl", *words, "--socket", str(self.socket)],
+            [*module_command("recovery.recoveryctl"), *words, "--socket", str(self.socket)],
             capture_output=True, text=True, timeout=200, env=os.environ | {"COLUMNS": "250"},
         )  # fmt: skip
 

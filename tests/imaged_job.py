@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from images_of_workers import some_parts
 
-from recovery.control import pb
-from recovery.snapshot_leases import SnapshotLeases
-from recovery.spanning.cpu_images import FOLDER, CpuImages
+from understudy.recovery.control import pb
+from understudy.recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.spanning.cpu_images import FOLDER, CpuImages
 
 
 def kept(rank: int, serial: int) -> Any:

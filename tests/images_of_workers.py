@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from recovery.control import pb
-from recovery.migration.header import VERSION
-from recovery.migration.parcel import Packed, parts
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.control import pb
+from understudy.recovery.migration.header import VERSION
+from understudy.recovery.migration.parcel import Packed, parts
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 RUNTIME = f"{SHARED_MEMORY}/understudy-{os.getuid()}-1-2-abc"
 

@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import grpc.aio
 
-import replay
-from recovery.control import pb, rpc
-from recovery.homes import NoHome
-from recovery.jobs import Job, Session
-from recovery.processes import Watched
-from recovery.spanning.deputy import Deputy, Pace
-from recovery.spanning.job_link import JobLinkService
-from recovery.spanning.lead import Lead
-from recovery.spanning.member import MemberSide
-from recovery.spanning.remote import RemoteProcess
-from recovery.spanning.span import Span
+from understudy import replay
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.homes import NoHome
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.processes import Watched
+from understudy.recovery.spanning.deputy import Deputy, Pace
+from understudy.recovery.spanning.job_link import JobLinkService
+from understudy.recovery.spanning.lead import Lead
+from understudy.recovery.spanning.member import MemberSide
+from understudy.recovery.spanning.remote import RemoteProcess
+from understudy.recovery.spanning.span import Span
 
 TOKEN = b"t" * 32
 SOON_S = 10.0

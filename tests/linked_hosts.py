@@ -8,13 +8,13 @@ from typing import Any
 import grpc.aio
 from etcd_server import free_port
 
-from recovery.control import pb, rpc
-from recovery.meeting import MeetingService
-from recovery.membership.certificates import load
-from recovery.membership.endpoint import HostsService, listen
-from recovery.membership.links import NoLink
-from recovery.passage import Leader
-from recovery.rendezvous import Store
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.meeting import MeetingService
+from understudy.recovery.membership.certificates import load
+from understudy.recovery.membership.endpoint import HostsService, listen
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.passage import Leader
+from understudy.recovery.rendezvous import Store
 
 
 class Span:

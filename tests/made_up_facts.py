@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recovery.facts import (
+from understudy.recovery.facts import (
     BufferFacts,
     CommitFacts,
     FaultFacts,
@@ -12,7 +12,7 @@ from recovery.facts import (
     Manifest,
     RankFacts,
 )
-from recovery.planner import (
+from understudy.recovery.planner import (
     Lose,
     Plan,
     Restart,

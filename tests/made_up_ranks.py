@@ -9,11 +9,11 @@ from typing import Any, cast
 from simulation.log import RING, Commit, Log, Row
 from simulation.programs import Program
 
-from recovery.control import pb
-from recovery.coordinator import Coordinator
-from recovery.homes import Homes
-from recovery.jobs import Job, Session
-from recovery.leases import Leases
+from understudy.recovery.control import pb
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.homes import Homes
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.leases import Leases
 
 WEIGHT = 10
 """Handle of a buffer that all ranks have alike, as a rule."""

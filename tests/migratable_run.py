@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ import pytest
 from proxied import until
 from running_proxyd import RunningProxyd
 
-from recovery.control import blocking_channel, pb, rpc
-from recovery.migration import namespaces
-from recovery.migration.criu import find
-from recovery.migration.survey import trouble_of_machine
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.migration import namespaces
+from understudy.recovery.migration.criu import find
+from understudy.recovery.migration.survey import trouble_of_machine
+from understudy.recovery.own_modules import module_command
 
 LOADED_GPT = proxied.WORKLOADS / "migration" / "loaded_gpt.py"
 EXAMPLES = proxied.WORKLOADS.parent.parent / "examples"
-HERE = [sys.executable, "-P", "-m"]
 LONG_S = 100.0
 
 
@@ -70,7 +69,7 @@ class MigratableRun:
     def start(self, command: list[str], *, migratable: bool = True, **popen: Any) -> None:
         options = ["--migratable"] if migratable else []
         self.run = subprocess.Popen(
-            [*HERE, "recovery.proxyrun", "--socket", str(self.proxyd.socket), *options, *command],
+            [*module_command("recovery.proxyrun"), "--socket", str(self.proxyd.socket), *options, *command],
             env=os.environ | {"OMP_NUM_THREADS": "1", "EXAMPLES": str(EXAMPLES)}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
         )  # fmt: skip
@@ -101,7 +100,7 @@ class MigratableRun:
 
     def recoveryctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*HERE, "recovery.recoveryctl", *arguments, "--socket", str(self.proxyd.socket)],
+            [*module_command("recovery.recoveryctl"), *arguments, "--socket", str(self.proxyd.socket)],
             capture_output=True, text=True, timeout=LONG_S, check=False,
             env=os.environ | {"COLUMNS": "300"},
         )  # fmt: skip

@@ -14,10 +14,10 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from recovery.persistence import Store
-from recovery.persistence.catalogue import StoredSet, find_set
-from recovery.persistence.layout import store_path
-from recovery.persistence.tiers import MirrorTier
+from understudy.recovery.persistence import Store
+from understudy.recovery.persistence.catalogue import StoredSet, find_set
+from understudy.recovery.persistence.layout import store_path
+from understudy.recovery.persistence.tiers import MirrorTier
 
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request hides what a test says
 

@@ -17,7 +17,7 @@ import psutil
 from namespaces import Network, network
 from proxied import WORKLOADS, until
 
-from recovery.membership.certificates import issue, make_authority
+from understudy.recovery.membership.certificates import issue, make_authority
 
 PROGRAM = WORKLOADS / "migration" / "moving_host.py"
 LOADING = WORKLOADS / "migration" / "loading.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.persistence._storage import Storage
+from understudy.recovery.persistence._storage import Storage
 
 MIB = 1 << 20
 SIZE = 8 * MIB

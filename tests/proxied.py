@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 from training_run import BIN, driver
 
-from recovery.launch import ranks_wanted
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.launch import ranks_wanted
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 WORKLOADS = Path(__file__).parent / "workloads"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from executor_harness import Harness
 
-from proxy_server._server import Executor
-from replay import Buffer, RemoteError
+from understudy.proxy_server._server import Executor
+from understudy.replay import Buffer, RemoteError
 
 SNAPSHOT_BYTES = 64 << 20
 CALL_ERROR = 3

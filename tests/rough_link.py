@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from simulation.virtual_time import VirtualLoop
 
-from recovery.membership.embedded import StoreMachine
-from recovery.membership.store import (
+from understudy.recovery.membership.embedded import StoreMachine
+from understudy.recovery.membership.store import (
     Change,
     ClusterStore,
     ClusterStoreError,

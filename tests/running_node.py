@@ -15,12 +15,12 @@ from proxied import until
 from running_proxyd import RunningProxyd
 from test_proxyd_recovery import LAUNCH, expected
 
-import replay
-from recovery.control import blocking_channel, pb, rpc
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy import replay
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 RANK = test_proxyd_recovery.__file__
-HERE = [sys.executable, "-P", "-m"]
 LONG_S = 60.0
 
 
@@ -54,7 +54,7 @@ class Node:
         self.let(limit, 0)
         self.let(limit or -1, 1)
         self.run = subprocess.Popen(
-            [*HERE, "recovery.proxyrun", "--socket", str(self.socket), "--report",
+            [*module_command("recovery.proxyrun"), "--socket", str(self.socket), "--report",
              str(self.folder / "report"), sys.executable, "-c", LAUNCH, RANK, "2", str(steps)],
             env=self.environment | {"LIMIT_FILE": str(self.folder / "limit")},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -93,7 +93,7 @@ class Node:
 
     def recoveryctl(self, *arguments: str) -> str:
         """What it prints, in one line."""
-        command = [*HERE, "recovery.recoveryctl", *arguments, "--socket", str(self.socket)]
+        command = [*module_command("recovery.recoveryctl"), *arguments, "--socket", str(self.socket)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LONG_S, check=False,
             env=os.environ | {"COLUMNS": "250"},

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from recovery import background
-from recovery.background import BackgroundTasks
-from recovery.membership.embedded import EmbeddedStore
-from recovery.membership.followed import Followed
+from understudy.recovery import background
+from understudy.recovery.background import BackgroundTasks
+from understudy.recovery.membership.embedded import EmbeddedStore
+from understudy.recovery.membership.followed import Followed
 
 SOON_S = 20.0
 

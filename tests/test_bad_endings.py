@@ -15,8 +15,9 @@ from proxied import WORKLOADS, python, run, torchrun, until
 from running_proxyd import running_proxyd
 from training_run import BIN
 
-from recovery.embedded import MOST_RESTARTS
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.embedded import MOST_RESTARTS
+from understudy.recovery.own_modules import name_of
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 TINY = WORKLOADS / "tiny.py"
 
@@ -131,7 +132,10 @@ def test_an_embedded_proxyd_that_is_killed_once_too_often_is_told_of_and_leaves_
                 break
         last = int(line.split()[1]) + 100  # training goes on meanwhile
         (daemon,) = until(
-            lambda: [entry for entry in proxied.our_processes() if "-m recovery.proxyd" in entry], "a proxyd"
+            lambda: [
+                entry for entry in proxied.our_processes() if name_of("recovery.proxyd") in entry.split()
+            ],
+            "a proxyd",
         )
         os.kill(int(daemon.split(":")[0]), signal.SIGKILL)
         sentence = (

@@ -15,8 +15,9 @@ import pytest
 from proxied import WORKLOADS, python
 from training_run import ROOT
 
-from proxy_client import placement, variables
-from proxy_client.placement import Placement
+from understudy.proxy_client import placement, variables
+from understudy.proxy_client.placement import Placement
+from understudy.recovery.own_modules import module_command
 
 IMPOSSIBLE = {
     "UNDERSTUDY_SOCKET": ["/tmp/directory/"],
@@ -112,7 +113,7 @@ def test_a_command_refuses_an_impossible_value_and_warns_of_an_unknown_name(
         "UNDERSTUDY_SOCKET": str(tmp_path / "none"),
     }
     done = subprocess.run(
-        [sys.executable, "-P", "-m", f"recovery.{module}", *arguments],
+        [*module_command(f"recovery.{module}"), *arguments],
         env=os.environ | mistaken,
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -26,18 +26,18 @@ from heirs import (
 )
 from led_job import becomes
 
-from recovery.control import pb
-from recovery.jobs import Job
-from recovery.membership.election import Leadership
-from recovery.rendezvous import Store
-from recovery.spanning import bequest
-from recovery.spanning.bequest import Bequest, NotLeft, Sources
-from recovery.spanning.cpu_images import Pair
-from recovery.spanning.estate import NotKept
-from recovery.spanning.leadership import Leading, claim, claim_as_heir
-from recovery.spanning.member_link import MemberLink
-from recovery.spanning.span import Span
-from recovery.worker_store import WorkerStore
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job
+from understudy.recovery.membership.election import Leadership
+from understudy.recovery.rendezvous import Store
+from understudy.recovery.spanning import bequest
+from understudy.recovery.spanning.bequest import Bequest, NotLeft, Sources
+from understudy.recovery.spanning.cpu_images import Pair
+from understudy.recovery.spanning.estate import NotKept
+from understudy.recovery.spanning.leadership import Leading, claim, claim_as_heir
+from understudy.recovery.spanning.member_link import MemberLink
+from understudy.recovery.spanning.span import Span
+from understudy.recovery.worker_store import WorkerStore
 
 
 class Stub:

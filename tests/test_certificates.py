@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from recovery.membership.certificates import check_validity, issue, load, make_authority, show
-from recovery.settings import BadInput
+from understudy.recovery.membership.certificates import check_validity, issue, load, make_authority, show
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.settings import BadInput
 
 NOW = datetime.now(UTC)
 
@@ -148,7 +148,7 @@ def test_impossible_names_are_refused(made: Path, name: str) -> None:
 def test_commands_do_it_and_say_what_to_bring_where(tmp_path: Path) -> None:
     def certs(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", "recovery.recoveryctl", "certs", *arguments],
+            [*module_command("recovery.recoveryctl"), "certs", *arguments],
             capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "200"},
         )  # fmt: skip
 

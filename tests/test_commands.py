@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from recovery.drills import Drill, parse_drill
-from recovery.launch import ranks_wanted
-from recovery.proxyd import settings_of
-from recovery.proxyrun import parse
-from recovery.settings import BadInput, parse_bytes, parse_devices
+from understudy.recovery.drills import Drill, parse_drill
+from understudy.recovery.launch import ranks_wanted
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyrun import parse
+from understudy.recovery.settings import BadInput, parse_bytes, parse_devices
 
 
 def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", f"recovery.{module}", *arguments],
+        [*module_command(f"recovery.{module}"), *arguments],
         env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -161,7 +162,7 @@ def test_recoveryctl_without_a_proxyd_says_so_in_one_sentence(arguments: list[st
 
 
 def test_what_goes_into_a_pipe_is_not_cut_at_a_terminals_width() -> None:
-    code = "from rich.table import Table; from recovery.tables import make_console; "
+    code = "from rich.table import Table; from understudy.recovery.tables import make_console; "
     code += "make_console().print(Table('x' * 150))"
     for variables, whole in (({}, True), ({"COLUMNS": "80"}, False)):
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | variables
@@ -173,7 +174,8 @@ def test_what_goes_into_a_pipe_is_not_cut_at_a_terminals_width() -> None:
 
 def test_nothing_of_recovery_imports_torch() -> None:
     code = (
-        "import sys, recovery.proxyd, recovery.proxyrun, recovery.recoveryctl; print('torch' in sys.modules)"
+        "import sys; from understudy.recovery import proxyd, proxyrun, recoveryctl; "
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.lower()) is False

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from recovery import service
-from recovery.control import pb
-from recovery.injector import Refused
-from recovery.migration.compatible import may_pass, no_room, refusal, why_not
-from recovery.migration.places import Place, parse_place
-from recovery.settings import BadInput
+from understudy.recovery import service
+from understudy.recovery.control import pb
+from understudy.recovery.injector import Refused
+from understudy.recovery.migration.compatible import may_pass, no_room, refusal, why_not
+from understudy.recovery.migration.places import Place, parse_place
+from understudy.recovery.settings import BadInput
 
 
 def record(name: str = "node-1", state: str = "idle", **changed: Any) -> pb.HostRecord:

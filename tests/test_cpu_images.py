@@ -13,17 +13,17 @@ import pytest
 from imaged_job import Call, TwoHosts, lose_snapshot, session
 from made_up_facts import commit, rank
 
-import replay
-from recovery.control import pb
-from recovery.evidence import rank_facts
-from recovery.facts import Facts, FaultFacts, FaultKind
-from recovery.jobs import Job
-from recovery.planner import PlanName, Reload, Rewind, plan
-from recovery.proxyd import settings_of
-from recovery.settings import BadInput
-from recovery.snapshot_leases import SnapshotLeases
-from recovery.spanning import cpu_images
-from recovery.spanning.cpu_images import FOLDER
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.evidence import rank_facts
+from understudy.recovery.facts import Facts, FaultFacts, FaultKind
+from understudy.recovery.jobs import Job
+from understudy.recovery.planner import PlanName, Reload, Rewind, plan
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.settings import BadInput
+from understudy.recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.spanning import cpu_images
+from understudy.recovery.spanning.cpu_images import FOLDER
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from disk_images import BLOCK, Promise, Workload, images
 
-from recovery.persistence._store import RecordedDisk, Store
+from understudy.recovery.persistence._store import RecordedDisk, Store
 
 
 @dataclass

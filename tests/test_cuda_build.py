@@ -13,7 +13,7 @@ import pytest
 import torch
 from training_run import BIN
 
-from proxy_client import one_device
+from understudy.proxy_client import one_device
 
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is None, reason="this PyTorch is a CPU build, which has no way to a driver"

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from made_up_facts import commit, died, parameters, rank, restarts
 
-from recovery.cuts import CutSearch, connected, kept_commits
-from recovery.facts import (
+from understudy.recovery.cuts import CutSearch, connected, kept_commits
+from understudy.recovery.facts import (
     BEGINNING,
     BufferFacts,
     CommitFacts,
@@ -19,7 +19,7 @@ from recovery.facts import (
     Manifest,
     RankFacts,
 )
-from recovery.planner import (
+from understudy.recovery.planner import (
     COMPLETE_WITHIN,
     Plan,
     PlanName,
@@ -28,7 +28,7 @@ from recovery.planner import (
     consistent_floor,
     plan,
 )
-from recovery.replicas import ReplicaTracker, match, replicated_handles
+from understudy.recovery.replicas import ReplicaTracker, match, replicated_handles
 
 
 # ------------------------------------------------------------------ communicators

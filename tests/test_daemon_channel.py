@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
-from proxy_server.daemon_channel import daemon_channel
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
+from understudy.proxy_server.daemon_channel import daemon_channel
 
 
 class Dying(rpc.RendezvousServicer):  # type: ignore[misc]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from small_disks import own_mounts
 
-from proxy_server.spawner import nccl_environment
-from recovery.data_network import DataNetwork, data_network, interface_of
-from recovery.membership.options import membership_of, parse_data_address
-from recovery.membership.settings import MembershipSettings
-from recovery.proxyd import parser
-from recovery.settings import BadInput
+from understudy.proxy_server.spawner import nccl_environment
+from understudy.recovery.data_network import DataNetwork, data_network, interface_of
+from understudy.recovery.membership.options import membership_of, parse_data_address
+from understudy.recovery.membership.settings import MembershipSettings
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.proxyd import parser
+from understudy.recovery.settings import BadInput
 
 LISTEN = "10.0.0.1:9400"
 NOT_HERE = "192.0.2.7"  # of a network that exists in documents only
@@ -128,7 +128,7 @@ def test_nccl_is_confined_to_the_interface_of_the_address() -> None:
 
 def test_proxyd_with_an_address_that_this_host_has_not_ends_with_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "recovery.proxyd", "--devices", "cpu:1", "--socket",
+        [*module_command("recovery.proxyd"), "--devices", "cpu:1", "--socket",
          str(tmp_path / "s"), *listening(f"{NOT_HERE}:9400")],
         capture_output=True, text=True, timeout=60, env=os.environ,
     )  # fmt: skip

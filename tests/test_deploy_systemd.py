@@ -18,7 +18,7 @@ from proxied import WORKLOADS, left_behind, until
 from training_run import BIN
 from unit_file import SYSTEMD, UNIT, environment_file, exec_start, installed, settings
 
-from recovery.proxyd import settings_of
+from understudy.recovery.proxyd import settings_of
 
 MOST_EXPOSED = 2.5
 """Of `systemd-analyze security`, from 0 to 10; 2.0 today."""

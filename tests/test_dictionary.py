@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from executor_harness import ALLOCATE, FLOAT, HOST_TO_DEVICE, OPERATOR, PHASE, Harness, double, vector
 
-from replay import Log, LogError, RemoteError, RetiredTemplate, create_log
+from understudy.replay import Log, LogError, RemoteError, RetiredTemplate, create_log
 
 DICTIONARY = 64 << 10
 REGION = DICTIONARY // 16

@@ -19,9 +19,9 @@ from heirs import (
     stream,
 )
 
-from recovery.control import pb
-from recovery.rendezvous import Change, Notes, Store
-from recovery.spanning.estate import NotKept
+from understudy.recovery.control import pb
+from understudy.recovery.rendezvous import Change, Notes, Store
+from understudy.recovery.spanning.estate import NotKept
 
 
 # ------------------------------------------------------------------ what a store tells

@@ -24,7 +24,7 @@ from executor_harness import (
     vector,
 )
 
-from replay import RemoteError
+from understudy.replay import RemoteError
 
 
 def test_an_operator_changes_the_buffer_it_is_given() -> None:

@@ -17,7 +17,7 @@ from executor_harness import (
     vector,
 )
 
-from replay import RemoteError
+from understudy.replay import RemoteError
 
 SPARSE, COMPRESSED, NESTED = 19, 20, 21  # Tag
 CSR, CSC = 2, 4  # c10::Layout

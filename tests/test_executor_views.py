@@ -8,7 +8,7 @@ import pytest
 import torch
 from executor_harness import ALLOCATE, FREE, HOST_TO_DEVICE, OPERATOR, RESIZE, SYNCHRONIZE, Harness, vector
 
-from replay import RemoteError
+from understudy.replay import RemoteError
 
 INT, INT_LIST, NONE = 6, 12, 0
 

@@ -17,10 +17,11 @@ import pytest
 import test_proxyd_recovery
 from test_proxyd_recovery import LAUNCH, expected, proxyrun
 
-from recovery.drills import parse_drill
-from recovery.faults import BY_NAME, BY_NUMBER, FAULTS, as_markdown
-from recovery.progress import SECOND, SHORTEST_NS, TIMES
-from recovery.settings import BadInput
+from understudy.recovery.drills import parse_drill
+from understudy.recovery.faults import BY_NAME, BY_NUMBER, FAULTS, as_markdown
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.progress import SECOND, SHORTEST_NS, TIMES
+from understudy.recovery.settings import BadInput
 
 variables = test_proxyd_recovery.variables  # the fixture
 
@@ -227,9 +228,9 @@ def paused_job(variables: dict[str, str], folder: Path) -> Iterator[tuple[Path, 
     socket, pause = folder / "proxyd.sock", folder / "pause"
     pause.touch()
     ours, theirs = os.pipe()
-    here = [sys.executable, "-P", "-m"]
     daemon = subprocess.Popen(
-        [*here, "recovery.proxyd", "--devices", "cpu:2", "--socket", str(socket), "--ready-fd", str(theirs),
+        [*module_command("recovery.proxyd"), "--devices", "cpu:2", "--socket", str(socket),
+         "--ready-fd", str(theirs),
          "--log-level", "error"],
         env=variables, pass_fds=[theirs],
     )  # fmt: skip
@@ -237,7 +238,8 @@ def paused_job(variables: dict[str, str], folder: Path) -> Iterator[tuple[Path, 
     with open(ours) as ready:
         assert json.loads(ready.readline()) == {"ready": True}
     run = subprocess.Popen(
-        [*here, "recovery.proxyrun", "--socket", str(socket), sys.executable, "-c", LAUNCH, RANK, "2", "12"],
+        [*module_command("recovery.proxyrun"), "--socket", str(socket),
+         sys.executable, "-c", LAUNCH, RANK, "2", "12"],
         env=variables | {"PAUSE_AT": "4", "PAUSE_FILE": str(pause)}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -253,7 +255,7 @@ def paused_job(variables: dict[str, str], folder: Path) -> Iterator[tuple[Path, 
 
 
 def recoveryctl(socket: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "recovery.recoveryctl", *arguments, "--socket", str(socket)]
+    command = [*module_command("recovery.recoveryctl"), *arguments, "--socket", str(socket)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -293,7 +295,7 @@ def test_faults_ordered_online_are_carried_out_and_accounted_for(
 
 def test_every_fault_is_listed_by_the_command_line() -> None:
     listed = subprocess.run(
-        [sys.executable, "-P", "-m", "recovery.recoveryctl", "drill", "--list"],
+        [*module_command("recovery.recoveryctl"), "drill", "--list"],
         capture_output=True, text=True, timeout=60, check=True, env=os.environ | {"COLUMNS": "200"},
     )  # fmt: skip
     assert all(f" {fault.name} " in listed.stdout for fault in FAULTS)

@@ -9,10 +9,10 @@ import pytest
 from made_up_ranks import WEIGHT, a_job, log_of, step, stub_of
 from structlog.testing import capture_logs
 
-import replay
-from recovery.floors import FloorKeeper
-from recovery.jobs import Job
-from recovery.validation import ValidationSchedule
+from understudy import replay
+from understudy.recovery.floors import FloorKeeper
+from understudy.recovery.jobs import Job
+from understudy.recovery.validation import ValidationSchedule
 
 
 class Recovery:
@@ -150,7 +150,7 @@ def test_trouble_in_a_look_is_logged_once_and_the_next_look_comes(monkeypatch: p
         raise replay.LogError(f"damaged at {len(looks)}")  # each time another message
 
     monkeypatch.setattr(keeper, "look", damaged)
-    monkeypatch.setattr("recovery.floors.IDLE_S", 0)
+    monkeypatch.setattr("understudy.recovery.floors.IDLE_S", 0)
     with capture_logs() as said, pytest.raises(asyncio.CancelledError):
         asyncio.run(keeper.run())
     assert len(looks) == 4

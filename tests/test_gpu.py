@@ -135,6 +135,6 @@ def test_without_a_gpu_the_bench_says_so_in_one_sentence_and_succeeds() -> None:
     ],
 )
 def test_an_error_that_no_process_survives_is_told_from_one_of_a_call(message: str, named: str) -> None:
-    from proxy_server import _server
+    from understudy.proxy_server import _server
 
     assert _server.sticky_error(message) == named

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from heir_simulation import simulate
 
-from recovery.spanning import leadership
-from recovery.spanning.bequest import Bequest
+from understudy.recovery.spanning import leadership
+from understudy.recovery.spanning.bequest import Bequest
 
 SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 150)
 LONG_SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 3000)

@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,15 +18,16 @@ import pytest
 from etcd_server import EtcdServer, free_port, running_etcd
 from running_proxyd import running_proxyd
 
-from recovery.control import pb, rpc
-from recovery.membership.agreement import Vote
-from recovery.membership.certificates import Credentials, issue, load, make_authority
-from recovery.membership.endpoint import HostsService, listen
-from recovery.membership.options import membership_of, parse_listen
-from recovery.membership.peers import TlsPeers
-from recovery.membership.settings import MembershipSettings
-from recovery.proxyd import parser
-from recovery.settings import BadInput
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.membership.agreement import Vote
+from understudy.recovery.membership.certificates import Credentials, issue, load, make_authority
+from understudy.recovery.membership.endpoint import HostsService, listen
+from understudy.recovery.membership.options import membership_of, parse_listen
+from understudy.recovery.membership.peers import TlsPeers
+from understudy.recovery.membership.settings import MembershipSettings
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.proxyd import parser
+from understudy.recovery.settings import BadInput
 
 NOW = datetime.now(UTC)
 REFUSED = "it refuses our certificate, as another authority's or not valid by its clock"
@@ -303,7 +303,7 @@ def test_proxyd_with_wrong_certificates_ends_with_one_sentence_and_never_listens
 ) -> None:
     issue(certs, "d", days=1, now=NOW - timedelta(days=2))
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "recovery.proxyd", "--devices", "cpu:1", "--socket", str(folder / "s"),
+        [*module_command("recovery.proxyd"), "--devices", "cpu:1", "--socket", str(folder / "s"),
          *listening(etcd, certs, "d", free_port())],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip

@@ -22,7 +22,7 @@ from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
 from proxied import WORKLOADS, run, torchrun, until
 from training_run import Training
 
-from recovery.spanning.cpu_images import FOLDER
+from understudy.recovery.spanning.cpu_images import FOLDER
 
 pytestmark = pytest.mark.timeout(600)  # three hosts on one machine
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from recovery.control import pb
-from recovery.membership.options import default_host, parse_name
-from recovery.membership.records import LARGEST, BadRecord, Keys, read, written
-from recovery.membership.settings import is_name
-from recovery.membership.this_host import this_machine
-from recovery.settings import BadInput
+from understudy.recovery.control import pb
+from understudy.recovery.membership.options import default_host, parse_name
+from understudy.recovery.membership.records import LARGEST, BadRecord, Keys, read, written
+from understudy.recovery.membership.settings import is_name
+from understudy.recovery.membership.this_host import this_machine
+from understudy.recovery.settings import BadInput
 
 
 def some_record() -> pb.HostRecord:

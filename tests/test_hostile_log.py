@@ -19,8 +19,8 @@ from executor_harness import (
     vector,
 )
 
-from proxy_server import _server
-from replay import Log, LogError, RemoteError
+from understudy.proxy_server import _server
+from understudy.replay import Log, LogError, RemoteError
 
 
 class WithPeers(Harness):

@@ -8,14 +8,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 import pytest
 from simulation.virtual_time import VirtualLoop, run
 
-from recovery.control import pb
-from recovery.membership.agreement import HostState, Vote
-from recovery.membership.embedded import EmbeddedStore
-from recovery.membership.hosts import Hosts
-from recovery.membership.records import Keys, read
-from recovery.membership.registration import NameTaken, Registration
-from recovery.membership.settings import LEASE_S
-from recovery.membership.store import Change, ClusterStore, Entry, Event, Listing, Unchanged, Unreachable
+from understudy.recovery.control import pb
+from understudy.recovery.membership.agreement import HostState, Vote
+from understudy.recovery.membership.embedded import EmbeddedStore
+from understudy.recovery.membership.hosts import Hosts
+from understudy.recovery.membership.records import Keys, read
+from understudy.recovery.membership.registration import NameTaken, Registration
+from understudy.recovery.membership.settings import LEASE_S
+from understudy.recovery.membership.store import (
+    Change,
+    ClusterStore,
+    Entry,
+    Event,
+    Listing,
+    Unchanged,
+    Unreachable,
+)
 
 KEYS = Keys("c")
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 import pytest
 from images_of_workers import RUNTIME, header, some_parts
 
-from recovery.control import pb
-from recovery.migration import moves
-from recovery.migration.fostering import Foster
-from recovery.migration.guests import Stage
-from recovery.migration.header import is_home
-from recovery.migration.open_files import FILES, let_written_files_grow
-from recovery.spanning.image_file import BadImage, ImageFile, read_parts
+from understudy.recovery.control import pb
+from understudy.recovery.migration import moves
+from understudy.recovery.migration.fostering import Foster
+from understudy.recovery.migration.guests import Stage
+from understudy.recovery.migration.header import is_home
+from understudy.recovery.migration.open_files import FILES, let_written_files_grow
+from understudy.recovery.spanning.image_file import BadImage, ImageFile, read_parts
 
 
 # ------------------------------------------------------------------ what comes

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from recovery import journal
-from recovery.adoption import restored_job
-from recovery.control import pb
-from recovery.journal import JournalError
-from recovery.journaling import journaled_job
-from recovery.rendezvous import Notes, Store
+from understudy.recovery import journal
+from understudy.recovery.adoption import restored_job
+from understudy.recovery.control import pb
+from understudy.recovery.journal import JournalError
+from understudy.recovery.journaling import journaled_job
+from understudy.recovery.rendezvous import Notes, Store
 
 
 def signed(content: pb.Journal) -> bytes:

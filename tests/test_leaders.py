@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from etcd_server import EtcdServer, running_etcd
 
-from recovery.membership.election import Deposed, lead
-from recovery.membership.embedded import EmbeddedStore
-from recovery.membership.etcd import EtcdStore
-from recovery.membership.options import parse_endpoints
-from recovery.membership.store import ClusterStore, LeaseEnded
-from recovery.spanning import leadership
-from recovery.spanning.leadership import Claim, NotLed, claim
+from understudy.recovery.membership.election import Deposed, lead
+from understudy.recovery.membership.embedded import EmbeddedStore
+from understudy.recovery.membership.etcd import EtcdStore
+from understudy.recovery.membership.options import parse_endpoints
+from understudy.recovery.membership.store import ClusterStore, LeaseEnded
+from understudy.recovery.spanning import leadership
+from understudy.recovery.spanning.leadership import Claim, NotLed, claim
 
 Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]
 

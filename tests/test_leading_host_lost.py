@@ -24,7 +24,7 @@ from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
 from proxied import until
 from training_run import Training
 
-from recovery.spanning.cpu_images import FOLDER
+from understudy.recovery.spanning.cpu_images import FOLDER
 
 pytestmark = pytest.mark.timeout(900)  # three hosts on one machine
 

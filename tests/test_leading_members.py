@@ -12,14 +12,14 @@ import grpc.aio
 import pytest
 from led_job import SOON_S, TOKEN, Leader, Member, becomes
 
-from recovery.control import answer, pb, rpc
-from recovery.facts import FaultKind
-from recovery.injector import Refused
-from recovery.jobs import SESSION_LOST, Job, Session
-from recovery.processes import Watched
-from recovery.spanning.homes import SpanningHomes
-from recovery.spanning.member import NotAdmitted
-from recovery.spanning.remote import RemoteProcess, SteerFailed, absent_server
+from understudy.recovery.control import answer, pb, rpc
+from understudy.recovery.facts import FaultKind
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import SESSION_LOST, Job, Session
+from understudy.recovery.processes import Watched
+from understudy.recovery.spanning.homes import SpanningHomes
+from understudy.recovery.spanning.member import NotAdmitted
+from understudy.recovery.spanning.remote import RemoteProcess, SteerFailed, absent_server
 
 
 def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folder: Path) -> None:

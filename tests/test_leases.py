@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from recovery.injector import Refused
-from recovery.jobs import Session
-from recovery.leases import Leases
-from recovery.servers import ServerPool
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.servers import ServerPool
 
 NAMES = ["cpu:0", "cpu:1", "cpu:2"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from executor_harness import MEMORY, OPERATOR_SYNC, Harness
 
-from replay import RemoteError
+from understudy.replay import RemoteError
 
 SCALE = "understudy_nowhere::scale"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.runtime_directory import SHARED_MEMORY
-from replay import Log, LogError, LogWriter, RemoteError, create_log
+from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.replay import Log, LogError, LogWriter, RemoteError, create_log
 
 KIND_SEED, KIND_FREE, KIND_SYNCHRONIZE = 8, 3, 18
 
@@ -141,7 +141,7 @@ def test_a_forked_child_cannot_write_into_its_parents_log(directory: str) -> Non
     create_log(directory, segment_count=4, shadow_bytes=1 << 20, proxyd_pid=os.getpid())
     code = (  # in a process of its own: this one may have threads of gRPC, which do not survive a fork
         "import os, sys\n"
-        "from replay import Log, LogError, LogWriter\n"
+        "from understudy.replay import Log, LogError, LogWriter\n"
         "log, writer = Log(sys.argv[1]), LogWriter(sys.argv[1])\n"
         f"writer.append({KIND_SEED}, 0, [1])\n"
         "child = os.fork()\n"

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from recovery.jobs import LogCounts
-from recovery.offline_replay import NotReplayed, _check
-from recovery.persistence.log_keeping import LATE_S, LogKeeping
-from recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
-from recovery.persistence.log_reach import Laid
-from recovery.persistence.settings import PersistenceSettings
-from recovery.persistence.stored_log import StoredCommit
+from understudy.recovery.jobs import LogCounts
+from understudy.recovery.offline_replay import NotReplayed, _check
+from understudy.recovery.persistence.log_keeping import LATE_S, LogKeeping
+from understudy.recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
+from understudy.recovery.persistence.log_reach import Laid
+from understudy.recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.persistence.stored_log import StoredCommit
 
 CAP = 1 << 20
 

@@ -13,12 +13,12 @@ import grpc.aio
 import pytest
 from linked_hosts import Host, Span
 
-from recovery.control import OPTIONS, address, asynchronous_channel, pb, rpc
-from recovery.meeting import MeetingService, RendezvousService
-from recovery.membership.certificates import issue, load, make_authority
-from recovery.membership.links import Links
-from recovery.passage import Leader, NotPassedOn, Passage
-from recovery.rendezvous import LONGEST_KEY, Store
+from understudy.recovery.control import OPTIONS, address, asynchronous_channel, pb, rpc
+from understudy.recovery.meeting import MeetingService, RendezvousService
+from understudy.recovery.membership.certificates import issue, load, make_authority
+from understudy.recovery.membership.links import Links
+from understudy.recovery.passage import Leader, NotPassedOn, Passage
+from understudy.recovery.rendezvous import LONGEST_KEY, Store
 
 LONG_MS = 60_000
 
@@ -298,7 +298,7 @@ def test_hosts_without_a_part_in_a_job_and_keys_of_none_are_refused(scene: Play)
 
 
 def test_a_store_that_is_full_says_so_and_frees_what_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recovery.rendezvous.LARGEST_STORE", 100)
+    monkeypatch.setattr("understudy.recovery.rendezvous.LARGEST_STORE", 100)
 
     async def main() -> None:
         store = Store()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from etcd_server import free_port
 
-from recovery.control import pb
-from recovery.membership.certificates import issue, make_authority
-from recovery.membership.membership import Membership
-from recovery.membership.options import parse_endpoints
-from recovery.membership.settings import MembershipSettings
-from recovery.settings import BadInput
+from understudy.recovery.control import pb
+from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.membership.membership import Membership
+from understudy.recovery.membership.options import parse_endpoints
+from understudy.recovery.membership.settings import MembershipSettings
+from understudy.recovery.settings import BadInput
 
 NOW = datetime.now(UTC)
 

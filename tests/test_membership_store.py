@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdServer, free_port, running_etcd
 
-from recovery.membership.embedded import KEPT_EVENTS, EmbeddedStore, StoreMachine
-from recovery.membership.etcd import EtcdStore
-from recovery.membership.options import parse_endpoints
-from recovery.membership.store import (
+from understudy.recovery.membership.embedded import KEPT_EVENTS, EmbeddedStore, StoreMachine
+from understudy.recovery.membership.etcd import EtcdStore
+from understudy.recovery.membership.options import parse_endpoints
+from understudy.recovery.membership.store import (
     ClusterStore,
     Compacted,
     Delete,
@@ -24,7 +24,7 @@ from recovery.membership.store import (
     Unchanged,
     Unreachable,
 )
-from recovery.settings import BadInput
+from understudy.recovery.settings import BadInput
 
 WITHIN_S = 20.0
 Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]

@@ -16,11 +16,11 @@ from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
 from training_run import BIN
 
-import recovery.metrics
-from recovery.jobs import Job
-from recovery.metrics import Metrics
-from recovery.proxyd import settings_of
-from recovery.settings import BadInput, parse_address
+from understudy.recovery import metrics as metrics_module
+from understudy.recovery.jobs import Job
+from understudy.recovery.metrics import Metrics
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.settings import BadInput, parse_address
 
 TINY = proxied.WORKLOADS / "tiny.py"
 
@@ -61,7 +61,7 @@ def test_proxyd_refuses_a_bad_address_before_it_starts() -> None:
 
 
 def test_a_scrape_that_a_busy_proxyd_cannot_answer_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery.metrics, "SCRAPE_WITHIN_S", 0.05)
+    monkeypatch.setattr(metrics_module, "SCRAPE_WITHIN_S", 0.05)
     with asyncio.Runner() as runner, capture_logs() as said:
 
         async def made() -> Metrics:

@@ -10,11 +10,11 @@ import mirrors
 import pytest
 from mirrors import JOB, RUN, ObjectServer, Stores, assert_whole, contents_of
 
-from recovery.persistence import StoreError
-from recovery.persistence.mirror import Mirror
-from recovery.persistence.remote import Remote
-from recovery.persistence.retention import Retention
-from recovery.persistence.tiers import MirrorTier
+from understudy.recovery.persistence import StoreError
+from understudy.recovery.persistence.mirror import Mirror
+from understudy.recovery.persistence.remote import Remote
+from understudy.recovery.persistence.retention import Retention
+from understudy.recovery.persistence.tiers import MirrorTier
 
 ALL = Retention(keep_last=100)
 

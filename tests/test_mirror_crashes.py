@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,9 +17,10 @@ import mirrors
 import pytest
 from mirrors import JOB, RUN, ObjectServer, Stores, assert_whole, contents_of, new_bucket
 
-from recovery.persistence.catalogue import StoredSet
-from recovery.persistence.mirror import Mirror
-from recovery.persistence.mirror_messages import (
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence.catalogue import StoredSet
+from understudy.recovery.persistence.mirror import Mirror
+from understudy.recovery.persistence.mirror_messages import (
     Answer,
     Copied,
     Copy,
@@ -31,9 +31,9 @@ from recovery.persistence.mirror_messages import (
     decode_answer,
     encode,
 )
-from recovery.persistence.remote import Remote
-from recovery.persistence.retention import Retention
-from recovery.persistence.tiers import MirrorTier
+from understudy.recovery.persistence.remote import Remote
+from understudy.recovery.persistence.retention import Retention
+from understudy.recovery.persistence.tiers import MirrorTier
 
 KEEP = Retention(keep_last=2)
 CHANGES = ("open", "mv", "rm_file", "makedirs")
@@ -146,7 +146,7 @@ class RunningUploader:
     """The real process, asked as proxyd asks it."""
 
     def __init__(self, directory: Path, url: str) -> None:
-        command = [sys.executable, "-P", "-m", "recovery.persistence.uploader", str(directory)]
+        command = [*module_command("recovery.persistence.uploader"), str(directory)]
         self.process = subprocess.Popen(
             [*command, "--job", JOB, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 from mirrors import JOB, RUN, Stores, assert_whole, new_bucket, object_server
 
-from recovery.jobs import CopyCounts
-from recovery.persistence import mirroring
-from recovery.persistence.mirroring import CompleteSet, Mirroring
-from recovery.persistence.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.jobs import CopyCounts
+from understudy.recovery.persistence import mirroring
+from understudy.recovery.persistence.mirroring import CompleteSet, Mirroring
+from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ import pytest
 from mirrors import RUN, Stores, contents_of
 from test_persistence_decisions import made_up_commit
 
-from recovery.jobs import CopyCounts
-from recovery.persistence.catalogue import find_set
-from recovery.persistence.mirror_messages import (
+from understudy.recovery.jobs import CopyCounts
+from understudy.recovery.persistence.catalogue import find_set
+from understudy.recovery.persistence.mirror_messages import (
     Copied,
     Copy,
     Failed,
@@ -24,15 +24,15 @@ from recovery.persistence.mirror_messages import (
     decode_target,
     encode,
 )
-from recovery.persistence.mirroring import Mirroring
-from recovery.persistence.persistence import Persistence
-from recovery.persistence.request import Discard, Release, Written
-from recovery.persistence.retention import Retention
-from recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from recovery.persistence.writer import RunStores
-from recovery.proxyd import settings_of
-from recovery.settings import BadInput
-from recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.persistence.mirroring import Mirroring
+from understudy.recovery.persistence.persistence import Persistence
+from understudy.recovery.persistence.request import Discard, Release, Written
+from understudy.recovery.persistence.retention import Retention
+from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.persistence.writer import RunStores
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.settings import BadInput
+from understudy.recovery.snapshot_leases import SnapshotLeases
 
 OF = "understudy-1.rank-0"
 

@@ -13,14 +13,14 @@ import pytest
 from running_proxyd import RunningProxyd
 from training_run import execute_natively
 
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 DICTIONARY = 256 << 10
 STEPS = 160
 SMALL_DICTIONARY = f"""
 import sys
 from functools import partial
-from recovery import proxyd
+from understudy.recovery import proxyd
 proxyd.Settings = partial(proxyd.Settings, dictionary_bytes={DICTIONARY})
 sys.exit(proxyd.main())
 """

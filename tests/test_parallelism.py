@@ -198,7 +198,7 @@ def test_every_equivalent_stands_for_an_operator_that_the_cpu_lacks() -> None:
     import subprocess
     import sys
 
-    from proxy_server import _server
+    from understudy.proxy_server import _server
 
     code = (
         "import sys, torch\n"

@@ -13,25 +13,25 @@ import grpc
 import pytest
 from test_persistence_decisions import made_up_commit
 
-from recovery import adoption, journaling
-from recovery.control import pb
-from recovery.injector import Refused
-from recovery.jobs import CopyCounts
-from recovery.persistence.part_writer import PartWriter
-from recovery.persistence.persistence import Persistence, run_name
-from recovery.persistence.request import Discard, Persist, Release, Written
-from recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from recovery.persistence.writer import RunStores
-from recovery.rehearsal import rehearse
-from recovery.snapshot_leases import SnapshotLeases
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.far_parts import FarParts
-from recovery.spanning.member import MemberSide, NotAdmitted
-from recovery.spanning.member_parts import NO_STORAGE, MemberParts
-from recovery.spanning.persisting import begin_persisting
-from recovery.spanning.remote import SteerFailed
-from recovery.spanning.span import Span, Stored
-from recovery.spanning.way_on import way_on
+from understudy.recovery import adoption, journaling
+from understudy.recovery.control import pb
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import CopyCounts
+from understudy.recovery.persistence.part_writer import PartWriter
+from understudy.recovery.persistence.persistence import Persistence, run_name
+from understudy.recovery.persistence.request import Discard, Persist, Release, Written
+from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.persistence.writer import RunStores
+from understudy.recovery.rehearsal import rehearse
+from understudy.recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.far_parts import FarParts
+from understudy.recovery.spanning.member import MemberSide, NotAdmitted
+from understudy.recovery.spanning.member_parts import NO_STORAGE, MemberParts
+from understudy.recovery.spanning.persisting import begin_persisting
+from understudy.recovery.spanning.remote import SteerFailed
+from understudy.recovery.spanning.span import Span, Stored
+from understudy.recovery.spanning.way_on import way_on
 
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
 STORE = Path("/store")

@@ -15,12 +15,12 @@ import torch
 from host_cluster import Cluster, HostRun, cluster
 from migratable_run import skip_without_criu
 from proxied import until
-from running_node import HERE
 from test_snapshot_export import assert_same
 from training_run import execute_natively
 
-from recovery.persistence.catalogue import StoredSet, read_catalogue
-from recovery.persistence.checking import problems_of
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
+from understudy.recovery.persistence.checking import problems_of
 
 SCRIPT = proxied.WORKLOADS / "resumable.py"
 EVERY = 20
@@ -54,7 +54,11 @@ def native(folder: Path, name: str, steps: int, ranks: int = 2) -> Path:
 def export(*words: str, at: Path) -> int:
     """By that command of recoveryctl; the step that it says."""
     done = subprocess.run(
-        [*HERE, "recovery.recoveryctl", *words], capture_output=True, text=True, timeout=120, check=False
+        [*module_command("recovery.recoveryctl"), *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     about = json.loads((at / "snapshot.json").read_text())

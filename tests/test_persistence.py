@@ -17,15 +17,16 @@ import psutil
 import pytest
 import test_proxyd_recovery
 from proxied import command_of, processes, until
-from running_node import HERE, Node, runtime_directories
+from running_node import Node, runtime_directories
 from test_proxyd_recovery import FLOATS, PARAMETER, PRIVATE, expected
 
-from recovery.persistence import Store
-from recovery.persistence.catalogue import StoredSet, read_catalogue
-from recovery.persistence.checking import problems_of
-from recovery.persistence.reading import SetReader
-from recovery.proxyd import settings_of
-from recovery.settings import BadInput
+from understudy.recovery.own_modules import module_command, name_of
+from understudy.recovery.persistence import Store
+from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
+from understudy.recovery.persistence.checking import problems_of
+from understudy.recovery.persistence.reading import SetReader
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.settings import BadInput
 
 STEPS = 200_000
 """More than any test waits for."""
@@ -54,7 +55,7 @@ def complete_sets(store: Path) -> list[StoredSet]:
 
 
 def writers() -> list[psutil.Process]:
-    return [p for p in processes() if "recovery.persistence.writer" in " ".join(command_of(p))]
+    return [p for p in processes() if name_of("recovery.persistence.writer") in command_of(p)]
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -272,6 +273,6 @@ def test_recoveryctl_lists_and_verifies_and_names_what_is_damaged(node: Node, st
 
 def ask(*arguments: str) -> tuple[Any, int]:
     """`recoveryctl snapshots …`: what it prints (JSON if asked for), and its status."""
-    command = [*HERE, "recovery.recoveryctl", "snapshots", *arguments]
+    command = [*module_command("recovery.recoveryctl"), "snapshots", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return json.loads(done.stdout) if "--json" in arguments else done.stdout + done.stderr, done.returncode

@@ -12,11 +12,11 @@ from proxied import python, run
 from running_proxyd import running_proxyd
 from training_run import BIN
 
-from recovery.persistence.catalogue import read_catalogue
-from recovery.persistence.checking import problems_of
-from recovery.proxyd import OF_PERSIST, settings_of
-from recovery.proxyrun import parse
-from recovery.settings import BadInput
+from understudy.recovery.persistence.catalogue import read_catalogue
+from understudy.recovery.persistence.checking import problems_of
+from understudy.recovery.proxyd import OF_PERSIST, settings_of
+from understudy.recovery.proxyrun import parse
+from understudy.recovery.settings import BadInput
 
 MISTAKES = [
     (["--snapshot-overhead", "0"], r"--persist needs snapshots, which --snapshot-overhead 0 switches off"),
@@ -39,7 +39,7 @@ TRAIN_UNTIL_COMPLETE = """
 import sys
 from pathlib import Path
 import torch
-from recovery.persistence.catalogue import read_catalogue
+from understudy.recovery.persistence.catalogue import read_catalogue
 
 store, runs = Path(sys.argv[1]), int(sys.argv[2])
 torch.manual_seed(0)

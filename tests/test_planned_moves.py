@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import test_proxyd_recovery
 from proxied import until
-from running_node import HERE, LONG_S, RANK, Node
+from running_node import LONG_S, RANK, Node
 from running_proxyd import RunningProxyd
 from test_proxyd_recovery import LAUNCH, expected
+
+from understudy.recovery.own_modules import module_command
 
 variables = test_proxyd_recovery.variables  # the fixture
 
@@ -30,7 +32,7 @@ class RoomyNode(Node):
 
     def refused(self, *arguments: str) -> str:
         """What `recoveryctl` says of an order that cannot be carried out."""
-        command = [*HERE, "recovery.recoveryctl", *arguments, "--socket", str(self.socket)]
+        command = [*module_command("recovery.recoveryctl"), *arguments, "--socket", str(self.socket)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
         assert (done.returncode, done.stdout) == (2, ""), done
         return " ".join(done.stderr.split())
@@ -111,7 +113,7 @@ def test_what_cannot_be_drained_or_moved_is_one_sentence_and_changes_nothing(nod
 # ------------------------------------------------------------------ what may come between
 def ordered(node: RoomyNode, *arguments: str) -> subprocess.Popen[str]:
     """An order whose answer is awaited later."""
-    command = [*HERE, "recovery.recoveryctl", *arguments, "--socket", str(node.socket)]
+    command = [*module_command("recovery.recoveryctl"), *arguments, "--socket", str(node.socket)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -169,7 +171,7 @@ def test_a_rank_that_is_alone_moves_by_a_snapshot_that_is_taken_for_it(node: Roo
     node.let(60, 0)
     script = [sys.executable, "-c", LAUNCH, RANK, "1", "9000"]
     alone = subprocess.Popen(
-        [*HERE, "recovery.proxyrun", "--socket", str(node.socket), *script],
+        [*module_command("recovery.proxyrun"), "--socket", str(node.socket), *script],
         env=node.environment | {"LIMIT_FILE": str(node.folder / "limit")}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     until(lambda: [rank.step for rank in node.status().ranks] == [61], "step 61")

@@ -7,7 +7,7 @@ from typing import Any
 
 from made_up_facts import WORLD, commit, died, lost_ranks, parameters, rank, restarts
 
-from recovery.facts import (
+from understudy.recovery.facts import (
     BufferFacts,
     CommitFacts,
     Facts,
@@ -16,7 +16,7 @@ from recovery.facts import (
     Phase,
     RankFacts,
 )
-from recovery.planner import (
+from understudy.recovery.planner import (
     Lose,
     PlanName,
     Reload,

@@ -19,14 +19,15 @@ import proxied
 import psutil
 import pytest
 from proxied import until
-from running_node import HERE, runtime_directories
+from running_node import runtime_directories
 from running_proxyd import RunningProxyd
 from small_disks import tiny_file_system
 from test_persistence import command_of
 
-from recovery.control import blocking_channel, pb, rpc
-from recovery.persistence.layout import logs_of, runs_of
-from recovery.persistence.stored_log import Chain, Kind, read_commit, read_frames
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.own_modules import module_command, name_of
+from understudy.recovery.persistence.layout import logs_of, runs_of
+from understudy.recovery.persistence.stored_log import Chain, Kind, read_commit, read_frames
 
 SCRIPT = proxied.WORKLOADS / "replayable.py"
 HOST_TO_DEVICE, INPUT_BYTES = 6, 16 * 24 * 4
@@ -112,7 +113,7 @@ def powered(
 def snapshots(*arguments: str, status: int = 0) -> str:
     """`recoveryctl snapshots …`: what it says."""
     done = subprocess.run(
-        [*HERE, "recovery.recoveryctl", "snapshots", *arguments],
+        [*module_command("recovery.recoveryctl"), "snapshots", *arguments],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
@@ -186,7 +187,7 @@ def kill_copier(node: Powered) -> None:
 
 def copiers(node: Powered) -> list[psutil.Process]:
     known = psutil.Process(node.proxyd.pid).children(recursive=True)
-    return [one for one in known if "recovery.persistence.log_copier" in command_of(one)]
+    return [one for one in known if name_of("recovery.persistence.log_copier") in command_of(one)]
 
 
 def kill_server(node: Powered) -> None:
@@ -248,7 +249,7 @@ def test_a_training_that_stood_still_when_the_power_went_loses_nothing(
 def test_a_replay_that_is_told_to_stop_leaves_everything_as_it_was(lost: Path) -> None:
     before = sorted(lost.rglob("*"))
     replaying = subprocess.Popen(
-        [*HERE, "recovery.recoveryctl", "snapshots", "replay", str(lost)],
+        [*module_command("recovery.recoveryctl"), "snapshots", "replay", str(lost)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     until(runtime_directories, "its runtime directory")

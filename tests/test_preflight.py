@@ -16,11 +16,12 @@ from proxied import until
 from running_proxyd import running_proxyd
 from test_commands import run
 
-from recovery.jobs import Session
-from recovery.migration import process_tree
-from recovery.migration.obstacles import obstacles, sentence
-from recovery.migration.process_tree import parse_maps, read_tree
-from recovery.migration.sockets import Kind, parse_internet
+from understudy.recovery.jobs import Session
+from understudy.recovery.migration import process_tree
+from understudy.recovery.migration.obstacles import obstacles, sentence
+from understudy.recovery.migration.process_tree import parse_maps, read_tree
+from understudy.recovery.migration.sockets import Kind, parse_internet
+from understudy.recovery.own_modules import module_command
 
 READY = "import os, sys, time; print('ready', file=open(sys.argv[1], 'w')); time.sleep(1000)"
 
@@ -206,10 +207,13 @@ def test_a_users_own_connection_shows_in_preflight_and_status_before_it_is_neede
             "while not __import__('os').path.exists(sys.argv[1]): time.sleep(0.05)\n"
         )
         with running_proxyd(tmp_path / "proxyd.sock", 1) as proxyd:
-            command = ["recovery.proxyrun", "--socket", str(proxyd.socket), *proxied.python(script)]
-            train = subprocess.Popen(
-                [sys.executable, "-P", "-m", *command, str(tmp_path / "stop")], stdin=subprocess.DEVNULL
-            )
+            command = [
+                *module_command("recovery.proxyrun"),
+                "--socket",
+                str(proxyd.socket),
+                *proxied.python(script),
+            ]
+            train = subprocess.Popen([*command, str(tmp_path / "stop")], stdin=subprocess.DEVNULL)
             at = ["--socket", str(proxyd.socket)]
             told = f"is a TCP connection to 127.0.0.1:{port}"
             try:

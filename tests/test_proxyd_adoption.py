@@ -17,14 +17,15 @@ import proxied
 import pytest
 import test_proxyd_recovery
 from proxied import until
-from running_node import HERE, LONG_S, Node, runtime_directories
+from running_node import LONG_S, Node, runtime_directories
 from test_proxyd_recovery import expected, understudy_processes
 from test_training import EXAMPLES
 from training_run import RunFailed
 
-from recovery import journal
-from recovery.control import pb
-from recovery.processes import start_ticks
+from understudy.recovery import journal
+from understudy.recovery.control import pb
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.processes import start_ticks
 
 variables = test_proxyd_recovery.variables  # the fixture
 
@@ -103,7 +104,7 @@ def test_a_drill_that_kills_proxyd_tells_of_its_successor(variables: dict[str, s
 def test_a_drill_ordered_online_waits_for_the_successor_and_tells_of_it(node: Node) -> None:
     node.train(steps=40, limit=20)
     node.await_step(20)
-    command = [*HERE, "recovery.recoveryctl", "drill", "kill-proxyd", "--socket", str(node.socket)]
+    command = [*module_command("recovery.recoveryctl"), "drill", "kill-proxyd", "--socket", str(node.socket)]
     drill = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert node.proxyd.process.wait(LONG_S) == -signal.SIGKILL
     node.restart()
@@ -209,7 +210,13 @@ def test_a_worker_that_comes_while_proxyd_is_away_waits_for_it(
     text = (proxied.WORKLOADS / "tiny.py").read_text()
     script.write_text(WAITS.format(here=f"{go}.here", go=str(go)) + text)
     with Node(tmp_path, variables) as node:
-        command = [*HERE, "recovery.proxyrun", "--socket", str(node.socket), sys.executable, str(script)]
+        command = [
+            *module_command("recovery.proxyrun"),
+            "--socket",
+            str(node.socket),
+            sys.executable,
+            str(script),
+        ]
         run = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
         until(Path(f"{go}.here").exists, "the script has begun")
         node.kill()
@@ -240,8 +247,8 @@ def test_a_proxyd_killed_at_random_moments_of_recoveries_changes_no_value(
 
 
 def test_a_device_server_does_not_do_what_a_dead_proxyd_has_asked_for() -> None:
-    from proxy_server.device_server import DeviceService
-    from proxy_server.rendezvous_store import RendezvousGate
+    from understudy.proxy_server.device_server import DeviceService
+    from understudy.proxy_server.rendezvous_store import RendezvousGate
 
     class Gone:
         """The context of a request whose sender has died before it was its turn: no test can time that."""

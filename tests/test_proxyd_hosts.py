@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,8 @@ from proxied import until
 from running_node import Node
 from running_proxyd import RunningProxyd, running_proxyd
 
-from recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.own_modules import module_command
 
 variables = test_proxyd_recovery.variables  # the fixture
 
@@ -32,7 +32,7 @@ def etcd(folder: Path) -> Iterator[EtcdServer]:
 
 def recoveryctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", "recovery.recoveryctl", *arguments],
+        [*module_command("recovery.recoveryctl"), *arguments],
         capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"COLUMNS": "250"},
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_proxyd_that_cannot_register_at_its_start_ends_with_one_sentence(
     url = etcd.url if which == "taken" else f"http://127.0.0.1:{free_port()}"
     with running_proxyd(folder / "a.sock", 1, options(etcd, "a")):
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "recovery.proxyd", "--devices", "cpu:1", "--socket",
+            [*module_command("recovery.proxyd"), "--devices", "cpu:1", "--socket",
              str(folder / "b.sock"), "--etcd", url, "--host-name", "a", "--cluster", "tests"],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip

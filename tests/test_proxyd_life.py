@@ -18,11 +18,11 @@ from proxied import until
 from running_proxyd import RunningProxyd
 from test_proxyd_recovery import understudy_processes
 
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("proxy_server") is None
-    or importlib.util.find_spec("proxy_server._server") is None,
+    importlib.util.find_spec("understudy.proxy_server._server") is None,
     reason="the device server is not installed",
 )
 
@@ -52,7 +52,7 @@ def runtime(proxyd: RunningProxyd) -> list[Path]:
 
 def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", module, *arguments],
+        [*module_command(module), *arguments],
         env=os.environ | variables, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def test_missing_gpu_ends_proxyd_with_one_sentence(directory: Path) -> None:
 def started(code: str, directory: Path) -> subprocess.Popen[str]:
     """proxyrun with a script that has printed `up`."""
     launcher = subprocess.Popen(
-        [sys.executable, "-P", "-m", "recovery.proxyrun", "--devices", "cpu:1", sys.executable, "-c", code],
+        [*module_command("recovery.proxyrun"), "--devices", "cpu:1", sys.executable, "-c", code],
         env=os.environ | {"XDG_RUNTIME_DIR": str(directory)},
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

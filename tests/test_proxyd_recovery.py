@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("proxy_server") is None
-    or importlib.util.find_spec("proxy_server._server") is None,
+    importlib.util.find_spec("understudy.proxy_server._server") is None,
     reason="the device server is not installed",
 )
 
@@ -47,8 +47,8 @@ def work(rank: int, world: int, steps: int) -> None:
     """Parameter += sum over ranks of (rank + 1) * step; Private += Parameter; prints both after each step."""
     import torch_version  # type: ignore[import-not-found]
 
-    import replay
-    from recovery.control import blocking_channel, pb, rpc
+    from understudy import replay
+    from understudy.recovery.control import blocking_channel, pb, rpc
 
     with blocking_channel(os.environ["UNDERSTUDY_SOCKET"]) as channel:
         session = rpc.DaemonStub(channel).OpenSession(
@@ -216,7 +216,7 @@ def proxyrun(
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     report = directory / "report.json"
     command = [
-        sys.executable, "-P", "-m", "recovery.proxyrun", *flags, "--report", str(report),
+        *module_command("recovery.proxyrun"), *flags, "--report", str(report),
         sys.executable, "-c", LAUNCH, __file__, str(world), str(steps),
     ]  # fmt: skip
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
@@ -368,10 +368,7 @@ def test_worker_killed_in_mid_run_leaves_nothing_behind(variables: dict[str, str
     pause.touch()
     paused = variables | {"PAUSE_AT": "4", "PAUSE_FILE": str(pause)}
     command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "recovery.proxyrun",
+        *module_command("recovery.proxyrun"),
         "--devices",
         "cpu:2",
         sys.executable,

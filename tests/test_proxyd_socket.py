@@ -13,14 +13,14 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from recovery.control import OPTIONS
-from recovery.daemon import _bind
-from recovery.inheritance import remove_leftovers
-from recovery.processes import start_ticks
-from recovery.rendezvous import Store
-from recovery.runtime_directory import RuntimeDirectory
-from recovery.settings import BadInput
-from recovery.socket_path import claim, default_socket, is_answering
+from understudy.recovery.control import OPTIONS
+from understudy.recovery.daemon import _bind
+from understudy.recovery.inheritance import remove_leftovers
+from understudy.recovery.processes import start_ticks
+from understudy.recovery.rendezvous import Store
+from understudy.recovery.runtime_directory import RuntimeDirectory
+from understudy.recovery.settings import BadInput
+from understudy.recovery.socket_path import claim, default_socket, is_answering
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import grpc
 import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
-from recovery import recovery_round
-from recovery.control import pb
-from recovery.facts import FaultFacts, FaultKind
-from recovery.homes import Homes
-from recovery.jobs import Job, Session
-from recovery.leases import Leases
-from recovery.planner import Plan, PlanName, Reload, Restart
-from recovery.recovery_round import Round, RoundFailed, _all
-from recovery.replicas import Copy
+from understudy.recovery import recovery_round
+from understudy.recovery.control import pb
+from understudy.recovery.facts import FaultFacts, FaultKind
+from understudy.recovery.homes import Homes
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.planner import Plan, PlanName, Reload, Restart
+from understudy.recovery.recovery_round import Round, RoundFailed, _all
+from understudy.recovery.replicas import Copy
 
 
 def a_round(job: Job) -> Round:

@@ -11,8 +11,8 @@ import test_proxyd_recovery
 from proxied import until
 from running_node import Node
 
-import replay
-from recovery.faults import BY_NAME
+from understudy import replay
+from understudy.recovery.faults import BY_NAME
 
 variables = test_proxyd_recovery.variables  # the fixture
 

@@ -11,7 +11,7 @@ import proxied
 import pytest
 from proxied import WORKLOADS, python
 
-from proxy_client.refusals import REFUSALS, Kind, Refusal, Where
+from understudy.proxy_client.refusals import REFUSALS, Kind, Refusal, Where
 
 BY_NAME = (Where.TORCH_C, Where.STORAGE, Where.EVENT, Where.CUDA)
 CONDITIONAL = (Kind.OF_SEVERAL_DEVICES, Kind.WARNING)

@@ -10,7 +10,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ import pytest
 from executor_harness import Harness
 from test_state_copy import empty
 
-from proxy_server.host_identity import HostIdentity
-from proxy_server.remote_state import Asker, RemoteReplica, StateNotFetched
-from proxy_server.shared_state import PREFIX, fetch_shared
-from proxy_server.state_copy import Wanted
-from recovery.control import blocking_channel, pb, rpc
-from recovery.membership.certificates import issue, make_authority
-from recovery.processes import start_ticks
+from understudy.proxy_server.host_identity import HostIdentity
+from understudy.proxy_server.remote_state import Asker, RemoteReplica, StateNotFetched
+from understudy.proxy_server.shared_state import PREFIX, fetch_shared
+from understudy.proxy_server.state_copy import Wanted
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.processes import start_ticks
 
 TOKEN = b"t" * 32
 VALUES = [1.0, 2.0, 3.0, 4.0]
@@ -50,7 +50,7 @@ class Served:
         self.folder = folder
         me = str(os.getpid())
         self.spawner = subprocess.Popen(
-            [sys.executable, "-P", "-m", "proxy_server.spawner", "--daemon-socket", str(folder / "none"),
+            [*module_command("proxy_server.spawner"), "--daemon-socket", str(folder / "none"),
              "--runtime", str(folder), "--driver", "cpu", "--parent", me, "--grace", "5",
              "--data-address", "127.0.0.1", "--data-interface", "lo", *more],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

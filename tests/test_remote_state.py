@@ -17,11 +17,11 @@ import grpc
 import pytest
 from test_state_copy import Buffers, empty
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
-from proxy_server import remote_state
-from proxy_server.host_identity import HostIdentity
-from proxy_server.remote_state import (
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
+from understudy.proxy_server import remote_state
+from understudy.proxy_server.host_identity import HostIdentity
+from understudy.proxy_server.remote_state import (
     BATCH_BYTES,
     MOST_RANGES,
     Asker,
@@ -30,9 +30,9 @@ from proxy_server.remote_state import (
     StateNotFetched,
     serve_state,
 )
-from proxy_server.state_copy import CHUNK_BYTES, Wanted
-from recovery.membership.certificates import issue, make_authority
-from replay import digest
+from understudy.proxy_server.state_copy import CHUNK_BYTES, Wanted
+from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.replay import digest
 
 NOW = datetime.now(UTC)
 TOKEN = b"t" * 32

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from proxied import until
 
-from proxy_server.rendezvous_store import RendezvousCancelled, RendezvousGate
+from understudy.proxy_server.rendezvous_store import RendezvousCancelled, RendezvousGate
 
 LONG_S = 20.0
 

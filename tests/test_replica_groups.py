@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from recovery.facts import BufferFacts, Manifest
-from recovery.replicas import AGREED_CHANGES, Deviation, ReplicaGroups
+from understudy.recovery.facts import BufferFacts, Manifest
+from understudy.recovery.replicas import AGREED_CHANGES, Deviation, ReplicaGroups
 
 WEIGHT, BIAS, PRIVATE = 10, 11, 12
 

@@ -10,15 +10,15 @@ import pytest
 from executor_harness import ALLOCATE, OPERATOR, SEED, Harness, double, vector
 from test_snapshots import LIMIT, order, send, taken
 
-import replay
-from recovery.persistence import Store
-from recovery.persistence.catalogue import read_run
-from recovery.persistence.layout import store_path
-from recovery.persistence.mapped import MappedAreas
-from recovery.persistence.parts import split
-from recovery.persistence.reading import Damaged, SetReader, StoreError
-from recovery.persistence.restoring import find, restore
-from recovery.persistence.writer import holdings, read_source
+from understudy import replay
+from understudy.recovery.persistence import Store
+from understudy.recovery.persistence.catalogue import read_run
+from understudy.recovery.persistence.layout import store_path
+from understudy.recovery.persistence.mapped import MappedAreas
+from understudy.recovery.persistence.parts import split
+from understudy.recovery.persistence.reading import Damaged, SetReader, StoreError
+from understudy.recovery.persistence.restoring import find, restore
+from understudy.recovery.persistence.writer import holdings, read_source
 
 SERIAL = 3
 WORD = struct.calcsize("<Q")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.persistence.retention import (
+from understudy.recovery.persistence.retention import (
     KeptSet,
     LocalRun,
     Retention,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replay import ByteTable, RewindError
+from understudy.replay import ByteTable, RewindError
 
 
 def table_at_commit_one(**contents: bytes) -> ByteTable:

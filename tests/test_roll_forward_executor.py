@@ -25,7 +25,7 @@ from executor_harness import (
     vector,
 )
 
-from proxy_server import _server
+from understudy.proxy_server import _server
 
 PARAMETER, GRADIENT, MOMENTUM, LOSS, METRIC = 1, 2, 3, 4, 5
 FRESH = 50

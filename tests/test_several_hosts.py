@@ -15,8 +15,8 @@ from proxied import until
 from running_proxyd import running_proxyd
 from training_run import BIN
 
-from recovery.control import blocking_channel, pb, rpc
-from recovery.membership.certificates import issue, make_authority
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.membership.certificates import issue, make_authority
 
 PORT = 9400
 

@@ -13,11 +13,11 @@ from small_disks import tiny_file_system
 from test_remote_state import TOKEN
 from test_state_copy import Buffers, empty
 
-from protos import control_pb2 as pb
-from proxy_server.remote_state import Asker, StateNotFetched
-from proxy_server.shared_files import clear_leftovers, new_name
-from proxy_server.shared_state import PREFIX, SharedDirectory, StateNotWritten, fetch_shared
-from proxy_server.state_copy import CHUNK_BYTES, Wanted
+from understudy.protos import control_pb2 as pb
+from understudy.proxy_server.remote_state import Asker, StateNotFetched
+from understudy.proxy_server.shared_files import clear_leftovers, new_name
+from understudy.proxy_server.shared_state import PREFIX, SharedDirectory, StateNotWritten, fetch_shared
+from understudy.proxy_server.state_copy import CHUNK_BYTES, Wanted
 
 ASKER = Asker("j", 3, TOKEN)
 RANK = 1

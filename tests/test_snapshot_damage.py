@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from disk_images import BLOCK
 
-from recovery.persistence import Store, StoreError
-from recovery.persistence._store import RecordedDisk
-from replay import digest
+from understudy.recovery.persistence import Store, StoreError
+from understudy.recovery.persistence._store import RecordedDisk
+from understudy.replay import digest
 
 SLOTS = 4
 SLOT_BYTES = 6 * BLOCK

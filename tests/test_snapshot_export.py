@@ -15,11 +15,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from proxied import until
-from running_node import HERE
 from running_proxyd import running_proxyd
 from training_run import BIN, execute_natively
 
-from recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.own_modules import module_command
 
 SCRIPT = proxied.WORKLOADS / "resumable.py"
 MORE = 15
@@ -81,7 +81,7 @@ def export(store: Path, out: Path, *options: str) -> dict[str, Any]:
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*HERE, "recovery.recoveryctl", "snapshots", *arguments],
+        [*module_command("recovery.recoveryctl"), "snapshots", *arguments],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 

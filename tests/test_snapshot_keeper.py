@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-import replay
-from recovery.jobs import CopyCounts
-from recovery.persistence.persistence import Persistence
-from recovery.persistence.request import Persist
-from recovery.persistence.settings import PersistenceSettings
-from recovery.settings import BadInput, parse_interval, parse_share
-from recovery.snapshot_leases import SnapshotLeases
-from recovery.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
+from understudy import replay
+from understudy.recovery.jobs import CopyCounts
+from understudy.recovery.persistence.persistence import Persistence
+from understudy.recovery.persistence.request import Persist
+from understudy.recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.settings import BadInput, parse_interval, parse_share
+from understudy.recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
 
 
 class Rank(SimpleNamespace):

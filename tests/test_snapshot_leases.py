@@ -11,7 +11,7 @@ import test_snapshots
 from executor_harness import ALLOCATE, Harness
 from test_snapshots import LIMIT, payload, send
 
-import replay
+from understudy import replay
 
 
 def content(h: Harness, serial: int, handle: int) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recovery.persistence import Receipt, Store, StoreError, StoreFull
+from understudy.recovery.persistence import Receipt, Store, StoreError, StoreFull
 
 BLOCK = 4096
 BUFFER, GENERATOR, MANIFEST, CLIENT, LOG = 1, 2, 3, 4, 5
@@ -298,7 +298,7 @@ def test_two_writers_of_a_store_are_refused_and_readers_are_not(path: Path) -> N
 # Another process that lists and reads; all that it gets must be one byte, repeated.
 READER = """
 import sys
-from recovery.persistence import Store, StoreError
+from understudy.recovery.persistence import Store, StoreError
 wrong = right = refused = 0
 with Store.open(sys.argv[1], writable=False) as reader:
     print("open", flush=True)

@@ -17,19 +17,20 @@ from typing import Any, cast
 import pytest
 import test_proxyd_recovery
 from proxied import until
-from running_node import HERE, Node
+from running_node import Node
 from small_disks import tiny_file_system
 from typer.testing import CliRunner
 
-from recovery import snapshot_commands, tuning
-from recovery.job_watch import JobWatch, Pace, RankSample, Sample, name_of_job
-from recovery.persistence import probe
-from recovery.persistence.advice import Advice, Known, Slowdown, advise, usable
-from recovery.persistence.probe import Point, Timings, medians, points
-from recovery.persistence.tuner import CannotTune
-from recovery.proxyd import settings_of
-from recovery.settings import BadInput
-from recovery.tuning import Order, at_once, known_of, running, slowdown_of
+from understudy.recovery import snapshot_commands, tuning
+from understudy.recovery.job_watch import JobWatch, Pace, RankSample, Sample, name_of_job
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence import probe
+from understudy.recovery.persistence.advice import Advice, Known, Slowdown, advise, usable
+from understudy.recovery.persistence.probe import Point, Timings, medians, points
+from understudy.recovery.persistence.tuner import CannotTune
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.settings import BadInput
+from understudy.recovery.tuning import Order, at_once, known_of, running, slowdown_of
 
 GB = 10**9
 TIMINGS = Timings("uring", "", GB, 3, {1: 1.0, 2: 1.5, 3: 2.4}, {1: 1.2, 2: 1.0, 4: 1.1}, 10.0 * GB)
@@ -40,7 +41,7 @@ variables = test_proxyd_recovery.variables  # the fixture
 
 
 def tune(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [*HERE, "recovery.recoveryctl", "snapshots", "tune", *arguments]
+    command = [*module_command("recovery.recoveryctl"), "snapshots", "tune", *arguments]
     environment = {"UNDERSTUDY_SOCKET": "/nowhere/proxyd.sock"} | environment
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment
@@ -94,7 +95,7 @@ def test_state_beyond_the_probe_limit_is_scaled_and_that_is_said(tmp_path: Path)
 def test_a_probe_that_is_killed_while_it_writes_leaves_nothing_behind(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    command = [*HERE, "recovery.recoveryctl", "snapshots", "tune", str(tmp_path)]
+    command = [*module_command("recovery.recoveryctl"), "snapshots", "tune", str(tmp_path)]
     run = subprocess.Popen(
         [*command, "--state", "96MiB", "--step", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -124,7 +125,7 @@ def holds_a_nameless_file(run: subprocess.Popen[bytes]) -> bool:
 MAKING = """
 import sys, threading
 from pathlib import Path
-from recovery.persistence import probe
+from understudy.recovery.persistence import probe
 
 class Slow:
     needed_slot_bytes = staticmethod(lambda sizes: 4096)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recovery.persistence import tuner
-from recovery.persistence.adapter import (
+from understudy.recovery.persistence import tuner
+from understudy.recovery.persistence.adapter import (
     CONVERGES_WITHIN,
     DRIFT,
     HOLD_S,
@@ -23,7 +23,15 @@ from recovery.persistence.adapter import (
     Scales,
     scaled,
 )
-from recovery.persistence.tuner import CannotTune, Choice, Limits, Measured, explain, longest_loss_s, tune
+from understudy.recovery.persistence.tuner import (
+    CannotTune,
+    Choice,
+    Limits,
+    Measured,
+    explain,
+    longest_loss_s,
+    tune,
+)
 
 GB = 10**9
 ROUNDING = 1 + 1e-9

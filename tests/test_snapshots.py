@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from executor_harness import ALLOCATE, FREE, HOST_TO_DEVICE, OPERATOR, PHASE, SEED, Harness, double, vector
 
-from replay import Snapshot
+from understudy.replay import Snapshot
 
 LIMIT = 64 << 20
 

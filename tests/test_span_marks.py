@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-import replay
-from recovery.control import pb
-from recovery.injector import Refused
-from recovery.spanning.mark import read_mark
-from recovery.spanning.member import NotAdmitted
-from recovery.spanning.migration import Migration
-from recovery.spanning.spans import Spans
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.injector import Refused
+from understudy.recovery.spanning.mark import read_mark
+from understudy.recovery.spanning.member import NotAdmitted
+from understudy.recovery.spanning.migration import Migration
+from understudy.recovery.spanning.spans import Spans
 
 GOOD = pb.SpanMark(token=b"t" * 32, leader="host-a.b", hosts=2, recoveries=3, device="cuda:1")
 

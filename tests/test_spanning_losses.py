@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from recovery.control import pb
-from recovery.membership.links import NoLink
-from recovery.migration.homes import Away
-from recovery.migration.moves import Moves
-from recovery.spanning.spans import Spans
+from understudy.recovery.control import pb
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.migration.homes import Away
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.spanning.spans import Spans
 
 SOON_S = 10.0
 

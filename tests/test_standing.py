@@ -6,10 +6,10 @@ import asyncio
 
 from made_up_ranks import a_coordinator, a_job, log_of, step, stub_of
 
-import replay
-from recovery.evidence import rank_facts
-from recovery.jobs import Job
-from recovery.validation import FIRST, ValidationSchedule
+from understudy import replay
+from understudy.recovery.evidence import rank_facts
+from understudy.recovery.jobs import Job
+from understudy.recovery.validation import FIRST, ValidationSchedule
 
 
 def orders(job: Job) -> set[int]:

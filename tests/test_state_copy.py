@@ -15,9 +15,9 @@ import pytest
 from executor_harness import PHASE, Harness
 from training_run import Training
 
-from protos import control_pb2 as pb
-from protos import control_pb2_grpc as rpc
-from proxy_server.state_copy import (
+from understudy.protos import control_pb2 as pb
+from understudy.protos import control_pb2_grpc as rpc
+from understudy.proxy_server.state_copy import (
     LARGE_BYTES,
     PIECE_BYTES,
     PIECES,
@@ -172,7 +172,7 @@ def test_state_arrives_whether_or_not_there_is_a_window(
     wanted = [Wanted(number, size, (number,)) for number, size in sizes.items()]
     ours = empty(wanted)
     if window == "refused by the sender":
-        monkeypatch.setattr("proxy_server.state_copy._SEALS", 0)
+        monkeypatch.setattr("understudy.proxy_server.state_copy._SEALS", 0)
     if window == "not to be had":
         monkeypatch.setattr(os, "memfd_create", lambda *_: os.open("/nowhere", os.O_RDWR))
     with served(replica, tmp_path) as sender:

@@ -19,12 +19,20 @@ from typing import cast
 import pytest
 from executor_harness import FREE, PHASE, Harness, double
 
-import replay
-from recovery.persistence.described_changes import BadChanges, Descriptions
-from recovery.persistence.layout import LogFile, log_path, logs_of
-from recovery.persistence.log_copier import LogOfRank
-from recovery.persistence.log_reach import Laid, RankReach, _read_rank, lay_out, log_sizes
-from recovery.persistence.stored_log import About, BadLog, Chain, Frame, Kind, read_commit, read_frames
+from understudy import replay
+from understudy.recovery.persistence.described_changes import BadChanges, Descriptions
+from understudy.recovery.persistence.layout import LogFile, log_path, logs_of
+from understudy.recovery.persistence.log_copier import LogOfRank
+from understudy.recovery.persistence.log_reach import Laid, RankReach, _read_rank, lay_out, log_sizes
+from understudy.recovery.persistence.stored_log import (
+    About,
+    BadLog,
+    Chain,
+    Frame,
+    Kind,
+    read_commit,
+    read_frames,
+)
 
 SEED = int(os.environ.get("UNDERSTUDY_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 STEPS = 8

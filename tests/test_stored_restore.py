@@ -15,11 +15,12 @@ import psutil
 import pytest
 import test_proxyd_recovery
 from proxied import command_of, processes, until
-from running_node import HERE, Node
+from running_node import Node
 from running_proxyd import running_proxyd
 from test_snapshot_recovery import Killer, steps_of
 
-import replay
+from understudy import replay
+from understudy.recovery.own_modules import module_command, name_of
 
 MEMORY, STORAGE = "restore-snapshot-replay", "restore-stored-replay"
 STEPS = 3000
@@ -153,7 +154,7 @@ def test_restore_is_rehearsed_on_a_running_job_and_refused_where_storage_is_dama
     until(lambda: only_on_storage(list(node.status().ranks)), "no other set")
     servers = node.servers()
     damage_stores(store)
-    command = [*HERE, "recovery.recoveryctl", "snapshots", "restore", "--socket", str(node.socket)]
+    command = [*module_command("recovery.recoveryctl"), "snapshots", "restore", "--socket", str(node.socket)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2 and "is of no use" in refused.stderr, refused
     assert node.servers() == servers
@@ -234,7 +235,7 @@ def read_storage(node: Node, count: int) -> bool:
 
 
 def readers() -> list[psutil.Process]:
-    return [p for p in processes() if "recovery.persistence.restoring" in " ".join(command_of(p))]
+    return [p for p in processes() if name_of("recovery.persistence.restoring") in command_of(p)]
 
 
 def kill_reader() -> bool:

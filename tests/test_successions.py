@@ -12,18 +12,18 @@ import pytest
 from heirs import HEIR, ID, LEADER, NUMBERS, Away, Clock, Keeper, first_store, heir, leader, stream
 from led_job import TOKEN, Leader, Member, becomes
 
-from recovery.control import pb
-from recovery.coordinator import Coordinator
-from recovery.elsewhere import Elsewhere
-from recovery.jobs import Job, Session
-from recovery.membership.records import read
-from recovery.report import account_of_adoption, adoption_entry
-from recovery.spanning import succession
-from recovery.spanning.estate import Estate
-from recovery.spanning.leadership import claim_as_heir
-from recovery.spanning.member import NotAdmitted
-from recovery.spanning.span import Span
-from recovery.spanning.succession import Succession, take_over
+from understudy.recovery.control import pb
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.elsewhere import Elsewhere
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.membership.records import read
+from understudy.recovery.report import account_of_adoption, adoption_entry
+from understudy.recovery.spanning import succession
+from understudy.recovery.spanning.estate import Estate
+from understudy.recovery.spanning.leadership import claim_as_heir
+from understudy.recovery.spanning.member import NotAdmitted
+from understudy.recovery.spanning.span import Span
+from understudy.recovery.spanning.succession import Succession, take_over
 
 
 class Lost:

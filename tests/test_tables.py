@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from recovery.control import pb
-from recovery.tables import status_tables
+from understudy.recovery.control import pb
+from understudy.recovery.tables import status_tables
 
 
 def shown(status: pb.Status) -> str:

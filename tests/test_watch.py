@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-import recovery.activity
-from recovery.activity import ASK_NS, Activity, ProcessState, process_state
-from recovery.collective_watch import CollectiveWatch, Member
-from recovery.facts import FaultKind
-from recovery.progress import SECOND, Finding, Position, Progress
+from understudy.recovery import activity as activity_module
+from understudy.recovery.activity import ASK_NS, Activity, ProcessState, process_state
+from understudy.recovery.collective_watch import CollectiveWatch, Member
+from understudy.recovery.facts import FaultKind
+from understudy.recovery.progress import SECOND, Finding, Position, Progress
 
 LOOK_NS = SECOND // 50
 TIMEOUT_NS = 300 * SECOND
@@ -215,7 +215,7 @@ def test_a_thread_that_waits_for_a_processor_is_at_work_if_it_still_does_the_nex
     threads: list[str], quiet: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = [ProcessState("S", frozenset(thread), 7) for thread in ["", *threads]]
-    monkeypatch.setattr(recovery.activity, "process_state", lambda _: answers.pop(0))
+    monkeypatch.setattr(activity_module, "process_state", lambda _: answers.pop(0))
     activity = Activity(0)
     for look in range(4):
         activity.look(SECOND + look * ASK_NS)

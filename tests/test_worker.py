@@ -16,7 +16,7 @@ from training_run import BIN
 def test_a_scripts_own_modules_data_loaders_forks_and_settings_work_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("protos", "recovery", "replay"):
+    for name in ("protos", "recovery", "replay", "understudy"):
         (tmp_path / f"{name}.py").write_text('OWNER = "the script"\n')
     site = tmp_path / "site"
     site.mkdir()
@@ -29,10 +29,10 @@ def test_a_scripts_own_modules_data_loaders_forks_and_settings_work_as_ever(
 
 
 def test_without_proxyrun_nothing_is_activated() -> None:
-    import proxy_client
+    from understudy import proxy_client
 
     boot = Path(str(proxy_client.__file__)).parent / "boot"
-    code = "import sys, torch; print('proxy_client' in sys.modules, torch.cuda.is_available())"
+    code = "import sys, torch; print('understudy.proxy_client' in sys.modules, torch.cuda.is_available())"
     environment = {name: value for name, value in os.environ.items() if name != "UNDERSTUDY_JOB"}
     done = subprocess.run(
         [sys.executable, "-c", code],

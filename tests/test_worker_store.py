@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from recovery.rendezvous import LONGEST_KEY
-from recovery.worker_store import SOCKET, WorkerStore
+from understudy.recovery.rendezvous import LONGEST_KEY
+from understudy.recovery.worker_store import SOCKET, WorkerStore
 
 
 def text(value: bytes) -> str:
@@ -99,7 +99,7 @@ def test_a_request_that_makes_no_sense_gets_an_error_and_changes_nothing(
 def test_a_client_that_says_nothing_or_too_much_harms_nobody(
     tmp_path: Path, store: WorkerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.worker_store.LONGEST_LINE", 1 << 16)
+    monkeypatch.setattr("understudy.recovery.worker_store.LONGEST_LINE", 1 << 16)
 
     async def hostile() -> bytes:
         serving = asyncio.create_task(store.run())

@@ -20,7 +20,7 @@ from goodput_costs import BadCosts, Costs, example, read_costs
 from goodput_model import BadTrace, Row, Trace, evaluate, read_trace
 from rich.table import Table
 
-from recovery.tables import make_console
+from understudy.recovery.tables import make_console
 
 NOT_MEASURED = "NOT MEASURED"
 TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "a100_spot_preemptions.csv"

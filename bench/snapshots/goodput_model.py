@@ -16,7 +16,7 @@ from pathlib import Path
 
 from goodput_costs import Costs, Keeping, Persisting, Policy
 
-from recovery.persistence.tuner import longest_recovery_s
+from understudy.recovery.persistence.tuner import longest_recovery_s
 
 
 class BadTrace(ValueError):

@@ -25,8 +25,8 @@ from training_state import (
     memory_of,
 )
 
-from recovery.persistence import Store
-from recovery.persistence._storage import Storage, raw_loop
+from understudy.recovery.persistence import Store
+from understudy.recovery.persistence._storage import Storage, raw_loop
 
 MIB = 1 << 20
 BLOCK = 4096

@@ -27,13 +27,13 @@ from typing import Any
 from rich.progress import track
 from rich.table import Table
 
-from recovery.tables import make_console
+from understudy.recovery.tables import make_console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from machine import ROOT, describe_machine
 
-from recovery.persistence._storage import Storage, create_file, raw_loop
+from understudy.recovery.persistence._storage import Storage, create_file, raw_loop
 
 MIB = 1 << 20
 RAW = "raw loop"

@@ -15,7 +15,7 @@ def main() -> None:
     os.environ["UNDERSTUDY_STATISTICS"] = "1"  # read when torch brings the client in
     import torch
 
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--bursts", type=int, default=500)

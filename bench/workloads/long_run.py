@@ -19,8 +19,8 @@ def held() -> dict[str, Any]:
         for line in status:
             if line.startswith("RssAnon"):
                 facts["private_bytes"] = int(line.split()[1]) * 1024
-    if "proxy_client" in sys.modules:
-        from proxy_client import _client
+    if "understudy.proxy_client" in sys.modules:
+        from understudy.proxy_client import _client
 
         statistics = _client.statistics()
         names = ("templates", "address_blocks", "dictionary_bytes", "log_bytes")

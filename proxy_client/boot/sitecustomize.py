@@ -10,23 +10,30 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_CLIENT = "understudy.proxy_client"
 
 
 def _load_client() -> None:
-    """Loads `proxy_client` from beside this folder, without touching sys.path. Does nothing a second time."""
-    if "proxy_client" in sys.modules:
+    """Loads the client from beside this folder, without touching sys.path. Does nothing a second time.
+
+    No module `understudy` is put above it: an import of that name finds what it would have found without us
+    (a script's own module, or all of ours where it is installed). Python asks only for the direct parent of
+    what it imports, but for `from understudy.proxy_client import x`, which the package answers itself, and
+    `import understudy.…`, which is not to be written in it.
+    """
+    if _CLIENT in sys.modules:
         return
     package = os.path.dirname(_HERE)
     spec = importlib.util.spec_from_file_location(
-        "proxy_client", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+        _CLIENT, os.path.join(package, "__init__.py"), submodule_search_locations=[package]
     )
     if spec is None or spec.loader is None:
-        raise ImportError(f"understudy: no proxy_client in {package}")
+        raise ImportError(f"understudy: no client in {package}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["proxy_client"] = module
+    sys.modules[_CLIENT] = module
     spec.loader.exec_module(module)
 
-    from proxy_client import activation
+    from understudy.proxy_client import activation
 
     activation.install()
 

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from recovery.membership.settings import is_name
-from recovery.settings import BadInput
+from understudy.recovery.membership.settings import is_name
+from understudy.recovery.settings import BadInput
 
 AUTHORITY_DAYS = 3650
 HOST_DAYS = 365

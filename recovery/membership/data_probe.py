@@ -17,13 +17,13 @@ import grpc
 import grpc.aio
 import structlog
 
-from recovery.control import answer, pb, rpc, trouble
-from recovery.data_network import interface_of
-from recovery.membership.certificates import Credentials, host_files
-from recovery.membership.link_judgement import CARRIER_DOWN, Matrix, Seen
-from recovery.membership.links import Links, NoLink
-from recovery.membership.settings import is_name
-from recovery.settings import BadInput
+from understudy.recovery.control import answer, pb, rpc, trouble
+from understudy.recovery.data_network import interface_of
+from understudy.recovery.membership.certificates import Credentials, host_files
+from understudy.recovery.membership.link_judgement import CARRIER_DOWN, Matrix, Seen
+from understudy.recovery.membership.links import Links, NoLink
+from understudy.recovery.membership.settings import is_name
+from understudy.recovery.settings import BadInput
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from recovery.membership.store import (
+from understudy.recovery.membership.store import (
     Change,
     ClusterStore,
     Compacted,

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from recovery.control import pb, rpc
-from recovery.membership.agreement import Vote
-from recovery.membership.certificates import Credentials
-from recovery.membership.links import LARGEST_MESSAGE
-from recovery.settings import BadInput
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.membership.agreement import Vote
+from understudy.recovery.membership.certificates import Credentials
+from understudy.recovery.membership.links import LARGEST_MESSAGE
+from understudy.recovery.settings import BadInput
 
 MOST_AT_ONCE = 1024
 """Requests, most of which wait for a key (recovery/meeting.py); whoever is beyond is refused."""

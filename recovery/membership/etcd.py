@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 from aetcd import rpc
 
-from recovery.control import code_of, trouble
-from recovery.membership.settings import Endpoint
-from recovery.membership.store import (
+from understudy.recovery.control import code_of, trouble
+from understudy.recovery.membership.settings import Endpoint
+from understudy.recovery.membership.store import (
     Change,
     ClusterStore,
     ClusterStoreError,

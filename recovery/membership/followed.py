@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from recovery.membership.store import ClusterStore, ClusterStoreError, Compacted, Entry
+from understudy.recovery.membership.store import ClusterStore, ClusterStoreError, Compacted, Entry
 
 AGAIN_S = 1.0
 """After the store did not answer."""

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import structlog
 
-from recovery.control import pb
-from recovery.membership.agreement import HostState, Verdict, Vote, judge
-from recovery.membership.followed import Followed
-from recovery.membership.records import VERSION, BadRecord, Keys, read, written
-from recovery.membership.store import ClusterStore, ClusterStoreError, Delete, Put, Unchanged
+from understudy.recovery.control import pb
+from understudy.recovery.membership.agreement import HostState, Verdict, Vote, judge
+from understudy.recovery.membership.followed import Followed
+from understudy.recovery.membership.records import VERSION, BadRecord, Keys, read, written
+from understudy.recovery.membership.store import ClusterStore, ClusterStoreError, Delete, Put, Unchanged
 
 log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from protos.lasting_channels import LASTING
-from recovery.control import pb
-from recovery.membership.certificates import Credentials
+from understudy.protos.lasting_channels import LASTING
+from understudy.recovery.control import pb
+from understudy.recovery.membership.certificates import Credentials
 
 LARGEST_MESSAGE = 8 << 20
 """Bytes."""

@@ -10,8 +10,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from recovery.membership.settings import LOOPBACK, Endpoint, MembershipSettings, is_name
-from recovery.settings import BadInput
+from understudy.recovery.membership.settings import LOOPBACK, Endpoint, MembershipSettings, is_name
+from understudy.recovery.settings import BadInput
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from recovery.control import pb, ran_out, rpc
-from recovery.membership.agreement import Vote
-from recovery.membership.certificates import Credentials, host_files
+from understudy.recovery.control import pb, ran_out, rpc
+from understudy.recovery.membership.agreement import Vote
+from understudy.recovery.membership.certificates import Credentials, host_files
 
 CONNECT_S = 2.0
 ANSWER_S = 2.0

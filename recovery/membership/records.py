@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from recovery.control import pb
-from recovery.membership.settings import is_name
+from understudy.recovery.control import pb
+from understudy.recovery.membership.settings import is_name
 
 VERSION = 1
 """Of HostRecord, HostAbsence, JobLeader and JobHeir; others are not read."""

@@ -9,10 +9,17 @@ from collections.abc import Callable
 
 import structlog
 
-from recovery.control import pb
-from recovery.membership.records import BadRecord, Keys, read, written
-from recovery.membership.settings import LEASE_S
-from recovery.membership.store import ClusterStore, ClusterStoreError, Delete, LeaseEnded, Put, Unchanged
+from understudy.recovery.control import pb
+from understudy.recovery.membership.records import BadRecord, Keys, read, written
+from understudy.recovery.membership.settings import LEASE_S
+from understudy.recovery.membership.store import (
+    ClusterStore,
+    ClusterStoreError,
+    Delete,
+    LeaseEnded,
+    Put,
+    Unchanged,
+)
 
 log = structlog.get_logger()
 

@@ -11,13 +11,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from recovery.asking import Failure, JobOption, SocketOption, ask, get_status
-from recovery.control import pb
-from recovery.migration.criu import find
-from recovery.migration.doctor import Check, Verdict, examine, look
-from recovery.migration.places import parse_place
-from recovery.migration.survey import survey, trouble_of_machine
-from recovery.tables import make_console
+from understudy.recovery.asking import Failure, JobOption, SocketOption, ask, get_status
+from understudy.recovery.control import pb
+from understudy.recovery.migration.criu import find
+from understudy.recovery.migration.doctor import Check, Verdict, examine, look
+from understudy.recovery.migration.places import parse_place
+from understudy.recovery.migration.survey import survey, trouble_of_machine
+from understudy.recovery.tables import make_console
 
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
 FOUND_SOMETHING = 1

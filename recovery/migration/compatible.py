@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from recovery.control import pb
-from recovery.membership.agreement import HostState
-from recovery.migration.places import Place
+from understudy.recovery.control import pb
+from understudy.recovery.membership.agreement import HostState
+from understudy.recovery.migration.places import Place
 
 MOST_NAMED = 4
 """Processor features told of, of those that differ."""

@@ -10,9 +10,9 @@ import shutil
 import threading
 from pathlib import Path
 
-from recovery.control import pb
-from recovery.migration.header import MOST_BYTES, OUTPUTS, PLAIN_NAME, Places, Refusal
-from recovery.migration.parcel import Checksum
+from understudy.recovery.control import pb
+from understudy.recovery.migration.header import MOST_BYTES, OUTPUTS, PLAIN_NAME, Places, Refusal
+from understudy.recovery.migration.parcel import Checksum
 
 MOST_FILES = 20_000
 MODE = 0o777

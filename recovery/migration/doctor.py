@@ -10,7 +10,7 @@ from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-from recovery.migration import criu, namespaces
+from understudy.recovery.migration import criu, namespaces
 
 CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_CHECKPOINT_RESTORE": 40}
 INSTALL = "run deploy/install-criu, which leaves the system's packages alone"
@@ -208,7 +208,7 @@ def _ptrace_scope(file: Path) -> int:
 
 def _probe(directory: Path) -> tuple[str, str]:
     """(engine that snapshots would be written with, or why none)."""
-    from recovery.persistence import _storage
+    from understudy.recovery.persistence import _storage
 
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix="understudy-doctor-") as folder:
@@ -231,7 +231,7 @@ def _version_of(package: str) -> str:
 
 
 def _built_for() -> str:
-    from proxy_client.activation import version_built_for
+    from understudy.proxy_client.activation import version_built_for
 
     try:
         return version_built_for()

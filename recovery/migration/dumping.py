@@ -12,17 +12,17 @@ from typing import Any
 
 import structlog
 
-from recovery.control import pb
-from recovery.jobs import Session
-from recovery.migration.guests import Guest, Stage
-from recovery.migration.header import OUTPUTS, VERSION
-from recovery.migration.image_folders import place_for
-from recovery.migration.moves import Moves
-from recovery.migration.orders import OrderRefused, order
-from recovery.migration.parcel import data_bytes
-from recovery.migration.process_tree import read_tree
-from recovery.migration.reception import NotSent
-from recovery.migration.survey import lasting_obstacles, trouble_of_machine
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Session
+from understudy.recovery.migration.guests import Guest, Stage
+from understudy.recovery.migration.header import OUTPUTS, VERSION
+from understudy.recovery.migration.image_folders import place_for
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.migration.orders import OrderRefused, order
+from understudy.recovery.migration.parcel import data_bytes
+from understudy.recovery.migration.process_tree import read_tree
+from understudy.recovery.migration.reception import NotSent
+from understudy.recovery.migration.survey import lasting_obstacles, trouble_of_machine
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """Below it lives a worker that came from another host, where its relay stays with the launcher.
 
-    python -m recovery.migration.far_relay DIRECTORY ALIVE
+    python -m understudy.recovery.migration.far_relay DIRECTORY ALIVE
 
 DIRECTORY is the relay's, at the same path as there; of ALIVE a lock is held, so that nobody takes its
 directory for abandoned.  Stdin: "stay" once the worker runs here for good; if it closes before, so does
@@ -16,8 +16,8 @@ import signal
 import sys
 from pathlib import Path
 
-from recovery.migration import namespaces, worker_init
-from recovery.migration.forwarding import FORWARDED
+from understudy.recovery.migration import namespaces, worker_init
+from understudy.recovery.migration.forwarding import FORWARDED
 
 ENDED = "ended"
 LONGEST_ACCOUNT = 1 << 14

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from recovery.control import pb
-from recovery.migration.guests import Guest, Stage
-from recovery.migration.header import OUTPUTS
+from understudy.recovery.control import pb
+from understudy.recovery.migration.guests import Guest, Stage
+from understudy.recovery.migration.header import OUTPUTS
 
 log = structlog.get_logger()
 

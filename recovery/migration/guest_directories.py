@@ -8,8 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.migration.header import Refusal
-from recovery.runtime_directory import ALIVE, RuntimeDirectory, lock_directory
+from understudy.recovery.migration.header import Refusal
+from understudy.recovery.runtime_directory import ALIVE, RuntimeDirectory, lock_directory
 
 MARK = "guest"
 """In a directory that is another host's: its name tells nothing of processes here."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
-from recovery.control import pb
-from recovery.migration.header import Refusal, check_form
+from understudy.recovery.control import pb
+from understudy.recovery.migration.header import Refusal, check_form
 
 log = structlog.get_logger()
 

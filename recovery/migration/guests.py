@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from enum import StrEnum
@@ -13,16 +12,17 @@ from pathlib import Path
 
 import structlog
 
-from recovery.control import pb
-from recovery.migration.delivery import Delivery
-from recovery.migration.far_relay import ENDED, LONGEST_ACCOUNT
-from recovery.migration.header import Here, Refusal, is_home, is_signal
-from recovery.migration.namespaces import pid_here
-from recovery.migration.orders import OrderRefused, order, parse
-from recovery.migration.outputs import Outputs
-from recovery.migration.worker_init import SOCKET
-from recovery.processes import Watched
-from recovery.runtime_directory import ALIVE
+from understudy.recovery.control import pb
+from understudy.recovery.migration.delivery import Delivery
+from understudy.recovery.migration.far_relay import ENDED, LONGEST_ACCOUNT
+from understudy.recovery.migration.header import Here, Refusal, is_home, is_signal
+from understudy.recovery.migration.namespaces import pid_here
+from understudy.recovery.migration.orders import OrderRefused, order, parse
+from understudy.recovery.migration.outputs import Outputs
+from understudy.recovery.migration.worker_init import SOCKET
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.processes import Watched
+from understudy.recovery.runtime_directory import ALIVE
 
 log = structlog.get_logger()
 
@@ -105,7 +105,7 @@ class Guest:
     async def _start_far_relay(self) -> None:
         relay = self.places.relay
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "recovery.migration.far_relay", str(relay),
+            *module_command("recovery.migration.far_relay"), str(relay),
             str(self.places.runtime / ALIVE), stdin=asyncio.subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self._far = Watched(self._process.pid)

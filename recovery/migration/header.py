@@ -8,11 +8,11 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.control import pb
-from recovery.membership.this_host import Machine, this_machine
-from recovery.migration.criu import Criu, find
-from recovery.migration.survey import trouble_of_machine
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.control import pb
+from understudy.recovery.membership.this_host import Machine, this_machine
+from understudy.recovery.migration.criu import Criu, find
+from understudy.recovery.migration.survey import trouble_of_machine
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 VERSION = 1
 OUTPUTS = ("stdout", "stderr")

@@ -19,12 +19,12 @@ import grpc
 import grpc.aio
 import structlog
 
-from recovery.control import answer, code_of, pb, rpc, trouble
-from recovery.membership.links import NoLink
-from recovery.migration.header import OUTPUTS
-from recovery.migration.orders import LARGEST_ANSWER, OrderRefused, check_socket, order, parse
-from recovery.migration.whereabouts import Place
-from recovery.migration.worker_init import SOCKET
+from understudy.recovery.control import answer, code_of, pb, rpc, trouble
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.migration.header import OUTPUTS
+from understudy.recovery.migration.orders import LARGEST_ANSWER, OrderRefused, check_socket, order, parse
+from understudy.recovery.migration.whereabouts import Place
+from understudy.recovery.migration.worker_init import SOCKET
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 ARRIVING = "understudy-arriving-"
 """Directories of images; locked while somebody receives them."""

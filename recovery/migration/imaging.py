@@ -21,14 +21,14 @@ from typing import Any
 
 import structlog
 
-from recovery.control import pb
-from recovery.migration.dumping import Dumping, Passenger
-from recovery.migration.image_folders import ARRIVING
-from recovery.migration.moves import Moves
-from recovery.migration.open_files import let_written_files_grow
-from recovery.migration.orders import OrderRefused
-from recovery.migration.parcel import Packed, extents, parts, read_ahead
-from recovery.migration.reception import NotSent
+from understudy.recovery.control import pb
+from understudy.recovery.migration.dumping import Dumping, Passenger
+from understudy.recovery.migration.image_folders import ARRIVING
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.migration.open_files import let_written_files_grow
+from understudy.recovery.migration.orders import OrderRefused
+from understudy.recovery.migration.parcel import Packed, extents, parts, read_ahead
+from understudy.recovery.migration.reception import NotSent
 
 log = structlog.get_logger()
 

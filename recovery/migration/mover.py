@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 import structlog
 
-from recovery.control import answer, pb, trouble
-from recovery.injector import Refused
-from recovery.jobs import Session
-from recovery.migration.criu import find
-from recovery.migration.namespaces import innermost_pid, pid_here
-from recovery.migration.orders import ask_init
-from recovery.migration.survey import lasting_obstacles, trouble_of_machine
-from recovery.processes import Watched
+from understudy.recovery.control import answer, pb, trouble
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Session
+from understudy.recovery.migration.criu import find
+from understudy.recovery.migration.namespaces import innermost_pid, pid_here
+from understudy.recovery.migration.orders import ask_init
+from understudy.recovery.migration.survey import lasting_obstacles, trouble_of_machine
+from understudy.recovery.processes import Watched
 
 log = structlog.get_logger()
 

@@ -16,21 +16,21 @@ import grpc
 import grpc.aio
 import structlog
 
-import replay
-from recovery.background import BackgroundTasks
-from recovery.control import pb, rpc
-from recovery.membership.links import caller
-from recovery.migration.delivery import Delivery
-from recovery.migration.fostering import Foster
-from recovery.migration.guest_directories import GuestDirectories
-from recovery.migration.guest_records import GuestRecords
-from recovery.migration.guests import Guest, Stage
-from recovery.migration.header import VERSION, Here, Refusal, check_fit, check_form, is_home
-from recovery.migration.homes import Away, Homes, Lost
-from recovery.migration.image_folders import ARRIVING, place_for, remove_unfinished
-from recovery.migration.orders import OrderRefused, order
-from recovery.processes import start_ticks
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy import replay
+from understudy.recovery.background import BackgroundTasks
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.membership.links import caller
+from understudy.recovery.migration.delivery import Delivery
+from understudy.recovery.migration.fostering import Foster
+from understudy.recovery.migration.guest_directories import GuestDirectories
+from understudy.recovery.migration.guest_records import GuestRecords
+from understudy.recovery.migration.guests import Guest, Stage
+from understudy.recovery.migration.header import VERSION, Here, Refusal, check_fit, check_form, is_home
+from understudy.recovery.migration.homes import Away, Homes, Lost
+from understudy.recovery.migration.image_folders import ARRIVING, place_for, remove_unfinished
+from understudy.recovery.migration.orders import OrderRefused, order
+from understudy.recovery.processes import start_ticks
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 log = structlog.get_logger()
 

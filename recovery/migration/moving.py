@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.migration.images import Damaged, seal, verify
-from recovery.migration.obstacles import GHOST_LIMIT
-from recovery.migration.process_tree import read_tree
+from understudy.recovery.migration.images import Damaged, seal, verify
+from understudy.recovery.migration.obstacles import GHOST_LIMIT
+from understudy.recovery.migration.process_tree import read_tree
 
 LOG_LEVEL = "-v3"
 LIMIT_S = 600.0

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from recovery.migration.process_tree import Descriptor, Process, Tree
-from recovery.migration.sockets import Kind, Socket
+from understudy.recovery.migration.process_tree import Descriptor, Process, Tree
+from understudy.recovery.migration.sockets import Kind, Socket
 
 GHOST_LIMIT = 1 << 30
 """Bytes of a file without a name that a dump takes along."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from recovery.control import pb
+from understudy.recovery.control import pb
 
 FILES = "files.img"
 _HEADER = struct.Struct("<II")

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from recovery.migration.worker_init import SOCKET
+from understudy.recovery.migration.worker_init import SOCKET
 
 MOVE_S = 1300.0
 """Longer than CRIU may take to dump and to restore (moving.py)."""

@@ -8,7 +8,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from recovery.migration.header import OUTPUTS
+from understudy.recovery.migration.header import OUTPUTS
 
 IN_MODIFY, HOLE = 0x2, 0x3
 """HOLE: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""

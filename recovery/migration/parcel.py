@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-import replay
-from recovery.control import pb
+from understudy import replay
+from understudy.recovery.control import pb
 
 Part = TypeVar("Part")
 

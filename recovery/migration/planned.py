@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from recovery.control import pb
-from recovery.coordinator import Coordinator
-from recovery.facts import FaultKind
-from recovery.injector import Refused, account_of
-from recovery.jobs import Session
-from recovery.migration.places import Place
-from recovery.planner import Plan, PlanName
-from recovery.servers import READY_WITHIN, ServerPool
+from understudy.recovery.control import pb
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.facts import FaultKind
+from understudy.recovery.injector import Refused, account_of
+from understudy.recovery.jobs import Session
+from understudy.recovery.migration.places import Place
+from understudy.recovery.planner import Plan, PlanName
+from understudy.recovery.servers import READY_WITHIN, ServerPool
 
 if TYPE_CHECKING:
-    from recovery.sessions import Desk
+    from understudy.recovery.sessions import Desk
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recovery.migration.sockets import Kind, Socket, parse_internet, unix_sockets
+from understudy.recovery.migration.sockets import Kind, Socket, parse_internet, unix_sockets
 
 PROC = Path("/proc")
 NAMESPACES = ("pid", "mnt", "net", "ipc", "user", "uts")

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from recovery.control import answer, pb, rpc, trouble
-from recovery.membership.links import NoLink
-from recovery.migration.homes import ASK_S
-from recovery.migration.moves import Moves
-from recovery.migration.parcel import Outgoing
+from understudy.recovery.control import answer, pb, rpc, trouble
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.migration.homes import ASK_S
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.migration.parcel import Outgoing
 
 SLOWEST = 10e6
 """Bytes a second."""

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from recovery.migration import namespaces, worker_init
-from recovery.migration.forwarding import FORWARDED
-from recovery.migration.worker_init import Files
+from understudy.recovery.migration import namespaces, worker_init
+from understudy.recovery.migration.forwarding import FORWARDED
+from understudy.recovery.migration.worker_init import Files
 
 IN_MODIFY = 0x2
 HOLE = 0x3

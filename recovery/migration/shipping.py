@@ -17,13 +17,13 @@ from typing import Any
 
 import structlog
 
-from recovery.control import pb
-from recovery.migration.dumping import Dumping, Passenger
-from recovery.migration.homes import Away, Lost
-from recovery.migration.moves import Moves
-from recovery.migration.orders import OrderRefused, order
-from recovery.migration.parcel import Packed, parts, read_ahead
-from recovery.migration.reception import NotSent, Reception
+from understudy.recovery.control import pb
+from understudy.recovery.migration.dumping import Dumping, Passenger
+from understudy.recovery.migration.homes import Away, Lost
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.migration.orders import OrderRefused, order
+from understudy.recovery.migration.parcel import Packed, parts, read_ahead
+from understudy.recovery.migration.reception import NotSent, Reception
 
 log = structlog.get_logger()
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 import structlog
 
-from recovery.background import Complaints
-from recovery.jobs import Job, Session
-from recovery.migration.criu import Criu, find
-from recovery.migration.obstacles import obstacles, obstacles_between_hosts, sentence
-from recovery.migration.process_tree import read_tree
+from understudy.recovery.background import Complaints
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.migration.criu import Criu, find
+from understudy.recovery.migration.obstacles import obstacles, obstacles_between_hosts, sentence
+from understudy.recovery.migration.process_tree import read_tree
 
 log = structlog.get_logger()
 

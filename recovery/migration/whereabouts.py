@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from recovery.migration.moving import NotMoved, Tool, await_end, dump, images_folder, restore
-from recovery.migration.process_tree import read_tree
+from understudy.recovery.migration.moving import NotMoved, Tool, await_end, dump, images_folder, restore
+from understudy.recovery.migration.process_tree import read_tree
 
 PATIENCE_S = 120.0
 """How long a stopped worker waits for the next order."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recovery.migration import namespaces
-from recovery.migration.forwarding import FORWARDED, Signals
-from recovery.migration.moving import NotMoved, Tool, move
-from recovery.migration.whereabouts import Place, Whereabouts
-from recovery.private_socket import bound_to
+from understudy.recovery.migration import namespaces
+from understudy.recovery.migration.forwarding import FORWARDED, Signals
+from understudy.recovery.migration.moving import NotMoved, Tool, move
+from understudy.recovery.migration.whereabouts import Place, Whereabouts
+from understudy.recovery.private_socket import bound_to
 
 SOCKET = "s"
 """Short: a Unix socket's path has at most 107 bytes."""

@@ -3,6 +3,6 @@
 docs/snapshot-format.md says what lies where and what a crash may leave; ``_store.pyi`` documents each call.
 """
 
-from recovery.persistence._store import Entry, Receipt, Store, StoreError, StoreFull
+from understudy.recovery.persistence._store import Entry, Receipt, Store, StoreError, StoreFull
 
 __all__ = ["Entry", "Receipt", "Store", "StoreError", "StoreFull"]

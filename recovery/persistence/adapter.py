@@ -9,7 +9,7 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
-from recovery.persistence.tuner import CannotTune, Choice, Limits, Measured, tune, write_time
+from understudy.recovery.persistence.tuner import CannotTune, Choice, Limits, Measured, tune, write_time
 
 DRIFT = 0.2
 """How far a smoothed value may lie from the one tuned for, as a share of the larger of the two: x 0.8 or

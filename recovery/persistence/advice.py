@@ -10,9 +10,9 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recovery.persistence.persistence import WRITER_THREADS
-from recovery.persistence.probe import Timings
-from recovery.persistence.tuner import (
+from understudy.recovery.persistence.persistence import WRITER_THREADS
+from understudy.recovery.persistence.probe import Timings
+from understudy.recovery.persistence.tuner import (
     CannotTune,
     Choice,
     Limits,
@@ -22,7 +22,7 @@ from recovery.persistence.tuner import (
     size,
     tune,
 )
-from recovery.persistence.writer import SLACK
+from understudy.recovery.persistence.writer import SLACK
 
 LONGEST_S = 1_000_000
 """Of proxyd --persist-every."""

@@ -14,8 +14,8 @@ from typing import Protocol, Self
 
 from typing_extensions import Buffer
 
-from recovery.persistence._store import Store, StoreError
-from recovery.persistence.layout import runs_of, stores_of
+from understudy.recovery.persistence._store import Store, StoreError
+from understudy.recovery.persistence.layout import runs_of, stores_of
 
 
 class Payload(Protocol):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recovery.persistence._store import StoreError
-from recovery.persistence.catalogue import StoredSet
-from recovery.persistence.reading import Damaged, SetReader
+from understudy.recovery.persistence._store import StoreError
+from understudy.recovery.persistence.catalogue import StoredSet
+from understudy.recovery.persistence.reading import Damaged, SetReader
 
 
 def problems_of(stored: StoredSet) -> list[str]:

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from recovery.persistence.catalogue import StoredSet
-from recovery.persistence.description import (
+from understudy.recovery.persistence.catalogue import StoredSet
+from understudy.recovery.persistence.description import (
     Description,
     Omitted,
     Shard,
@@ -32,8 +32,8 @@ from recovery.persistence.description import (
     Undescribed,
     read_description,
 )
-from recovery.persistence.reading import Damaged, SetReader
-from recovery.persistence.whole import Block, NotWhole, put_together
+from understudy.recovery.persistence.reading import Damaged, SetReader
+from understudy.recovery.persistence.whole import Block, NotWhole, put_together
 
 FORMATS = ("torch", "dcp", "safetensors")
 NOT_INCLUDED = "position in the data, random states of Python, and other objects"

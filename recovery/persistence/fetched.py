@@ -12,10 +12,10 @@ from typing import Self
 
 from typing_extensions import Buffer
 
-import replay
-from recovery.persistence._store import StoreError
-from recovery.persistence.catalogue import StoredPart, StoredSet
-from recovery.persistence.mirror_manifest import MirroredPart, MirroredSet
+from understudy import replay
+from understudy.recovery.persistence._store import StoreError
+from understudy.recovery.persistence.catalogue import StoredPart, StoredSet
+from understudy.recovery.persistence.mirror_manifest import MirroredPart, MirroredSet
 
 
 @dataclass(frozen=True)

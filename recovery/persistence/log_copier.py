@@ -1,6 +1,6 @@
 """Appends the logs of a job's ranks to files, commit by commit, for as long as proxyd lives.
 
-    python -m recovery.persistence.log_copier RUN --parent PID
+    python -m understudy.recovery.persistence.log_copier RUN --parent PID
 
 It reads one line, a Follow, and then Drops; it answers Copied and Trouble (log_messages.py).  A process of
 its own: what it reads belongs to workers, and a disk may hang.
@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import replay
-from recovery.persistence.described_changes import Descriptions
-from recovery.persistence.layout import in_use, log_path, logs_of
-from recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
-from recovery.persistence.stored_log import (
+from understudy import replay
+from understudy.recovery.persistence.described_changes import Descriptions
+from understudy.recovery.persistence.layout import in_use, log_path, logs_of
+from understudy.recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
+from understudy.recovery.persistence.stored_log import (
     About,
     Chain,
     Kind,
@@ -30,7 +30,7 @@ from recovery.persistence.stored_log import (
     ends_step,
     read_frames,
 )
-from recovery.persistence.writer import read_description, sync_entries
+from understudy.recovery.persistence.writer import read_description, sync_entries
 
 PIECE = 8 << 20
 """Bytes of a frame of records or templates."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
-from recovery.jobs import Job, Session
-from recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
-from recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
+from understudy.recovery.persistence.settings import PersistenceSettings
 
 log = structlog.get_logger()
 
@@ -112,7 +112,7 @@ class LogKeeping:
         """From its start to its end, which is ours once these workers are gone; how it ended."""
         run = self._settings.directory / self._job.name / self._run_of(self._sessions)
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "recovery.persistence.log_copier", str(run),
+            *module_command("recovery.persistence.log_copier"), str(run),
             "--parent", str(os.getpid()),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is proxyd's to handle

@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import replay
-from recovery.persistence.request import single
-from recovery.persistence.stored_log import About
+from understudy import replay
+from understudy.recovery.persistence.request import single
+from understudy.recovery.persistence.stored_log import About
 
 
 @dataclass(frozen=True)

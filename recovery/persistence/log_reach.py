@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import replay
-from recovery.cuts import CutSearch
-from recovery.evidence import facts_of
-from recovery.facts import RankFacts
-from recovery.persistence.catalogue import StoredSet, read_run
-from recovery.persistence.described_changes import BadChanges, Descriptions
-from recovery.persistence.layout import LogFile, logs_of
-from recovery.persistence.reading import Damaged, SetReader, StoreError
-from recovery.persistence.stored_log import (
+from understudy import replay
+from understudy.recovery.cuts import CutSearch
+from understudy.recovery.evidence import facts_of
+from understudy.recovery.facts import RankFacts
+from understudy.recovery.persistence.catalogue import StoredSet, read_run
+from understudy.recovery.persistence.described_changes import BadChanges, Descriptions
+from understudy.recovery.persistence.layout import LogFile, logs_of
+from understudy.recovery.persistence.reading import Damaged, SetReader, StoreError
+from understudy.recovery.persistence.stored_log import (
     LARGEST_DICTIONARY,
     About,
     BadLog,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import replay
+from understudy import replay
 
 _MAGIC = 0x31534546494E414D
 _HEADER = struct.Struct("<8Q")

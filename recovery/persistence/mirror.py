@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import replay
-from recovery.persistence.catalogue import StoredPart, StoredSet
-from recovery.persistence.layout import in_use
-from recovery.persistence.mirror_manifest import (
+from understudy import replay
+from understudy.recovery.persistence.catalogue import StoredPart, StoredSet
+from understudy.recovery.persistence.layout import in_use
+from understudy.recovery.persistence.mirror_manifest import (
     CHUNK_BYTES,
     LARGEST_MANIFEST,
     Extent,
@@ -19,8 +19,8 @@ from recovery.persistence.mirror_manifest import (
     decode_manifest,
     encode_manifest,
 )
-from recovery.persistence.remote import MANIFEST, Remote, RemoteFile, SetName, part_name
-from recovery.persistence.retention import KeptSet, Retention, superfluous_sets
+from understudy.recovery.persistence.remote import MANIFEST, Remote, RemoteFile, SetName, part_name
+from understudy.recovery.persistence.retention import KeptSet, Retention, superfluous_sets
 
 Tell = Callable[[int], object]
 """Called with the bytes that were moved since the last call."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import replay
-from recovery.persistence.layout import is_name
-from recovery.persistence.remote import PART, SetName
+from understudy import replay
+from understudy.recovery.persistence.layout import is_name
+from understudy.recovery.persistence.remote import PART, SetName
 
 FORMAT = "understudy-snapshot"
 VERSION = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from recovery.persistence.request import single
+from understudy.recovery.persistence.request import single
 
 
 @dataclass(frozen=True)

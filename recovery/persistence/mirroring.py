@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from recovery.jobs import Job, Session
-from recovery.persistence.mirror_messages import (
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence.mirror_messages import (
     Copied,
     Copy,
     Failed,
@@ -28,7 +28,7 @@ from recovery.persistence.mirror_messages import (
     decode_answer,
     encode,
 )
-from recovery.persistence.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
 
 log = structlog.get_logger()
 
@@ -106,7 +106,7 @@ class Mirroring:
     async def _follow_uploader(self) -> str:
         """From its start to its end; how it ended."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "recovery.persistence.uploader", str(self._local.directory),
+            *module_command("recovery.persistence.uploader"), str(self._local.directory),
             "--job", self._job.name, "--parent", str(os.getpid()),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is proxyd's to handle

@@ -7,9 +7,9 @@ import fcntl
 import os
 from pathlib import Path
 
-from recovery.persistence.catalogue import read_run
-from recovery.persistence.layout import ORIGIN, logs_of, removable, stores_of
-from recovery.persistence.retention import LocalRun, superfluous_runs
+from understudy.recovery.persistence.catalogue import read_run
+from understudy.recovery.persistence.layout import ORIGIN, logs_of, removable, stores_of
+from understudy.recovery.persistence.retention import LocalRun, superfluous_runs
 
 
 def remove_old_runs(job: Path, present: str, keep: int, parts_elsewhere: bool = False) -> list[str]:

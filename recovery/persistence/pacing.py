@@ -9,8 +9,8 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from recovery.persistence.adapter import MOST_LOST, Adapter, Observation
-from recovery.persistence.tuner import SMALLEST_CHUNK, Limits, Measured, size, write_time
+from understudy.recovery.persistence.adapter import MOST_LOST, Adapter, Observation
+from understudy.recovery.persistence.tuner import SMALLEST_CHUNK, Limits, Measured, size, write_time
 
 LEAST_STEPS, LEAST_S = 3, 1.0
 """Without writing, before the time of a step counts as known: a look may be a step or 0.05 s off."""

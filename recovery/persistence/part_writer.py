@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from recovery.jobs import Session
-from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_answer, encode
-from recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.jobs import Session
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence.request import (
+    Discard,
+    Persist,
+    Release,
+    Request,
+    Written,
+    decode_answer,
+    encode,
+)
+from understudy.recovery.persistence.settings import PersistenceSettings
 
 KILLED_S = 2.0
 """How long to wait for a writer's end: while its disk hangs, not even SIGKILL ends it."""
@@ -112,7 +120,7 @@ class PartWriter:
         """From its start, with these requests, to its end; how it ended."""
         settings, writing = self._settings, self._settings.writing
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "recovery.persistence.writer", str(settings.directory),
+            *module_command("recovery.persistence.writer"), str(settings.directory),
             "--job", self._job, "--slots", str(settings.all_slots), "--threads", str(writing.threads),
             "--chunk", str(writing.chunk_bytes), "--pool", str(writing.pool_bytes),
             "--keep-runs", str(settings.keep_runs), "--parent", str(os.getpid()),

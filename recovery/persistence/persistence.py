@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-import replay
-from recovery.evidence import facts_of
-from recovery.jobs import Job, Session
-from recovery.persistence.durable import Durable
-from recovery.persistence.log_keeping import LogKeeping
-from recovery.persistence.mirroring import CompleteSet, Mirroring
-from recovery.persistence.pacing import Pacing
-from recovery.persistence.part_writer import Parts, PartWriter
-from recovery.persistence.request import Discard, Release, Written
-from recovery.persistence.settings import PersistenceSettings, Writing
-from recovery.spanning.span import Stored
+from understudy import replay
+from understudy.recovery.evidence import facts_of
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.persistence.log_keeping import LogKeeping
+from understudy.recovery.persistence.mirroring import CompleteSet, Mirroring
+from understudy.recovery.persistence.pacing import Pacing
+from understudy.recovery.persistence.part_writer import Parts, PartWriter
+from understudy.recovery.persistence.request import Discard, Release, Written
+from understudy.recovery.persistence.settings import PersistenceSettings, Writing
+from understudy.recovery.spanning.span import Stored
 
 log = structlog.get_logger()
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from recovery.persistence._store import Store, StoreError
-from recovery.persistence.kinds import BUFFER
-from recovery.persistence.persistence import WRITER_THREADS
-from recovery.persistence.tuner import size
-from recovery.settings import BadInput
+from understudy.recovery.persistence._store import Store, StoreError
+from understudy.recovery.persistence.kinds import BUFFER
+from understudy.recovery.persistence.persistence import WRITER_THREADS
+from understudy.recovery.persistence.tuner import size
+from understudy.recovery.settings import BadInput
 
 Value = TypeVar("Value")
 

@@ -8,12 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import replay
-from recovery.persistence._store import StoreError
-from recovery.persistence.catalogue import StoredPart, StoredSet
-from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, GENERATOR, MANIFEST, ROW
-from recovery.persistence.layout import in_use
-from recovery.persistence.manifest import BufferRow, read_manifest
+from understudy import replay
+from understudy.recovery.persistence._store import StoreError
+from understudy.recovery.persistence.catalogue import StoredPart, StoredSet
+from understudy.recovery.persistence.kinds import (
+    BUFFER,
+    CLIENT_STATE,
+    CONTENT,
+    ELSEWHERE,
+    GENERATOR,
+    MANIFEST,
+    ROW,
+)
+from understudy.recovery.persistence.layout import in_use
+from understudy.recovery.persistence.manifest import BufferRow, read_manifest
 
 
 class Damaged(ValueError):

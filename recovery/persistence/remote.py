@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from recovery.persistence.layout import is_name
-from recovery.settings import BadInput
+from understudy.recovery.persistence.layout import is_name
+from understudy.recovery.settings import BadInput
 
 MANIFEST = "manifest.json"
 PART = re.compile(r"rank-[0-9]{1,9}-[0-9a-f]{16}\.part")

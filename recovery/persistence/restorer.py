@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from recovery.persistence.durable import Durable
-from recovery.persistence.persistence import Persistence
+from understudy.recovery.own_modules import module_command
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.persistence.persistence import Persistence
 
 AT_LEAST_S = 30.0
 SLOWEST = 20 << 20
@@ -66,7 +66,7 @@ async def _ask(durable: Durable, logs: list[str]) -> int:
 async def _run(durable: Durable, logs: list[str]) -> tuple[bytes, int]:
     """What the process says, and its exit status."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "recovery.persistence.restoring", str(durable.run), *logs,
+        *module_command("recovery.persistence.restoring"), str(durable.run), *logs,
         "--serial", str(durable.serial), "--parent", str(os.getpid()),
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Brings a stored snapshot back into logs, or merely reads all of it; started by proxyd for that alone.
 
-    python -m recovery.persistence.restoring RUN --serial N --parent PID [RANK=DIRECTORY …]
+    python -m understudy.recovery.persistence.restoring RUN --serial N --parent PID [RANK=DIRECTORY …]
 
 A process of its own: storage may hang, and what it holds may be anything.  It answers one line of JSON.
 """
@@ -15,10 +15,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-import replay
-from recovery.persistence.catalogue import StoredSet, read_run
-from recovery.persistence.checking import problems_of
-from recovery.persistence.reading import Damaged, Place, SetReader, StoreError
+from understudy import replay
+from understudy.recovery.persistence.catalogue import StoredSet, read_run
+from understudy.recovery.persistence.checking import problems_of
+from understudy.recovery.persistence.reading import Damaged, Place, SetReader, StoreError
 
 
 class Destination:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import replay
-from recovery.persistence.retention import DEFAULT, Retention
+from understudy import replay
+from understudy.recovery.persistence.retention import DEFAULT, Retention
 
 IMAGE_LEASES = 2
 """Of those that a log has: CPU images need one, and one more while the next ones are taken."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import BinaryIO
 
-import replay
+from understudy import replay
 
 VERSION = 1
 _FORMAT = "understudy-log"

@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-import replay
-from recovery.persistence.catalogue import Catalogue, StoredSet, read_catalogue
-from recovery.persistence.checking import problems_of
-from recovery.persistence.fetched import as_stored
-from recovery.persistence.mirror import Mirror, where
-from recovery.persistence.mirror_manifest import MirroredPart, MirroredSet
-from recovery.persistence.reading import Damaged
-from recovery.persistence.remote import Remote, SetName, is_url
+from understudy import replay
+from understudy.recovery.persistence.catalogue import Catalogue, StoredSet, read_catalogue
+from understudy.recovery.persistence.checking import problems_of
+from understudy.recovery.persistence.fetched import as_stored
+from understudy.recovery.persistence.mirror import Mirror, where
+from understudy.recovery.persistence.mirror_manifest import MirroredPart, MirroredSet
+from understudy.recovery.persistence.reading import Damaged
+from understudy.recovery.persistence.remote import Remote, SetName, is_url
 
 
 class Tier(Protocol):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from recovery.settings import BadInput
+from understudy.recovery.settings import BadInput
 
 CHUNK_S = 0.01
 """A chunk is what the device hands over in this time: what one copy and one write cost to begin, some

@@ -1,6 +1,7 @@
 """A job's uploader: copies complete sets from its stores to the second tier, for as long as proxyd lives.
 
-    python -m recovery.persistence.uploader DIRECTORY --job JOB --parent PID    (a Target on stdin, then Copy)
+    python -m understudy.recovery.persistence.uploader DIRECTORY --job JOB --parent PID
+    (a Target on stdin, then Copy)
 
 A process of its own: what is far away may hang, and its libraries bring threads.  One set at a time; proxyd
 sends the next when this says that it is ready, and keeps the slots of the one under way.
@@ -16,10 +17,10 @@ from pathlib import Path
 
 from tenacity import Retrying, wait_random_exponential
 
-import replay
-from recovery.persistence.catalogue import find_set
-from recovery.persistence.mirror import Mirror
-from recovery.persistence.mirror_messages import (
+from understudy import replay
+from understudy.recovery.persistence.catalogue import find_set
+from understudy.recovery.persistence.mirror import Mirror
+from understudy.recovery.persistence.mirror_messages import (
     Answer,
     Copied,
     Copy,
@@ -30,8 +31,8 @@ from recovery.persistence.mirror_messages import (
     decode_target,
     encode,
 )
-from recovery.persistence.remote import Remote
-from recovery.persistence.retention import Retention
+from understudy.recovery.persistence.remote import Remote
+from understudy.recovery.persistence.retention import Retention
 
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0

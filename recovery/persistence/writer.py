@@ -1,6 +1,7 @@
 """A job's writer: copies snapshots from host memory into stores, for as long as proxyd lives.
 
-    python -m recovery.persistence.writer DIRECTORY --job JOB --slots N --threads P --chunk BYTES --pool BYTES
+    python -m understudy.recovery.persistence.writer DIRECTORY --job JOB --slots N --threads P
+      --chunk BYTES --pool BYTES
         --parent PID
 
 A process of its own: what it reads belongs to workers, and a disk that hangs must not hold up proxyd.
@@ -19,15 +20,31 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import replay
-from recovery.persistence import _store
-from recovery.persistence.kinds import BUFFER, CLIENT_STATE, CONTENT, ELSEWHERE, GENERATOR, MANIFEST, ROW
-from recovery.persistence.layout import RUN_NAME, in_use, store_path, stores_of
-from recovery.persistence.mapped import MappedAreas
-from recovery.persistence.old_runs import remove_old_runs
-from recovery.persistence.parts import Holding, Part, split
-from recovery.persistence.request import Discard, Persist, Release, Request, Written, decode_request, encode
-from recovery.persistence.settings import Writing
+from understudy import replay
+from understudy.recovery.persistence import _store
+from understudy.recovery.persistence.kinds import (
+    BUFFER,
+    CLIENT_STATE,
+    CONTENT,
+    ELSEWHERE,
+    GENERATOR,
+    MANIFEST,
+    ROW,
+)
+from understudy.recovery.persistence.layout import RUN_NAME, in_use, store_path, stores_of
+from understudy.recovery.persistence.mapped import MappedAreas
+from understudy.recovery.persistence.old_runs import remove_old_runs
+from understudy.recovery.persistence.parts import Holding, Part, split
+from understudy.recovery.persistence.request import (
+    Discard,
+    Persist,
+    Release,
+    Request,
+    Written,
+    decode_request,
+    encode,
+)
+from understudy.recovery.persistence.settings import Writing
 
 LARGEST_DESCRIPTION = 256 << 20
 """Bytes; a million tensors take about as many."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recovery.jobs import Job
-from recovery.spanning.span import Span
+from understudy.recovery.jobs import Job
+from understudy.recovery.spanning.span import Span
 
 
 class Attendance:

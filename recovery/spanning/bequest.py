@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from recovery.background import Complaints
-from recovery.control import pb
-from recovery.jobs import Job, Session
-from recovery.membership.links import LARGEST_MESSAGE
-from recovery.membership.records import VERSION, written
-from recovery.membership.store import ClusterStore, ClusterStoreError, Put, Unchanged
-from recovery.migration.imaging import Image
-from recovery.migration.parcel import Outgoing
-from recovery.migration.reception import AT_LEAST_S, SLOWEST, NotSent
-from recovery.rendezvous import Change, Store
-from recovery.spanning.image_file import BadImage
-from recovery.spanning.remote import SteerFailed
+from understudy.recovery.background import Complaints
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.membership.links import LARGEST_MESSAGE
+from understudy.recovery.membership.records import VERSION, written
+from understudy.recovery.membership.store import ClusterStore, ClusterStoreError, Put, Unchanged
+from understudy.recovery.migration.imaging import Image
+from understudy.recovery.migration.parcel import Outgoing
+from understudy.recovery.migration.reception import AT_LEAST_S, SLOWEST, NotSent
+from understudy.recovery.rendezvous import Change, Store
+from understudy.recovery.spanning.image_file import BadImage
+from understudy.recovery.spanning.remote import SteerFailed
 
 if TYPE_CHECKING:
-    from recovery.spanning.cpu_images import Pair
-    from recovery.spanning.lead import Lead
-    from recovery.spanning.member_link import MemberLink
+    from understudy.recovery.spanning.cpu_images import Pair
+    from understudy.recovery.spanning.lead import Lead
+    from understudy.recovery.spanning.member_link import MemberLink
 
 log = structlog.get_logger()
 

@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import structlog
 
-import replay
-from recovery.control import pb, trouble
-from recovery.jobs import Job, Session
-from recovery.membership.links import NoLink
-from recovery.migration.homes import Away, Lost
-from recovery.migration.moves import Moves
-from recovery.migration.parcel import read_ahead
-from recovery.migration.reception import NotSent, Reception
-from recovery.spanning.bequest import Bequest, NotLeft
-from recovery.spanning.estate import Estate
-from recovery.spanning.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
-from recovery.spanning.remote import NotMoved, SteerFailed
+from understudy import replay
+from understudy.recovery.control import pb, trouble
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.migration.homes import Away, Lost
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.migration.parcel import read_ahead
+from understudy.recovery.migration.reception import NotSent, Reception
+from understudy.recovery.spanning.bequest import Bequest, NotLeft
+from understudy.recovery.spanning.estate import Estate
+from understudy.recovery.spanning.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
+from understudy.recovery.spanning.remote import NotMoved, SteerFailed
 
 if TYPE_CHECKING:
-    from recovery.spanning.lead import Lead
+    from understudy.recovery.spanning.lead import Lead
 
 log = structlog.get_logger()
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from recovery.control import pb
-from recovery.jobs import SESSION_CLOSED, Job, Session
-from recovery.leases import Leases
-from recovery.servers import Server
-from recovery.spanning.estate import Estates
-from recovery.spanning.in_turn import InTurn
-from recovery.spanning.member_parts import MemberParts
-from recovery.spanning.mirror import Feed
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import SESSION_CLOSED, Job, Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.servers import Server
+from understudy.recovery.spanning.estate import Estates
+from understudy.recovery.spanning.in_turn import InTurn
+from understudy.recovery.spanning.member_parts import MemberParts
+from understudy.recovery.spanning.mirror import Feed
 
 BEAT_S = 0.02
 """Between two messages, if there is anything to tell."""

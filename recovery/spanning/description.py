@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import replay
-from recovery.control import pb
-from recovery.jobs import Session
-from recovery.settings import Settings
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Session
+from understudy.recovery.settings import Settings
 
 
 def description(

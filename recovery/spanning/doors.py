@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import replay
-from recovery.control import pb
-from recovery.injector import Refused
-from recovery.jobs import Session
-from recovery.processes import Watched
-from recovery.servers import ServerPool
-from recovery.sessions import Desk
-from recovery.spanning.migration import Migration
-from recovery.spanning.remote import NotMoved, SteerFailed, absent_server
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Session
+from understudy.recovery.processes import Watched
+from understudy.recovery.servers import ServerPool
+from understudy.recovery.sessions import Desk
+from understudy.recovery.spanning.migration import Migration
+from understudy.recovery.spanning.remote import NotMoved, SteerFailed, absent_server
 
 
 class Doors:

@@ -17,10 +17,10 @@ from typing import Any
 
 import structlog
 
-from recovery.control import pb
-from recovery.jobs import Job
-from recovery.rendezvous import Change, Store, StoreFull
-from recovery.spanning.image_file import BadImage, ImageFile, Taken, make_folder
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job
+from understudy.recovery.rendezvous import Change, Store, StoreFull
+from understudy.recovery.spanning.image_file import BadImage, ImageFile, Taken, make_folder
 
 log = structlog.get_logger()
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recovery.coordinator import Coordinator
-from recovery.injector import Refused
-from recovery.jobs import Job, Session
-from recovery.migration.places import Place
-from recovery.migration.planned import undisturbed
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.migration.places import Place
+from understudy.recovery.migration.planned import undisturbed
 
 if TYPE_CHECKING:
-    from recovery.sessions import Desk
-    from recovery.spanning.homes import SpanningHomes
+    from understudy.recovery.sessions import Desk
+    from understudy.recovery.spanning.homes import SpanningHomes
 
 MOST_TRIES = 3
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import grpc
 import structlog
 
-from recovery.control import pb, trouble
-from recovery.jobs import Session
-from recovery.membership.links import NoLink
-from recovery.persistence.part_writer import Known, PartWriter
-from recovery.persistence.request import Discard, Release, Written
-from recovery.spanning.lead import ASK_S, Lead
-from recovery.spanning.remote import SteerFailed
+from understudy.recovery.control import pb, trouble
+from understudy.recovery.jobs import Session
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.persistence.part_writer import Known, PartWriter
+from understudy.recovery.persistence.request import Discard, Release, Written
+from understudy.recovery.spanning.lead import ASK_S, Lead
+from understudy.recovery.spanning.remote import SteerFailed
 
 log = structlog.get_logger()
 

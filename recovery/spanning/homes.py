@@ -8,12 +8,12 @@ from pathlib import Path
 
 import structlog
 
-from recovery.homes import Homes, NoHome
-from recovery.jobs import Session
-from recovery.leases import Leases
-from recovery.servers import Server, ServerPool
-from recovery.spanning.lead import Lead
-from recovery.spanning.remote import RemoteServer, SteerFailed
+from understudy.recovery.homes import Homes, NoHome
+from understudy.recovery.jobs import Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.servers import Server, ServerPool
+from understudy.recovery.spanning.lead import Lead
+from understudy.recovery.spanning.remote import RemoteServer, SteerFailed
 
 log = structlog.get_logger()
 

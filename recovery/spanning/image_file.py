@@ -12,10 +12,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from recovery.control import pb
-from recovery.membership.links import LARGEST_MESSAGE
-from recovery.migration.header import MOST_BYTES, Refusal, check_form
-from recovery.migration.parcel import Checksum
+from understudy.recovery.control import pb
+from understudy.recovery.membership.links import LARGEST_MESSAGE
+from understudy.recovery.migration.header import MOST_BYTES, Refusal, check_form
+from understudy.recovery.migration.parcel import Checksum
 
 MAGIC = b"understudy image 1\n"
 SPARE_BYTES = 256 << 20

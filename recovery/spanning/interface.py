@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import replay
-from recovery.control import pb
-from recovery.homes import Homes
-from recovery.jobs import Job, Session
-from recovery.migration.places import Place
-from recovery.persistence.part_writer import Parts, PartWriter
-from recovery.persistence.request import Written
-from recovery.spanning.deputy import Deputy
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.homes import Homes
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.migration.places import Place
+from understudy.recovery.persistence.part_writer import Parts, PartWriter
+from understudy.recovery.persistence.request import Written
+from understudy.recovery.spanning.deputy import Deputy
 
 
 class Started(Protocol):

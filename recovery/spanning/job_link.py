@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from recovery.control import pb, rpc
-from recovery.injector import Refused
-from recovery.membership.links import caller
-from recovery.spanning.estate import NotKept
-from recovery.spanning.member import MemberSide, NotAdmitted
+from understudy.recovery.control import pb, rpc
+from understudy.recovery.injector import Refused
+from understudy.recovery.membership.links import caller
+from understudy.recovery.spanning.estate import NotKept
+from understudy.recovery.spanning.member import MemberSide, NotAdmitted
 
 if TYPE_CHECKING:
-    from recovery.spanning.spans import Spans
+    from understudy.recovery.spanning.spans import Spans
 
 
 class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]

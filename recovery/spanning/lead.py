@@ -10,26 +10,32 @@ from typing import Any
 
 import structlog
 
-import replay
-from recovery.background import BackgroundTasks
-from recovery.control import pb
-from recovery.facts import FaultKind
-from recovery.jobs import Job, Session
-from recovery.membership.links import Links
-from recovery.processes import Watched
-from recovery.runtime_directory import RuntimeDirectory
-from recovery.servers import Verdict
-from recovery.spanning.attendance import Attendance
-from recovery.spanning.bequest import Bequest
-from recovery.spanning.cpu_images import CpuImages
-from recovery.spanning.lost_hosts import LostHosts
-from recovery.spanning.member_link import MemberLink
-from recovery.spanning.mirror import Mirror
-from recovery.spanning.openings import Openings
-from recovery.spanning.remote import NotMoved, RemoteProcess, RemoteServer, SteerFailed, absent_server
-from recovery.spanning.span import Span
-from recovery.spanning.steering import Steering
-from recovery.spanning.turns import Turns
+from understudy import replay
+from understudy.recovery.background import BackgroundTasks
+from understudy.recovery.control import pb
+from understudy.recovery.facts import FaultKind
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.membership.links import Links
+from understudy.recovery.processes import Watched
+from understudy.recovery.runtime_directory import RuntimeDirectory
+from understudy.recovery.servers import Verdict
+from understudy.recovery.spanning.attendance import Attendance
+from understudy.recovery.spanning.bequest import Bequest
+from understudy.recovery.spanning.cpu_images import CpuImages
+from understudy.recovery.spanning.lost_hosts import LostHosts
+from understudy.recovery.spanning.member_link import MemberLink
+from understudy.recovery.spanning.mirror import Mirror
+from understudy.recovery.spanning.openings import Openings
+from understudy.recovery.spanning.remote import (
+    NotMoved,
+    RemoteProcess,
+    RemoteServer,
+    SteerFailed,
+    absent_server,
+)
+from understudy.recovery.spanning.span import Span
+from understudy.recovery.spanning.steering import Steering
+from understudy.recovery.spanning.turns import Turns
 
 log = structlog.get_logger()
 

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 
 import structlog
 
-from recovery.control import pb
-from recovery.membership.election import Deposed, Leadership, lead
-from recovery.membership.records import VERSION, BadRecord, read, written
-from recovery.membership.settings import LEASE_S
-from recovery.membership.store import ClusterStore, ClusterStoreError, Delete, Entry, Put, Unchanged
+from understudy.recovery.control import pb
+from understudy.recovery.membership.election import Deposed, Leadership, lead
+from understudy.recovery.membership.records import VERSION, BadRecord, read, written
+from understudy.recovery.membership.settings import LEASE_S
+from understudy.recovery.membership.store import (
+    ClusterStore,
+    ClusterStoreError,
+    Delete,
+    Entry,
+    Put,
+    Unchanged,
+)
 
 log = structlog.get_logger()
 

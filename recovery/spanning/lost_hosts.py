@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from recovery.control import pb
-from recovery.facts import FaultKind
-from recovery.jobs import Session
-from recovery.processes import Watched
-from recovery.servers import Verdict
-from recovery.spanning.attendance import Attendance
-from recovery.spanning.member_link import MemberLink
-from recovery.spanning.remote import RemoteProcess
-from recovery.spanning.way_on import way_on
+from understudy.recovery.control import pb
+from understudy.recovery.facts import FaultKind
+from understudy.recovery.jobs import Session
+from understudy.recovery.processes import Watched
+from understudy.recovery.servers import Verdict
+from understudy.recovery.spanning.attendance import Attendance
+from understudy.recovery.spanning.member_link import MemberLink
+from understudy.recovery.spanning.remote import RemoteProcess
+from understudy.recovery.spanning.way_on import way_on
 
 if TYPE_CHECKING:
-    from recovery.spanning.cpu_images import CpuImages
-    from recovery.spanning.lead import Lead
+    from understudy.recovery.spanning.cpu_images import CpuImages
+    from understudy.recovery.spanning.lead import Lead
 
 log = structlog.get_logger()
 

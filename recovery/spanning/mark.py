@@ -6,10 +6,10 @@ import re
 
 from google.protobuf.message import DecodeError
 
-from recovery.control import pb
-from recovery.injector import Refused
-from recovery.membership.settings import MOST_HOSTS_OF_A_JOB, is_name
-from recovery.spanning.leadership import TOKEN_BYTES
+from understudy.recovery.control import pb
+from understudy.recovery.injector import Refused
+from understudy.recovery.membership.settings import MOST_HOSTS_OF_A_JOB, is_name
+from understudy.recovery.spanning.leadership import TOKEN_BYTES
 
 _DEVICE = re.compile(r"(?:[a-z]{1,16}:[0-9]{1,4})?")
 """Empty: any."""

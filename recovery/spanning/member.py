@@ -14,20 +14,20 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-import replay
-from recovery.control import answer, pb, ran_out, trouble
-from recovery.homes import Homes, NoHome
-from recovery.injector import Refused
-from recovery.jobs import Job, Session
-from recovery.migration.imaging import Image
-from recovery.migration.reception import NotSent
-from recovery.processes import Watched
-from recovery.servers import Server
-from recovery.sessions import Desk
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.description import description
-from recovery.spanning.in_turn import Outdated
-from recovery.spanning.remote import message_class
+from understudy import replay
+from understudy.recovery.control import answer, pb, ran_out, trouble
+from understudy.recovery.homes import Homes, NoHome
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.migration.imaging import Image
+from understudy.recovery.migration.reception import NotSent
+from understudy.recovery.processes import Watched
+from understudy.recovery.servers import Server
+from understudy.recovery.sessions import Desk
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.description import description
+from understudy.recovery.spanning.in_turn import Outdated
+from understudy.recovery.spanning.remote import message_class
 
 log = structlog.get_logger()
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import structlog
 
-import replay
-from recovery.control import answer, code_of, pb, ran_out, rpc, trouble
-from recovery.membership.links import NoLink
-from recovery.spanning.member import NO_MEMBER
-from recovery.spanning.remote import SteerFailed
+from understudy import replay
+from understudy.recovery.control import answer, code_of, pb, ran_out, rpc, trouble
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.spanning.member import NO_MEMBER
+from understudy.recovery.spanning.remote import SteerFailed
 
 if TYPE_CHECKING:
-    from recovery.spanning.lead import Lead
+    from understudy.recovery.spanning.lead import Lead
 
 log = structlog.get_logger()
 

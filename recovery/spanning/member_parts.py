@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from recovery.control import pb
-from recovery.jobs import Job, Session
-from recovery.persistence.layout import is_name
-from recovery.persistence.part_writer import PartWriter
-from recovery.persistence.request import Discard, Release, Written
-from recovery.persistence.settings import PersistenceSettings
-from recovery.spanning.span import Stored
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.persistence.layout import is_name
+from understudy.recovery.persistence.part_writer import PartWriter
+from understudy.recovery.persistence.request import Discard, Release, Written
+from understudy.recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.spanning.span import Stored
 
 NO_STORAGE = "its proxyd was started without --persist"
 

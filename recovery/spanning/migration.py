@@ -8,24 +8,24 @@ from pathlib import Path
 
 import structlog
 
-import replay
-from recovery.control import pb
-from recovery.homes import Homes
-from recovery.injector import Refused
-from recovery.jobs import Job, Session
-from recovery.migration.dumping import Passenger
-from recovery.migration.imaging import Image, image_of
-from recovery.migration.moves import Callbacks, Moves
-from recovery.migration.reception import NotSent
-from recovery.migration.shipping import Shipped, send_worker
-from recovery.processes import Watched
-from recovery.servers import ServerPool
-from recovery.sessions import Desk
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.mark import read_mark
-from recovery.spanning.member import MemberSide
-from recovery.spanning.remote import absent_server
-from recovery.spanning.span import Span
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.homes import Homes
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.migration.dumping import Passenger
+from understudy.recovery.migration.imaging import Image, image_of
+from understudy.recovery.migration.moves import Callbacks, Moves
+from understudy.recovery.migration.reception import NotSent
+from understudy.recovery.migration.shipping import Shipped, send_worker
+from understudy.recovery.processes import Watched
+from understudy.recovery.servers import ServerPool
+from understudy.recovery.sessions import Desk
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.mark import read_mark
+from understudy.recovery.spanning.member import MemberSide
+from understudy.recovery.spanning.remote import absent_server
+from understudy.recovery.spanning.span import Span
 
 log = structlog.get_logger()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import replay
-from recovery.control import pb
+from understudy import replay
+from understudy.recovery.control import pb
 
 BLOCK = 1024
 """Bytes."""

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
-from recovery.control import pb
-from recovery.jobs import Session
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Session
 
 
 class Openings(Protocol):

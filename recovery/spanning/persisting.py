@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import structlog
 
-from recovery.jobs import Job
-from recovery.persistence.persistence import Persistence
-from recovery.persistence.settings import PersistenceSettings, left_out, on_several_hosts
-from recovery.spanning.interface import JobSpans
+from understudy.recovery.jobs import Job
+from understudy.recovery.persistence.persistence import Persistence
+from understudy.recovery.persistence.settings import PersistenceSettings, left_out, on_several_hosts
+from understudy.recovery.spanning.interface import JobSpans
 
 log = structlog.get_logger()
 

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from recovery.control import pb
-from recovery.processes import Watched
-from recovery.servers import Server
+from understudy.recovery.control import pb
+from understudy.recovery.processes import Watched
+from understudy.recovery.servers import Server
 
 Send = Callable[["RemoteProcess", signal.Signals], None]
 Steer = Callable[["RemoteServer", str, Any, float], Awaitable[Any]]

@@ -13,51 +13,51 @@ from typing import Any
 import grpc
 import structlog
 
-import replay
-from recovery.background import Complaints
-from recovery.control import answer, pb, rpc, trouble
-from recovery.drills import Drill
-from recovery.homes import Homes
-from recovery.injector import Refused
-from recovery.jobs import Job, Session
-from recovery.journaling import journaled_job
-from recovery.membership.agreement import HostState
-from recovery.membership.link_judgement import judge_links
-from recovery.membership.links import NoLink
-from recovery.membership.membership import Membership
-from recovery.membership.records import VERSION
-from recovery.membership.store import ClusterStoreError
-from recovery.migration.compatible import why_not
-from recovery.migration.moves import Moves
-from recovery.migration.places import Place
-from recovery.passage import Leader
-from recovery.persistence.part_writer import PartWriter
-from recovery.persistence.request import Written
-from recovery.persistence.settings import on_several_hosts
-from recovery.rendezvous import Store
-from recovery.report import drill_of
-from recovery.runtime_directory import RuntimeDirectory
-from recovery.servers import ServerPool
-from recovery.sessions import Desk
-from recovery.spanning.bequest import Bequest, Sources
-from recovery.spanning.cpu_images import FOLDER, CpuImages
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.description import description
-from recovery.spanning.doors import Doors
-from recovery.spanning.estate import Estates
-from recovery.spanning.far_moves import FarMoves
-from recovery.spanning.far_parts import FarParts
-from recovery.spanning.homes import SpanningHomes
-from recovery.spanning.job_link import JobLinkService
-from recovery.spanning.lead import Lead
-from recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of
-from recovery.spanning.member import MemberSide, NotAdmitted
-from recovery.spanning.member_parts import MemberParts
-from recovery.spanning.migration import Migration
-from recovery.spanning.mirror import Feed
-from recovery.spanning.span import Span
-from recovery.spanning.succession import Succession
-from recovery.spanning.way_on import way_on
+from understudy import replay
+from understudy.recovery.background import Complaints
+from understudy.recovery.control import answer, pb, rpc, trouble
+from understudy.recovery.drills import Drill
+from understudy.recovery.homes import Homes
+from understudy.recovery.injector import Refused
+from understudy.recovery.jobs import Job, Session
+from understudy.recovery.journaling import journaled_job
+from understudy.recovery.membership.agreement import HostState
+from understudy.recovery.membership.link_judgement import judge_links
+from understudy.recovery.membership.links import NoLink
+from understudy.recovery.membership.membership import Membership
+from understudy.recovery.membership.records import VERSION
+from understudy.recovery.membership.store import ClusterStoreError
+from understudy.recovery.migration.compatible import why_not
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.migration.places import Place
+from understudy.recovery.passage import Leader
+from understudy.recovery.persistence.part_writer import PartWriter
+from understudy.recovery.persistence.request import Written
+from understudy.recovery.persistence.settings import on_several_hosts
+from understudy.recovery.rendezvous import Store
+from understudy.recovery.report import drill_of
+from understudy.recovery.runtime_directory import RuntimeDirectory
+from understudy.recovery.servers import ServerPool
+from understudy.recovery.sessions import Desk
+from understudy.recovery.spanning.bequest import Bequest, Sources
+from understudy.recovery.spanning.cpu_images import FOLDER, CpuImages
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.description import description
+from understudy.recovery.spanning.doors import Doors
+from understudy.recovery.spanning.estate import Estates
+from understudy.recovery.spanning.far_moves import FarMoves
+from understudy.recovery.spanning.far_parts import FarParts
+from understudy.recovery.spanning.homes import SpanningHomes
+from understudy.recovery.spanning.job_link import JobLinkService
+from understudy.recovery.spanning.lead import Lead
+from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of
+from understudy.recovery.spanning.member import MemberSide, NotAdmitted
+from understudy.recovery.spanning.member_parts import MemberParts
+from understudy.recovery.spanning.migration import Migration
+from understudy.recovery.spanning.mirror import Feed
+from understudy.recovery.spanning.span import Span
+from understudy.recovery.spanning.succession import Succession
+from understudy.recovery.spanning.way_on import way_on
 
 log = structlog.get_logger()
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from recovery.background import Complaints
-from recovery.control import pb
-from recovery.jobs import Session
-from recovery.spanning.remote import RemoteServer, SteerFailed, message_class
+from understudy.recovery.background import Complaints
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Session
+from understudy.recovery.spanning.remote import RemoteServer, SteerFailed, message_class
 
 if TYPE_CHECKING:
-    from recovery.spanning.lead import Lead
+    from understudy.recovery.spanning.lead import Lead
 
 log = structlog.get_logger()
 

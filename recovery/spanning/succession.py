@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-import replay
-from recovery.adoption import restored_job
-from recovery.control import pb
-from recovery.jobs import Job
-from recovery.membership.election import Leadership
-from recovery.membership.records import VERSION, BadRecord, read, written
-from recovery.membership.store import ClusterStore, ClusterStoreError, Entry
-from recovery.spanning.deputy import Deputy
-from recovery.spanning.estate import Estate
-from recovery.spanning.leadership import Leading, NotLed, claim, claim_as_heir, heir_key_of
+from understudy import replay
+from understudy.recovery.adoption import restored_job
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job
+from understudy.recovery.membership.election import Leadership
+from understudy.recovery.membership.records import VERSION, BadRecord, read, written
+from understudy.recovery.membership.store import ClusterStore, ClusterStoreError, Entry
+from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.spanning.estate import Estate
+from understudy.recovery.spanning.leadership import Leading, NotLed, claim, claim_as_heir, heir_key_of
 
 if TYPE_CHECKING:
-    from recovery.spanning.lead import Lead
+    from understudy.recovery.spanning.lead import Lead
 
 log = structlog.get_logger()
 

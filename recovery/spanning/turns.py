@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from recovery.jobs import Job
+from understudy.recovery.jobs import Job
 
 LONGEST_S = 100.0
 """Whoever takes longer has lost its turn."""

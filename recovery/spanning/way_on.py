@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recovery.jobs import Job
+from understudy.recovery.jobs import Job
 
 
 def way_on(job: Job) -> str:

@@ -22,18 +22,18 @@ from hosts_simulation.lives import LIFE, HostsLoop, Life, run
 from hosts_simulation.network import Network, Server
 from hosts_simulation.outcome import Outcome
 from hosts_simulation.workers import Conversation, Copy, Machine, Process, Relay, in_model
-from recovery import background
-from recovery.control import pb
-from recovery.migration import dumping, guests, homes, moves, shipping
-from recovery.migration.dumping import Passenger
-from recovery.migration.header import VERSION, Here, Refusal
-from recovery.migration.homes import Away
-from recovery.migration.moves import Moves
-from recovery.migration.orders import OrderRefused
-from recovery.migration.reception import NotSent
-from recovery.migration.shipping import send_worker
-from recovery.migration.whereabouts import Place
-from recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery import background
+from understudy.recovery.control import pb
+from understudy.recovery.migration import dumping, guests, homes, moves, shipping
+from understudy.recovery.migration.dumping import Passenger
+from understudy.recovery.migration.header import VERSION, Here, Refusal
+from understudy.recovery.migration.homes import Away
+from understudy.recovery.migration.moves import Moves
+from understudy.recovery.migration.orders import OrderRefused
+from understudy.recovery.migration.reception import NotSent
+from understudy.recovery.migration.shipping import send_worker
+from understudy.recovery.migration.whereabouts import Place
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 HOSTS = ("a", "b", "c")
 WORKER_PID = 77

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from hosts_simulation.lives import LIFE, Life
-from recovery.control import pb
-from recovery.migration import whereabouts
-from recovery.migration.orders import OrderRefused, parse
-from recovery.migration.whereabouts import NotMoved, Place, Whereabouts
+from understudy.recovery.control import pb
+from understudy.recovery.migration import whereabouts
+from understudy.recovery.migration.orders import OrderRefused, parse
+from understudy.recovery.migration.whereabouts import NotMoved, Place, Whereabouts
 
 if TYPE_CHECKING:
     from hosts_simulation.moving import World
@@ -53,7 +53,7 @@ class Copy:
 
 
 class Process:
-    """As recovery.processes.Watched, of a process of a machine that this proxyd looks at."""
+    """As understudy.recovery.processes.Watched, of a process of a machine that this proxyd looks at."""
 
     def __init__(self, pid: int, started: int = 0) -> None:
         self.pid, self.start_ticks = pid, started

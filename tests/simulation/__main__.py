@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import recovery
-import replay
 from simulation.chunks import CHUNK, count, run_chunk, summary
 from simulation.many_seeds import Seeds
 from simulation.run import simulate
+from understudy import recovery, replay
 
 RESULT = Path(__file__).parents[2] / "docs" / "simulation.md"
 """What the last full run without violations counted."""

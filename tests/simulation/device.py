@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import replay
 from simulation.collectives import Blocked, CollectiveFailed, Collectives
 from simulation.fabric import Violation
 from simulation.log import BUFFER_BYTES, RING, SEGMENT_RECORDS, Commit, Log, Row
@@ -20,6 +19,7 @@ from simulation.programs import Do, Record, mix
 from simulation.roll_forward import RollForward, RollForwardRefused
 from simulation.snapshots import Snapshots
 from simulation.validation import Validation, ValidationPause
+from understudy import replay
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -35,7 +35,7 @@ Tell = Callable[[int, int], None]
 
 
 class Device:
-    """Stands in for `recovery.servers.Server`, the process behind it included."""
+    """Stands in for `understudy.recovery.servers.Server`, the process behind it included."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import replay
 from simulation.programs import Program, mix
+from understudy import replay
 
 if TYPE_CHECKING:
     from simulation.snapshots import Snapshot

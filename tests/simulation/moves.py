@@ -5,17 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from recovery.injector import Refused
-from recovery.leases import Leases
-from recovery.migration.places import Place
-from recovery.migration.planned import PlannedMoves
-from recovery.servers import ServerPool
-from recovery.snapshots import SnapshotKeeper
+from understudy.recovery.injector import Refused
+from understudy.recovery.leases import Leases
+from understudy.recovery.migration.places import Place
+from understudy.recovery.migration.planned import PlannedMoves
+from understudy.recovery.servers import ServerPool
+from understudy.recovery.snapshots import SnapshotKeeper
 
 if TYPE_CHECKING:
-    from recovery.sessions import Desk
     from simulation.schedules import Move
     from simulation.world import World
+    from understudy.recovery.sessions import Desk
 
 
 class Moves:

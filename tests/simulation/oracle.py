@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from recovery.facts import Facts, Phase, RankFacts
 from simulation.log import SEGMENT_RECORDS, Commit
+from understudy.recovery.facts import Facts, Phase, RankFacts
 
 if TYPE_CHECKING:
     from simulation.device import Device

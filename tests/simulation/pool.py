@@ -6,17 +6,17 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, cast
 
-from recovery.servers import Server
-from recovery.spawner import SpawnerError
 from simulation.device import Device
 from simulation.programs import mix
+from understudy.recovery.servers import Server
+from understudy.recovery.spawner import SpawnerError
 
 if TYPE_CHECKING:
     from simulation.world import World
 
 
 class Pool:
-    """As much of `recovery.servers.ServerPool` as a coordinator uses."""
+    """As much of `understudy.recovery.servers.ServerPool` as a coordinator uses."""
 
     def __init__(self, world: World, spares: int) -> None:
         self._world = world

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from enum import Flag, auto
 from typing import Any
 
-import recovery.roll_forward
-import replay
 from simulation.log import Commit, Log
 from simulation.programs import Do, Record
+from understudy import replay
+from understudy.recovery import roll_forward
 
 
 class RollForwardRefused(Exception):
@@ -100,9 +100,7 @@ class RollForward:
         self._marks, self.active = {}, False
 
 
-def is_of_the_step(
-    copy: Any, mine: Commit, theirs: Log, plan: recovery.roll_forward.RollForward | None
-) -> bool:
+def is_of_the_step(copy: Any, mine: Commit, theirs: Log, plan: roll_forward.RollForward | None) -> bool:
     """Whether a copy is what the rank held at its commit, or, where the plan says so, what a step made of it.
 
     `mine` is the commit of the rank that gets it, `theirs` the log of the rank that gives it.

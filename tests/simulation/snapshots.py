@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import replay
 from simulation.log import SEGMENT_RECORDS, Commit, Log
+from understudy import replay
 
 if TYPE_CHECKING:
     from simulation.device import Device

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-import replay
-from recovery.control import pb
-from recovery.jobs import Job
 from simulation.programs import mix
+from understudy import replay
+from understudy.recovery.control import pb
+from understudy.recovery.jobs import Job
 
 if TYPE_CHECKING:
     from simulation.device import Device

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recovery.evidence import facts_of
-from recovery.jobs import Session
-from recovery.persistence.durable import Durable
-from recovery.persistence.restorer import NotRestored
 from simulation.fabric import Violation
 from simulation.log import SEGMENT_RECORDS, Commit
 from simulation.programs import mix
 from simulation.snapshots import Snapshot
+from understudy.recovery.evidence import facts_of
+from understudy.recovery.jobs import Session
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.persistence.restorer import NotRestored
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -13,26 +13,6 @@ from typing import Any, cast
 
 import grpc
 
-import replay
-from recovery import recovery_round
-from recovery.control import address, pb
-from recovery.coordinator import Coordinator
-from recovery.evidence import rank_facts
-from recovery.facts import Facts
-from recovery.floors import BUSY_S, IDLE_S, FloorKeeper
-from recovery.homes import Homes
-from recovery.jobs import Job as RecoveryJob
-from recovery.jobs import Session
-from recovery.leases import Leases
-from recovery.persistence.persistence import Persistence
-from recovery.persistence.restorer import Restorer
-from recovery.planner import MAXIMUM_ATTEMPTS, Plan, PlanName, Restart, plan
-from recovery.processes import Watched
-from recovery.recovery_round import policy
-from recovery.roll_forward import RollForward
-from recovery.servers import Server, ServerPool
-from recovery.snapshots import LOOK_S, SnapshotKeeper
-from recovery.validation import ValidationSchedule
 from simulation import oracle
 from simulation.device import Device
 from simulation.fabric import Fabric, Violation
@@ -48,6 +28,26 @@ from simulation.schedules import Fault, Move, Schedule
 from simulation.steering import Decisions, Stub
 from simulation.storage import Storage
 from simulation.virtual_time import VirtualLoop
+from understudy import replay
+from understudy.recovery import recovery_round
+from understudy.recovery.control import address, pb
+from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.evidence import rank_facts
+from understudy.recovery.facts import Facts
+from understudy.recovery.floors import BUSY_S, IDLE_S, FloorKeeper
+from understudy.recovery.homes import Homes
+from understudy.recovery.jobs import Job as RecoveryJob
+from understudy.recovery.jobs import Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.persistence.persistence import Persistence
+from understudy.recovery.persistence.restorer import Restorer
+from understudy.recovery.planner import MAXIMUM_ATTEMPTS, Plan, PlanName, Restart, plan
+from understudy.recovery.processes import Watched
+from understudy.recovery.recovery_round import policy
+from understudy.recovery.roll_forward import RollForward
+from understudy.recovery.servers import Server, ServerPool
+from understudy.recovery.snapshots import LOOK_S, SnapshotKeeper
+from understudy.recovery.validation import ValidationSchedule
 
 LONGEST = 4000.0
 """Virtual seconds after which a job should have ended, whatever happened to it."""

@@ -7,9 +7,9 @@ import types
 import torch
 from torch.cuda import comm
 
-from proxy_client.refusals import REFUSALS, Where
+from understudy.proxy_client.refusals import REFUSALS, Where
 
-cuda_build = sys.modules["proxy_client.cuda_build"]
+cuda_build = sys.modules["understudy.proxy_client.cuda_build"]
 
 
 def own_kernels_of_cuda() -> list[str]:
@@ -34,7 +34,9 @@ def is_pytorchs_own(name: str) -> bool:
     value = getattr(torch._C, name)
     if isinstance(value, type):
         return value.__module__.startswith("torch")
-    return isinstance(value, types.BuiltinFunctionType) and value.__module__ != "proxy_client._client"
+    return (
+        isinstance(value, types.BuiltinFunctionType) and value.__module__ != "understudy.proxy_client._client"
+    )
 
 
 def train() -> float:

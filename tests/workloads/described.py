@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
-from proxy_client import _client, state_names
-from recovery.persistence.description import read_description
+from understudy.proxy_client import _client, state_names
+from understudy.recovery.persistence.description import read_description
 
 
 class Own(schedulers.StepLR):

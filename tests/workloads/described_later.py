@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from proxy_client import state_names
+from understudy.proxy_client import state_names
 
 
 class Own(nn.Module):

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from proxy_client import _client
+from understudy.proxy_client import _client
 
 a = torch.arange(6.0, device="cuda").reshape(2, 3)
 b = torch.ones(2, 3, device="cuda")

@@ -14,16 +14,16 @@ import grpc.aio
 import psutil
 import torch
 
-from proxy_server.backends import BackendFactory
-from proxy_server.daemon_channel import daemon_channel
-from proxy_server.rendezvous_store import RendezvousGate
-from recovery.control import address, pb, rpc
-from recovery.meeting import MeetingService, RendezvousService
-from recovery.membership.certificates import load
-from recovery.membership.endpoint import HostsService, listen
-from recovery.membership.links import Links
-from recovery.passage import Leader, OneHost
-from recovery.rendezvous import Store
+from understudy.proxy_server.backends import BackendFactory
+from understudy.proxy_server.daemon_channel import daemon_channel
+from understudy.proxy_server.rendezvous_store import RendezvousGate
+from understudy.recovery.control import address, pb, rpc
+from understudy.recovery.meeting import MeetingService, RendezvousService
+from understudy.recovery.membership.certificates import load
+from understudy.recovery.membership.endpoint import HostsService, listen
+from understudy.recovery.membership.links import Links
+from understudy.recovery.passage import Leader, OneHost
+from understudy.recovery.rendezvous import Store
 
 rank, host, data_address, certs, place = int(sys.argv[1]), *sys.argv[2:6]
 credentials = load(Path(certs), host)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from proxy_client import _client
+from understudy.proxy_client import _client
 
 Call = Callable[[], Any]
 aten = torch.ops.aten

@@ -38,9 +38,9 @@ def count_on(device: torch.device, rank: int, rounds: int, found: list[str]) -> 
 
 
 def held() -> dict[str, int]:
-    if "proxy_client" not in sys.modules:
+    if "understudy.proxy_client" not in sys.modules:
         return {}
-    from proxy_client import _client
+    from understudy.proxy_client import _client
 
     statistics = _client.statistics()
     return {name: int(statistics[name]) for name in ("templates", "dictionary_bytes")}

@@ -17,7 +17,7 @@ WHERE = sys.argv[1]
 
 
 def take_the_branch_for_cuda() -> None:
-    from proxy_server import _server  # registers the kernels
+    from understudy.proxy_server import _server  # registers the kernels
 
     assert "mm.dtype_out" in _server.EQUIVALENT_OPERATORS
     context = module._ChunkContext

@@ -18,30 +18,30 @@ from typing import Any
 
 import grpc.aio
 
-import replay
-from recovery.allocation import keep_freed_memory
-from recovery.control import pb
-from recovery.inheritance import remove_leftovers
-from recovery.membership.agreement import Vote
-from recovery.membership.certificates import load
-from recovery.membership.endpoint import HostsService, listen
-from recovery.membership.links import Links
-from recovery.migration.dumping import Passenger
-from recovery.migration.header import Here
-from recovery.migration.moves import Callbacks, Moves
-from recovery.migration.namespaces import pid_here, unshare
-from recovery.migration.orders import order
-from recovery.migration.reception import NotSent
-from recovery.migration.shipping import send_worker
-from recovery.processes import start_ticks
-from recovery.runtime_directory import RuntimeDirectory
+from understudy import replay
+from understudy.recovery.allocation import keep_freed_memory
+from understudy.recovery.control import pb
+from understudy.recovery.inheritance import remove_leftovers
+from understudy.recovery.membership.agreement import Vote
+from understudy.recovery.membership.certificates import load
+from understudy.recovery.membership.endpoint import HostsService, listen
+from understudy.recovery.membership.links import Links
+from understudy.recovery.migration.dumping import Passenger
+from understudy.recovery.migration.header import Here
+from understudy.recovery.migration.moves import Callbacks, Moves
+from understudy.recovery.migration.namespaces import pid_here, unshare
+from understudy.recovery.migration.orders import order
+from understudy.recovery.migration.reception import NotSent
+from understudy.recovery.migration.shipping import send_worker
+from understudy.recovery.processes import start_ticks
+from understudy.recovery.runtime_directory import RuntimeDirectory
 
 CLONE_NEWTIME = 0x80
 if shift := os.environ.pop("CLOCK_AHEAD_S", ""):
     unshare(CLONE_NEWTIME)  # it is entered by exec
     Path("/proc/self/timens_offsets").write_text(f"monotonic {shift} 0\nboottime {shift} 0\n")
     os.execv(sys.executable, [sys.executable, "-P", *sys.argv])
-RELAY = "from recovery.migration.relay import main; import sys; main(sys.argv[1:])"
+RELAY = "from understudy.recovery.migration.relay import main; import sys; main(sys.argv[1:])"
 name, address, certs, peers, socket = sys.argv[1:6]
 JOB = "j"
 

@@ -8,7 +8,7 @@ import psutil
 import torch.distributed as dist
 import torch.distributed.rendezvous  # noqa: F401
 
-from proxy_client import proxyd_store
+from understudy.proxy_client import proxyd_store
 
 proxyd_store.install(sys.modules["torch.distributed.rendezvous"])  # as in any worker below a relay
 

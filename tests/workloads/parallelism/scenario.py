@@ -136,7 +136,7 @@ class Run:
 
     # ------------------------------------------------------------------ where in the log we are
     def _records(self) -> int:
-        client = sys.modules.get("proxy_client._client")
+        client = sys.modules.get("understudy.proxy_client._client")
         return int(client.statistics()["records"]) if client is not None else 0
 
     def _after_step(self, *_: object) -> None:

@@ -31,7 +31,7 @@ class Minibatches:
 
 def client() -> Any:
     """The client's statistics, if this process runs under the proxy; never loads it."""
-    return sys.modules.get("proxy_client._client")
+    return sys.modules.get("understudy.proxy_client._client")
 
 
 def records_so_far() -> int:
