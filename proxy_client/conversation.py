@@ -15,6 +15,9 @@ _RETURN_SECONDS = 60.0
 """How long a proxyd that died may take to come back."""
 _STOPPED_SECONDS = 2.0
 """The same, of one that was stopped in order."""
+_SOON_SECONDS = 1.0
+"""By when a call has failed that reached nobody."""
+_PAUSE_SECONDS = 0.02
 
 
 def _open_session(request: dict[str, object]) -> dict[str, object]:
@@ -28,21 +31,25 @@ def _open_session(request: dict[str, object]) -> dict[str, object]:
     options = [("grpc.max_reconnect_backoff_ms", 500)]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
         stub = control_pb2_grpc.DaemonStub(channel)
-        deadline = time.monotonic() + _DEADLINE_SECONDS
+        began = time.monotonic()
+        reached = there = began
         while True:
-            try:
-                # One that was stopped has removed its socket; one that starts makes it anew in no time.
-                patience = _RETURN_SECONDS if os.path.exists(socket) else _STOPPED_SECONDS
-                grpc.channel_ready_future(channel).result(patience)
+            asked = time.monotonic()
+            try:  # `channel_ready_future` would keep the channel from being closed for 0.2 s
                 session = stub.OpenSession(wanted, timeout=_DEADLINE_SECONDS)
                 break
-            except grpc.FutureTimeoutError:
-                return {"error": f"proxyd does not answer at {socket}: nobody listens there"}
             except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                now = time.monotonic()
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or now > began + _DEADLINE_SECONDS:
                     return {
                         "error": f"proxyd does not answer at {socket}: {error.code().name}: {error.details()}"
                     }
+            reached = now if now - asked > _SOON_SECONDS else reached  # it died while it answered
+            # One that was stopped has removed its socket; one that starts makes it anew in no time.
+            there = now if os.path.exists(socket) else there
+            if now > min(reached + _RETURN_SECONDS, there + _STOPPED_SECONDS):
+                return {"error": f"proxyd does not answer at {socket}: nobody listens there"}
+            time.sleep(_PAUSE_SECONDS)
     if session.error:
         return {"error": session.error}
     device = session.capability

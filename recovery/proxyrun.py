@@ -30,6 +30,7 @@ RETURN_S = 60.0
 """How long a proxyd that died may take to come back."""
 STOPPED_S = 2.0
 """The same, of one that was stopped in order."""
+PAUSE_S = 0.02
 DRILL_NEVER_FIRED = 3
 """Exit status of a run that succeeded although a scheduled fault never happened."""
 
@@ -232,19 +233,21 @@ def _ask(socket: Path, question: Callable[[Any], Any]) -> Any:
 
     No channel stays open while the command runs: proxyd may be asked to do without us for weeks.
     """
-    deadline = time.monotonic() + RETURN_S
+    began = time.monotonic()
+    seen = began
     with blocking_channel(socket) as channel:
         while True:
-            # One that was stopped has removed its socket; one that starts makes it anew in no time.
-            patience = deadline - time.monotonic() if socket.exists() else STOPPED_S
-            try:
-                grpc.channel_ready_future(channel).result(max(0.0, patience))
+            try:  # `channel_ready_future` would keep the channel from being closed for 0.2 s
                 return question(rpc.DaemonStub(channel))
-            except grpc.FutureTimeoutError:
-                raise BadInput(f"nobody answers at {socket}") from None
             except grpc.RpcError as problem:
-                if problem.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                if problem.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
+            now = time.monotonic()
+            # One that was stopped has removed its socket; one that starts makes it anew in no time.
+            seen = now if socket.exists() else seen
+            if now > min(began + RETURN_S, seen + STOPPED_S):
+                raise BadInput(f"nobody answers at {socket}")
+            time.sleep(PAUSE_S)
 
 
 def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
