@@ -5,8 +5,10 @@ SHELL := /bin/bash
 TORCH := torch==2.13.0
 VENV := .venv
 PY := $(VENV)/bin/python
+WHEELS := build/wheels
+WHEEL_ENV := build/wheel-env
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
-CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client proxy_server -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
+CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client proxy_server tests -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
 
 # What the installed project is made of. The stamp's name holds a checksum of the list, so that a file
 # that went away counts as a change too.
@@ -20,7 +22,7 @@ REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
+.PHONY: test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -53,19 +55,31 @@ $(INSTALLED): $(SOURCES) $(REQUIREMENTS)
 	@echo "setup: building and installing the project"
 	@touch $(VENV)/.begun  # the stamp is as old as the start: a file saved meanwhile is newer
 	@$(PY) -m pip uninstall --quiet --yes understudy 2>/dev/null  # its name in former checkouts
-	@$(PIP) --no-build-isolation --no-deps --no-index --force-reinstall .
+	@rm -rf $(WHEELS) && $(PY) -m pip wheel --quiet --no-build-isolation --no-deps --no-index -w $(WHEELS) .
+	@$(PIP) --no-deps --no-index --force-reinstall $(WHEELS)/*.whl
 	@rm -f $(VENV)/.installed-* && mv $(VENV)/.begun $@
 
 demo: setup  ## train natively, under the proxy, and with a device server killed; compare
 	@$(PY) bench/demo.py
 
-test: setup  ## the whole test suite, against the installed packages
+test-programs: setup  ## the C++ programs of the tests, where a source of them has changed
+	@$(PY) tests/compiled_programs.py
+
+test: setup test-programs  ## the whole test suite, against the installed packages
 	@$(VENV)/bin/pytest -n 2 --dist worksteal
 
-test-long: setup  ## in full what tests of `make test` only sample; those are not run again
+test-wheel: setup  ## the wheel alone in an empty environment: one package is there, and a training with a rank killed
+	@rm -rf $(WHEEL_ENV) && $(PY) -m venv $(WHEEL_ENV)
+	@$(WHEEL_ENV)/bin/pip --disable-pip-version-check install --quiet "$(TORCH)" numpy
+	@$(WHEEL_ENV)/bin/pip --disable-pip-version-check install --quiet "$(TORCH)" $(WHEELS)/*.whl
+	@$(WHEEL_ENV)/bin/python -P tests/harness/wheel_contents.py
+	@$(WHEEL_ENV)/bin/python bench/demo.py --steps 20
+	@rm -rf $(WHEEL_ENV)
+
+test-long: setup test-programs  ## in full what tests of `make test` only sample; those are not run again
 	@$(VENV)/bin/pytest -m long
 
-test-gpu: setup  ## the suite with real GPUs, against native CUDA; says so where there is none
+test-gpu: setup test-programs  ## the suite with real GPUs, against native CUDA; says so where there is none
 	@$(PY) bench/gpu.py --count >/dev/null || { echo "test-gpu: skipped, PyTorch finds no GPU here"; exit 0; }; \
 	UNDERSTUDY_TEST_DRIVER=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(VENV)/bin/pytest -m 'long or not long' $(GPU_TESTS)
 

@@ -53,7 +53,7 @@ def main() -> int:
             "fuzz: skipped, no clang with libFuzzer here (Debian: clang and libclang-rt-*-dev)\n"
         )
         return 0
-    programs = build(WORK / "programs", compiler, "fuzzer,address,undefined")
+    programs = build(WORK / "programs", compiler)
     status = 0
     for target in options.target or TARGETS:
         status |= fuzz(programs[target], target, options.seconds)

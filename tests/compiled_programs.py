@@ -1,39 +1,81 @@
-"""Programs in C++ that tests compile from our sources."""
+"""The C++ programs of tests/csrc: CMake builds one when a test asks for it and a source of it has changed."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import importlib.util
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKLOADS = ROOT / "tests" / "workloads"
+BUILT = ROOT / "build" / "test_programs"
 COMPILER = os.environ.get("CXX", "g++")
-THREAD_SANITIZER = ("-fsanitize=thread", "-O1", "-g")
-RACE = "#include <thread>\nint n; int main() { std::thread t([] { n++; }); n++; t.join(); }\n"
+SCRIPTS = Path(sys.prefix, "bin")
+TOOLS = os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", os.defpath)])
 
 
-def compiled(program: Path, source: str, *flags: str, first: Path = ROOT, more: tuple[str, ...] = ()) -> Path:
-    """A program of tests/workloads; `more`: sources from the repository.
+class CannotBuildError(Exception):
+    """Something that a program needs is not on this machine; the message is a sentence."""
 
-    Headers and sources are looked for in `first`, before the repository.
+
+def program(name: str) -> Path:
+    """A program or library, by its path in the build folder; where it cannot be built the test is skipped.
+
+    Raises RuntimeError, with the compiler's words, if a source is wrong.
     """
-    places = [f"-I{first}", f"-I{ROOT}", f"-I{WORKLOADS}", "-isystem", str(ROOT / "third_party")]
-    found = (first / name if (first / name).exists() else ROOT / name for name in more)
-    sources = [str(WORKLOADS / source), *map(str, found)]
-    command = [COMPILER, "-std=c++20", *flags, *places, *sources, "-o", str(program), "-pthread"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return program
+    try:
+        build(name)
+    except CannotBuildError as error:
+        pytest.skip(str(error))
+    return BUILT / name
 
 
-def need_thread_sanitizer(folder: Path) -> None:
-    """Skips the test where the compiler's does not work: it must see a race."""
-    (folder / "race.cpp").write_text(RACE)
-    build = [COMPILER, *THREAD_SANITIZER, "-pthread", str(folder / "race.cpp"), "-o", str(folder / "race")]
-    if subprocess.run(build, capture_output=True).returncode != 0:
-        pytest.skip(f"{COMPILER} has no ThreadSanitizer")
-    seen = subprocess.run([folder / "race"], capture_output=True, text=True)
-    if "data race" not in seen.stderr:
-        pytest.skip(f"ThreadSanitizer does not work here: {seen.stderr[:200]}")
+@functools.cache
+def build(name: str = "all") -> None:
+    """Builds a program where it is missing or older than a source; only one process at a time builds any.
+
+    No more than the one that is asked for: all of them take a busy machine as long as a test may take.
+    """
+    for tool in ("cmake", "ninja", COMPILER.split()[0]):
+        if shutil.which(tool, path=TOOLS) is None:
+            raise CannotBuildError(f"The C++ programs of the tests need {tool}, which is not here.")
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with open(f"{BUILT}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _configure()
+        left_out = BUILT / "left_out" / name
+        if left_out.exists():
+            raise CannotBuildError(left_out.read_text())
+        _run("ninja", "-C", str(BUILT), name)
+
+
+def _configure() -> None:
+    """Makes the build folder: anew for another compiler or PyTorch, else where CMakeLists.txt has changed."""
+    found = importlib.util.find_spec("torch")
+    torch = found.submodule_search_locations[0] if found and found.submodule_search_locations else ""
+    words = ["cmake", "--fresh", "-S", str(ROOT / "tests" / "csrc"), "-B", str(BUILT), "-G", "Ninja"]
+    words += [f"-DTORCH_DIR={torch}", f"-DPython_EXECUTABLE={SCRIPTS / 'python'}"]
+    configured = BUILT / "configured"
+    wanted = f"CXX={COMPILER} {' '.join(words)}\n"
+    if configured.exists() and configured.read_text() == wanted:
+        _run("ninja", "-C", str(BUILT), "build.ninja")
+    else:
+        _run(*words)
+        configured.write_text(wanted)
+
+
+def _run(*words: str) -> None:
+    environment = {**os.environ, "PATH": TOOLS, "CXX": COMPILER}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)} failed:\n{done.stdout[-8000:]}{done.stderr[-8000:]}")
+
+
+if __name__ == "__main__":  # make test-programs
+    build()

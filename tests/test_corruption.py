@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import proxied
 import pytest
-import torch
+from compiled_programs import program
 from test_training import EXAMPLES
 
 STEPS = 40
@@ -35,24 +34,10 @@ def test_a_flipped_bit_of_a_parameter_is_found_by_digests_and_repaired(call: int
     assert unfaulted.losses[0][-1] == faulted.losses[0][-1]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With an operator that does not replay."""
-    include, lib = (Path(torch.__file__).parent / name for name in ("include", "lib"))
-    made = tmp_path_factory.mktemp("drifting") / "libdrifting.so"
-    subprocess.run(
-        ["g++", "-std=c++20", "-shared", "-fPIC", f"-I{include}", str(proxied.WORKLOADS / "drifting.cpp"),
-         "-o", str(made), f"-L{lib}", f"-Wl,-rpath,{lib}", "-ltorch_cpu", "-lc10"],
-        check=True,
-    )  # fmt: skip
-    made.chmod(0o755)
-    return made
-
-
 @pytest.fixture
-def drifting(library: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script that uses it."""
-    monkeypatch.setenv("UNDERSTUDY_TEST_LIBRARY", str(library))
+def drifting(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script that uses an operator that does not replay."""
+    monkeypatch.setenv("UNDERSTUDY_TEST_LIBRARY", str(program("libdrifting.so")))
     return proxied.WORKLOADS / "drifting.py"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import proxied
 import pytest
 import torch
-from training_run import BIN
+from compiled_programs import program
 
 from understudy.proxy_client import one_device
 
@@ -20,16 +21,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def watched() -> Path:
     """A folder with a libcuda.so.1 that notes every call."""
-    folder = tmp_path_factory.mktemp("watched")
-    source = proxied.WORKLOADS / "driver_watch.cpp"
-    compiler = os.environ.get("CXX", "c++")
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"), str(source)], check=True
-    )
-    return folder
+    return program("driver_watch/libcuda.so.1").parent
 
 
 NOT_BEFORE_2_13 = {"_FastCudaLauncher"}  # rows of the tables that an older PyTorch has no name for
@@ -46,7 +41,7 @@ def test_the_watch_sees_a_native_process_call_the_driver(
 ) -> None:
     watch(monkeypatch, watched, tmp_path / "calls")
     asks = "import torch; torch.cuda.is_available()"
-    subprocess.run([str(BIN / "python"), "-W", "ignore", "-c", asks], check=True)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", asks], check=True)
     assert (tmp_path / "calls").read_text().count("called") > 0
 
 

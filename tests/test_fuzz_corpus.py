@@ -5,28 +5,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import fuzz_targets
 import make_seeds
 import pytest
+from compiled_programs import program
 
 MUTATIONS, SEED = 5000, 1
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    if shutil.which("g++") is None:
-        pytest.skip("there is no g++ here, and the sanitizers come with it")
-    return fuzz_targets.build(tmp_path_factory.mktemp("fuzz"), "g++", main="fuzz/replay_corpus.cpp")
-
-
 @pytest.mark.parametrize("target", sorted(fuzz_targets.TARGETS))
-def test_nothing_in_a_corpus_or_near_it_harms_a_reader(programs: dict[str, Path], target: str) -> None:
+def test_nothing_in_a_corpus_or_near_it_harms_a_reader(target: str) -> None:
     command = [
-        str(programs[target]),
+        str(program(f"fuzz_{target}")),
         "--mutations",
         str(MUTATIONS),
         "--seed",
@@ -45,19 +38,9 @@ def test_a_corpus_holds_the_inputs_that_are_made_by_hand(target: str) -> None:
     assert {f"seed-{name}": content for name, content in made.items()}.items() <= kept.items()
 
 
-def test_a_fault_in_a_target_is_reported_with_its_input(programs: dict[str, Path], tmp_path: Path) -> None:
-    source = tmp_path / "faulty.cpp"
-    source.write_text(
-        "#include <cstdint>\n#include <cstddef>\n"
-        'extern "C" int LLVMFuzzerTestOneInput(const uint8_t* p, size_t n) { return p[n] != 0; }\n'
-    )
-    program = tmp_path / "faulty"
+def test_a_fault_in_a_target_is_reported_with_its_input(tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(b"\xab\xcd")
-    main = programs["manifest"].parent / "fuzz-replay_corpus.cpp.o"
-    sanitizers = f"-fsanitize={fuzz_targets.SANITIZERS}"
-    subprocess.run(["g++", "-std=c++20", sanitizers, str(main), str(source), "-o", str(program)], check=True)
-    done = subprocess.run(
-        [str(program), str(tmp_path / "input")], capture_output=True, text=True, check=False
-    )
+    command = [str(program("fuzz_faulty")), str(tmp_path / "input")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr and "2 bytes:\nabcd" in done.stderr

@@ -17,7 +17,7 @@ from typing import Any
 
 import proxied
 import pytest
-import torch
+from compiled_programs import program
 from training_run import BIN
 
 FOLDER = proxied.WORKLOADS / "real_scripts"
@@ -169,20 +169,10 @@ def outcome(groups: tuple[str, ...], folder: Path) -> Outcome:
         )
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The C++ operators of the scenarios, compiled once."""
-    torch_folder = Path(torch.__file__).parent
-    include, lib = torch_folder / "include", torch_folder / "lib"
-    built = tmp_path_factory.mktemp("library") / "libunderstudy_test.so"
-    subprocess.run(
-        ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{include}",
-         f"-I{include}/torch/csrc/api/include", str(FOLDER / "library.cpp"), "-o", str(built),
-         f"-L{lib}", f"-Wl,-rpath,{lib}", "-ltorch_cpu", "-lc10"],
-        check=True,
-    )  # fmt: skip
-    built.chmod(0o755)
-    return built
+@pytest.fixture
+def library() -> Path:
+    """The C++ operators of the scenarios."""
+    return program("libunderstudy_test.so")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Trains with an operator that does not replay (drifting.cpp, as the library UNDERSTUDY_TEST_LIBRARY)."""
+"""Trains with an operator that does not replay: tests/csrc/drifting.cpp, as UNDERSTUDY_TEST_LIBRARY."""
 
 import os
 import sys

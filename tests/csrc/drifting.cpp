@@ -1,12 +1,12 @@
 // An operator whose result depends on how often it was called: nothing that a log could replay.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
 namespace {
 
 at::Tensor drifting(const at::Tensor& x) {
   static int calls = 0;
-  return x * (1.0 + 1e-3 * ++calls);
+  return x.mul(1.0 + 1e-3 * ++calls);
 }
 
 }  // namespace

@@ -1,0 +1,119 @@
+"""Our C++ sources with one mistake each: a test that is blind to it shows nothing by passing.
+
+tests/csrc/CMakeLists.txt builds a program with each of them: `mistakes.py list`, `mistakes.py write NAME TO`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMIT_RULE = "recovery/persistence/csrc/commit_rule.h"
+INDEX_RING = "recovery/persistence/csrc/index_ring.h"
+SLOT_TABLE = "recovery/persistence/csrc/slot_table.h"
+COPY_LIST = "proxy_server/csrc/copy_list.cpp"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A place in a source file of a program of tests/csrc, as it is and as it would be wrong."""
+
+    program: str
+    name: str
+    file: str
+    right: str
+    wrong: str
+    scenario: str = ""  # of slot_model, which tells it apart
+    violation: str = ""  # what is said of it there
+
+    @property
+    def built(self) -> str:
+        """The name of the program that is built with it."""
+        return f"{self.program}_{self.name}"
+
+    def text(self) -> str:
+        """The whole file, with the mistake. Raises where the right text is not there exactly once."""
+        text = (ROOT / self.file).read_text()
+        if text.count(self.right) != 1:
+            raise ValueError(f"{self.file} has {self.right!r} {text.count(self.right)} times, not once")
+        return text.replace(self.right, self.wrong)
+
+
+MISTAKES = (
+    Mistake(
+        "slot_model", "slot_in_doubt_is_given_back", SLOT_TABLE,
+        right="doubtful_.push_back(slot);",
+        wrong="give_back(slot);",
+        scenario="alone-2-2-failing", violation="not whole",
+    ),
+    Mistake(
+        "slot_model", "free_slot_is_not_told_of", SLOT_TABLE,
+        right="free_.push(slot);\n    freed_.raise();",
+        wrong="free_.push(slot);",
+        scenario="alone-2-2", violation="waits",
+    ),
+    Mistake(
+        "slot_model", "slot_that_stays_in_doubt_is_not_told_of", SLOT_TABLE,
+        right="freed_.raise();  // it stays",
+        wrong=";  // it stays",
+        scenario="alone-2-2-failing", violation="waits",
+    ),
+    Mistake(
+        "slot_model", "older_snapshot_becomes_the_latest", COMMIT_RULE,
+        right="snapshot.sequence > now.latest_sequence",
+        wrong="true",
+        scenario="agreed-3-2", violation="goes back",
+    ),
+    Mistake(
+        "slot_model", "superblock_is_not_written", SLOT_TABLE,
+        right="write(std::as_const(change.next));\n    } catch",
+        wrong="} catch",
+        scenario="alone-2-2", violation="is durable",
+    ),
+    Mistake(
+        "slot_model", "latest_is_dropped", COMMIT_RULE,
+        right="slot == next.latest_slot",
+        wrong="false",
+        scenario="alone-2-2", violation="latest is nowhere",
+    ),
+    Mistake(
+        "slot_model", "head_is_stored_without_comparing", INDEX_RING,
+        right="if (!head_.compare_exchange_weak(at, at + 1, std::memory_order_relaxed)) continue;",
+        wrong="head_.store(at + 1, std::memory_order_relaxed);",
+        scenario="ring-2-2", violation="more numbers came back",
+    ),
+    Mistake(
+        "copy_stress", "settled_row_is_not_waited_for", COPY_LIST,
+        right="piece < first_[row + 1]; piece++) wait_for(piece);",
+        wrong="false;) wait_for(piece);",
+    ),
+    Mistake(
+        "copy_stress", "piece_is_taken_without_exchanging", COPY_LIST,
+        right="!piece.state.compare_exchange_strong(state, kCopying, std::memory_order_acquire)",
+        wrong="piece.state.load() != state",
+    ),
+)  # fmt: skip
+
+
+def mistakes_of(program: str) -> list[Mistake]:
+    """All that are made in a program."""
+    return [mistake for mistake in MISTAKES if mistake.program == program]
+
+
+def main(words: list[str]) -> None:
+    if words == ["list"]:
+        sys.stdout.writelines(f"{m.program} {m.name} {m.file}\n" for m in MISTAKES)
+        return
+    [_, name, to] = words
+    [mistake] = [m for m in MISTAKES if m.name == name]
+    text, made = mistake.text(), Path(to)
+    # A file that stays the same keeps its time, and is not compiled again: another mistake was edited.
+    if not made.exists() or made.read_text() != text:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
