@@ -18,7 +18,7 @@ import snapshot_cost
 from machine import describe_machine
 from rich.console import Console
 from rich.table import Table
-from training_run import BIN, ROOT, RunFailed, Training, execute, under_proxy
+from training_run import ROOT, RunFailed, Training, execute, under_proxy
 
 from understudy.recovery.tables import make_console
 
@@ -113,7 +113,7 @@ def instruction_counts() -> Results:
 
 def workload(name: str, folder: Path, *options: str) -> Results:
     """What a script of workloads/ measured under the proxy."""
-    command = [str(BIN / "python"), str(ROOT / "bench" / "workloads" / name), *options]
+    command = [sys.executable, str(ROOT / "bench" / "workloads" / name), *options]
     output = execute(under_proxy(command, 1, folder / f"{name}.json"), timeout_s=300)
     for line in output.splitlines():
         if line.startswith("RESULT "):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from training_run import BIN, RunFailed, driver
+from training_run import RunFailed, driver, installed
 
 STOPPED_WITHIN_S = 30
 
@@ -22,7 +22,7 @@ class RunningProxyd:
         options: tuple[str, ...] = (),
         log: Path | None = None,
         environment: Mapping[str, str] = os.environ,
-        program: Sequence[str] = (str(BIN / "proxyd"),),
+        program: Sequence[str] = (*installed("proxyd"),),
     ) -> None:
         """Start it.  Raises RunFailed with its exit status and what it says if it does not.
 
@@ -65,7 +65,7 @@ def running_proxyd(
     options: tuple[str, ...] = (),
     log: Path | None = None,
     environment: Mapping[str, str] = os.environ,
-    program: Sequence[str] = (str(BIN / "proxyd"),),
+    program: Sequence[str] = (*installed("proxyd"),),
 ) -> Iterator[RunningProxyd]:
     """Until the block ends."""
     proxyd = RunningProxyd(socket, ranks, options, log, environment, program)

@@ -20,6 +20,11 @@ BIN = Path(sys.executable).parent
 WARMUP_STEPS = 5  # the first steps learn shapes and fill caches; medians leave them out
 
 
+def installed(name: str) -> list[str]:
+    """The beginning of a command line: one of the installed commands, run by the Python that runs this."""
+    return [sys.executable, str(BIN / name)]
+
+
 OVERDUE = "did not end within"
 NATIVE_ABORT = "terminate called without an active exception"
 NATIVE_ATTEMPTS = 5
@@ -80,17 +85,10 @@ class Training:
         Raises RunFailed if the command fails or a result is missing.
         """
         folder.mkdir()
-        losses, timings, report = folder / "losses", folder / "timings", folder / "report.json"
-        command = [str(BIN / "python")]
-        if self.ranks > 1:
-            command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(self.ranks)]
-        script = Path(self.script) if "/" in self.script else Path("examples", self.script)
-        command += [str(ROOT / script), "--steps", str(self.steps), *self.arguments]
-        command += ["--losses", str(losses), "--timings", str(timings)]
+        report = folder / "report.json"
+        command = self.command(folder, native=not proxied)
         if proxied:
             command = under_proxy(command, self.ranks, report, drills, options)
-        else:
-            command += ["--device", driver()]
         if self.pinned:
             command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
 
@@ -103,11 +101,26 @@ class Training:
             execute(command, timeout_s, on_line)
         else:
             execute_natively(command, timeout_s, on_line)
+        timings = folder / "timings"
         return Outcome(
-            losses=[_of_rank(losses, rank).read_text().split() for rank in range(self.ranks)],
+            losses=self.losses(folder / "losses"),
             seconds=[json.loads(_of_rank(timings, rank).read_text()) for rank in range(self.ranks)],
             report=json.loads(report.read_text()) if proxied else {},
         )
+
+    def command(self, folder: Path, *, native: bool) -> list[str]:
+        """Without proxyrun; what it leaves goes into `folder`."""
+        words = [sys.executable]
+        if self.ranks > 1:
+            words = [*installed("torchrun"), "--standalone", "--nproc-per-node", str(self.ranks)]
+        script = Path(self.script) if "/" in self.script else Path("examples", self.script)
+        words += [str(ROOT / script), "--steps", str(self.steps), *self.arguments]
+        words += ["--losses", str(folder / "losses"), "--timings", str(folder / "timings")]
+        return [*words, "--device", driver()] if native else words
+
+    def losses(self, path: Path) -> list[list[str]]:
+        """Of all ranks, from the file of rank 0 and those beside it."""
+        return [_of_rank(path, rank).read_text().split() for rank in range(self.ranks)]
 
 
 def under_proxy(
@@ -124,7 +137,7 @@ def under_proxy(
         words += ["--devices", f"{driver()}:{ranks}"]
     for drill in drills:
         words += ["--drill", drill]
-    return [str(BIN / "proxyrun"), *words, *command]
+    return [*installed("proxyrun"), *words, *command]
 
 
 def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None] = lambda line: None) -> str:

@@ -107,7 +107,7 @@ def run(shards: list[list[str]], folder: Path) -> list[UnitResult]:
 
 def start(arguments: list[str], output: Path) -> subprocess.Popen[bytes]:
     """One shard under its own proxyrun."""
-    command = [BIN / "proxyrun", "--devices", "cpu:1", BIN / "python", FOLDER / "shard.py"]
+    command = [sys.executable, BIN / "proxyrun", "--devices", "cpu:1", sys.executable, FOLDER / "shard.py"]
     return subprocess.Popen(
         [str(part) for part in [*command, "--output", output, *arguments]],
         env=os.environ | {"OMP_NUM_THREADS": "1", "UNDERSTUDY_STATISTICS": "1", "PYTHONUNBUFFERED": "1"},

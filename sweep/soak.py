@@ -30,7 +30,7 @@ from rich.console import Console
 from running_proxyd import RunningProxyd, running_proxyd
 from soak_faults import RANKS, SPARE_DEVICES, WEIGHTS, Aggressor, minibatches, schedule
 from soak_report import as_markdown
-from training_run import BIN, ROOT, RunFailed, execute
+from training_run import ROOT, RunFailed, execute, installed
 
 from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.drills import Drill
@@ -114,7 +114,7 @@ class Jobs:
         """One training; raises RunFailed."""
         folder.mkdir()
         command = [
-            str(BIN / "proxyrun"),
+            *installed("proxyrun"),
             "--socket",
             str(self._proxyd.socket),
             "--report",
@@ -122,7 +122,7 @@ class Jobs:
         ]
         for drill in drills:
             command += ["--drill", str(drill)]
-        command += [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(RANKS)]
+        command += [*installed("torchrun"), "--standalone", "--nproc-per-node", str(RANKS)]
         command += [str(ROOT / "sweep" / "soak_training.py"), "--steps", str(steps), *MODEL]
         begin = time.monotonic()
         with self._log.open("a") as log:

@@ -4,22 +4,44 @@ import os
 import random
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from zygotes import COLD, Zygotes
 
 VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
+COLD_EVERY = 25
+ZYGOTES = pytest.StashKey[Zygotes]()
 
 
-def pytest_configure() -> None:
-    """Shared memory of our own: a test process beside us looks for what was left there, too."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Shared memory of our own: a test process beside us looks for what was left there, too.
+
+    And zygotes of our own, where tests run: not in the process that hands them out.
+    """
     os.environ[VARIABLE] = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+    if not config.getoption("numprocesses", None) and not config.option.collectonly:
+        config.stash[ZYGOTES] = Zygotes()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Nothing stays."""
+    if ZYGOTES in config.stash:
+        config.stash[ZYGOTES].stop()
     shutil.rmtree(os.environ.pop(VARIABLE), ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _cold_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of tests, always the same, starts each process anew, as those do that are marked `cold`.
+
+    A fork of a zygote could hide something. `make test-long` starts all of them so.
+    """
+    sampled = zlib.crc32(request.node.nodeid.encode()) % COLD_EVERY == 0
+    if sampled or request.node.get_closest_marker("cold"):
+        monkeypatch.setenv(COLD, "1")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from etcd_server import running_etcd
 from namespaces import Network, network
 from proxied import WORKLOADS, until
 from running_proxyd import RunningProxyd
-from training_run import BIN
+from training_run import installed
 
 from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.membership.certificates import issue, make_authority
@@ -95,13 +95,13 @@ class Host:
             "--data-address", self.cluster.net.data_addresses[self.name], *self.options,
         )  # fmt: skip
         self.proxyd = RunningProxyd(
-            self.socket, self.devices, options, self.log, ENVIRONMENT, [*self.inside(), str(BIN / "proxyd")]
+            self.socket, self.devices, options, self.log, ENVIRONMENT, [*self.inside(), *installed("proxyd")]
         )
         return self.proxyd
 
     def start(self, command: Sequence[str], *options: str) -> HostRun:
         """proxyrun with a command."""
-        words = [*self.inside(), str(BIN / "proxyrun"), "--socket", str(self.socket), *options, *command]
+        words = [*self.inside(), *installed("proxyrun"), "--socket", str(self.socket), *options, *command]
         process = subprocess.Popen(
             words, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
@@ -175,7 +175,7 @@ class Cluster:
         common += ["--master-port", str(MASTER_PORT)]
         words = [str(script), *arguments]
         return [
-            [str(BIN / "torchrun"), *common, "--node-rank", str(number), "--local-addr", address, *words]
+            [*installed("torchrun"), *common, "--node-rank", str(number), "--local-addr", address, *words]
             for number, address in enumerate(self.net.addresses[name] for name in names)
         ]
 

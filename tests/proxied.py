@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from training_run import BIN, driver
+from training_run import driver, installed
 
 from understudy.recovery.launch import ranks_wanted
 from understudy.recovery.runtime_directory import SHARED_MEMORY
@@ -44,7 +44,7 @@ def run(command: list[str], *, folder: Path, options: tuple[str, ...] = (), time
         options = ("--devices", f"{driver()}:{ranks_wanted(command)}", *options)
     report = folder / f"report-{random.randrange(10**9)}.json"
     done = subprocess.run(
-        [str(BIN / "proxyrun"), "--report", str(report), *options, *command],
+        [*installed("proxyrun"), "--report", str(report), *options, *command],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -56,17 +56,17 @@ def run(command: list[str], *, folder: Path, options: tuple[str, ...] = (), time
 
 
 def python(script: Path | str, *arguments: str) -> list[str]:
-    return [str(BIN / "python"), str(script), *arguments]
+    return [sys.executable, str(script), *arguments]
 
 
 def ranks(count: int, script: Path | str, *arguments: str) -> list[str]:
     """As torchrun starts them, in less time; where nothing depends on torchrun itself."""
-    launcher = [str(BIN / "python"), str(Path(__file__).parent / "start_ranks.py")]
+    launcher = [sys.executable, str(Path(__file__).parent / "start_ranks.py")]
     return [*launcher, "--nproc-per-node", str(count), str(script), *arguments]
 
 
 def torchrun(ranks: int, script: Path | str, *arguments: str) -> list[str]:
-    return [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
+    return [*installed("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
 
 
 def processes() -> list[psutil.Process]:

@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from namespaces import Network, network
 from proxied import WORKLOADS
-from training_run import BIN
 
 from understudy.recovery.membership.certificates import issue, make_authority
 
@@ -20,7 +20,7 @@ from understudy.recovery.membership.certificates import issue, make_authority
 def rank_on(net: Network, certs: Path, number: int, temporary: str) -> subprocess.Popen[str]:
     host = "ab"[number]
     return subprocess.Popen(
-        [*net.inside(host), str(BIN / "python"), "-P", str(WORKLOADS / "meeting_rank.py"), str(number), host,
+        [*net.inside(host), sys.executable, "-P", str(WORKLOADS / "meeting_rank.py"), str(number), host,
          net.data_addresses[host], str(certs), f"{net.addresses['a']}:9400"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": temporary},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -18,7 +18,7 @@ from namespaces import network
 from proxied import until
 from running_proxyd import running_proxyd
 from test_several_hosts import PORT, seen_by, states
-from training_run import BIN
+from training_run import installed
 
 from understudy.recovery.control import pb, rpc
 from understudy.recovery.membership.certificates import Credentials, issue, load, make_authority
@@ -232,7 +232,7 @@ def test_host_that_is_cut_off_from_data_alone_is_found_within_two_seconds() -> N
                 "--etcd", etcd.url, "--host-name", host, "--certs", str(certs),
                 "--listen", f"{net.addresses[host]}:{PORT}", "--data-address", net.data_addresses[host],
             )  # fmt: skip
-            program = [*net.inside(host), str(BIN / "proxyd")]
+            program = [*net.inside(host), *installed("proxyd")]
             one = running_proxyd(folder / f"{host}.sock", 1, options, folder / host, program=program)
             sockets.append(stack.enter_context(one).socket)
         all_alive = dict.fromkeys("abc", "alive")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,7 @@ def test_the_image_is_made_of_what_there_is() -> None:
 
 def test_what_the_image_installs_is_what_the_project_asks_for(tmp_path: Path) -> None:
     (line,) = [rest for name, rest in instructions() if name == "RUN" and "tomllib" in rest]
-    command = (
-        line.partition(" && ")[0].removesuffix(" > requirements").replace("python", str(BIN / "python"), 1)
-    )
+    command = line.partition(" && ")[0].removesuffix(" > requirements").replace("python", sys.executable, 1)
     done = subprocess.run(
         command, shell=True, capture_output=True, text=True, cwd=ROOT, check=True
     )  # as RUN does

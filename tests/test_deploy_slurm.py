@@ -16,7 +16,7 @@ import proxied
 import psutil
 import pytest
 from proxied import WORKLOADS, left_behind, until
-from training_run import BIN, ROOT
+from training_run import BIN, ROOT, installed
 
 DEPLOY = ROOT / "deploy"
 NOBODY = 65534
@@ -80,7 +80,7 @@ class SlurmNode:
         return (self.folder / "log" / f"slurm-{self.job}.log").read_text()
 
     def status(self) -> dict[str, object]:
-        command = [str(BIN / "recoveryctl"), "status", "--json", "--socket", str(self.socket)]
+        command = [*installed("recoveryctl"), "status", "--json", "--socket", str(self.socket)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         answer = json.loads(done.stdout)
         assert isinstance(answer, dict)
@@ -100,7 +100,7 @@ def node(tmp_path: Path) -> Iterator[SlurmNode]:
 
 def hanging(node: SlurmNode) -> subprocess.Popen[str]:
     """A training in the job that stands at its third step."""
-    command = [str(BIN / "proxyrun"), "--socket", str(node.socket)]
+    command = [*installed("proxyrun"), "--socket", str(node.socket)]
     run = subprocess.Popen(
         [*command, *proxied.python(WORKLOADS / "tiny.py", "--fail", "hang")],
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -117,7 +117,7 @@ def test_a_job_trains_under_the_proxyd_of_its_prolog_and_its_epilog_leaves_nothi
     drill = ("--drill", "kill-server rank=0 step=3 call=4")
     script = proxied.python(WORKLOADS / "tiny.py")
     run = subprocess.run(
-        [str(BIN / "proxyrun"), "--job", "slurm-4711", *drill, *script], capture_output=True, text=True,
+        [*installed("proxyrun"), "--job", "slurm-4711", *drill, *script], capture_output=True, text=True,
         env=os.environ | {"UNDERSTUDY_SOCKET": str(node.socket)}, timeout=120, check=False,
     )  # fmt: skip
     assert run.returncode == 0 and "recovered in" in run.stderr, run.stderr

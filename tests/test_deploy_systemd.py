@@ -15,11 +15,12 @@ from pathlib import Path
 import proxied
 import pytest
 from proxied import WORKLOADS, left_behind, until
-from training_run import BIN
-from unit_file import SYSTEMD, UNIT, environment_file, exec_start, installed, settings
+from training_run import installed
+from unit_file import SYSTEMD, UNIT, environment_file, exec_start, of_this_installation, settings
 
 from understudy.recovery.proxyd import settings_of
 
+pytestmark = pytest.mark.cold  # the service manager's child is proxyd itself
 MOST_EXPOSED = 2.5
 """Of `systemd-analyze security`, from 0 to 10; 2.0 today."""
 needs_systemd = pytest.mark.skipif(
@@ -37,7 +38,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
 def unit(tmp_path: Path) -> Path:
     """With the programs of this installation, which `verify` looks for."""
     copy = tmp_path / UNIT.name
-    copy.write_text(installed(UNIT.read_text()))
+    copy.write_text(of_this_installation(UNIT.read_text()))
     return copy
 
 
@@ -121,7 +122,7 @@ def children(pid: int) -> list[int]:
 
 def control(*arguments: str) -> str:
     """What recoveryctl prints."""
-    command = [str(BIN / "recoveryctl"), *arguments]
+    command = [*installed("recoveryctl"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
@@ -156,7 +157,7 @@ def test_every_system_call_of_proxyd_and_its_processes_is_allowed(tmp_path: Path
     at = ("--socket", str(systemd.socket))
     script = proxied.python(WORKLOADS / "tiny.py", "--steps", "1000000")
     try:
-        with subprocess.Popen([str(BIN / "proxyrun"), *at, *script], stdout=subprocess.DEVNULL) as run:
+        with subprocess.Popen([*installed("proxyrun"), *at, *script], stdout=subprocess.DEVNULL) as run:
             try:
                 until(lambda: '"persisted_step": 0' not in ranks(*at), "a snapshot on storage", 120)
                 control("drill", "kill-server", "--rank", "0", *at)
@@ -186,7 +187,7 @@ def test_a_service_that_is_stopped_says_so_and_leaves_nothing(systemd: Systemd) 
 
 def test_a_service_that_is_killed_and_restarted_adopts_its_training(systemd: Systemd) -> None:
     command = [
-        str(BIN / "proxyrun"),
+        *installed("proxyrun"),
         "--socket",
         str(systemd.socket),
         *proxied.python(WORKLOADS / "tiny.py", "--fail", "hang"),

@@ -17,7 +17,7 @@ from manifests import pods, words
 from migratable_run import skip_without_criu
 from proxied import left_behind, until
 from running_proxyd import running_proxyd
-from training_run import BIN, ROOT
+from training_run import ROOT, installed
 
 DEPLOY = ROOT / "deploy"
 ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "understudy.rules.yaml").read_text())["groups"][0]["rules"]
@@ -96,13 +96,13 @@ def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_pa
             line = line.replace("/run/understudy/own/proxyd.sock", str(socket))
             line = line.replace("/run/understudy/proxyd.sock", str(socket)).replace("RANK", "0")
             return subprocess.run(
-                [str(BIN / "recoveryctl"), *shlex.split(line)[1:]], env=environment, cwd=tmp_path,
+                [*installed("recoveryctl"), *shlex.split(line)[1:]], env=environment, cwd=tmp_path,
                 capture_output=True, text=True, timeout=120, check=False,
             )  # fmt: skip
 
         script = proxied.torchrun(2, ROOT / "examples" / "char_gpt.py", "--steps", "1000000")
         run = subprocess.Popen(
-            [str(BIN / "proxyrun"), "--job", "nightly", "--migratable", *script],
+            [*installed("proxyrun"), "--job", "nightly", "--migratable", *script],
             env=environment, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:

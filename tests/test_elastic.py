@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import proxied
-from training_run import BIN, execute_natively
+from training_run import execute_natively, installed
 
 SCRIPT = proxied.WORKLOADS / "elastic.py"
 
 
 def command(out: Path, *options: str) -> list[str]:
-    torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    torchrun = [*installed("torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     return [*torchrun, str(SCRIPT), "--out", str(out / "run.x"), *options]
 
 

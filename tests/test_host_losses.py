@@ -19,6 +19,7 @@ from host_power import (
     power_on,
 )
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
+from native_reference import native_losses
 from proxied import WORKLOADS, run, torchrun, until
 from training_run import Training
 
@@ -39,7 +40,7 @@ def train_until_there_is_an_image(
 
 def test_power_of_a_host_fails_and_its_rank_comes_back_from_its_image_on_a_spare_host(folder: Path) -> None:
     skip_without_criu()
-    native = Training("char_gpt.py", 2, STEPS).run(folder / "native", proxied=False).losses
+    native = native_losses(Training("char_gpt.py", 2, STEPS))
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         report = folder / "report.json"
         runs = train_until_there_is_an_image(hosts, folder, "--report", str(report))
@@ -136,7 +137,7 @@ def test_proxyd_of_the_host_to_which_a_rank_came_is_killed_and_its_successor_pas
 def test_rank_comes_back_again_when_the_host_to_which_it_came_is_lost_too(folder: Path) -> None:
     """Back to the first one, which has power again, and a new proxyd."""
     skip_without_criu()
-    native = Training("char_gpt.py", 2, STEPS).run(folder / "native", proxied=False).losses
+    native = native_losses(Training("char_gpt.py", 2, STEPS))
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         runs = train_until_there_is_an_image(hosts, folder)
         power_off(hosts, "b")
@@ -153,7 +154,7 @@ def test_rank_comes_back_again_when_the_host_to_which_it_came_is_lost_too(folder
 @pytest.mark.long
 def test_all_ranks_of_a_host_come_back_though_each_spare_host_has_room_for_one(folder: Path) -> None:
     skip_without_criu()
-    native = Training("char_gpt.py", 4, STEPS).run(folder / "native", proxied=False).losses
+    native = native_losses(Training("char_gpt.py", 4, STEPS))
     with cluster({"a": 2, "b": 2, "c": 1, "d": 1}, *keeping_images(folder)) as hosts:
         words = ["--steps", str(STEPS), "--losses", str(folder / "losses"), "--log-every", "1"]
         runs = hosts.start_ranks("ab", EXAMPLES / "char_gpt.py", words, each=2)

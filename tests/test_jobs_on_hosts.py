@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from host_cluster import Cluster, HostRun, cluster, losses_of, report_of
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
+from native_reference import native_losses
 from proxied import until
 from training_run import Training
 
@@ -27,8 +27,7 @@ ASK_EVERY_S = 0.2
 @pytest.fixture(scope="module")
 def undisturbed() -> list[list[str]]:
     """Losses of a native run, as bits."""
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
-        return Training("char_gpt.py", 2, STEPS).run(Path(folder) / "native", proxied=False).losses
+    return native_losses(Training("char_gpt.py", 2, STEPS))
 
 
 @contextmanager
@@ -316,5 +315,5 @@ def test_rank_goes_to_another_host_and_back_thirty_times_and_nothing_grows(folde
         assert all(now <= then + 6 for now, then in zip(held[-1], held[0], strict=True)), held
         assert all(now <= then + 40 for now, then in zip(last, first, strict=True)), (first, last)
         wait(hosts, runs)
-        native = Training("char_gpt.py", 2, steps).run(folder / "native", proxied=False).losses
+        native = native_losses(Training("char_gpt.py", 2, steps))
         assert losses_of(folder / "losses", 2) == native

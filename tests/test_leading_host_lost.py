@@ -21,6 +21,7 @@ from host_power import (
     power_off,
 )
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
+from native_reference import native_losses
 from proxied import until
 from training_run import Training
 
@@ -37,7 +38,7 @@ def train(hosts: Cluster, names: str, folder: Path, steps: int, report: str = ""
 
 
 def undisturbed(folder: Path, ranks: int, steps: int) -> list[list[str]]:
-    return Training("char_gpt.py", ranks, steps).run(folder / "native", proxied=False).losses
+    return native_losses(Training("char_gpt.py", ranks, steps))
 
 
 def step(hosts: Cluster, leader: str) -> int:

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
-from training_run import BIN
+from training_run import installed
 
 from understudy.recovery import metrics as metrics_module
 from understudy.recovery.jobs import Job
@@ -78,7 +78,7 @@ def test_ranks_and_recoveries_are_told_and_counters_outlive_their_job(tmp_path: 
     with running_proxyd(tmp_path / "socket", 1, ("--metrics", str(port))) as proxyd:
         drill = ("--socket", str(proxyd.socket), "--drill", "kill-server rank=0 step=2 call=4")
         run = subprocess.Popen(
-            [str(BIN / "proxyrun"), *drill, *proxied.python(TINY, "--fail", "hang")],
+            [*installed("proxyrun"), *drill, *proxied.python(TINY, "--fail", "hang")],
             env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert run.stdout is not None
@@ -103,7 +103,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [str(BIN / "proxyd"), "--devices", "cpu:1", "--socket", str(tmp_path / "socket"),
+            [*installed("proxyd"), "--devices", "cpu:1", "--socket", str(tmp_path / "socket"),
              "--metrics", str(port)],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip

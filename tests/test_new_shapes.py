@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from typing import Any
 
 import proxied
 import pytest
+from native_reference import native_reference
 from running_proxyd import RunningProxyd
-from training_run import execute_natively
 
 from understudy.recovery.runtime_directory import SHARED_MEMORY
 
@@ -67,13 +68,16 @@ def command(ranks: int, out: Path, *more: str) -> list[str]:
     return proxied.ranks(ranks, script, *arguments) if ranks > 1 else proxied.python(script, *arguments)
 
 
+def natively(ranks: int, folder: Path) -> list[str]:
+    return command(ranks, folder / "out", "--device", "cpu")
+
+
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
+def native() -> dict[int, list[str]]:
     """By number of ranks, what each rank writes."""
     found = {}
     for ranks in (1, 2):
-        out = tmp_path_factory.mktemp("native") / "out"
-        execute_natively(command(ranks, out, "--device", "cpu"), 120)
+        out = native_reference(functools.partial(natively, ranks)) / "out"
         found[ranks] = [out.with_suffix(f".{rank}").read_text() for rank in range(ranks)]
         assert found[ranks][0].count("\n") > STEPS
     return found

@@ -12,7 +12,7 @@ import pytest
 from mirrors import JOB, Stores
 from proxied import until
 from running_proxyd import running_proxyd
-from training_run import BIN
+from training_run import installed
 
 from understudy.recovery.persistence import Store
 from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
@@ -113,7 +113,7 @@ def test_a_run_that_torchrun_started_again_replaces_the_former_once_it_has_a_com
     torchrun[2:2] = ["--max-restarts", "1"]
     persist = ("--persist", str(store), "--persist-every", "1", "--keep-runs", "1")
     with running_proxyd(socket, 1, persist) as proxyd:
-        command = [str(BIN / "proxyrun"), "--socket", str(socket), *torchrun]
+        command = [*installed("proxyrun"), "--socket", str(socket), *torchrun]
         run = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
         try:
             seen: set[str] = set()

@@ -16,7 +16,7 @@ from typing import Any
 
 import proxied
 import pytest
-from training_run import execute_natively
+from native_reference import native_reference
 
 SCRIPTS = proxied.WORKLOADS / "parallelism"
 RANKS = {"data_parallel": 2, "collective_calls": 2, "sharded": 2, "checkpoints": 2, "hybrid": 4}
@@ -79,9 +79,8 @@ class Runs:
     @functools.cached_property
     def native(self) -> Ran:
         """CPU and Gloo, without our code."""
-        command = self._command("native", "--device", "cpu")
-        execute_natively(command, 200)
-        return Ran(self._notes("native"), {})
+        folder = native_reference(lambda made: self._command(made / "native.x", "--device", "cpu"), 200)
+        return Ran(self._notes(folder / "native"), {})
 
     @functools.cached_property
     def proxied(self) -> Ran:
@@ -121,19 +120,18 @@ class Runs:
     def _under_proxy(self, name: str, drills: tuple[Drill, ...]) -> Ran:
         options = [word for drill in drills for word in ("--drill", str(drill))]
         ended = proxied.run(
-            self._command(name), folder=self._folder, options=tuple(options), timeout_s=200
+            self._command(self._folder / f"{name}.x"), folder=self._folder, options=tuple(options),
+            timeout_s=200,
         )  # fmt: skip
         assert ended.status == 0, ended.output[-6000:]
-        return Ran(self._notes(name), ended.report)
+        return Ran(self._notes(self._folder / name), ended.report)
 
-    def _command(self, name: str, *options: str) -> list[str]:
-        out = str(self._folder / f"{name}.x")
+    def _command(self, out: Path, *options: str) -> list[str]:
         groups = ",".join(self._groups)
-        return proxied.ranks(self.ranks, SCRIPTS / "run.py", groups, "--out", out, *options)
+        return proxied.ranks(self.ranks, SCRIPTS / "run.py", groups, "--out", str(out), *options)
 
-    def _notes(self, name: str) -> list[Notes]:
-        paths = [self._folder / f"{name}.{rank}" for rank in range(self.ranks)]
-        return [json.loads(path.read_text()) for path in paths]
+    def _notes(self, path: Path) -> list[Notes]:
+        return [json.loads(Path(f"{path}.{rank}").read_text()) for rank in range(self.ranks)]
 
 
 def _spans(marks: list[tuple[str, int, int]], phase: str) -> list[tuple[int, int, int]]:

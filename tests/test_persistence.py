@@ -19,6 +19,7 @@ import test_proxyd_recovery
 from proxied import command_of, processes, until
 from running_node import Node, runtime_directories
 from test_proxyd_recovery import FLOATS, PARAMETER, PRIVATE, expected
+from zygotes import descendants
 
 from understudy.recovery.own_modules import module_command, name_of
 from understudy.recovery.persistence import Store
@@ -87,7 +88,7 @@ def kill_everything(node: Node) -> None:
     node.kill()
     assert node.run is not None
     launched = psutil.Process(node.run.pid)
-    doomed = [launched, *launched.children(recursive=True)]
+    doomed = [launched, *descendants(launched)]
     doomed += [p for p in processes() if any(str(d) in " ".join(command_of(p)) for d in directories)]
     for process in doomed:
         with contextlib.suppress(psutil.Error):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from proxied import python, run
 from running_proxyd import running_proxyd
-from training_run import BIN
+from training_run import installed
 
 from understudy.recovery.persistence.catalogue import read_catalogue
 from understudy.recovery.persistence.checking import problems_of
@@ -60,7 +60,7 @@ def equals(options: list[str]) -> list[str]:
 def command(program: str, *options: str) -> tuple[int, str]:
     """Exit status, and what it says."""
     done = subprocess.run(
-        [str(BIN / program), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [*installed(program), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout

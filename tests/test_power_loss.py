@@ -23,6 +23,8 @@ from running_node import runtime_directories
 from running_proxyd import RunningProxyd
 from small_disks import tiny_file_system
 from test_persistence import command_of
+from training_run import installed
+from zygotes import descendants
 
 from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.own_modules import module_command, name_of
@@ -52,7 +54,7 @@ class Powered:
         command = self.command("--steps", "1000000", "--losses", str(self.losses), "--pace", "0.01",
                                "--hold", str(hold))  # fmt: skip
         self.run = subprocess.Popen(
-            [str(proxied.BIN / "proxyrun"), "--socket", str(self.socket), *command],
+            [*installed("proxyrun"), "--socket", str(self.socket), *command],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
 
@@ -81,7 +83,7 @@ class Powered:
         doomed: list[psutil.Process] = []
         for pid in (self.run.pid, self.proxyd.pid):  # no step may end once its log has nobody to copy it
             with contextlib.suppress(psutil.Error):
-                doomed += [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+                doomed += [psutil.Process(pid), *descendants(psutil.Process(pid))]
         doomed += [
             p for p in psutil.process_iter() if any(str(d) in " ".join(command_of(p)) for d in directories)
         ]
@@ -186,7 +188,7 @@ def kill_copier(node: Powered) -> None:
 
 
 def copiers(node: Powered) -> list[psutil.Process]:
-    known = psutil.Process(node.proxyd.pid).children(recursive=True)
+    known = descendants(psutil.Process(node.proxyd.pid))
     return [one for one in known if name_of("recovery.persistence.log_copier") in command_of(one)]
 
 

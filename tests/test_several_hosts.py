@@ -13,7 +13,7 @@ from etcd_server import running_etcd
 from namespaces import Network, network
 from proxied import until
 from running_proxyd import running_proxyd
-from training_run import BIN
+from training_run import installed
 
 from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.membership.certificates import issue, make_authority
@@ -40,7 +40,7 @@ def proxyd(folder: Path, certs: Path, net: Network, etcd: str, host: str) -> Any
         1,
         options,
         folder / f"{host}.log",
-        program=[*net.inside(host), str(BIN / "proxyd")],
+        program=[*net.inside(host), *installed("proxyd")],
     )
 
 
@@ -78,7 +78,7 @@ def test_host_whose_link_is_cut_is_suspected_then_lost_and_back_when_it_is_heale
         assert standing.since_ms > 0 and "1 of 1 that could be asked do not reach it (a)" in standing.why
         until(lambda: set(states(b).values()) == {"unknown"}, "b sees nobody", 30)  # and gives nobody up
         shown = subprocess.run(
-            [str(BIN / "recoveryctl"), "hosts", "--socket", str(a)],
+            [*installed("recoveryctl"), "hosts", "--socket", str(a)],
             capture_output=True, text=True, timeout=60, env=os.environ | {"COLUMNS": "250"},
         ).stdout  # fmt: skip
         assert "lost since" in shown

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from proxied import until
 from running_proxyd import running_proxyd
 from test_snapshot_export import assert_same, export
-from training_run import BIN, execute_natively
+from training_run import execute_natively, installed
 
 from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.persistence.description import Shard, Undescribed, read_description
@@ -26,7 +26,7 @@ def test_exported_blocks_are_the_whole_state_of_a_native_run_at_that_step(tmp_pa
     socket, store = tmp_path / "proxyd.sock", tmp_path / "store"
     with running_proxyd(socket, 2, ("--persist", str(store), "--persist-every", "1")):
         run = subprocess.Popen(
-            [str(BIN / "proxyrun"), "--socket", str(socket),
+            [*installed("proxyrun"), "--socket", str(socket),
              *proxied.ranks(2, SCRIPT, "--steps", "1000000")],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip

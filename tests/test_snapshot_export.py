@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from proxied import until
 from running_proxyd import running_proxyd
-from training_run import BIN, execute_natively
+from training_run import execute_natively, installed
 
 from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.own_modules import module_command
@@ -50,7 +50,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     socket, store = folder / "proxyd.sock", folder / "store"
     with running_proxyd(socket, ranks, ("--persist", str(store), "--persist-every", "1")):
         run = subprocess.Popen(
-            [str(BIN / "proxyrun"), "--socket", str(socket), *command(ranks, "--steps", "1000000")],
+            [*installed("proxyrun"), "--socket", str(socket), *command(ranks, "--steps", "1000000")],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         try:

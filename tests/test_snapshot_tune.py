@@ -91,6 +91,7 @@ def test_state_beyond_the_probe_limit_is_scaled_and_that_is_said(tmp_path: Path)
     assert f"proxyd … --persist {tmp_path} --persist-slots 2 --persist-every " in done.stdout
 
 
+@pytest.mark.cold  # the files of the process itself are looked at
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_probe_that_is_killed_while_it_writes_leaves_nothing_behind(
     tmp_path: Path, number: signal.Signals

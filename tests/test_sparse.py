@@ -7,7 +7,7 @@ from pathlib import Path
 
 import proxied
 import pytest
-from training_run import execute_natively
+from native_reference import native_reference
 
 CASES = proxied.WORKLOADS / "sparse_cases.py"
 TRAINING = proxied.WORKLOADS / "sparse_training.py"
@@ -60,8 +60,8 @@ def bytes_of(folder: Path, name: str) -> list[bytes]:
 
 def test_sparse_gradients_under_ddp_equal_gloos_and_survive_killed_servers(tmp_path: Path) -> None:
     steps = ["--steps", "16"]
-    native = proxied.ranks(2, TRAINING, "--device", "cpu", "--out", str(tmp_path / "native.x"), *steps)
-    execute_natively(native, 120)
+    natively = proxied.ranks(2, TRAINING, "--device", "cpu", *steps, "--out")
+    native = native_reference(lambda folder: [*natively, str(folder / "native.x")])
     drills = [f"kill-server rank={i % 2} step={3 + 2 * i} call={call}" for i, call in enumerate((20, 45, 70))]
     options = tuple(word for drill in drills for word in ("--drill", drill))
     command = proxied.ranks(2, TRAINING, "--out", str(tmp_path / "faulted.x"), *steps)
@@ -69,4 +69,4 @@ def test_sparse_gradients_under_ddp_equal_gloos_and_survive_killed_servers(tmp_p
     assert ended.status == 0, ended.output[-3000:]
     assert len(ended.report["recoveries"]) == len(drills)
     assert ended.report["replies_different"] == 0
-    assert bytes_of(tmp_path, "faulted") == bytes_of(tmp_path, "native")
+    assert bytes_of(tmp_path, "faulted") == bytes_of(native, "native")

@@ -14,7 +14,7 @@ from typing import Any
 from etcd_server import free_port
 from linked_hosts import Host, Span
 from proxied import WORKLOADS, until
-from training_run import BIN
+from training_run import installed
 
 from understudy.recovery.meeting import MeetingService
 from understudy.recovery.membership.certificates import issue, load, make_authority
@@ -75,7 +75,7 @@ class TwoHosts:
 def agent(hosts: TwoHosts, number: int, port: int, ranks: int) -> subprocess.Popen[str]:
     """torchrun of one of two hosts."""
     return subprocess.Popen(
-        [str(BIN / "torchrun"), "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", str(ranks),
+        [*installed("torchrun"), "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", str(ranks),
          "--master-addr", "127.0.0.1", "--master-port", str(port), str(SCRIPT), str(hosts.folder)],
         env=os.environ | {"UNDERSTUDY_RELAYS": str(hosts.relays("ab"[number])), "UNDERSTUDY_RELAY": "it",
                           "OMP_NUM_THREADS": "1"},

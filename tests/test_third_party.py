@@ -10,8 +10,9 @@ from pathlib import Path
 
 import proxied
 import pytest
+from native_reference import native_reference
 from proxied import WORKLOADS, python, torchrun
-from training_run import BIN, ROOT, execute_natively
+from training_run import BIN, ROOT
 
 SCRIPTS = WORKLOADS / "third_party"
 TEXT = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
@@ -39,10 +40,9 @@ def results(folder: Path, ranks: int) -> list[list[str]]:
     return found
 
 
-def native(command: list[str], folder: Path, ranks: int) -> list[list[str]]:
-    folder.mkdir()
-    execute_natively([*command, "--device", "cpu", "--out", str(folder / "out")], 120)
-    return results(folder, ranks)
+def native(command: list[str], ranks: int) -> list[list[str]]:
+    made = native_reference(lambda folder: [*command, "--device", "cpu", "--out", str(folder / "out")])
+    return results(made, ranks)
 
 
 def under_proxy(
@@ -69,7 +69,7 @@ def text() -> list[str]:
 @pytest.mark.long
 def test_hugging_face_trainer_in_one_process(tmp_path: Path) -> None:
     command = python(SCRIPTS / "hf_trainer.py", *text())
-    expected = native(command, tmp_path / "native", 1)
+    expected = native(command, 1)
     found, _ = under_proxy(command, tmp_path / "proxied", 1)
     assert found == expected
 
@@ -78,7 +78,7 @@ def test_hugging_face_trainer_in_one_process(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_hugging_face_trainer_on_two_ranks_survives_a_killed_server(tmp_path: Path) -> None:
     command = torchrun(2, SCRIPTS / "hf_trainer.py", *text())
-    expected = native(command, tmp_path / "native", 2)
+    expected = native(command, 2)
     found, ended = under_proxy(command, tmp_path / "proxied", 2, *DRILL)
     assert found == expected
     assert_recovered(ended)
@@ -88,8 +88,8 @@ LIGHTNING = SCRIPTS / "lightning_ddp.py"
 
 
 @pytest.fixture(scope="module")
-def lightning_natively(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    return native(python(LIGHTNING), tmp_path_factory.mktemp("lightning") / "native", 2)
+def lightning_natively() -> list[list[str]]:
+    return native(python(LIGHTNING), 2)
 
 
 @needs("lightning")
@@ -111,7 +111,7 @@ def test_lightning_survives_a_killed_server(
 @needs("accelerate")
 def test_accelerate_launch_without_a_configuration_survives_a_killed_server(tmp_path: Path) -> None:
     script = SCRIPTS / "accelerated.py"
-    expected = native(torchrun(2, script), tmp_path / "native", 2)
+    expected = native(torchrun(2, script), 2)
     found, ended = under_proxy(accelerate_launch(script), tmp_path / "drilled", 2, *DRILL)
     assert found == expected
     assert_recovered(ended)
@@ -137,10 +137,9 @@ def test_a_script_that_spawns_its_ranks_itself(
 
 
 @pytest.fixture(scope="module")
-def spawned_natively(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    folder = tmp_path_factory.mktemp("spawned")
-    command = python(WORKLOADS / "spawned_ranks.py", "--device", "cpu", "--out", str(folder / "out"))
-    execute_natively(command, 120)
+def spawned_natively() -> list[bytes]:
+    command = python(WORKLOADS / "spawned_ranks.py", "--device", "cpu", "--out")
+    folder = native_reference(lambda made: [*command, str(made / "out")])
     content = [(folder / f"out.{rank}").read_bytes() for rank in (0, 1)]
     assert content[0] != content[1], "the ranks see different data"
     return content

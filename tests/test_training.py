@@ -6,7 +6,8 @@ from pathlib import Path
 
 import proxied
 import pytest
-from training_run import Training, execute_natively
+from native_reference import native_losses, native_reference
+from training_run import Training
 
 SMALL = ["--layers", "2", "--width", "48", "--batch-size", "4", "--block-size", "32"]
 EXAMPLES = {
@@ -32,9 +33,8 @@ def test_losses_under_the_proxy_equal_native_ones_bit_for_bit(
     example: str, ranks: int, tmp_path: Path
 ) -> None:
     training = EXAMPLES[example](ranks, 12, 0.0)
-    native = training.run(tmp_path / "native", proxied=False)
     under_proxy = training.run(tmp_path / "proxied", proxied=True)
-    assert under_proxy.losses == native.losses
+    assert under_proxy.losses == native_losses(training)
     assert under_proxy.report["steps"] == 12
     assert under_proxy.report["recoveries"] == []
 
@@ -44,11 +44,11 @@ def test_every_collective_gives_the_bytes_that_gloo_gives_natively_also_when_ser
 ) -> None:
     """Each step calls all of them; the first two and the last three are not disturbed."""
     command = proxied.torchrun(2, proxied.WORKLOADS / "collectives.py", "--steps", "20", "--out")
-    execute_natively([*command, str(tmp_path / "native.x"), "--device", "cpu"], 120)
+    native = native_reference(lambda folder: [*command, str(folder / "native.x"), "--device", "cpu"])
     drills = [f"kill-server rank={i % 2} step={3 + 2 * i} call={5 + 9 * i}" for i in range(8)]
     options = tuple(word for drill in drills for word in ("--drill", drill))
     ended = proxied.run([*command, str(tmp_path / "proxied.x")], folder=tmp_path, options=options)
     assert ended.status == 0, ended.output[-3000:]
     assert len(ended.report["recoveries"]) == len(drills)
     for rank in range(2):
-        assert (tmp_path / f"proxied.{rank}").read_bytes() == (tmp_path / f"native.{rank}").read_bytes()
+        assert (tmp_path / f"proxied.{rank}").read_bytes() == (native / f"native.{rank}").read_bytes()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import proxied
 import pytest
-from training_run import BIN
 
 
 def test_a_scripts_own_modules_data_loaders_forks_and_settings_work_as_ever(
@@ -52,6 +51,6 @@ def test_another_pytorch_than_the_one_built_for_is_refused_by_name(tmp_path: Pat
     (fake / "_C.py").write_text("")
     script = tmp_path / "script.py"  # its folder comes first on sys.path
     script.write_text("import torch\n")
-    ended = proxied.run([str(BIN / "python"), str(script)], folder=tmp_path)
+    ended = proxied.run([sys.executable, str(script)], folder=tmp_path)
     assert ended.status == 1
     assert re.search(r"built for PyTorch 2\.\d+\.\d+, but this is PyTorch 2\.12\.1\+cpu", ended.output)

@@ -30,7 +30,7 @@ def environment_file(path: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def installed(text: str) -> str:
+def of_this_installation(text: str) -> str:
     """With the programs of this installation."""
     return text.replace(INSTALLED_BIN, os.fspath(BIN))
 
@@ -39,6 +39,6 @@ def exec_start(runtime: Path, environment: dict[str, str]) -> list[str]:
     """The command: `runtime` for %t, an unbraced variable as so many words as it has."""
     (line,) = settings()["ExecStart"]
     words: list[str] = []
-    for word in installed(line).replace("%t", os.fspath(runtime)).split():
+    for word in of_this_installation(line).replace("%t", os.fspath(runtime)).split():
         words += shlex.split(environment[word[1:]]) if word.startswith("$") else [word]
     return words

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from running_proxyd import running_proxyd
-from training_run import BIN, NATIVE_ATTEMPTS, ROOT, RunFailed, Training, execute
+from training_run import NATIVE_ATTEMPTS, ROOT, RunFailed, Training, execute, installed
 
 from understudy.recovery.control import blocking_channel, pb, rpc
 
@@ -139,7 +139,7 @@ def _restart_once(folder: Path) -> Sample:
     folder.mkdir()
     command = [
         "env", A_STORE_PER_ATTEMPT,
-        str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
+        *installed("torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "1",
         str(ROOT / "bench/workloads/checkpointed_gpt.py"), "--steps", str(KILLED_AT + 1),
         "--every", str(CHECKPOINT_EVERY), "--folder", str(folder),
     ]  # fmt: skip

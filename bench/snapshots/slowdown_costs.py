@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from running_proxyd import running_proxyd
 from slowdown_measure import BASE, OURS, OURS_NATIVE
 from slowdown_plan import Row, by_way
 from slowdown_runs import LONGEST_S, SCRIPT, Native
-from training_run import BIN, RunFailed, Training, execute, under_proxy
+from training_run import RunFailed, Training, execute, installed, under_proxy
 
 STALLING = {"torch.save", "dcp.save", "GPM"}
 CONCURRENT = {"PCcheck": 2, OURS: BASE.slots - 1}
@@ -60,7 +61,7 @@ def _from_storage(folder: Path, steps: int, arguments: list[str]) -> tuple[float
         before = training.run(folder / "before", proxied=True, options=("--socket", str(proxyd.socket)))
     drop_cached_pages(stores)
     begin_s = time.perf_counter()
-    command = [str(BIN / "recoveryctl"), "snapshots", "export", str(stores), str(exported)]
+    command = [*installed("recoveryctl"), "snapshots", "export", str(stores), str(exported)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     export_s = time.perf_counter() - begin_s
     step = next((int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith(SAID)), None)
@@ -73,7 +74,7 @@ def _from_storage(folder: Path, steps: int, arguments: list[str]) -> tuple[float
 
     with running_proxyd(folder / "second.sock", 1, log=folder / "log") as proxyd:
         losses = folder / "losses"
-        command = [str(BIN / "python"), SCRIPT, "--steps", str(steps - step), "--load", str(exported)]
+        command = [sys.executable, SCRIPT, "--steps", str(steps - step), "--load", str(exported)]
         command += ["--losses", str(losses), *arguments]
         options = ("--socket", str(proxyd.socket))
         begin_s = time.perf_counter()

@@ -1,0 +1,216 @@
+"""A Python that starts in milliseconds: it asks a zygote for a fork, or becomes the real Python.
+
+`zygotes.install` makes an executable of this file beside the real Python of the virtual environment. Tests
+start what they test by it. An interpreter takes the name that it was started by for its own
+(`sys.executable`), so whatever is started further on is started by it as well.
+
+A zygote is asked where its fork is as good as a start: it knows the program, and has the same namespaces,
+limits, and variables that libraries read as they are loaded. Anything else becomes the real Python, with the
+same pid. So does everything where UNDERSTUDY_TEST_ZYGOTES is not set or UNDERSTUDY_TEST_COLD is, and a
+command whose first word is --cold.
+
+This process stands for the fork: it passes signals on, and ends as the fork ends. If it is killed, so is the
+fork.
+"""
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+
+PYTHON = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "python")
+OURS = ("proxyrun", "recoveryctl")  # not proxyd: tests look at the pid of one that they start
+LOADED = re.compile(r"(LD|MALLOC|GLIBC|ASAN|TSAN|LC|GRPC)_|PYTHON|LANG$|UNDERSTUDY_SHARED_MEMORY$")
+LOADED_WITH_TORCH = re.compile(
+    f"{LOADED.pattern}|(OMP|GOMP|KMP|MKL|TORCH[A-Z]*|PYTORCH|ATEN|CUDA|CUBLAS|NCCL|GLOO)_"
+)
+"""Variables that are read as a library is loaded, which in a zygote has been done."""
+READ_LATER = {
+    "PYTHONPATH", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", "GRPC_VERBOSITY", "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}  # fmt: skip
+LIMITS = [value for name, value in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+USES_TORCH = re.compile(r"^\s*(?:import|from) (?:torch|training_script|scenario)\b", re.MULTILINE)
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+    signal.SIGQUIT,
+)
+MOST_FILES = 200
+ZYGOTE_DIED = 70
+
+
+def loaded_early(kind):
+    """Those that a fork could not make up for."""
+    early = LOADED if kind == "control" else LOADED_WITH_TORCH
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if early.match(name) and name not in READ_LATER and not name.startswith("TORCHELASTIC_")
+    }
+
+
+def surroundings(kind):
+    """What a fork of a zygote has from it, and cannot change."""
+    return {
+        "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES],
+        "ids": [os.getuid(), os.geteuid(), os.getgid(), sorted(os.getgroups())],
+        "cgroup": open("/proc/self/cgroup").read(),
+        "variables": loaded_early(kind),
+        "root": os.readlink("/proc/self/root"),
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+
+
+def limits():
+    return {number: resource.getrlimit(number) for number in LIMITS}
+
+
+def kind_of(words):
+    """Which zygote can run a command line without its first word; None: the real Python is to."""
+    rest = list(words)
+    while rest and rest[0] in ("-u", "-P"):
+        rest.pop(0)
+    below = bool(os.environ.get("UNDERSTUDY_JOB"))
+    with_torch = "worker" if below else "native"
+    if os.environ.get("UNDERSTUDY_RELAYS"):  # its process tree is the subject
+        return None
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        if rest[1].removeprefix("understudy.recovery.") in ("proxyd", *OURS):
+            return None if below and "-P" not in words else "control"
+        if rest[1] == "understudy.proxy_server.spawner":
+            return "server"
+        return with_torch if rest[1] == "torch.distributed.run" else None
+    if not rest or rest[0].startswith("-"):
+        return None
+    name = os.path.basename(rest[0])
+    if name == "conversation.py" and "-P" in words:
+        return "control"
+    if os.path.dirname(os.path.abspath(rest[0])) == os.path.dirname(PYTHON):
+        if name == "torchrun":
+            return with_torch
+        return "control" if name in OURS and not below else None
+    try:
+        with open(rest[0], encoding="utf-8") as file:
+            source = file.read()
+    except (OSError, UnicodeDecodeError):
+        return None
+    folder = os.path.dirname(os.path.abspath(rest[0]))
+    if os.path.exists(os.path.join(folder, "torch")) or not USES_TORCH.search(source):
+        return None
+    return with_torch
+
+
+def paths_are_plain():
+    """Whether PYTHONPATH arranges nothing but where to look."""
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    others = [entry for entry in entries if not entry.endswith("proxy_client/boot")]
+    names = ("sitecustomize.py", "usercustomize.py", "torch", "understudy", "numpy")
+    return not any(os.path.exists(os.path.join(entry, name)) for entry in others for name in names)
+
+
+def become_python(words):
+    # The name that it is started by is what it will take for its own.
+    os.execv(PYTHON, [os.path.abspath(sys.argv[0]), *words])
+
+
+def open_files():
+    found = sorted(int(name) for name in os.listdir("/proc/self/fd"))
+    return [number for number in found if os.path.exists(f"/proc/self/fd/{number}") and is_inherited(number)]
+
+
+def is_inherited(number):
+    try:
+        return number < 3 or os.get_inheritable(number)
+    except OSError:  # what listed the folder
+        return False
+
+
+def ask(place, words):
+    """The connection on which a zygote will tell of the fork, and the fork's pid."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(place)
+    files = open_files()
+    request = {
+        "words": [os.path.abspath(sys.argv[0]), *words],
+        "variables": dict(os.environ),
+        "folder": os.getcwd(),
+        "umask": os.umask(0),
+        "limits": limits(),
+        "ignored": [number for number in range(1, 32) if signal.getsignal(number) is signal.SIG_IGN],
+        "files": files,
+        "python": PYTHON,
+    }
+    line = json.dumps(request).encode()
+    socket.send_fds(connection, [len(line).to_bytes(4, "little")], files[:MOST_FILES])
+    connection.sendall(line)
+    return connection, int(read_line(connection)["pid"])
+
+
+def read_line(connection):
+    line = b""
+    while not line.endswith(b"\n"):
+        part = connection.recv(4096)
+        if not part:
+            sys.stderr.write("understudy tests: the zygote died that was to run this, or had forked it\n")
+            os._exit(ZYGOTE_DIED)
+        line += part
+    return json.loads(line)
+
+
+def stand_for(connection, pid):
+    """Until the fork has ended; then end likewise.  The name of this process says which one that is."""
+    with open("/proc/self/comm", "w") as name:
+        name.write(f"fork-{pid}")
+
+    def pass_on(number, _):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    for number in PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    for number in set(open_files()) - {2}:  # a pipe that the fork closes is to end then
+        os.close(number)
+    status = os.waitstatus_to_exitcode(read_line(connection)["status"])
+    if status >= 0:
+        os._exit(status)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+    os.kill(os.getpid(), -status)
+    signal.pause()
+
+
+def main():
+    words = sys.argv[1:]
+    zygotes = os.environ.get("UNDERSTUDY_TEST_ZYGOTES", "")
+    if words[:1] == ["--cold"]:
+        become_python(words[1:])
+    kind = kind_of(words) if zygotes and not os.environ.get("UNDERSTUDY_TEST_COLD") else None
+    if kind is None or not paths_are_plain():
+        become_python(words)
+        return
+    try:
+        with open(os.path.join(zygotes, f"{kind}.json"), encoding="utf-8") as file:
+            if json.load(file) != surroundings(kind):
+                become_python(words)
+    except OSError:
+        become_python(words)
+    try:
+        connection, pid = ask(os.path.join(zygotes, kind), words)
+    except OSError as problem:
+        sys.exit(f"understudy tests: the zygote {kind!r} does not answer: {problem}")
+    stand_for(connection, pid)
+
+
+if __name__ == "__main__":
+    main()
