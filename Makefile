@@ -5,6 +5,9 @@ SHELL := /bin/bash
 TORCH := torch==2.13.0
 VENV := .venv
 PY := $(VENV)/bin/python
+# Tests wait for processes half of the time, so there is one more at a time than cores.
+WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+DISTRIBUTION := --dist loadfile --no-loadscope-reorder
 WHEELS := build/wheels
 WHEEL_ENV := build/wheel-env
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
@@ -22,7 +25,7 @@ REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
+.PHONY: test-quick test-needs test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -65,8 +68,14 @@ demo: setup  ## train natively, under the proxy, and with a device server killed
 test-programs: setup  ## the C++ programs of the tests, where a source of them has changed
 	@$(PY) tests/compiled_programs.py
 
-test: setup test-programs  ## the whole test suite, against the installed packages
-	@$(VENV)/bin/pytest -n 2 --dist worksteal
+test-needs: setup  ## CRIU, etcd and what else tests need, below build/, where it can be had; says what cannot
+	@$(PY) tests/harness/needs.py
+
+test: setup test-programs test-needs  ## the whole test suite, against the installed packages
+	@$(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION) --durations=30
+
+test-quick: setup test-programs  ## the mission, and the files that cost least: at most three minutes
+	@$(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION) --quick $$((170 * $(WORKERS)))
 
 test-wheel: setup  ## the wheel alone in an empty environment: one package is there, and a training with a rank killed
 	@rm -rf $(WHEEL_ENV) && $(PY) -m venv $(WHEEL_ENV)
@@ -76,8 +85,9 @@ test-wheel: setup  ## the wheel alone in an empty environment: one package is th
 	@$(WHEEL_ENV)/bin/python bench/demo.py --steps 20
 	@rm -rf $(WHEEL_ENV)
 
-test-long: setup test-programs  ## in full what tests of `make test` only sample; those are not run again
-	@$(VENV)/bin/pytest -m long
+test-long: setup test-programs test-needs  ## in full what `make test` only samples; then all tests, each process started anew
+	@UNDERSTUDY_TEST_COLD=1 $(VENV)/bin/pytest -m long
+	@UNDERSTUDY_TEST_COLD=1 $(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION)
 
 test-gpu: setup test-programs  ## the suite with real GPUs, against native CUDA; says so where there is none
 	@$(PY) bench/gpu.py --count >/dev/null || { echo "test-gpu: skipped, PyTorch finds no GPU here"; exit 0; }; \
@@ -122,11 +132,12 @@ fuzz:  ## libFuzzer on the readers of shared memory, FUZZ_SECONDS each (60); say
 leak-test: setup  ## 10,000 steps: nothing may grow
 	@$(PY) bench/leak.py --steps 10000
 
-lint: setup  ## ruff, mypy, clang-format: report
+lint: setup  ## ruff, mypy, clang-format, what test files may cost: report
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(PY) -m mypy understudy bench conformance sweep examples fuzz tests
 	@$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
+	@$(PY) tests/harness/durations.py --check
 
 format: setup  ## ruff and clang-format: rewrite
 	@$(VENV)/bin/ruff check --fix-only --quiet .

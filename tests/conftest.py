@@ -8,8 +8,11 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from zygotes import COLD, Zygotes
+
+pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they import each other
 
 VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
 COLD_EVERY = 25
@@ -22,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     And zygotes of our own, where tests run: not in the process that hands them out.
     """
     os.environ[VARIABLE] = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+    os.environ.update(needs.environment())
     if not config.getoption("numprocesses", None) and not config.option.collectonly:
         config.stash[ZYGOTES] = Zygotes()
 

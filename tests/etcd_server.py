@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import shutil
 import signal
@@ -13,11 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from needs import ETCD, ROOT, CannotBeHad, Patience, unpacked
 from proxied import until
 from start_ranks import free_port
-
-PREFIX = Path(__file__).parent.parent / "build" / "etcd"
-PATIENCE = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10")
 
 
 def etcd_binary() -> str:
@@ -33,44 +30,10 @@ def _find() -> tuple[str, str]:
     """Where it is, or why it is not; asked once, as a network that does not answer takes its time."""
     if found := shutil.which("etcd"):
         return found, ""
-    unpacked = PREFIX / "root" / "usr" / "bin" / "etcd"
-    PREFIX.mkdir(parents=True, exist_ok=True)
-    with open(PREFIX / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if unpacked.exists():
-            return str(unpacked), ""
-        try:
-            return str(unpacked), _unpack(unpacked)
-        except subprocess.SubprocessError as problem:
-            return "", str(problem)
-
-
-def _unpack(unpacked: Path) -> str:
-    """Why it did not work, if so; raises SubprocessError."""
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        return "there is no apt-get"
-    private = ["-o", f"Dir::State::lists={PREFIX}/lists", "-o", f"Dir::Cache={PREFIX}/cache"]
-    (PREFIX / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-    (PREFIX / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
-    failed = ""
-    for options in ([], private):  # the machine's own package lists may be missing
-        if options:
-            subprocess.run(["apt-get", *PATIENCE, *options, "-qq", "update"], capture_output=True, timeout=60)
-        got = subprocess.run(
-            ["apt-get", *PATIENCE, *options, "-qq", "download", "etcd-server"],
-            cwd=PREFIX, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        packages = sorted(PREFIX.glob("etcd-server_*.deb"))
-        if got.returncode == 0 and packages:
-            break
-        failed = got.stderr.strip().splitlines()[-1] if got.stderr.strip() else "apt-get has none"
-    else:
-        return failed
-    made = PREFIX / "root.new"
-    shutil.rmtree(made, ignore_errors=True)
-    subprocess.run(["dpkg-deb", "-x", str(packages[-1]), str(made)], check=True, timeout=60)
-    made.rename(unpacked.parents[2])
-    return ""
+    try:
+        return str(unpacked(ROOT, ETCD, Patience())), ""
+    except (CannotBeHad, OSError) as problem:
+        return "", str(problem)
 
 
 class EtcdServer:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 from namespaces import Network, network
+from needs import CRIU
 from proxied import WORKLOADS, until
 
 from understudy.recovery.membership.certificates import issue, make_authority
@@ -35,7 +36,8 @@ class MovingHost:
         self._peers = {host: f"{address}:{PORT}" for host, address in net.addresses.items()}
         self._socket = folder / f"{name}.orders"
         self._log = open(folder / f"{name}.log", "a")  # noqa: SIM115
-        self._variables = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"} | variables
+        criu = {CRIU: os.environ[CRIU]} if CRIU in os.environ else {}
+        self._variables = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"} | criu | variables
         # `cat` ends when we close its input, or have ended.
         self._machine = subprocess.Popen(
             [*net.machine(name), "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

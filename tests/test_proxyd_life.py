@@ -21,10 +21,13 @@ from test_proxyd_recovery import understudy_processes
 from understudy.recovery.own_modules import module_command
 from understudy.recovery.runtime_directory import SHARED_MEMORY
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("understudy.proxy_server._server") is None,
-    reason="the device server is not installed",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("understudy.proxy_server._server") is None,
+        reason="the device server is not installed",
+    ),
+    pytest.mark.cold,  # it counts processes
+]
 
 
 @pytest.fixture

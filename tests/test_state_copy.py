@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import random
@@ -201,8 +202,11 @@ def test_windows_leave_neither_files_nor_mappings_behind() -> None:
 def held() -> tuple[int, int]:
     """Mappings and descriptors of windows in this process."""
     name = "understudy-copy"
-    files = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
-    return Path("/proc/self/maps").read_text().count(name), sum(name in os.readlink(path) for path in files)
+    files = []
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another thread has closed it
+            files.append(os.readlink(path))
+    return Path("/proc/self/maps").read_text().count(name), sum(name in file for file in files)
 
 
 def test_the_executor_writes_state_only_where_there_is_room() -> None:

@@ -157,10 +157,12 @@ class Zygote:
             connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _reap(self) -> None:
-        while self.forks:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
+        while self.forks and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            if (
+                self.kind == "native"
+            ):  # of ours nothing stays by itself, but a rank that PyTorch lets hang does
+                os.killpg(ended.si_pid, signal.SIGKILL)
+            pid, status = os.waitpid(ended.si_pid, 0)
             fork = self.forks.pop(pid)
             self._tell(fork.connection, {"status": status})
             for one in (fork.connection, fork.orders):
@@ -178,7 +180,7 @@ class Zygote:
             return
         if fork.connection in self.selector.get_map():
             self.selector.unregister(fork.connection)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)  # before it is reaped: the number is still its own
 
     def _follow(self, pid: int) -> None:
         fork = self.forks.get(pid)
