@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ[VARIABLE] = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
     os.environ.update(needs.environment())
+    os.environ["OMP_NUM_THREADS"] = "1"  # as on a machine with a core for each process; zygotes have it too
     if not config.getoption("numprocesses", None) and not config.option.collectonly:
         config.stash[ZYGOTES] = Zygotes()
 
