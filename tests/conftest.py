@@ -10,7 +10,7 @@ from pathlib import Path
 
 import needs
 import pytest
-from zygotes import COLD, Zygotes
+from zygotes import COLD, Zygotes, obstacle
 
 pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they import each other
 
@@ -27,8 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[VARIABLE] = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
     os.environ.update(needs.environment())
     os.environ["OMP_NUM_THREADS"] = "1"  # as on a machine with a core for each process; zygotes have it too
-    if not config.getoption("numprocesses", None) and not config.option.collectonly:
+    runs_tests = not config.getoption("numprocesses", None) and not config.option.collectonly
+    if runs_tests and not obstacle():
         config.stash[ZYGOTES] = Zygotes()
+
+
+def pytest_report_header() -> list[str]:
+    """What makes the tests slower here."""
+    return [f"each process is started anew: {why}"] if (why := obstacle()) else []
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

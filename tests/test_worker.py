@@ -11,6 +11,8 @@ from pathlib import Path
 import proxied
 import pytest
 
+pytestmark = pytest.mark.cold  # how it comes to be activated is the subject
+
 
 def test_a_scripts_own_modules_data_loaders_forks_and_settings_work_as_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

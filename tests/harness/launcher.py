@@ -136,7 +136,7 @@ def is_inherited(number):
 
 
 def ask(place, words):
-    """The connection on which a zygote will tell of the fork, and the fork's pid."""
+    """What a zygote tells of the fork, line by line, and the fork's pid."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(place)
     files = open_files()
@@ -153,21 +153,19 @@ def ask(place, words):
     line = json.dumps(request).encode()
     socket.send_fds(connection, [len(line).to_bytes(4, "little")], files[:MOST_FILES])
     connection.sendall(line)
-    return connection, int(read_line(connection)["pid"])
+    told = connection.makefile("rb")
+    return told, int(read_line(told)["pid"])
 
 
-def read_line(connection):
-    line = b""
-    while not line.endswith(b"\n"):
-        part = connection.recv(4096)
-        if not part:
-            sys.stderr.write("understudy tests: the zygote died that was to run this, or had forked it\n")
-            os._exit(ZYGOTE_DIED)
-        line += part
+def read_line(told):
+    line = told.readline()
+    if not line.endswith(b"\n"):
+        sys.stderr.write("understudy tests: the zygote died that was to run this, or had forked it\n")
+        os._exit(ZYGOTE_DIED)
     return json.loads(line)
 
 
-def stand_for(connection, pid):
+def stand_for(told, pid):
     """Until the fork has ended; then end likewise.  The name of this process says which one that is."""
     with open("/proc/self/comm", "w") as name:
         name.write(f"fork-{pid}")
@@ -181,7 +179,7 @@ def stand_for(connection, pid):
             signal.signal(number, pass_on)
     for number in set(open_files()) - {2}:  # a pipe that the fork closes is to end then
         os.close(number)
-    status = os.waitstatus_to_exitcode(read_line(connection)["status"])
+    status = os.waitstatus_to_exitcode(read_line(told)["status"])
     if status >= 0:
         os._exit(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -206,10 +204,10 @@ def main():
     except OSError:
         become_python(words)
     try:
-        connection, pid = ask(os.path.join(zygotes, kind), words)
+        told, pid = ask(os.path.join(zygotes, kind), words)
     except OSError as problem:
         sys.exit(f"understudy tests: the zygote {kind!r} does not answer: {problem}")
-    stand_for(connection, pid)
+    stand_for(told, pid)
 
 
 if __name__ == "__main__":

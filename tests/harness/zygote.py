@@ -122,6 +122,7 @@ class Zygote:
 
     def _asked(self) -> dict[str, Any] | None:
         connection, _ = self.listener.accept()
+        files: list[int] = []
         try:
             length, files, *_ = socket.recv_fds(connection, 4, launcher.MOST_FILES)
             line = b""
@@ -132,6 +133,8 @@ class Zygote:
                 line += part
         except OSError:  # it was killed
             connection.close()
+            for number in files:
+                os.close(number)
             return None
         request: dict[str, Any] = json.loads(line)
         if not self.ready:

@@ -22,6 +22,17 @@ STANDS_FOR_A_FORK = " -IS "
 """In the command line of a launcher."""
 
 
+def obstacle() -> str:
+    """Why everything is started anew here; empty: it need not be."""
+    if os.environ.get("UNDERSTUDY_TEST_DRIVER", "cpu") != "cpu":
+        return "a driver of GPUs does not outlive a fork"
+    if sys.prefix == sys.base_prefix:
+        return "the launcher is put into virtual environments only"
+    if not os.access(Path(sys.executable).parent, os.W_OK):
+        return f"the launcher cannot be put into {Path(sys.executable).parent}"
+    return ""
+
+
 class Zygotes:
     """Bare processes that import when first asked; they end with this one."""
 
