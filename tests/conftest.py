@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     And zygotes of our own, where tests run: not in the process that hands them out.
     """
     os.environ[VARIABLE] = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as what a shell has put into the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # else all that tests start would ignore it
     os.environ.update(needs.environment())
     os.environ["OMP_NUM_THREADS"] = "1"  # as on a machine with a core for each process; zygotes have it too
     runs_tests = not config.getoption("numprocesses", None) and not config.option.collectonly
