@@ -20,6 +20,8 @@ rule; before, everything is shadowed, and the step is computed again.
 STEPS = FIRST + APART * PHASE_RECORDS
 SCRIPT = proxied.WORKLOADS / "optimizer_steps.py"
 ROLL_FORWARD, REPLICA, SNAPSHOT = "roll-forward", "restart-copy-replay", "restore-snapshot-replay"
+PARKED_INSIDE = "stood inside its optimizer step"
+"""The other rank, on a busy machine: there is nothing to roll forward to then."""
 
 
 class Training:
@@ -70,7 +72,8 @@ def test_a_server_killed_at_each_record_of_the_step_is_rolled_forward_and_no_bit
     assert len(recoveries) == PHASE_RECORDS and all(r["recovered"] for r in recoveries)
     plans = Counter((r["phase"], r["plan"]) for r in recoveries)
     print(plans)
-    assert {plan for phase, plan in plans if phase == "OPTIMIZER"} <= {ROLL_FORWARD, REPLICA}
+    others = [r for r in recoveries if r["phase"] == "OPTIMIZER" and r["plan"] not in (ROLL_FORWARD, REPLICA)]
+    assert all(PARKED_INSIDE in r["reason"] for r in others), others
     assert any(phase == "FORWARD_BACKWARD" for phase, _ in plans), "no kill lies before the step"
     assert plans["OPTIMIZER", ROLL_FORWARD] > plans["OPTIMIZER", REPLICA]
 
@@ -88,6 +91,5 @@ def test_a_step_that_tells_a_value_of_its_own_falls_back_to_the_snapshot_and_no_
     fallen = [r["reason"] for r in recoveries if r["plan"] == SNAPSHOT]
     refused = [reason for reason in fallen if "tried before: roll-forward" in reason]
     assert refused, fallen
-    # A busy machine may park the other rank inside the step: there is nothing to roll forward to then.
     others = [reason for reason in fallen if reason not in refused]
-    assert all("stood inside its optimizer step" in reason for reason in others), others
+    assert all(PARKED_INSIDE in reason for reason in others), others
