@@ -74,7 +74,7 @@ test-needs: setup  ## CRIU, etcd and what else tests need, below build/, where i
 test: setup test-programs test-needs  ## the whole test suite, against the installed packages
 	@$(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION) --durations=30
 
-test-quick: setup test-programs  ## the mission, and the files that cost least: at most three minutes
+test-quick: setup test-programs  ## the mission and the files that cost least, by their budgets three minutes
 	@$(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION) --quick $$((170 * $(WORKERS)))
 
 test-wheel: setup  ## the wheel alone in an empty environment: one package is there, and a training with a rank killed
