@@ -113,10 +113,10 @@ def waiting(script: Path, fifo: Path) -> tuple[subprocess.Popen[bytes], int]:
     """A fork that waits, and its pid."""
     os.mkfifo(fifo)
     script.write_text(
-        "import os, signal, sys\nimport torch\n"
+        "import os, signal, sys, time\nimport torch\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
         f"print(os.getpid(), file=open({str(fifo)!r}, 'w'), flush=True)\n"
-        "while True: signal.pause()\n"
+        "while True: time.sleep(0.05)\n"  # before signal.pause() a signal may come that it does not see
     )
     process = subprocess.Popen(command(script), env=os.environ | ONE_THREAD, stderr=subprocess.PIPE)
     pid = int(fifo.read_text())
@@ -138,6 +138,30 @@ def test_a_fork_is_killed_with_the_process_that_stands_for_it(
     process.kill()
     process.communicate(timeout=30)
     until(lambda: not psutil.pid_exists(pid), "the fork has ended")
+
+
+def test_ranks_that_hang_are_killed_with_the_process_that_stands_for_their_launcher(
+    script: Path, tmp_path: Path, warm: None
+) -> None:
+    """Who reads what they print would wait for ever: Gloo may let ranks hang that PyTorch cannot end."""
+    os.mkfifo(tmp_path / "fifo")
+    script.write_text(
+        "import os, signal, sys\nimport torch\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\nsignal.pause()\n"
+    )
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", str(script)]
+    process = subprocess.Popen(
+        [sys.executable, *launch, str(tmp_path / "fifo")],
+        env=os.environ | ONE_THREAD,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    pid = int((tmp_path / "fifo").read_text())
+    assert is_fork(pid)
+    process.kill()
+    process.communicate(timeout=30)
+    until(lambda: not psutil.pid_exists(pid), "the rank has ended")
 
 
 @pytest.fixture

@@ -183,7 +183,10 @@ class Zygote:
             return
         if fork.connection in self.selector.get_map():
             self.selector.unregister(fork.connection)
-        os.kill(pid, signal.SIGKILL)  # before it is reaped: the number is still its own
+        # Who kills a launcher finds its ranks below it, natively; here, only those that stand for them.
+        for one in reversed([pid, *(descendants(pid) if self.kind == "native" else ())]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)  # before it is reaped: the number is still its own
 
     def _follow(self, pid: int) -> None:
         fork = self.forks.get(pid)
@@ -199,6 +202,16 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
             return
         self.selector.register(fork.watched, selectors.EVENT_READ, ("watched", pid))
+
+
+def descendants(pid: int) -> list[int]:
+    """Parents first."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            for child in map(int, task.read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def prepare(kind: str) -> None:
