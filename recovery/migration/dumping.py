@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,20 @@ class Dumping:
         self.relay = passenger.relay
         self.guest: Guest | None = moves.guests.get(str(passenger.relay))
         self._patience_s = patience_s
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else dumps it meanwhile; raises NotSent.
+
+        Who waited for another host could find a worker that had left, and was back as another guest.
+        """
+        if self.relay in self.moves.dumped:
+            raise NotSent(f"{self.who()} cannot be moved: it is being dumped already")
+        self.moves.dumped.add(self.relay)
+        try:
+            yield
+        finally:
+            self.moves.dumped.remove(self.relay)
 
     def who(self) -> str:
         """As sentences begin."""

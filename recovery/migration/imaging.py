@@ -76,6 +76,10 @@ class _Imaging(Dumping):
     _lock = -1
 
     async def take(self) -> tuple[pb.WorkerHeader, list[Packed], float]:
+        with self.alone():
+            return await self._take()
+
+    async def _take(self) -> tuple[pb.WorkerHeader, list[Packed], float]:
         await self.check()
         dumped = await self.dump()
         began = time.monotonic() - float(dumped["dump_s"])

@@ -78,6 +78,8 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         self.guests: dict[str, Guest] = {}
         """By the directory of the relay: the newest."""
         self.homes = Homes(here.host, runtime, channel_to)
+        self.dumped: set[Path] = set()
+        """Relays of workers of which somebody here makes a dump, to send or to keep it."""
         self._runtime = runtime
         self._moves: dict[str, Guest] = {}
         self._directories = GuestDirectories(runtime)

@@ -60,6 +60,10 @@ class _Sending(Dumping):
         self._there = Reception(moves, destination, self.move, self.who())
 
     async def run(self) -> Shipped:
+        with self.alone():
+            return await self._send()
+
+    async def _send(self) -> Shipped:
         began = time.monotonic()
         await self.check()
         self.moves.homes.trust(self._destination)
