@@ -51,6 +51,7 @@ def looking(socket: Path | None) -> Iterator[Callable[[], Any] | None]:
         daemon = rpc.DaemonStub(channel)
 
         def look() -> Any:
+            is_answering(path)  # raises, if another user does
             try:
                 return daemon.GetStatus(pb.StatusRequest(), timeout=10)
             except grpc.RpcError as problem:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from understudy.recovery.own_modules import module_command
+from understudy.recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
 from understudy.recovery.settings import BadInput
 
 MOST_RESTARTS = 5
@@ -37,8 +35,12 @@ class EmbeddedDaemon:
 
         `tell` gets a sentence whenever it has to be started again.
         """
-        self._directory = Path(tempfile.mkdtemp(prefix="understudy-"))
-        self.socket = self._directory / "proxyd.sock"
+        try:  # where the next proxyd looks for what dead ones left behind, should we be killed
+            self._directory = RuntimeDirectory.make()
+        except OSError as full:
+            raise BadInput(f"cannot make a directory in {SHARED_MEMORY}: {full.strerror}") from full
+        self.socket = self._directory.path / "own" / "proxyd.sock"
+        """In a directory that the daemon makes, and locks while it begins to listen; we have locked ours."""
         self._command = [
             *module_command("recovery.proxyd"), "--devices", devices, "--socket", str(self.socket),
             "--spares", str(spares), "--log-level", os.environ.get("UNDERSTUDY_LOG_LEVEL", "error"),
@@ -68,7 +70,7 @@ class EmbeddedDaemon:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     def _launch(self) -> tuple[subprocess.Popen[bytes], int]:
         """The process, and the pipe on which it will say that it is ready, or why not."""

@@ -1,6 +1,7 @@
-"""understudy-UID-PID-XXXX in shared memory: logs, sockets of servers and the journal of one proxyd.
+"""understudy-UID-PID-START-XXXX in shared memory: logs, sockets of servers and the journal of one proxyd.
 
-A proxyd that dies leaves it behind.  Whoever holds its lock may adopt what is in there, or remove it.
+A proxyd that dies leaves it behind.  Whoever holds its lock may adopt what is in there, or remove it.  A
+proxyrun has one, too, in which the proxyd that it brings along listens.
 """
 
 from __future__ import annotations

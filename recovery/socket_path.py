@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from understudy.recovery import private_socket
 from understudy.recovery.settings import BadInput
 
 _LONGEST = 107
@@ -56,17 +55,11 @@ def claim(path: Path) -> Iterator[None]:
 
 
 def is_answering(path: Path) -> bool:
-    """Whether some process listens at `path`."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(5)
-        try:
-            probe.connect(os.fspath(path))
-        except OSError as problem:
-            if problem.errno in (errno.EACCES, errno.EPERM):
-                raise BadInput(f"the socket {path} belongs to another user") from problem
-            # EAGAIN: its backlog is full, so somebody is there.
-            return problem.errno == errno.EAGAIN or isinstance(problem, TimeoutError)
-        return True
+    """Whether a process of ours listens at `path`; raises BadInput if another user does, or could."""
+    try:
+        return private_socket.is_answering(path)
+    except private_socket.NotOurs as problem:
+        raise BadInput(str(problem)) from problem
 
 
 def listening_pid(path: Path) -> int:
@@ -75,25 +68,16 @@ def listening_pid(path: Path) -> int:
         probe.settimeout(5)
         try:
             probe.connect(os.fspath(path))
-            peer = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            return private_socket.peer_of(probe)[0]
         except OSError:
             return 0
-        return int(struct.unpack("3i", peer)[0])
 
 
 def _make_private(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = os.lstat(directory)
+        private_socket.check_directory(directory)
+    except private_socket.NotOurs as problem:
+        raise BadInput(str(problem)) from problem
     except OSError as problem:
         raise BadInput(f"cannot make the socket directory {directory}: {problem.strerror}") from problem
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid():
-        raise BadInput(
-            f"{directory} must be a directory of yours (uid {os.getuid()}); choose another --socket"
-        )
-    if stat.S_IMODE(state.st_mode) & 0o077:
-        mode = stat.S_IMODE(state.st_mode)
-        raise BadInput(
-            f"{directory} is open to other users (mode {mode:04o}), so they could control your jobs: "
-            f"chmod 700 {directory}, or choose another --socket"
-        )

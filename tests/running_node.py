@@ -48,14 +48,14 @@ class Node:
         self.proxyd = self.start()
 
     # -------------------------------------------------------------- its job
-    def train(self, steps: int, limit: int) -> None:
+    def train(self, steps: int, limit: int, *flags: str) -> None:
         """Two ranks that may do `limit` of `steps` steps for now; rank 1 not even begin if it is 0."""
         self.steps = steps
         self.let(limit, 0)
         self.let(limit or -1, 1)
         self.run = subprocess.Popen(
             [*module_command("recovery.proxyrun"), "--socket", str(self.socket), "--report",
-             str(self.folder / "report"), sys.executable, "-c", LAUNCH, RANK, "2", str(steps)],
+             str(self.folder / "report"), *flags, sys.executable, "-c", LAUNCH, RANK, "2", str(steps)],
             env=self.environment | {"LIMIT_FILE": str(self.folder / "limit")},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip

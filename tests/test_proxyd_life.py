@@ -143,6 +143,27 @@ def test_embedded_proxyd_stops_when_its_launcher_is_killed(directory: Path, mark
     os.kill(command, signal.SIGKILL)
 
 
+def test_what_a_killed_launcher_leaves_behind_is_removed_by_the_next(
+    directory: Path, marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(directory))
+
+    def directories() -> set[Path]:
+        return {path for place in (directory, SHARED_MEMORY) for path in place.glob("understudy-*")}
+
+    launcher = started("import time; print('up', flush=True); time.sleep(600)", directory)
+    launcher.kill()
+    launcher.wait()
+    await_processes(marker, 1)
+    (command,) = understudy_processes(marker)
+    os.kill(command, signal.SIGKILL)
+    assert directories(), "it was killed outright"
+    command_line = ("--devices", "cpu:1", sys.executable, "-c", "pass")
+    done = run("recovery.proxyrun", *command_line, XDG_RUNTIME_DIR=str(directory))
+    assert done.returncode == 0, done.stderr
+    assert not directories()
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
 )
