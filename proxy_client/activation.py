@@ -101,9 +101,10 @@ def _before_torch_c(torch_folder: Path) -> None:
 
 
 def _after_torch_c(torch_c: ModuleType) -> None:
-    from understudy.proxy_client import cuda_attributes, distributed, refusing, session
+    from understudy.proxy_client import cuda_attributes, distributed, driver_settings, refusing, session
 
     session.install()
+    driver_settings.install(torch_c)
     cuda_attributes.install(torch_c)
     refusing.install(torch_c)
     distributed.install(torch_c)
@@ -127,7 +128,7 @@ def _after_torch(torch: ModuleType) -> None:
     storage.install(torch)
     refusing.install_late(torch)
     host_access.install()
-    driver_settings.install(torch)
+    driver_settings.install_late(torch)
     commit_marks.install()
 
 

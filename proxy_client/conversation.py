@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 _DEADLINE_SECONDS = 240.0
 _RETURN_SECONDS = 60.0
@@ -25,6 +26,7 @@ def _open_session(request: dict[str, object]) -> dict[str, object]:
     import grpc
 
     from understudy.protos import control_pb2, control_pb2_grpc
+    from understudy.recovery.private_socket import NotOurs, is_answering
 
     socket = str(request.pop("socket"))
     wanted = control_pb2.OpenSessionRequest(**request)
@@ -35,6 +37,10 @@ def _open_session(request: dict[str, object]) -> dict[str, object]:
         reached = there = began
         while True:
             asked = time.monotonic()
+            try:
+                is_answering(Path(socket))
+            except NotOurs as problem:
+                return {"error": str(problem)}
             try:  # `channel_ready_future` would keep the channel from being closed for 0.2 s
                 session = stub.OpenSession(wanted, timeout=_DEADLINE_SECONDS)
                 break

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import socket
+import struct
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -23,6 +24,8 @@ _RETURN_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _ANSWER_S = 60.0
 _LONGEST_ANSWER = 64 << 20
+_PEER = struct.Struct("3i")
+"""struct ucred: pid, uid, gid of who listens."""
 _ONCE = ("add", "append", "compare")
 """What must not be done twice: a request that is sent again has the same id."""
 _alive: list[object] = []
@@ -78,6 +81,9 @@ def _ask_once(path: str, line: bytes) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER_S)
         connection.connect(path)
+        _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if uid != os.geteuid():
+            raise RuntimeError(f"a process of another user (uid {uid}) listens at {path}")
         connection.sendall(line)
         data = bytearray()
         while not data.endswith(b"\n"):

@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from understudy.proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
 
+MEETING = "meet"
+"""In the place of a generation: keys of members that are there, with their generations and ranks."""
 CONNECT_TIMEOUT_MS = 15_000
 """How long members of a communicator take to connect once all have come; a dead peer is known long before."""
 
@@ -25,18 +27,20 @@ class BackendFactory:
         self._stores: list[
             RendezvousStore
         ] = []  # C++ holds them too, but their Python half must live as long
-        self.job = ""
+        self.job, self.rank = "", 0
 
     def forget(self) -> None:
         """The communicators of a generation are gone; so may their stores."""
         self._stores.clear()
 
     def __call__(self, uid: str, generation: int, rank: int, size: int, timeout_ms: int) -> dist.ProcessGroup:
-        prefix = f"{self.job}/{generation}/{uid}"
-        store = RendezvousStore(self._channel, self._gate, prefix, CONNECT_TIMEOUT_MS)
-        self._stores.append(store)
         timeout = datetime.timedelta(milliseconds=max(timeout_ms, 1000))
-        _meet(store, rank, size, timeout)
+        # As long as the program lets a collective take: a peer's program may be late.
+        wait_ms = int(timeout.total_seconds() * 1000)
+        meeting = RendezvousStore(self._channel, self._gate, f"{self.job}/{MEETING}/{uid}", wait_ms)
+        newest = newest_generation(meeting, rank, size, generation, self.rank)
+        store = RendezvousStore(self._channel, self._gate, f"{self.job}/{newest}/{uid}", CONNECT_TIMEOUT_MS)
+        self._stores.append(store)
         return self._gate.run(lambda: self._connect(store, rank, size, timeout))
 
     def _connect(
@@ -56,10 +60,19 @@ class BackendFactory:
         return backend
 
 
-def _meet(store: RendezvousStore, rank: int, size: int, timeout: datetime.timedelta) -> None:
-    """Wait for all members, as long as the program lets a collective take: a peer's program may be late.
+def newest_generation(store: dist.Store, member: int, size: int, generation: int, rank: int) -> int:
+    """Wait for all members of a communicator; answers the newest of their generations, which is its own.
 
-    Each writes a key of its own: it can do so twice, if it does not know whether a proxyd that died did it.
+    Those of ranks that had no communicator in common before may differ, as a recovery concerns only ranks
+    that have.  Each writes a key of its own, with its `rank` in the job: it can do so twice, if it does not
+    know whether a proxyd that died did it.  That of a rank that goes back is withdrawn
+    (recovery/rendezvous.py), so what was read may be old, and is read again unless all say the same.
     """
-    store.set(f"member/{rank}", b"1")
-    store.wait([f"member/{member}" for member in range(size)], timeout)
+    store.set(str(member), f"{generation} {rank}")
+    before: list[bytes] = []
+    while True:
+        posts = [store.get(str(one)) for one in range(size)]
+        told = {int(post.split()[0]) for post in posts}
+        if told == {generation} or posts == before:
+            return max(told)
+        before = posts

@@ -107,7 +107,7 @@ class DeviceService(rpc.DeviceServerServicer):
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:
         with self._steering:
             try:
-                self._factory.job = request.job
+                self._factory.job, self._factory.rank = request.job, request.rank
                 self._factory.forget()
                 self._gate.begin()
                 self._generation = self._newest = request.generation
@@ -180,6 +180,7 @@ class DeviceService(rpc.DeviceServerServicer):
                     self.executor.roll_forward(
                         rolled=list(roll.rolled), steady=list(roll.steady), own=list(roll.own),
                         lost=[*roll.lost, *(handle for _, gone in fetched for handle in gone)],
+                        step_digest=roll.step_digest,
                     )  # fmt: skip
                 self._holds_state, self._restored_commit = True, request.commit
             except Exception as error:  # noqa: BLE001
@@ -363,6 +364,8 @@ def serve(
     service.device = device
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=MESSAGE_LIMIT)
     rpc.add_DeviceServerServicer_to_server(service, server)
+    if not socket.parent.is_dir():
+        os._exit(1)  # proxyd has ended meanwhile, and said why
     previous = os.umask(0o177)
     server.add_insecure_port(f"unix:{socket}")
     os.umask(previous)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
 
 import structlog
@@ -66,12 +66,17 @@ class Coordinator:
         note: Callable[[], None] = lambda: None,
         restorer: Restorer | None = None,
         decided: Callable[[], Awaitable[None]] = nobody_else,
+        forget: Callable[[int, Collection[int]], None] = lambda oldest, ranks: None,
     ) -> None:
         """`follow` is told of every session that got a new server; `decided` is as in Round.
+
+        `forget` is told the oldest generation of which a communicator may still be built, or lives, and which
+        ranks go back.
 
         `note` writes down `corruption`, and what was done, for who follows if proxyd dies.
         """
         self._note = note
+        self._forget = forget
         self._job = job
         self._homes = homes
         self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer, decided)
@@ -361,6 +366,8 @@ class Coordinator:
         """One plan carried out and replayed to the point of the fault; None if another fault came between."""
         self._interrupt.clear()
         self._stage = _Stage.RESTORING
+        concerned, _ = self._round.concerned(self._fault_facts().ranks)
+        self._forget(self._job.oldest_generation(), [session.rank for session in concerned])
         self._job.generation += 1
         log.info("recovery round", job=self._job.name, attempt=attempt, generation=self._job.generation)
         work = asyncio.create_task(self._restore_and_replay())

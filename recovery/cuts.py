@@ -39,6 +39,9 @@ def memberships(ranks: Sequence[RankFacts]) -> dict[Uid, list[int]]:
             for index, (low, high, _) in enumerate(commit.communicators):
                 members.setdefault((low, high), set()).add(rank.rank)
                 sizes[low, high] = commit.members[index] if commit.members else 0
+        for uid, size in rank.begun:
+            members.setdefault(uid, set()).add(rank.rank)
+            sizes[uid] = size
     young = {rank.rank for rank in ranks if is_young(rank)}
     everybody = {rank.rank for rank in ranks}
 

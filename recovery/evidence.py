@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from understudy import replay
 from understudy.recovery.cuts import connected
-from understudy.recovery.facts import BufferFacts, CommitFacts, Manifest, RankFacts
+from understudy.recovery.facts import BufferFacts, CommitFacts, Manifest, RankFacts, Uid
 from understudy.recovery.jobs import Job, Session
 
 KEPT_COMMITS = replay.COMMIT_RING - 4
@@ -73,6 +73,7 @@ def facts_of(commit: replay.Commit) -> CommitFacts:
         members=tuple(commit.members),
         optimizer=commit.optimizer,
         call=commit.call,
+        step_digest=commit.step_digest,
     )
 
 
@@ -117,7 +118,14 @@ def rank_facts(
         protected=session.world > 1,
         refused_commit=session.refused_commit,
         unread=frozenset(rank for rank, times in session.unread.items() if times >= UNREAD_TRIES),
+        begun=_begun(log, known[-1:]),
     )
+
+
+def _begun(log: replay.Log, newest: tuple[CommitFacts, ...]) -> tuple[tuple[Uid, int], ...]:
+    """Communicators that no commit tells of yet."""
+    told = {(low, high) for commit in newest for low, high, _ in commit.communicators}
+    return tuple(((low, high), size) for low, high, _, size in log.started() if (low, high) not in told)
 
 
 def _returning_facts(session: Session, optimizer_preimages: bool) -> RankFacts:

@@ -48,6 +48,7 @@ class CommitFacts:
 
     `members`: how many ranks each of them has; empty if that is not known.  `optimizer`: an optimizer step
     without pre-images begins right behind it.  `call`: records of the minibatch before it; 0 at its end.
+    `step_digest`: of what the optimizer step before it did, and to what; 0 if that is not known.
     """
 
     number: int
@@ -58,6 +59,7 @@ class CommitFacts:
     members: tuple[int, ...] = ()
     optimizer: bool = False
     call: int = 0
+    step_digest: int = 0
 
 
 BEGINNING = CommitFacts(number=0, step=0)
@@ -90,7 +92,8 @@ class RankFacts:
     lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`: numbers of those
     commits among `snapshots` that a server found damaged.  `returning`: its host is gone, and its worker
     comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose state its server
-    could not read, though it was tried again.
+    could not read, though it was tried again.  `begun`: communicators that it has made since its newest
+    commit, and how many ranks each of them has.
     """
 
     rank: int
@@ -111,6 +114,7 @@ class RankFacts:
     refused_snapshots: frozenset[int] = frozenset()
     returning: bool = False
     unread: frozenset[int] = frozenset()
+    begun: tuple[tuple[Uid, int], ...] = ()
 
     @property
     def newest(self) -> CommitFacts:
@@ -124,8 +128,8 @@ class RankFacts:
 
     @property
     def communicates(self) -> bool:
-        """Whether it had a communicator at any commit that is still known."""
-        return any(commit.communicators for commit in self.commits)
+        """Whether it had a communicator at any commit that is still known, or has made one since."""
+        return bool(self.begun) or any(commit.communicators for commit in self.commits)
 
 
 @dataclass(frozen=True)

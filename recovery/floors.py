@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import grpc
 import structlog
@@ -23,6 +24,8 @@ log = structlog.get_logger()
 BUSY_S, IDLE_S = 0.02, 0.1
 """Pause between two looks while commits come, and while none does."""
 REPLICA_CHECK_COMMITS = 16
+EARLY_COMMITS = 8
+"""The first ones are learnt from one by one: a job has made them before anybody looks twice."""
 
 
 class FloorKeeper:
@@ -42,6 +45,7 @@ class FloorKeeper:
         self._tracker = ReplicaTracker()
         self._groups = ReplicaGroups()
         self._deviated: dict[Group, int] = {}
+        self._early = EARLY_COMMITS
         self._checked: int = 0
         self._next_check = 1
         self._generation = 0
@@ -83,6 +87,8 @@ class FloorKeeper:
         floors = consistent_floor(ranks)
         if not floors:
             return True  # no common cut is left, until the next one
+        if self._early:
+            self._learn_early(sessions, floors)
         if not self._uncorrupted(sessions, floors):
             return True
         for session in sessions:
@@ -92,6 +98,22 @@ class FloorKeeper:
         if min(floors.values()) >= self._next_check:
             await self._announce_replicas(sessions, floors)
         return True
+
+    def _learn_early(self, sessions: list[Session], floors: dict[int, int]) -> None:
+        """From each of the first commits up to the floors."""
+        commits = [
+            {(commit.step, commit.call): commit.number for commit in self._commits[session.rank]
+             if commit.has_manifest and session.log.floor_commit < commit.number <= floors[session.rank]}
+            for session in sessions
+        ]  # fmt: skip
+        common = set.intersection(*(set(numbers) for numbers in commits))
+        for point in sorted(common)[: self._early]:
+            manifests = {
+                session.rank: LogManifests(session.log).get(numbers[point], ())
+                for session, numbers in zip(sessions, commits, strict=True)
+            }
+            self._groups.learn(manifests, dict.fromkeys(manifests, point))
+            self._early -= 1
 
     def _uncorrupted(self, sessions: list[Session], floors: dict[int, int]) -> bool:
         """Whether replicas agree at the cut to which the floors are to move; else they stay."""
@@ -104,20 +126,27 @@ class FloorKeeper:
             return logs[rank].digests(floors[rank], handles)
 
         try:
-            found = self._groups.deviations(digests, self._points(floors))
+            points = self._points(floors)
+            found = self._groups.deviations(digests, points)
         except replay.LogError as problem:
             log.debug("replicas not compared", job=self._job.name, problem=str(problem))
             return False  # the commit has just been overwritten: the next look finds a newer one
+        steps = {rank: self._step(rank, number) for rank, number in floors.items()}
+
+        def repaired_before(group: Group) -> bool:
+            return self._deviated.get(group, math.inf) <= steps[group[0][0]]
+
+        differing = {deviation.group for deviation in found}
+        if len(set(points.values())) == 1:  # all were compared
+            for group in [
+                group for group in self._deviated if group not in differing and repaired_before(group)
+            ]:
+                del self._deviated[group]  # replay has repaired it: another difference is another corruption
         if not found:
             return True
         if self._coordinator.recovering:
             return False  # the next look finds it again, if it is still there
-        steps = {rank: self._step(rank, number) for rank, number in floors.items()}
-        again = [
-            deviation.group
-            for deviation in found
-            if self._deviated.get(deviation.group) == steps[deviation.group[0][0]]
-        ]
+        again = [group for group in differing if repaired_before(group)]
         if again:  # replay computes the same difference: it is the program's own
             log.warning(
                 "replicas have parted", job=self._job.name, step=max(steps.values()), buffers=len(again)

@@ -14,13 +14,11 @@ from understudy import replay
 from understudy.recovery.control import pb
 from understudy.recovery.drills import Drill
 from understudy.recovery.faults import BY_NAME, FAULTS, InjectedFault
-from understudy.recovery.jobs import Job, ScheduledDrill, Session
+from understudy.recovery.jobs import DRILL_FIRED, Job, ScheduledDrill, Session
 from understudy.recovery.servers import ServerPool
 
 log = structlog.get_logger()
 
-FIRED = 1
-"""DrillState of the log, as are 0 (armed) and 2 (done)."""
 LOOK_S = 0.01
 SETTLED_S = 1.0
 """How long a fault without recovery is observed before its account is given."""
@@ -73,7 +71,7 @@ class Injector:
             if scheduled.fired or scheduled.slot < 0 or session is None or not session.active:
                 continue
             fault = BY_NAME[scheduled.drill.kind]
-            if fault.by_proxyd and session.log.drills()[scheduled.slot][3] == FIRED:
+            if fault.by_proxyd and session.log.drills()[scheduled.slot][3] == DRILL_FIRED:
                 scheduled.fired = True
                 if fault.name == "kill-proxyd":  # nobody will come back to say so
                     session.log.drill_done(scheduled.slot)

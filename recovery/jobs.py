@@ -22,6 +22,9 @@ from understudy.recovery.spanning.span import Span
 SESSION_LOST = 1
 SESSION_CLOSED = 2
 """SessionState of the log."""
+DRILL_FIRED = 1
+DRILL_DONE = 2
+"""DrillState of the log; 0 is armed."""
 
 CUT_LOG = "its log was full and has been cut: until its next complete commit a fault cannot be survived"
 
@@ -231,6 +234,7 @@ class Session:
             host=self.host,
             leader=self.job.span.leader if self.job.span is not None else "",
             heir=self.job.span.heir if self.job.span is not None else "",
+            replies_different=sum(self.job.replies_different().values()),
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
             snapshot_s=log.snapshot_ns / 1e9,
@@ -345,6 +349,19 @@ class Job:
         """Sessions that recovery concerns, by rank."""
         return [self.sessions[rank] for rank in sorted(self.sessions) if self.sessions[rank].active]
 
+    def oldest_generation(self) -> int:
+        """Of which a communicator may still be built, or lives."""
+        return min([self.generation, *(session.generation for session in self.active_sessions())])
+
+    def replies_different(self) -> dict[int, int]:
+        """Rank -> how many replayed values differ from what its program was given, in all its sessions."""
+        counts: dict[int, int] = {}
+        for ended in self.ended:
+            counts[ended.rank] = counts.get(ended.rank, 0) + ended.replies_different
+        for session in self.active_sessions():
+            counts[session.rank] = counts.get(session.rank, 0) + session.log.replies_different
+        return counts
+
     def distrust_replay(self, message: str) -> None:
         """Replay was seen to give other bits: from now on only what needs none may be relied on."""
         self.not_replayable = self.not_replayable or message
@@ -377,11 +394,13 @@ class Job:
         session.log.add_drill(BY_NAME[drill.kind].number, drill.step, drill.call)
 
     def note_fired(self, session: Session) -> None:
-        """Take over from the log which drills fired."""
+        """Take over from the log which drills fired; one that is ours to do did when it was done."""
         marks = session.log.drills()
         for scheduled in self.drills:
             if scheduled.drill.rank == session.rank and 0 <= scheduled.slot < len(marks):
-                scheduled.fired = scheduled.fired or bool(marks[scheduled.slot][3])
+                state = marks[scheduled.slot][3]
+                ours = BY_NAME[scheduled.drill.kind].by_proxyd
+                scheduled.fired = scheduled.fired or state >= (DRILL_DONE if ours else DRILL_FIRED)
 
     def remember(self, session: Session, clean: bool) -> None:
         """Keep what the report needs before the log goes."""
@@ -419,7 +438,7 @@ class Job:
             faults=[pb.FaultOutcome(drill=s.drill.message(), fired=s.fired) for s in self.drills],
             ranks=[ended.status for ended in self.ended],
             replies_compared=sum(ended.replies_compared for ended in self.ended),
-            replies_different=sum(ended.replies_different for ended in self.ended),
+            replies_different=sum(self.replies_different().values()),
             validations=self.validations,
             not_replayable=self.not_replayable,
             recent_calls=next((ended.recent_calls for ended in self.ended if ended.rank == 0), ()),

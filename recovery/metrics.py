@@ -175,9 +175,10 @@ class Metrics(Collector):
         for job in jobs:
             self.absorb(job)
             not_replayable.add_metric([job.name], bool(job.not_replayable))
+            for number, count in job.replies_different().items():
+                different.add_metric([job.name, str(number)], count)
             for session in job.active_sessions():
                 status, rank = session.status(), str(session.rank)
-                different.add_metric([job.name, rank], session.log.replies_different)
                 for name, family in of_rank.items():
                     family.add_metric([job.name, rank, session.device], getattr(status, name))
                 for name, family in of_session.items():

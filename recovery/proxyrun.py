@@ -21,7 +21,13 @@ from understudy.recovery.embedded import EmbeddedDaemon
 from understudy.recovery.launch import Command, environment, ranks_wanted
 from understudy.recovery.membership.settings import MOST_HOSTS_OF_A_JOB
 from understudy.recovery.migration.namespaces import trouble_making
-from understudy.recovery.report import account_of_adoption, drill_of, summary, write
+from understudy.recovery.report import (
+    account_of_adoption,
+    account_of_different,
+    drill_of,
+    summary,
+    write,
+)
 from understudy.recovery.settings import BadInput, parse_devices, parse_seconds, parse_share
 from understudy.recovery.socket_path import default_socket, is_answering
 
@@ -33,6 +39,8 @@ STOPPED_S = 2.0
 PAUSE_S = 0.02
 DRILL_NEVER_FIRED = 3
 """Exit status of a run that succeeded although a scheduled fault never happened."""
+VALUES_DIFFERENT = 4
+"""Of one that succeeded although replay gave other values than the program had been given."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +245,7 @@ def _ask(socket: Path, question: Callable[[Any], Any]) -> Any:
     seen = began
     with blocking_channel(socket) as channel:
         while True:
+            is_answering(socket)  # raises, if it is not a proxyd of ours
             try:  # `channel_ready_future` would keep the channel from being closed for 0.2 s
                 return question(rpc.DaemonStub(channel))
             except grpc.RpcError as problem:
@@ -259,11 +268,6 @@ def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
             say(PROGRAM, f"{what}: recovered in {recovery.total_s:.3f} s ({recovery.plan})")
         else:
             say(PROGRAM, f"{what}: given up: {recovery.reason}")
-    if report.replies_different:
-        say(
-            PROGRAM,
-            f"{report.replies_different} replayed values differ from what the program was given before",
-        )
     if report.error:
         say(PROGRAM, report.error)
     if order.report is not None:
@@ -273,9 +277,20 @@ def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
         idle = [str(drill) for drill in order.drills]
     for drill in idle:
         say(PROGRAM, f"the drill '{drill}' never fired: the run has no such rank, step or call")
-    if status == 0 and report.error:
+    ends = _status_of(report, idle) if status == 0 else status
+    if report.replies_different:
+        sentence = account_of_different(report.replies_different)
+        say(PROGRAM, sentence if status else f"{sentence} (exit status {ends})")
+    return ends
+
+
+def _status_of(report: Any, idle: list[str]) -> int:
+    """Of a run whose command has succeeded."""
+    if report.replies_different:
+        return VALUES_DIFFERENT
+    if report.error:
         return BAD_INPUT
-    return DRILL_NEVER_FIRED if idle and status == 0 else status
+    return DRILL_NEVER_FIRED if idle else 0
 
 
 def main() -> int:

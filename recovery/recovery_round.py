@@ -318,7 +318,8 @@ class Round:
         ]
         request = pb.RestoreRequest(commit=action.commit, sources=sources, generation=self._job.generation)
         if (roll := action.roll_forward) is not None:
-            message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost)
+            message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost,
+                                     step_digest=roll.step_digest)  # fmt: skip
             request.roll_forward.CopyFrom(message)
         reply = await _answer(session, "restore", session.server.stub.Restore(request, timeout=RESTORE_S))
         if reply.unread:

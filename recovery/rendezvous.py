@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,9 @@ MOST_KEYS = 65536
 MOST_DONE = 4096
 """Requests whose answers are kept, in case that they come again."""
 FILE = "store"
+MEETING = "meet"
+"""What stands for the generation in the key of a member that is there (proxy_server/backends.py)."""
+LONGEST_NUMBER = 20
 
 
 class StoreFull(ValueError):
@@ -194,7 +198,21 @@ class Store:
         """Drop every key of a job."""
         self._drop([key for key in self._values if key.startswith(prefix)])
 
+    def forget_generations(self, job: str, oldest: int, ranks: Collection[int] = ()) -> None:
+        """Drop what a job's servers told each other to build communicators of generations before `oldest`.
+
+        And that members of a communicator are there whose `ranks` go back: they come to it once more, or not.
+        """
+        self._drop(
+            [
+                key for key, value in self._values.items()
+                if _generation(job, key, value) < oldest or _member(job, key, value) in ranks
+            ]
+        )  # fmt: skip
+
     def _drop(self, keys: list[str]) -> None:
+        if not keys:
+            return
         for key in keys:
             self._bytes -= _size(key, self._values.pop(key))
         gone = set(keys)
@@ -207,6 +225,29 @@ class Store:
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def _generation(job: str, key: str, value: bytes) -> float:
+    """Of a communicator's key, JOB/GENERATION/COMMUNICATOR/…; those of others never grow old."""
+    whose, _, rest = key.partition("/")
+    number, _, _ = rest.partition("/")
+    found = _told(value)[0] if number == MEETING else _number(number)
+    return math.inf if whose != job or found is None else found
+
+
+def _member(job: str, key: str, value: bytes) -> int | None:
+    """The rank whose being there a key JOB/meet/COMMUNICATOR/MEMBER tells of."""
+    return _told(value)[1] if key.startswith(f"{job}/{MEETING}/") else None
+
+
+def _told(value: bytes) -> tuple[int | None, int | None]:
+    """Generation and rank in the job of a member that is there (proxy_server/backends.py)."""
+    generation, _, rank = value.decode(errors="replace").partition(" ")
+    return _number(generation), _number(rank)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else None
 
 
 def _size(key: str, value: bytes) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.facts import BufferFacts, Manifest
+from understudy.replay import digest
 
 Content = tuple[int, int]
 """(bytes, digest)"""
@@ -98,8 +100,14 @@ DigestReader = Callable[[int, list[int]], list[int | None]]
 Points = Mapping[int, tuple[int, int]]
 """Rank -> (optimizer steps, records of the minibatch behind them) at that commit."""
 
+_Agreement = tuple[Content, int]
+"""What a group last agreed on, and how often that had changed."""
 AGREED_CHANGES = 2
 """So often a group's content must have changed and agreed again before a difference means corruption."""
+
+
+LARGEST_ZEROS = 16 << 20
+"""Bytes of content that is compared with zeros, which are made for that."""
 
 
 @dataclass(frozen=True)
@@ -122,41 +130,50 @@ class ReplicaGroups:
     """Finds state that should equal its replicas and does not (design.md §7).
 
     Two buffers that are equal by chance (zeroes, counters) must not become a group: only content of which
-    each rank has one buffer counts, and only after it changed and agreed again `AGREED_CHANGES` times.  And
+    each rank has one buffer counts, and only after it changed and agreed again `AGREED_CHANGES` times.  What
+    was a group is one until a member is gone or its difference was found to be the program's own.  And
     only ranks that stand at the same point of the program are compared: a cut between collectives may find
     one before, another one behind a layer that changes what both have (a server that ran out of log commits
     wherever it stands).
     """
 
     def __init__(self) -> None:
-        self._agreed: dict[Group, tuple[Content, int]] = {}
+        self._agreed: dict[Group, _Agreement] = {}
         self._columns: dict[tuple[int, ...], list[Group]] = {}
         self._distrusted: set[Group] = set()
 
     def learn(self, manifests: Mapping[int, Manifest], points: Points) -> None:
-        """Feed the manifests of one cut."""
+        """Feed the manifests of one cut; a rank without one leaves what is known of it as it is."""
+        held = {
+            rank: {buffer.handle: buffer for buffer in manifest}
+            for rank, manifest in manifests.items()
+            if manifest
+        }
+        now: dict[Group, _Agreement] = {}
+        for group, known in self._agreed.items():
+            if any(rank not in held for rank, _ in group) or not _at_one_point(_ranks(group), points):
+                now[group] = known  # this cut says nothing about it
+            elif (
+                agreed := _looked_at(known, [held[rank].get(handle) for rank, handle in group])
+            ) is not None:
+                now[group] = agreed
+        taken = {member for group in now for member in group}
         holders: dict[Content, list[tuple[int, int]]] = {}
-        for rank in sorted(manifests):
-            for buffer in manifests[rank]:
-                if buffer.digest is not None and buffer.bytes > 0:
-                    holders.setdefault((buffer.bytes, buffer.digest), []).append((rank, buffer.handle))
-        now: dict[Group, tuple[Content, int]] = {}
+        for rank in sorted(held):
+            for buffer in held[rank].values():
+                if (content := _content(buffer)) is not None and (rank, buffer.handle) not in taken:
+                    holders.setdefault(content, []).append((rank, buffer.handle))
         for content, members in holders.items():
             group = tuple(members)
-            if len(group) < 2 or len({rank for rank, _ in group}) < len(group) or group in self._distrusted:
+            if len(group) < 2 or len(set(_ranks(group))) < len(group) or group in self._distrusted:
                 continue
-            if not _at_one_point([rank for rank, _ in group], points):
-                continue
-            before, changes = self._agreed.get(group, (content, 0))
-            now[group] = (content, min(changes + (before != content), AGREED_CHANGES))
-        for group, known in self._agreed.items():
-            if not _at_one_point([rank for rank, _ in group], points):
-                now[group] = known  # this cut says nothing about it
+            if _at_one_point(_ranks(group), points):
+                now[group] = content, 0
         self._agreed = now
         self._columns = {}
         for group, (_, changes) in now.items():
-            if changes == AGREED_CHANGES:
-                self._columns.setdefault(tuple(rank for rank, _ in group), []).append(group)
+            if changes == AGREED_CHANGES and group not in self._distrusted:
+                self._columns.setdefault(tuple(_ranks(group)), []).append(group)
 
     def deviations(self, read: DigestReader, points: Points) -> list[Deviation]:
         """The groups whose members differ at a cut; a member that is gone ends no other's comparison."""
@@ -181,6 +198,47 @@ class ReplicaGroups:
 
     def __len__(self) -> int:
         return sum(len(groups) for groups in self._columns.values())
+
+
+def _looked_at(known: _Agreement, buffers: Sequence[BufferFacts | None]) -> _Agreement | None:
+    """What is known of a group behind another cut; None: it was chance, or a member is gone.
+
+    A group that is trusted stays so: its difference is for `deviations`.  So is that of one which agreed but
+    once, if all members have left that content: what is replicated is written by all, and the first steps of
+    a job must not be those in which nobody looks.
+    """
+    before, changes = known
+    contents = [_content(buffer) for buffer in buffers]
+    if any(buffer is None for buffer in buffers):
+        return None
+    if changes == AGREED_CHANGES or None in contents:
+        return known
+    first = contents[0]
+    if first is not None and all(content == first for content in contents):
+        return first, changes + (first != before)
+    if before in contents or _is_zero(before):
+        return None
+    return before, AGREED_CHANGES
+
+
+def _content(buffer: BufferFacts | None) -> Content | None:
+    if buffer is None or buffer.digest is None or buffer.bytes == 0:
+        return None
+    return buffer.bytes, buffer.digest
+
+
+def _is_zero(content: Content) -> bool:
+    """Of a small buffer; what is large and was never written is hardly ever alike by chance."""
+    return content[0] <= LARGEST_ZEROS and content[1] == _digest_of_zeros(content[0])
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of_zeros(count: int) -> int:
+    return digest(bytes(count))
+
+
+def _ranks(group: Group) -> list[int]:
+    return [rank for rank, _ in group]
 
 
 def _at_one_point(ranks: Sequence[int], points: Points) -> bool:

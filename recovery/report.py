@@ -65,6 +65,12 @@ def account_of_adoption(adoption: Any) -> str:
     return "; ".join(parts)
 
 
+def account_of_different(count: int) -> str:
+    """What it means that replayed values differ from those delivered before."""
+    values = "replayed value differs" if count == 1 else "replayed values differ"
+    return f"{count} {values} from what the program was given before: do not rely on its results"
+
+
 def drill_of(message: Any) -> Drill:
     """A drill as it came over the wire."""
     return Drill(message.kind, message.rank, message.step, message.call)

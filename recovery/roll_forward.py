@@ -2,7 +2,8 @@
 
 The rank begins again at its commit right before the step, with what it held there; but a buffer that a
 replica held too, and that its step has changed since, comes with the content of the step's end.  The new
-server runs what does not need those, and leaves out the rest (proxy_server/csrc/roll_forward.h).
+server runs what does not need those, and leaves out the rest (proxy_server/csrc/roll_forward.h).  Both steps
+must be the same, by their digests: the same calls with the same numbers of the same contents.
 
 Which buffer of the replica is the same as one of this rank, its content tells: where the step begins, and
 where the last one ended.  Two that only look alike are told apart by that, or else nothing is rolled.
@@ -24,13 +25,15 @@ class RollForward:
     """Buffers (handles) of a rank that have not the content of its commit, and those that it had alone.
 
     `rolled` have that of the step's end; `steady` have both, as it is the same; `lost` have none.
-    `own`: what the replica did not hold where the step begins.
+    `own`: what the replica did not hold where the step begins.  `step_digest`: of the replica's step; this
+    rank's must be the same one, which its server finds out on the way.
     """
 
     rolled: tuple[int, ...]
     steady: tuple[int, ...] = ()
     own: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    step_digest: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class _Step:
     begin: Mapping[int, BufferFacts]
     end: Mapping[int, BufferFacts]
     now: Mapping[int, BufferFacts]
+    digest: int = 0
+    """Of what it did."""
 
     def history(self, handle: int) -> tuple[Content, Content] | None:
         """What the buffer held where the step before ended and where this one begins; None if not known."""
@@ -90,11 +95,13 @@ def _step_of(rank: RankFacts, steps: int, now: CommitFacts) -> _Step | None:
     begins = [commit for commit in rank.commits if commit.step == steps and commit.optimizer]
     ends = [commit for commit in rank.commits if commit.step == steps + 1]
     before = evidence_commit(rank.commits, begins[-1]) if begins else None
-    if before is None or not ends or now.step <= steps:
+    if before is None or not ends or now.step <= steps or ends[0].step_digest == 0:
         return None
     manifests = [_by_handle(rank, commit) for commit in (before, begins[-1], ends[0], now)]
-    known = [manifest for manifest in manifests if manifest is not None]
-    return _Step(*known) if len(known) == len(manifests) else None
+    match [manifest for manifest in manifests if manifest is not None]:
+        case former, begin, end, newest:
+            return _Step(former, begin, end, newest, ends[0].step_digest)
+    return None
 
 
 def _through(
@@ -136,7 +143,9 @@ def _through(
         copies = {handle: copy for handle, copy in copies.items() if handle not in rolled}
         rolled = []
     own = _own(mine.begin, theirs.begin)
-    return tuple(copies.values()), RollForward(tuple(rolled), tuple(steady), own, tuple(lost))
+    return tuple(copies.values()), RollForward(
+        tuple(rolled), tuple(steady), own, tuple(lost), theirs.digest
+    )  # fmt: skip
 
 
 def _own(mine: Mapping[int, BufferFacts], theirs: Mapping[int, BufferFacts]) -> tuple[int, ...]:

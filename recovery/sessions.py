@@ -176,6 +176,7 @@ class Desk:
             lambda: self.note(),
             Restorer(persistence),
             partial(self._decided, lead),
+            partial(self._store.forget_generations, name),
         )
         images = self.spans.images(job) if job.span is not None and self.spans is not None else None
         snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
@@ -352,7 +353,8 @@ class Desk:
         settings = self.settings
         replay.create_log(
             str(directory), rank=request.rank, world=request.world, segment_bytes=settings.segment_bytes,
-            segment_count=settings.segment_count, dictionary_bytes=settings.dictionary_bytes,
+            segment_count=settings.segments_in(directory, request.world),
+            dictionary_bytes=settings.dictionary_bytes,
             reply_bytes=settings.reply_bytes, shadow_bytes=settings.shadow_bytes,
             snapshot_bytes=settings.snapshot_bytes if settings.snapshot_overhead else 0,
             proxyd_pid=os.getpid(), proxyd_start_ticks=start_ticks(os.getpid()),

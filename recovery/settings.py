@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,15 @@ class Settings:
     def segment_count(self) -> int:
         """Segments per log under the cap."""
         return max(SMALLEST_LOG, min(LARGEST_LOG, self.log_bytes // self.segment_bytes))
+
+    def segments_in(self, directory: Path, world: int) -> int:
+        """The same, but no more than half of a file system holds for all ranks of a job that may be here.
+
+        A log that is full is made room in; a file system that is full holds up everybody.
+        """
+        memory = os.statvfs(directory)
+        share = memory.f_blocks * memory.f_frsize // 2 // min(world, len(self.devices.names))
+        return max(SMALLEST_LOG, min(self.segment_count, share // self.segment_bytes))
 
 
 def parse_devices(text: str) -> DeviceSpec:

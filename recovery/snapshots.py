@@ -77,6 +77,8 @@ class SnapshotKeeper:
         self._planned: dict[int, int] = {}
         """Orders for storage that not all ranks have reached: serial -> step."""
         self._pace: tuple[float, int] = (0.0, 0)
+        self._stepped_s = 0.0
+        """When a step last ended."""
 
     @property
     def _storage_only(self) -> bool:
@@ -224,8 +226,14 @@ class SnapshotKeeper:
         return any(s.log.step > wanted + 1 and s.log.snapshot_begun < self._serial for s in sessions)
 
     def _filling(self, sessions: Sequence[Session], now: float) -> bool:
-        """Whether a log is filling up with what only a snapshot can let go."""
-        return now - self._ordered_s >= SHORTEST_INTERVAL_S and _is_filling(sessions)
+        """Whether a log is filling up with what only a snapshot can let go.
+
+        Where minibatches do not end (no optimizer, an evaluation) nothing else ever comes: then 32 MiB do.
+        """
+        if now - self._ordered_s < SHORTEST_INTERVAL_S:
+            return False
+        stands = now - self._stepped_s > LATE_S and now >= self._affordable_s
+        return _is_filling(sessions) or (stands and max(map(_log_bytes, sessions)) > MUCH_LOG)
 
     def _relieve(self, sessions: Sequence[Session]) -> bool:
         """A worker waits for room: let go of the log that only snapshots need, then begin anew.
@@ -280,6 +288,8 @@ class SnapshotKeeper:
         """Of the fastest rank, since the last look."""
         step = max(s.log.step for s in sessions)
         before, self._pace = self._pace, (now, step)
+        if step != before[1]:
+            self._stepped_s = now
         return max(0.0, (step - before[1]) / (now - before[0])) if before[0] and now > before[0] else 0.0
 
 

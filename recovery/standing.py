@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import grpc
@@ -16,6 +17,8 @@ log = structlog.get_logger()
 
 ALL_WITHIN = 5.0
 """Seconds in which ranks that are to be validated together must all have arrived."""
+LOOK_S = 0.1
+"""How often it is looked whether a server has left the minibatch out: shared memory has no event."""
 
 
 class Standing:
@@ -48,7 +51,7 @@ class Standing:
         """Whether all ranks came, rather than one that will not come, too late, or a disturbance."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ALL_WITHIN
-        while not disturbed():
+        while not disturbed() and loop.time() < deadline:
             self._changed.clear()
             sessions = self._job.active_sessions()
             if self._job.departed or not sessions or len(sessions) < sessions[0].world:
@@ -57,11 +60,8 @@ class Standing:
                 return False  # the order was withdrawn
             if len(self.sessions()) == len(sessions):
                 return True
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._changed.wait()
-            except TimeoutError:
-                return False
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), LOOK_S)
         return False
 
     async def release(self) -> list[tuple[Session, str]]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.recovery.faults import FAULTS
-from understudy.recovery.report import account_of_adoption
+from understudy.recovery.report import account_of_adoption, account_of_different
 
 
 def make_console() -> Console:
@@ -52,6 +52,8 @@ def status_tables(status: Any) -> RenderableType:
     parts += [
         Text(f"rank {rank.rank}: migratable: {rank.migratable}") for rank in status.ranks if rank.migratable
     ]
+    different = {rank.job: rank.replies_different for rank in status.ranks if rank.replies_different}
+    parts += [Text(f"job {job[:8]}: {account_of_different(count)}") for job, count in different.items()]
     leaders = {rank.job: rank.leader for rank in status.ranks if rank.leader}
     parts += [Text(f"job {job[:8]}: host {host} leads it") for job, host in leaders.items()]
     heirs = {rank.job: rank.heir for rank in status.ranks if rank.heir}

@@ -16,6 +16,7 @@ class Commit:
     complete: bool
     has_manifest: bool
     optimizer: bool
+    step_digest: int
     communicators: list[tuple[int, int, int]]
     members: list[int]
 

@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from understudy.recovery.control import pb
 from understudy.recovery.drills import Drill, parse_drill
 from understudy.recovery.launch import ranks_wanted
 from understudy.recovery.own_modules import module_command
 from understudy.recovery.proxyd import settings_of
-from understudy.recovery.proxyrun import parse
+from understudy.recovery.proxyrun import _conclude, parse
 from understudy.recovery.settings import BadInput, parse_bytes, parse_devices
 
 
@@ -179,3 +181,33 @@ def test_nothing_of_recovery_imports_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.lower()) is False
+
+
+# ------------------------------------------------------------------ how a run ends
+NEVER_FIRED = pb.FaultOutcome(drill=Drill("kill-server", rank=0, step=9, call=1).message())
+DIFFERENT = "1 replayed value differs from what the program was given before"
+
+
+@pytest.mark.parametrize(
+    ("report", "status", "ends"),
+    [
+        (pb.JobReport(), 0, 0),
+        (pb.JobReport(), 7, 7),
+        (pb.JobReport(error="no report"), 0, 2),
+        (pb.JobReport(faults=[NEVER_FIRED]), 0, 3),
+        (pb.JobReport(replies_different=1), 0, 4),
+        (pb.JobReport(replies_different=1, faults=[NEVER_FIRED], error="no report"), 0, 4),
+        (pb.JobReport(replies_different=1), 7, 7),
+        (pb.JobReport(replies_different=1), 128 + 9, 128 + 9),
+    ],
+)
+def test_a_run_whose_replayed_values_differed_never_ends_in_silence(
+    report: Any, status: int, ends: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _conclude(parse(["true"]), report, status, 1.0) == ends
+    lines = capsys.readouterr().err.splitlines()
+    if report.replies_different:
+        assert lines[-1].startswith(f"proxyrun: {DIFFERENT}")
+        assert lines[-1].endswith("(exit status 4)") == (ends == 4)
+    else:
+        assert not any("replayed" in line for line in lines)

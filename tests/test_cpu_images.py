@@ -240,7 +240,7 @@ def test_of_a_rank_that_comes_back_nothing_counts_but_what_goes_with_its_image(t
     found = [
         SimpleNamespace(serial=serial, commit=SimpleNamespace(
             number=10 * serial, step=serial, complete=True, has_manifest=True, communicators=[], members=[],
-            optimizer=False, call=0, log_offset=0,
+            optimizer=False, step_digest=0, call=0, log_offset=0,
         )) for serial in (3, 4)
     ]  # fmt: skip
     log = SimpleNamespace(snapshots=lambda: found, freed_segments=2)

@@ -115,6 +115,16 @@ def test_equal_content_within_one_rank_is_no_replica() -> None:
 
 
 # ------------------------------------------------------------------ floors
+def test_ranks_that_have_begun_to_meet_since_their_commits_go_back_together() -> None:
+    """All that may be members, where not all that are have come: it is not known who is missing."""
+    meets = replace(rank(0, commits=(marked(4),)), begun=(((9, 0), 2),))
+    alone = [rank(number, commits=(marked(4),)) for number in (1, 2)]
+    assert connected([meets, *alone], [0]) == {0, 1, 2}
+    other = replace(alone[0], begun=(((9, 0), 2),))
+    assert connected([meets, other, alone[1]], [1]) == {0, 1}
+    assert connected([meets, other, alone[1]], [2]) == {2}
+
+
 def test_floor_is_the_newest_cut_that_everybody_completed() -> None:
     assert consistent_floor([rank(0, 5), rank(1, 4)]) == {0: 4, 1: 4}
 

@@ -203,7 +203,7 @@ def test_a_killed_worker_ends_its_rank(variables: dict[str, str], tmp_path: Path
 def test_a_killed_proxyd_is_started_again_and_adopts_its_job(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
-    report = drilled(variables, tmp_path, ["kill-proxyd rank=0 step=4 call=2"], steps=12)
+    report = drilled(variables, tmp_path, ["kill-proxyd rank=0 step=4 call=2"], steps=1500)
     (adoption,) = report["adoptions"]
     assert adoption["ranks"] == 2 and adoption["servers_lost"] == 0 and not adoption["recovery_redone"]
     assert 0 < adoption["away_s"] < 60

@@ -107,6 +107,30 @@ def test_a_difference_seen_while_a_recovery_is_under_way_is_reported_after_it() 
     assert floors(job) == {8}
 
 
+def test_a_difference_that_replay_makes_again_is_the_programs_own_also_if_it_is_seen_some_steps_later() -> (
+    None
+):
+    """It was another corruption, and another recovery, as often as the next look came a step too late."""
+    job, recovery = a_job(2), Recovery()
+    keeper = learnt(job, recovery)
+    for number in (9, 11, 12, 13):  # the 9th is where it is repaired, and that is not looked at again
+        step(job, number, 100 * number)
+        look(keeper)
+    assert len(recovery.found) == 1
+    step(job, 14, 1400)
+    look(keeper)
+    assert floors(job) == {13}, "its commits count from one"
+
+
+def test_a_difference_behind_one_that_was_repaired_is_another_corruption() -> None:
+    job, recovery = a_job(2), Recovery()
+    keeper = learnt(job, recovery)
+    for number, other in ((9, 900), (10, 10), (11, 1100)):
+        step(job, number, other)
+        look(keeper)
+    assert len(recovery.found) == 2
+
+
 def test_a_recovery_does_not_make_ranks_shadow_replicas_again() -> None:
     """One look cannot tell replicas; it took back what was known, until the next check 16 commits later."""
     job, recovery = a_job(2), Recovery()

@@ -52,10 +52,19 @@ def wait(hosts: Cluster, runs: list[HostRun]) -> None:
         lambda: not any(host.status().ranks for host in hosts.hosts.values()), "all ranks have ended", 30,
         ASK_EVERY_S,
     )  # fmt: skip
-    until(
-        lambda: all(len(host.shared_memory()) == 1 for host in hosts.hosts.values()),
-        "nothing of other hosts is left", 30,
-    )  # fmt: skip
+    try:
+        until(
+            lambda: all(len(held) == 1 for held in held_by(hosts).values()), "nothing of others is left", 30
+        )
+    except AssertionError as problem:
+        logs = [host.log.read_text()[-4000:] for host in hosts.hosts.values()]
+        files = [str(file) for host in hosts.hosts.values() for file in host.path("/dev/shm").rglob("*")]
+        raise AssertionError("\n".join([f"{problem}: {held_by(hosts)}", *files, *logs])) from problem
+
+
+def held_by(hosts: Cluster) -> dict[str, list[str]]:
+    """What lies in /dev/shm: its proxyd's directory, and those of hosts whose workers are there."""
+    return {name: host.shared_memory() for name, host in hosts.hosts.items()}
 
 
 def runs_at(hosts: Cluster, rank: int) -> str:

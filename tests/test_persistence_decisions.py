@@ -33,7 +33,7 @@ def made_up_commit(serial: int, step: int) -> Any:
     """That a snapshot of this serial is of."""
     return SimpleNamespace(
         number=100 * serial, step=step, call=0, log_offset=1000 * serial, complete=True,
-        has_manifest=True, optimizer=False, communicators=[], members=[],
+        has_manifest=True, optimizer=False, step_digest=0, communicators=[], members=[],
     )  # fmt: skip
 
 

@@ -210,6 +210,16 @@ def test_rank_whose_peer_has_left_is_given_up() -> None:
     assert "worker of rank 0 has ended" in chosen.reason
 
 
+def test_rank_that_met_a_peer_for_the_first_time_since_its_commit_is_given_up_if_that_has_left() -> None:
+    """A barrier at the end of programs that had no other collective: nobody takes part in it again."""
+    known = (replace(commit(4), communicators=()),)
+    alone = rank(1, alive=False, commits=known, snapshots=known)
+    assert plan(Facts((alone,), died(1), departed=(0,))).name is not PlanName.GIVE_UP
+    chosen = plan(Facts((replace(alone, begun=(((9, 0), 2),)),), died(1), departed=(0,)))
+    assert chosen.name is PlanName.GIVE_UP
+    assert "worker of rank 0 has ended" in chosen.reason
+
+
 # ------------------------------------------------------------------ snapshots
 def test_ranks_that_died_together_come_back_from_their_snapshots() -> None:
     both = tuple(rank(n, 9, alive=False, snapshots=(commit(2), commit(5))) for n in (0, 1))

@@ -93,12 +93,28 @@ def test_a_proxyd_killed_again_and_again_is_adopted_from_each_time(node: Node) -
 def test_a_drill_that_kills_proxyd_tells_of_its_successor(variables: dict[str, str], tmp_path: Path) -> None:
     drills = ["kill-proxyd rank=0 step=4 call=2", "kill-proxyd rank=1 step=8 call=3"]
     flags = [word for drill in drills for word in ("--drill", drill)]
-    done, report = test_proxyd_recovery.proxyrun(variables, tmp_path, "--devices", "cpu:2", *flags)
+    steps = 2000  # it is to last until there is another proxyd
+    done, report = test_proxyd_recovery.proxyrun(
+        variables, tmp_path, "--devices", "cpu:2", *flags, steps=steps
+    )
     assert done.returncode == 0, done.stderr
-    assert [part.split("\n")[:-1] for part in done.stdout.split("\0")] == [expected(r, 2, 12) for r in (0, 1)]
+    values = [part.split("\n")[:-1] for part in done.stdout.split("\0")]
+    assert values == [expected(rank, 2, steps) for rank in (0, 1)]
     assert len(report["adoptions"]) == 2
     assert done.stderr.count("was ended by SIGKILL; starting it again") == 2
     assert done.stderr.count("adopted the job") == 2
+
+
+def test_a_drill_that_is_due_while_there_is_no_proxyd_is_done_by_the_next(node: Node) -> None:
+    node.train(60, 10, "--drill", "kill-all-servers rank=1 step=15 call=3")
+    node.await_step(10)
+    node.kill()
+    node.let(20)
+    until(lambda: node.logs()[1].drills()[0][3], "the drill")
+    node.restart()
+    report = node.finish()
+    assert {recovery["fault"] for recovery in report["recoveries"]} == {"server-died"}
+    assert len(report["adoptions"]) == 1 and report["faults"][0]["fired"]
 
 
 def test_a_drill_ordered_online_waits_for_the_successor_and_tells_of_it(node: Node) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from proxied import until
 
+from understudy.proxy_server.backends import newest_generation
 from understudy.proxy_server.rendezvous_store import RendezvousCancelled, RendezvousGate
 
 LONG_S = 20.0
@@ -47,6 +48,31 @@ def test_generations_of_another_session_count_anew() -> None:
     gate.begin()
     gate.open(0)
     assert gate.result(answered(1)) == 1
+
+
+def test_members_that_recovered_without_each_other_agree_on_the_newest_generation() -> None:
+    store = dist.HashStore()
+    with futures.ThreadPoolExecutor(3) as pool:
+        work = [pool.submit(newest_generation, store, one, 3, 5 - one, 7 + one) for one in range(3)]
+        assert [one.result(LONG_S) for one in work] == [5, 5, 5]
+
+
+def test_a_member_that_went_back_while_others_waited_is_heard_again() -> None:
+    """Its first generation was read before it was withdrawn, and the last member came after that."""
+
+    class GoesBack(dist.HashStore):
+        reads = 0
+
+        def get(self, key: str) -> bytes:
+            value: bytes = super().get(key)
+            self.reads += key == "1"
+            if self.reads == 1:
+                self.set("1", "4 1")
+            return value
+
+    store = GoesBack()
+    store.set("1", "2 1")
+    assert newest_generation(store, 0, 2, 3, 0) == 4
 
 
 class OfOneWhoDies(dist.Store):

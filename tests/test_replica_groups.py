@@ -8,6 +8,7 @@ import pytest
 
 from understudy.recovery.facts import BufferFacts, Manifest
 from understudy.recovery.replicas import AGREED_CHANGES, Deviation, ReplicaGroups
+from understudy.replay import digest
 
 WEIGHT, BIAS, PRIVATE = 10, 11, 12
 
@@ -56,6 +57,45 @@ def test_replicas_that_change_alike_are_groups_and_private_state_is_none() -> No
 @pytest.mark.parametrize("rounds", range(1, AGREED_CHANGES + 1))
 def test_equal_content_that_has_not_changed_often_enough_may_be_chance(rounds: int) -> None:
     assert len(learnt(2, rounds)) == 0
+
+
+ROUND = at_the_end_of_a_step(2)
+ZEROS = digest(bytes(64))
+
+
+def test_a_group_that_agreed_but_once_and_whose_members_all_changed_apart_is_told_of() -> None:
+    """Whatever is replicated is written by all; a bit that changes in a job's second step is noticed."""
+    groups = learnt(2, 1)
+    apart = {rank: manifest(weight=101, bias=201 + rank, private=rank) for rank in range(2)}
+    assert not deviations(groups, apart)
+    groups.learn(apart, ROUND)
+    assert [deviation.group for deviation in deviations(groups, apart)] == [((0, BIAS), (1, BIAS))]
+
+
+@pytest.mark.parametrize(("before", "after"), [(200, (200, 201)), (ZEROS, (201, 202))])
+def test_equal_content_that_one_rank_alone_changes_or_that_was_zero_was_chance(
+    before: int, after: tuple[int, int]
+) -> None:
+    groups = ReplicaGroups()
+    groups.learn({rank: manifest(bias=before) for rank in range(2)}, ROUND)
+    for _ in range(2):
+        groups.learn({rank: manifest(bias=after[rank]) for rank in range(2)}, ROUND)
+        assert not deviations(groups, {rank: manifest(bias=after[rank]) for rank in range(2)})
+
+
+def test_nothing_is_forgotten_where_a_rank_came_back_from_a_snapshot_and_has_no_manifest_yet() -> None:
+    groups = learnt(2)
+    groups.learn({0: manifest(weight=300, bias=301), 1: ()}, ROUND)
+    assert [deviation.group for deviation in deviations(
+        groups, {0: manifest(weight=7, bias=8), 1: manifest(weight=6, bias=8)}
+    )] == [((0, WEIGHT), (1, WEIGHT))]  # fmt: skip
+
+
+def test_a_group_that_parts_while_it_is_learnt_from_stays_one() -> None:
+    groups, apart = learnt(2), {0: manifest(weight=7, bias=8), 1: manifest(weight=6, bias=8)}
+    for _ in range(3):
+        groups.learn(apart, ROUND)
+    assert len(deviations(groups, apart)) == 1
 
 
 def test_constant_content_never_becomes_a_group() -> None:

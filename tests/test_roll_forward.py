@@ -9,6 +9,7 @@ from typing import Any
 
 import proxied
 import pytest
+from native_reference import native_reference
 from running_proxyd import running_proxyd
 
 PHASE_RECORDS = 10
@@ -28,7 +29,7 @@ class Training:
     """Runs of the script by one proxyd that keeps no pre-images in optimizer steps."""
 
     def __init__(self, folder: Path, socket: Path) -> None:
-        self._folder, self._socket = folder, socket
+        self._folder, self.socket = folder, str(socket)
         self._runs = 0
         self.undisturbed, self.report = self.run()
 
@@ -38,7 +39,7 @@ class Training:
         out = self._folder / str(self._runs)
         ended = proxied.run(
             proxied.ranks(2, SCRIPT, "--steps", str(STEPS), "--out", str(out), *words),
-            folder=self._folder, options=("--socket", str(self._socket), *drills),
+            folder=self._folder, options=("--socket", self.socket, *drills),
         )  # fmt: skip
         assert ended.status == 0, ended.output[:3000] + ended.output[-2000:]
         assert ended.report["replies_different"] == 0
@@ -93,3 +94,20 @@ def test_a_step_that_tells_a_value_of_its_own_falls_back_to_the_snapshot_and_no_
     assert refused, fallen
     others = [reason for reason in fallen if reason not in refused]
     assert all(PARKED_INSIDE in reason for reason in others), others
+
+
+def test_a_step_in_which_one_rank_alone_does_something_is_not_taken_from_its_replica(
+    training: Training, tmp_path: Path
+) -> None:
+    """Findings C4b: a statistic that nothing else depends on, so that no other sign would tell."""
+    script, first, apart, times, calls = proxied.WORKLOADS / "odd" / "steps_that_part.py", 60, 40, 6, 25
+    points = [f"kill-server rank=1 step={first + apart * time} call={calls - time}" for time in range(times)]
+    drills = [word for point in points for word in ("--drill", point)]
+    command = proxied.ranks(2, script, str(tmp_path))
+    ended = proxied.run(command, folder=tmp_path, options=("--socket", training.socket, *drills))
+    assert ended.status == 0, ended.output[-3000:]
+    native = native_reference(lambda folder: proxied.ranks(2, script, str(folder)))
+    for rank in "01":
+        assert (tmp_path / rank).read_text() == (native / rank).read_text()
+    print(Counter(recovery["plan"] for recovery in ended.report["recoveries"]))
+    assert len(ended.report["recoveries"]) == times

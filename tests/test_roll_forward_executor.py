@@ -59,10 +59,11 @@ class Step:
         self.h.writer.append(OPERATOR, template, [target, source, result])
 
     def die(self) -> None:
-        """Everything so far was run, and is forgotten."""
+        """Everything so far was run, and is forgotten, but for what its replica did as well."""
         self.h.run_all()
         self.h.executor.park()
         self.begin = max(commit.number for commit in self.h.log.commits() if commit.optimizer)
+        self.digest = self.h.log.commits()[-1].step_digest
 
     def roll(
         self, *, rolled: tuple[int, ...] = (PARAMETER,), steady: tuple[int, ...] = (),
@@ -74,7 +75,8 @@ class Step:
         h.executor.restore(self.begin)
         for handle in rolled:
             h.executor.adopt_replica(handle, 0, struct.pack("<4f", *END))
-        h.executor.roll_forward(rolled=list(rolled), steady=list(steady), own=list(own), lost=list(lost))
+        h.executor.roll_forward(rolled=list(rolled), steady=list(steady), own=list(own), lost=list(lost),
+                                step_digest=self.digest)  # fmt: skip
         h.executor.resume()
 
     def refusal(self) -> str:
@@ -122,9 +124,9 @@ def test_what_needs_nothing_of_the_replica_is_computed_and_the_rest_is_left_out(
     with Step() as step:
         step.h.add(MOMENTUM, GRADIENT)
         step.h.add(PARAMETER, MOMENTUM)
+        step.h.commit()
         step.die()
         step.roll()
-        step.h.commit()
         assert step.h.read(MOMENTUM) == (5.0,) * 4
         assert step.h.read(PARAMETER) == END
         assert step.h.read(LOSS) == (9.0,) * 4
@@ -134,9 +136,9 @@ def test_what_needs_nothing_of_the_replica_is_computed_and_the_rest_is_left_out(
 def test_from_its_end_on_everything_is_ordinary() -> None:
     with Step() as step:
         step.h.add(PARAMETER, GRADIENT)
+        step.h.commit()
         step.die()
         step.roll()
-        step.h.commit()
         step.h.add(PARAMETER, GRADIENT)
         assert step.h.read(PARAMETER) == (102.0,) * 4
         step.h.executor.park()
@@ -152,18 +154,18 @@ def test_a_result_of_a_call_left_out_may_be_used_and_freed_within_the_step() -> 
         step.h.add(PARAMETER, FRESH)
         step.h.writer.free_later(FRESH)
         step.h.add(MOMENTUM, GRADIENT)
+        step.h.commit()
         step.die()
         step.roll()
-        step.h.commit()
         assert step.h.read(PARAMETER) == END
 
 
 def test_a_lost_gradient_may_be_used_by_what_is_left_out_and_freed_before_the_commit() -> None:
     with Step() as step:
         step.h.add(PARAMETER, GRADIENT)
+        step.h.commit()
         step.die()
         step.roll(lost=(GRADIENT,))
-        step.h.commit()
         step.h.writer.free_later(GRADIENT)
         assert step.h.read(PARAMETER) == END
 
@@ -172,9 +174,9 @@ def test_a_value_that_was_told_is_not_told_again_from_a_call_left_out() -> None:
     with Step() as step:
         step.h.add(PARAMETER, GRADIENT)
         step.h.read(PARAMETER)
+        step.h.commit()
         step.die()
         step.roll()
-        step.h.commit()
         assert step.h.read(PARAMETER) == END
         assert step.h.log.replies_compared == 0
 
@@ -184,9 +186,9 @@ def test_a_value_of_a_call_that_runs_is_compared_with_the_one_told() -> None:
         step.h.add(MOMENTUM, GRADIENT)
         step.h.read(MOMENTUM)
         step.h.add(PARAMETER, GRADIENT)
+        step.h.commit()
         step.die()
         step.roll()
-        step.h.commit()
         assert step.h.read(MOMENTUM) == (5.0,) * 4
         assert (step.h.log.replies_compared, step.h.log.replies_different) == (1, 0)
 
@@ -198,18 +200,23 @@ def test_a_buffer_that_does_not_change_is_read_as_it_is_until_a_call_that_change
         step.h.add(MOMENTUM, FRESH)
         step.h.writer.free_later(FRESH)
         step.h.add(PARAMETER, MOMENTUM)
+        step.h.commit()
         step.die()
         step.roll(steady=(MOMENTUM,))
-        step.h.commit()
         assert step.h.read(LOSS) == (12.0,) * 4
         assert step.h.read(MOMENTUM) == (3.0,) * 4
         assert step.h.read(PARAMETER) == END
 
 
 def test_while_it_rolls_it_gives_no_state_to_others_and_cannot_go_back() -> None:
+    with Step() as replica:
+        replica.h.add(PARAMETER, GRADIENT)
+        replica.h.commit()
+        replica.die()
     with Step() as step:
         step.h.add(PARAMETER, GRADIENT)
         step.die()
+        step.digest = replica.digest
         step.roll()
         assert step.h.executor.rolling
         step.h.executor.park()
@@ -348,23 +355,114 @@ def test_a_step_that_cannot_be_finished_exactly_is_refused(program: Callable[[St
         assert step.h.log.commit_count == step.begin
 
 
+def scaled(by: float) -> Callable[[Step], None]:
+    """The factor lies in the record, not in its template."""
+
+    def program(step: Step) -> None:
+        template = step.h.template("aten::mul_.Scalar", [*vector(), 7])
+        step.h.writer.append(OPERATOR, template, [PARAMETER, double(by)])
+
+    return program
+
+
+def added(*calls: tuple[int, int]) -> Callable[[Step], None]:
+    def program(step: Step) -> None:
+        for target, source in calls:
+            step.h.add(target, source)
+
+    return program
+
+
+def uploaded(value: float) -> Callable[[Step], None]:
+    def program(step: Step) -> None:
+        step.h.new(FRESH, [value] * 4)
+        step.h.add(LOSS, FRESH)
+        step.h.add(PARAMETER, GRADIENT)
+
+    return program
+
+
+def with_a_fresh_buffer(handle: int) -> Callable[[Step], None]:
+    def program(step: Step) -> None:
+        step.multiply(PARAMETER, GRADIENT, handle)
+        step.h.add(PARAMETER, handle)
+        step.h.writer.free_later(handle)
+
+    return program
+
+
+def digest_of(program: Callable[[Step], None]) -> int:
+    """Of a replica's step."""
+    with Step() as replica:
+        program(replica)
+        replica.h.commit()
+        replica.die()
+        return replica.digest
+
+
+ANOTHER_STEP = {
+    "another number": (scaled(0.5), scaled(0.25)),
+    "another operator": (scaled(2.0), added((PARAMETER, PARAMETER))),
+    "another order": (added((PARAMETER, GRADIENT), (MOMENTUM, GRADIENT)),
+                      added((MOMENTUM, GRADIENT), (PARAMETER, GRADIENT))),
+    "other buffers": (added((PARAMETER, GRADIENT)), added((PARAMETER, MOMENTUM))),
+    "one call more": (added((PARAMETER, GRADIENT)), added((PARAMETER, GRADIENT), (LOSS, GRADIENT))),
+    "other numbers of the worker": (uploaded(1.0), uploaded(2.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANOTHER_STEP)
+def test_a_step_that_is_not_its_replica_s_is_refused(case: str) -> None:
+    mine, theirs = ANOTHER_STEP[case]
+    with Step() as step:
+        mine(step)
+        step.h.commit()
+        step.die()
+        assert step.digest not in (0, digest_of(theirs))
+        step.digest = digest_of(theirs)
+        step.roll()
+        step.h.writer.append(PHASE, 0, [])
+        assert "the step of its replica was another one" in step.refusal()
+
+
+@pytest.mark.parametrize("program", [scaled(0.5), uploaded(1.0), with_a_fresh_buffer(FRESH)])
+def test_the_same_step_has_the_same_digest_whatever_its_buffers_are_called(
+    program: Callable[[Step], None],
+) -> None:
+    assert digest_of(program) == digest_of(program) != 0
+    assert digest_of(with_a_fresh_buffer(FRESH)) == digest_of(with_a_fresh_buffer(FRESH + 7))
+
+
+def test_a_rank_that_was_brought_back_to_its_step_has_the_digest_of_one_that_was_not() -> None:
+    with Step() as step:
+        step.h.add(PARAMETER, GRADIENT)
+        step.h.commit()
+        step.die()
+        step.h.executor = step.h.new_executor()
+        step.h.executor.restore(step.begin)
+        step.h.executor.resume()
+        step.h.run_all()
+        step.h.executor.park()
+        assert step.h.log.commits()[-1].step_digest == step.digest != 0
+
+
 def test_contents_that_the_commit_does_not_know_are_no_roll_forward() -> None:
     with Step() as step:
         step.die()
         step.h.executor = step.h.new_executor()
         step.h.executor.restore(step.begin)
         with pytest.raises(RuntimeError, match="buffer 77 is to be rolled forward, but has no content"):
-            step.h.executor.roll_forward(rolled=[77], steady=[], own=[], lost=[])
+            step.h.executor.roll_forward(rolled=[77], steady=[], own=[], lost=[], step_digest=1)
         assert _server.Executor is type(step.h.executor)
 
 
 def test_a_shadow_of_the_step_s_beginning_does_not_pass_for_one_of_its_end() -> None:
     with Step() as step:
         step.h.add(PARAMETER, GRADIENT)
+        step.h.commit()
         step.die()
         step.roll()
         step.h.executor.set_replicated([])  # from the next commit on everything is shadowed
-        step.h.commit()
         step.h.add(PARAMETER, GRADIENT)
         assert step.h.read(PARAMETER) == (102.0,) * 4
         step.h.executor.park()

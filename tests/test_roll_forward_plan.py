@@ -16,7 +16,10 @@ DIED = died(1)
 
 
 def commit(number: int, step: int, done: int, optimizer: bool = False) -> CommitFacts:
-    return CommitFacts(number, step, communicators=((*WORLD, done),), optimizer=optimizer)
+    marks = ((*WORLD, done),)
+    return CommitFacts(
+        number, step, communicators=marks, optimizer=optimizer, step_digest=0 if optimizer else 7
+    )
 
 
 COMMITS = (commit(1, 0, 1, True), commit(2, 1, 1), commit(3, 1, 2, True), commit(4, 2, 2))

@@ -31,7 +31,7 @@ class Rank(SimpleNamespace):
                 self.log.snapshot_begun = serial
                 commit = SimpleNamespace(
                     number=self.log.commit_count, step=self.log.step - 1, complete=True, has_manifest=True,
-                    optimizer=False, call=0,
+                    optimizer=False, step_digest=0, call=0,
                     communicators=[(1, 2, self.log.step)], members=[self.world],
                 )  # fmt: skip
                 self.log.published.append(SimpleNamespace(serial=serial, seconds=seconds, commit=commit))
@@ -43,7 +43,7 @@ def some_rank(number: int, world: int) -> Rank:
         snapshot_failed=0, snapshot_floor=0, log_kept_from=0, snapshot_suspended=False, snapshot_ordered=0,
         live_bytes=1 << 20, cursor=0, freed_segments=0, segment_bytes=8 << 20, segment_count=64,
         backpressure=0, floor_commit=0, dictionary_begin=0, dictionary_tail=0, dictionary_bytes=256 << 20,
-        commits=lambda: [], live=True,
+        commits=lambda: [], started=lambda: [], live=True,
     )  # fmt: skip
     log.snapshots = lambda: log.published[-2:]
 

@@ -20,6 +20,8 @@ from running_proxyd import running_proxyd
 from test_snapshot_recovery import Killer, steps_of
 
 from understudy import replay
+from understudy.recovery.evidence import LogManifests
+from understudy.recovery.facts import Manifest
 from understudy.recovery.own_modules import module_command, name_of
 
 MEMORY, STORAGE = "restore-snapshot-replay", "restore-stored-replay"
@@ -69,6 +71,16 @@ def train_until(node: Node, holds: Callable[[list[Any]], bool], what: str) -> No
 
 def only_on_storage(ranks: list[Any]) -> bool:
     return all(rank.persisted_step and not rank.snapshot_bytes for rank in ranks)
+
+
+def in_no_shadow(node: Node) -> bool:
+    """Something of each rank dies with its server, as it does once proxyd has compared replicas."""
+
+    def newest(log: replay.Log) -> Manifest:
+        commits = [commit.number for commit in log.commits() if commit.has_manifest]
+        return LogManifests(log).get(commits[-1], ()) if commits else ()
+
+    return all(any(not buffer.shadowed for buffer in newest(log)) for log in node.logs())
 
 
 def settle(node: Node) -> None:
@@ -132,7 +144,9 @@ def damage_stores(store: Path) -> None:
 def test_all_servers_killed_while_the_set_is_on_storage_alone_changes_no_value(node: Node) -> None:
     node.train(STEPS, 30)
     for count in (1, 2):
-        train_until(node, only_on_storage, "a set that is on storage alone")
+        train_until(
+            node, lambda ranks: only_on_storage(ranks) and in_no_shadow(node), "a set on storage alone"
+        )
         kill_all_servers(node)
         await_recoveries(node, count)
     train_until(node, only_on_storage, "another set, behind the recovery")

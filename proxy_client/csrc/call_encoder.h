@@ -7,9 +7,20 @@
 #include <string_view>
 
 #include "proxy_client/csrc/call_encoding.h"
+#include "proxy_client/csrc/settings.h"
 #include "proxy_client/csrc/virtual_memory.h"
 
 namespace understudy::client {
+
+constexpr int kPointerBits = 48;  // of a process's addresses
+
+// The first word of a call's key: its operator, and the settings under which its results had their shape.
+inline uint64_t key_head(const OperatorInfo& info) {
+  return reinterpret_cast<uintptr_t>(&info) | settings_state() << kPointerBits;
+}
+inline const OperatorInfo& operator_of(uint64_t key_head) {
+  return *reinterpret_cast<const OperatorInfo*>(key_head & ((1ull << kPointerBits) - 1));
+}
 
 inline uint64_t key_word(replay::Tag tag, uint64_t rest = 0) {
   return static_cast<uint64_t>(tag) | rest << 8;

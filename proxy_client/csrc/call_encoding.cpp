@@ -12,7 +12,7 @@ using replay::Tag;
 void encode_call(const OperatorInfo& info, c10::ArrayRef<IValue> arguments, LogWriter& log, Encoding& out) {
   out.key.clear();
   out.values.clear();
-  out.key.push(reinterpret_cast<uintptr_t>(&info));
+  out.key.push(key_head(info));
   CallEncoder encoder(out, log, info.sized_by_numbers);
   for (size_t i = 0; i < arguments.size(); i++) encoder.argument(info, i, arguments[i]);
 }

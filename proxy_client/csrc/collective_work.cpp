@@ -16,8 +16,8 @@ bool CollectiveWork::wait(std::chrono::milliseconds) {
 }
 
 void CollectiveWork::synchronize() {
-  if (details_.host_waits) {
-    client::synchronize();
+  if (details_.barrier_of != 0) {
+    client::synchronize(replay::WaitFor::kBarrier, details_.barrier_of);
   } else if (LogWriter* log = log_if_open()) {
     raise_if_failed(*log);
   }

@@ -14,7 +14,7 @@ class CollectiveWork final : public c10d::Work {
     uint64_t sequence = 0;
     int source = -1;                         // of a receive
     std::optional<at::Tensor> any_source{};  // where the server writes it if it is not known
-    bool host_waits = false;                 // a barrier: wait() is for the host
+    uint64_t barrier_of = 0;                 // a communicator: wait() is for the host
   };
   CollectiveWork(int rank, Details details, std::vector<at::Tensor> outputs);
 

@@ -63,14 +63,14 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     return reinterpret_cast<void*>(static_cast<intptr_t>(stream.id()));
   }
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override { synchronize(); }
+  void synchronizeStream(const Stream&) const override { synchronize(replay::WaitFor::kStream); }
   void synchronizeDevice(const DeviceIndex) const override { synchronize(); }
 
   // An event that may be asked for times waits for the device, so that elapsed_time() measures the device and
   // not how fast the worker appends. Other events cost nothing.
   void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag flag) const override {
     if (!*event) *event = std::make_unique<Event>().release();
-    if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronize();
+    if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronize(replay::WaitFor::kStream);
     static_cast<Event*>(*event)->recorded_at_ns = replay::now_ns();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
@@ -79,7 +79,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void* event) const override {
-    if (event) synchronize();
+    if (event) synchronize(replay::WaitFor::kStream);
   }
   double elapsedTime(void* begin, void* end, const DeviceIndex) const override {
     const auto at = [](void* event) {

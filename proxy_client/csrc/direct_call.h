@@ -88,7 +88,7 @@ class DirectCall {
     raise_if_failed(log_);
     (*lease_).key.clear();
     (*lease_).values.clear();
-    (*lease_).key.push(reinterpret_cast<uintptr_t>(&info));
+    (*lease_).key.push(key_head(info));
   }
   CallEncoder encoder() { return {*lease_, log_, /*sized_by_numbers=*/false}; }
 
@@ -100,6 +100,7 @@ class DirectCall {
     timer_.finish(&Statistics::lookup_ticks);
     if (C10_UNLIKELY(!known || !known->direct)) return nullptr;
     count(&Statistics::hits);
+    need_room(known->fresh_bytes, device_);
     next_handle_ = first_handle_ = known->fresh != 0 ? new_handles(known->fresh) : 0;
     return known;
   }

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/device.h"
@@ -18,33 +20,48 @@ c10::Device device_or_current(const OptionalDevice& device) {
   return resolve_device(device ? *device : c10::Device(c10::kCUDA));
 }
 
-void check_strided(const OptionalLayout& layout) {
+void check_strided(const OptionalLayout& layout, std::optional<bool> pinned) {
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == at::kStrided, "tensors of layout ", *layout,
                               " are not supported on the virtual device");
+}
+
+// What nobody wrote reads as NaN, where the script asked for that.
+bool fills_uninitialized() {
+  const at::Context& context = at::globalContext();
+  return C10_UNLIKELY(context.deterministicAlgorithms()) && context.deterministicFillUninitializedMemory();
+}
+Tensor filled(Tensor fresh) {
+  if (fills_uninitialized()) at::native::fill_empty_deterministic_(fresh);
+  return fresh;
 }
 
 }  // namespace
 
 Tensor empty_memory_format(IntArrayRef size, OptionalDtype dtype, OptionalLayout layout,
                            OptionalDevice device, std::optional<bool> pinned, OptionalFormat format) {
-  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  check_strided(layout);
+  check_strided(layout, pinned);
   const DeviceScope scope(device_or_current(device).index());
-  return at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format);
+  return filled(
+      at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), format));
 }
 
 Tensor empty_strided(IntArrayRef size, IntArrayRef stride, OptionalDtype dtype, OptionalLayout layout,
                      OptionalDevice device, std::optional<bool> pinned) {
-  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  check_strided(layout);
+  check_strided(layout, pinned);
   const DeviceScope scope(device_or_current(device).index());
-  return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys,
-                                           c10::dtype_or_default(dtype));
+  return filled(at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys,
+                                                  c10::dtype_or_default(dtype)));
 }
 
 Tensor efficient_zero_tensor(IntArrayRef size, OptionalDtype dtype, OptionalLayout layout,
                              OptionalDevice device, std::optional<bool> pinned) {
-  return empty_memory_format(size, dtype, layout, device, pinned, std::nullopt).zero_();
+  check_strided(layout, pinned);
+  // Without memory: what is computed with it leaves it out, where adding zeros would lose the sign of one.
+  at::native::ZeroTensorAllocator allocator(device_or_current(device));
+  return at::detail::empty_generic(size, &allocator,
+                                   kKeys | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+                                   c10::dtype_or_default(dtype), std::nullopt);
 }
 
 const Tensor& resize_(const Tensor& self, IntArrayRef size, OptionalFormat format) {
@@ -53,7 +70,9 @@ const Tensor& resize_(const Tensor& self, IntArrayRef size, OptionalFormat forma
   if (format && *format != at::MemoryFormat::Contiguous && *format != at::MemoryFormat::Preserve)
     strides = c10::DimVector(
         at::empty(size, at::TensorOptions().device(at::kMeta).memory_format(*format)).strides());
+  const auto bytes_before = static_cast<int64_t>(self.storage().nbytes());
   resize_tensor(self, size, strides, /*record=*/true);
+  if (fills_uninitialized()) at::native::fill_resize_deterministic_(self, bytes_before);
   return self;
 }
 

@@ -6,6 +6,7 @@
 #include "proxy_client/csrc/custom_operators.h"
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/pending_call.h"
+#include "proxy_client/csrc/virtual_memory.h"
 
 namespace understudy::client {
 namespace {
@@ -56,6 +57,7 @@ Tensor make_output(const Output& output, c10::ArrayRef<Tensor> device_arguments,
 void run_async(const PendingCall& call, const CallTemplate& entry, Results& results) {
   std::vector<Tensor> device_arguments;
   if (C10_UNLIKELY(entry.needs_arguments)) device_arguments = device_tensors(call.arguments);
+  need_room(entry.fresh_bytes, call.device);
   const uint64_t first_handle = entry.fresh != 0 ? new_handles(entry.fresh) : 0;
   uint64_t next_handle = first_handle;
   for (size_t i = 0; i < entry.results.size(); i++) {

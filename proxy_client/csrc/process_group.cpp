@@ -193,15 +193,16 @@ WorkPtr ProcessGroup::submit(const Request& request) {
     append(log, Kind::kCollective, communicator_, words.size(),
            [&](uint64_t* body) { std::copy_n(words.data(), words.size(), body); });
   }
-  CollectiveWork::Details details{request.type,       device,
-                                  header.sequence,    request.peer,
-                                  request.any_source, request.kind == CollectiveKind::kBarrier};
+  CollectiveWork::Details details{
+      request.type,       device,
+      header.sequence,    request.peer,
+      request.any_source, request.kind == CollectiveKind::kBarrier ? communicator_ : 0};
   return c10::make_intrusive<CollectiveWork>(getRank(), std::move(details), request.outputs);
 }
 
 WorkPtr ProcessGroup::endCoalescing() {
   return c10::make_intrusive<CollectiveWork>(
-      getRank(), CollectiveWork::Details{OpType::COALESCED, bound_device(), 0, -1, {}, false}, Tensors{});
+      getRank(), CollectiveWork::Details{OpType::COALESCED, bound_device()}, Tensors{});
 }
 
 WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

@@ -21,6 +21,7 @@
 #include "proxy_client/csrc/pinned_memory.h"
 #include "proxy_client/csrc/py_process_group.h"
 #include "proxy_client/csrc/session.h"
+#include "proxy_client/csrc/settings.h"
 #include "proxy_client/csrc/shape_cache.h"
 #include "proxy_client/csrc/statistics.h"
 #include "proxy_client/csrc/virtual_memory.h"
@@ -162,7 +163,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("device_count", &device_count);
   module.def("current_device", &current_device);
   module.def("exchange_device", &exchange_device);
-  module.def("synchronize", &synchronize, without_gil());
+  module.def("synchronize", [] { synchronize(); }, without_gil());
   module.def("current_stream", &current_stream);
   module.def("set_current_stream", &set_current_stream);
   module.def("publish_event_type", &publish_event_type);
@@ -175,9 +176,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("renew_host_access_watch", &renew_host_access_watch);
   module.def("resize_untyped_storage", &resize_untyped_storage);
 
+  module.def("known_settings", &known_settings, without_gil());
+  module.def("settings_changed", &settings_changed, without_gil());
   module.def(
-      "apply_setting",
-      [](uint64_t setting, uint64_t value) { apply_setting(static_cast<replay::Setting>(setting), value); },
+      "set_threads", [](uint64_t threads) { set_of_thread(replay::Setting::kThreads, threads); },
+      without_gil());
+  module.def(
+      "set_flush_denormal", [](bool mode) { set_of_thread(replay::Setting::kFlushDenormal, mode); },
       without_gil());
   module.def("begin_optimizer_phase", &begin_optimizer_phase, without_gil());
   module.def("commit_step", &commit_step, without_gil());

@@ -234,6 +234,10 @@ c10::ArrayRef<int64_t> sizes_of(const Tensor& batch_sizes) {
   return {batch_sizes.const_data_ptr<int64_t>(), static_cast<size_t>(batch_sizes.numel())};
 }
 
+bool all_equal(c10::ArrayRef<int64_t> sizes) {
+  return std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == sizes.front(); });
+}
+
 OneState run_padded(Cell cell, const Tensor& given, const Tensor& hidden, TensorList parameters,
                     bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional,
                     bool batch_first) {
@@ -369,7 +373,16 @@ TwoStates lstm_packed(const Tensor& data, const Tensor& batch_sizes, TensorList 
                       bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional) {
   check_lstm_states(hidden, layers, bidirectional);
   const bool has_projections = hidden[0].size(2) != hidden[1].size(2);
-  const Outcome outcome = run_layers(PackedSequence{sizes_of(batch_sizes)}, data, per_layer(hidden),
+  const auto sizes = sizes_of(batch_sizes);
+  // Sequences of one length are unpacked where oneDNN takes them.
+  if (takes_one_dnn(data) && !has_projections && all_equal(sizes)) {
+    const auto steps = static_cast<int64_t>(sizes.size());
+    const Tensor padded = data.reshape({steps, sizes.front(), data.size(-1)});
+    auto [outputs, h, c] = one_dnn_lstm(padded, hidden, parameters, has_biases, layers, dropout, train,
+                                        bidirectional, /*batch_first=*/false);
+    return {outputs.reshape({steps * sizes.front(), outputs.size(-1)}), h, c};
+  }
+  const Outcome outcome = run_layers(PackedSequence{sizes}, data, per_layer(hidden),
                                      make_layers(Cell::kLstm, parameters, has_biases, has_projections, layers,
                                                  dropout, train, bidirectional));
   const Tensor h = stack_last(outcome, 0), c = stack_last(outcome, 1);

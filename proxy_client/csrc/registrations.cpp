@@ -7,7 +7,6 @@
 #include <set>
 #include <string>
 
-#include "proxy_client/csrc/attention.h"
 #include "proxy_client/csrc/direct_call.h"
 #include "proxy_client/csrc/local_kernels.h"
 #include "proxy_client/csrc/operator_call.h"
@@ -88,8 +87,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
       {"log_normal_", TORCH_FN(log_normal_)},
       {"normal_", TORCH_FN(normal_)},
       {"uniform_", TORCH_FN(uniform_)},
-      // decided here
-      {"scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention)},
   };
   std::set<std::string> forwarded = forwarded_operators();
   for (OwnKernel& kernel : own) {
@@ -103,10 +100,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   register_direct_lists(direct);
   for (const std::string& name : forwarded)
     library.impl(name.substr(sizeof("aten::") - 1).c_str(), forward_boxed());
-}
-
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) {
-  library.impl("scaled_dot_product_attention", TORCH_FN(scaled_dot_product_attention));
 }
 
 // Factories are looked up at CUDA, and a CPU-only build has nothing there; from_blob makes tensors that carry

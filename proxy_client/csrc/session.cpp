@@ -3,25 +3,22 @@
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
-#include <array>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <optional>
 
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/generators.h"
+#include "proxy_client/csrc/settings.h"
 
 namespace understudy::client {
 namespace {
 
 using replay::ErrorKind;
 using replay::Phase;
-using replay::Setting;
 
 constexpr uint64_t kFirstHandle = 1;
 constexpr uint64_t kAutomaticCommitRecords = 1'000'000;
-constexpr size_t kSettings = 4;
 
 struct Session {
   std::mutex opening;  // taken without the GIL
@@ -31,9 +28,6 @@ struct Session {
   std::atomic<c10::DeviceIndex> device{-1};
   std::atomic<bool> forked{false};
   std::atomic<uint64_t> next_handle{kFirstHandle};
-
-  std::mutex settings_mutex;
-  std::array<std::optional<uint64_t>, kSettings> settings;
 
   std::atomic<bool> in_optimizer{false};
   std::atomic<uint64_t> committed_bytes{0}, committed_records{0};
@@ -54,18 +48,12 @@ Session& session() {
   TORCH_CHECK(false, "the device session of this worker has ended");
 }
 
-uint64_t automatic_commit_bytes() {
-  static const uint64_t bytes = [] {
+uint64_t automatic_commit_bytes(const LogWriter& log) {
+  static const uint64_t asked = [] {
     const char* text = std::getenv("UNDERSTUDY_AUTO_COMMIT_BYTES");
-    return text ? std::strtoull(text, nullptr, 10) : uint64_t{64} << 20;
+    return text ? std::strtoull(text, nullptr, 10) : uint64_t{0};
   }();
-  return bytes;
-}
-
-void send_settings(Session& s, LogWriter& log) {
-  std::lock_guard<std::mutex> lock(s.settings_mutex);
-  for (size_t i = 0; i < kSettings; i++)
-    if (s.settings[i]) append_word(log, Kind::kSetting, i, *s.settings[i]);
+  return asked != 0 ? asked : replay::automatic_commit_bytes(log.page());
 }
 
 LogWriter& open_session(c10::DeviceIndex device) {
@@ -80,7 +68,7 @@ LogWriter& open_session(c10::DeviceIndex device) {
   s.interpreter.without_gil([&] { directory = s.interpreter.open_session(physical_index(device)); });
   s.writer = std::make_unique<LogWriter>(directory);
   pthread_atfork(nullptr, nullptr, [] { session().forked.store(true); });
-  send_settings(s, *s.writer);
+  send_settings(*s.writer);
   send_default_generator(*s.writer, device);
   s.device.store(device);
   s.log.store(s.writer.get(), std::memory_order_release);
@@ -154,27 +142,22 @@ void raise_as_torch_error(const replay::RemoteError& error) {
       C10_THROW_ERROR(OutOfMemoryError, message);
     case ErrorKind::kDistributed:
       C10_THROW_ERROR(DistBackendError, message);
+    case ErrorKind::kLinAlg:
+      C10_THROW_ERROR(LinAlgError, message);
+    case ErrorKind::kBuffer:
+      C10_THROW_ERROR(BufferError, message);
     default:
       C10_THROW_ERROR(Error, message);
   }
 }
 
-void synchronize() {
+void synchronize(replay::WaitFor what, uint64_t communicator) {
   LogWriter* log = log_if_open();
   if (!log) return;
-  call(*log, Kind::kSynchronize, 0, 0, [](uint64_t*) {}, [](const uint8_t*, size_t) {});
+  call(
+      *log, Kind::kSynchronize, static_cast<uint64_t>(what), 1, [&](uint64_t* body) { *body = communicator; },
+      [](const uint8_t*, size_t) {});
   commit_if_due();
-}
-
-void apply_setting(Setting setting, uint64_t value) {
-  Session& s = session();
-  const auto index = static_cast<uint64_t>(setting);
-  TORCH_CHECK(index < kSettings, "there is no setting ", index);
-  {
-    std::lock_guard<std::mutex> lock(s.settings_mutex);
-    s.settings[index] = value;
-  }
-  if (LogWriter* log = log_if_open()) append_word(*log, Kind::kSetting, index, value);
 }
 
 void begin_optimizer_phase() {
@@ -218,7 +201,7 @@ void commit_if_due() {
   if (!log || s.in_optimizer.load(std::memory_order_relaxed)) return;
   const uint64_t bytes = log->bytes() - s.committed_bytes.load(std::memory_order_relaxed);
   const uint64_t records = log->records() - s.committed_records.load(std::memory_order_relaxed);
-  if (bytes > automatic_commit_bytes() || records > kAutomaticCommitRecords)
+  if (bytes > automatic_commit_bytes(*log) || records > kAutomaticCommitRecords)
     commit(*log, replay::CommitKind::kAutomatic);
 }
 

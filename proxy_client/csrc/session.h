@@ -79,11 +79,9 @@ inline void raise_if_failed(const LogWriter& log) {
   }
 }
 
-// Waits until the device server has run everything appended so far. Nothing to do without a session.
-void synchronize();
-
-// A setting of the driver. Remembered until there is a session.
-void apply_setting(replay::Setting setting, uint64_t value);
+// Waits until the device server has run everything appended so far, and for what else `what` says. Nothing to
+// do without a session.
+void synchronize(replay::WaitFor what = replay::WaitFor::kEverything, uint64_t communicator = 0);
 
 // Commit marks (design §4). Nothing to do without a session.
 void begin_optimizer_phase();

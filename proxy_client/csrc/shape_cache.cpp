@@ -7,6 +7,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "proxy_client/csrc/call_encoder.h"
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/custom_operators.h"
 #include "proxy_client/csrc/thread_state.h"
@@ -142,11 +143,11 @@ Output describe_output(const at::Tensor& tensor, c10::ArrayRef<at::Tensor> devic
 }
 
 void summarise(CallTemplate& entry) {
-  entry.fresh = 0;
+  entry.fresh = entry.fresh_bytes = 0;
   entry.needs_arguments = !entry.resizes.empty();
   for (const Result& result : entry.results)
     for (const Output& output : result.outputs) {
-      if (output.origin == Output::Origin::kFresh) entry.fresh++;
+      if (output.origin == Output::Origin::kFresh) entry.fresh++, entry.fresh_bytes += output.bytes;
       if (output.flags != 0) entry.lazy = true;
       if (output.origin == Output::Origin::kView || output.origin == Output::Origin::kArgument)
         entry.needs_arguments = true;
@@ -154,7 +155,7 @@ void summarise(CallTemplate& entry) {
 }
 
 void publish(LogWriter& log, const CallTemplate& entry) {
-  const auto& info = *reinterpret_cast<const OperatorInfo*>(entry.key[0]);
+  const OperatorInfo& info = operator_of(entry.key[0]);
   std::vector<uint64_t> words;
   if (!entry.synchronous)
     for (const Result& result : entry.results) {

@@ -53,7 +53,7 @@ struct CallTemplate : c10::intrusive_ptr_target {
   bool synchronous = false;             // results are only known by the server
   std::vector<Result> results;
   std::vector<Resize> resizes;
-  size_t fresh = 0;                     // outputs with Origin::kFresh
+  size_t fresh = 0, fresh_bytes = 0;    // outputs with Origin::kFresh; of their storages, together
   bool needs_arguments = false;         // results refer to device arguments
   bool lazy = false;                    // results are conjugated or negated by a bit
   bool direct = false;                  // nothing but fresh results and written arguments

@@ -111,6 +111,7 @@ void device_to_host(Tensor& self, const Tensor& source) {
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   const BelowAutograd guard;
+  if (source._is_zerotensor()) return self.zero_();
   if (self.is_cuda() && source.is_cuda()) {
     device_to_device(self, source, non_blocking);
   } else if (self.is_cuda()) {

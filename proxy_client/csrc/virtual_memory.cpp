@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
+#include <cstdio>
 #include <memory>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "proxy_client/csrc/device.h"
@@ -47,6 +51,8 @@ size_t class_bytes(uint32_t size_class) {
 }
 static_assert(kGranularity == 1 << 9);
 
+constexpr uint64_t kRoomUnasked = 1ull << 30;  // what any device has
+
 class AddressRange {
  public:
   Buffer* take(size_t bytes, uint64_t handle) {
@@ -62,12 +68,23 @@ class AddressRange {
     buffer->handle = handle;
     buffer->bytes = bytes;
     buffer->in_use = true;
+    alive_.fetch_add(bytes, std::memory_order_relaxed);
     return buffer;
+  }
+
+  bool has_room(size_t bytes) const noexcept {
+    return bytes <= room_.load(std::memory_order_relaxed) &&
+           alive_.load(std::memory_order_relaxed) <= room_.load(std::memory_order_relaxed) - bytes;
+  }
+  // For what is alive now, and so much more.
+  void set_room(uint64_t more) noexcept {
+    room_.store(alive_.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
   }
 
   void give_back(Buffer* buffer) noexcept {
     std::lock_guard<QuickLock> lock(lock_);
     buffer->in_use = false;
+    alive_.fetch_sub(buffer->bytes, std::memory_order_relaxed);
     buffer->next_free = free_[buffer->size_class];
     free_[buffer->size_class] = buffer;
   }
@@ -116,7 +133,8 @@ class AddressRange {
                 "address space (ulimit -v)?");
   }
 
-  QuickLock lock_;  // innermost: nothing is appended to the log under it
+  std::atomic<uint64_t> alive_{0}, room_{kRoomUnasked};  // bytes
+  QuickLock lock_;                                       // innermost: nothing is appended to the log under it
   char* base_ = nullptr;
   size_t bytes_ = 0, used_ = 0;
   std::array<Buffer*, kSizeClasses> free_{};
@@ -147,6 +165,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::DeviceIndex device = current_device();
     LogWriter& log = log_for(device);
+    need_room(bytes, device);
     const uint64_t handle = new_handles();
     append_word(log, Kind::kAllocate, handle, bytes);
     count(&Statistics::allocations);
@@ -174,7 +193,37 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
 };
 
+std::string in_words(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  auto number = static_cast<double>(bytes);
+  for (; number >= 1024 && unit < 4; unit++) number /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", number, kUnits[unit]);
+  return text;
+}
+
+// The device server is asked only where what is alive comes near what it had free when it was last asked.
+void ask_for_room(size_t bytes, c10::DeviceIndex device) {
+  if (!log_if_open()) return;
+  auto memory = query_memory(replay::MemoryQuery::kRead);
+  if (memory.free_bytes < bytes) memory = query_memory(replay::MemoryQuery::kEmptyCache);
+  if (memory.free_bytes < bytes) {
+    std::ostringstream message;
+    message << "CUDA out of memory. Tried to allocate " << in_words(bytes) << ". GPU "
+            << static_cast<int>(device) << " has a total capacity of " << in_words(memory.total_bytes)
+            << " of which " << in_words(memory.free_bytes) << " is free. Of the allocated memory "
+            << in_words(memory.bytes.current) << " is allocated by PyTorch.";
+    C10_THROW_ERROR(OutOfMemoryError, message.str());
+  }
+  addresses().set_room(std::max<uint64_t>(bytes, memory.free_bytes / 10 * 9));
+}
+
 }  // namespace
+
+void need_room(size_t bytes, c10::DeviceIndex device) {
+  if (C10_UNLIKELY(!addresses().has_room(bytes))) ask_for_room(bytes, device);
+}
 
 c10::Allocator* device_allocator() {
   static DeviceAllocator allocator;
@@ -201,7 +250,10 @@ void resize_storage(c10::StorageImpl& storage, size_t bytes, bool record) {
   Buffer* buffer = buffer_of(storage);
   TORCH_CHECK(buffer, "a storage that the virtual device did not make cannot be resized");
   const c10::DeviceIndex device = storage.device().index();
-  if (record) append_word(log_for(device), Kind::kResize, buffer->handle, bytes);
+  if (record) {
+    need_room(bytes, device);
+    append_word(log_for(device), Kind::kResize, buffer->handle, bytes);
+  }
   const uint64_t handle = std::exchange(buffer->handle, 0);
   storage.set_data_ptr_noswap(make_data_pointer(bytes, device, handle));
   storage.set_nbytes(bytes);

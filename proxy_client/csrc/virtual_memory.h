@@ -20,6 +20,10 @@ struct Buffer {
 
 c10::Allocator* device_allocator();
 
+// Raises OutOfMemoryError if the device has no room for so many bytes more. To be asked before the record is
+// appended that would need them, and before anything is made for it: a handle that is freed must exist.
+void need_room(size_t bytes, c10::DeviceIndex device);
+
 // A data pointer of `bytes` for an existing handle, which is freed on the device when the pointer goes away.
 c10::DataPtr make_data_pointer(size_t bytes, c10::DeviceIndex device, uint64_t handle);
 // The buffer behind a storage that this library made; null for foreign ones (from_blob on a virtual address).

@@ -38,21 +38,22 @@ void shut_down_peer_sockets() {
 // Gloo of PyTorch 2.13 may miss that its sockets are gone if that happens while a collective begins; such a
 // collective waits until its time is out. It does nothing any more, and what it would have written goes out
 // of use with the rewind; only its tensors and its communicator must live on as long as it does.
-bool Communicators::ends(const InFlight& f) const {
-  if (!f.may_miss_abort) return true;
-  for (const uint64_t until = replay::now_ns() + kEndsWithinNs; !f.work->isCompleted(); usleep(kLookUs))
+bool Communicators::ends(InFlight& f) const {
+  if (!f.may_miss_abort && !f.waiting) return true;
+  for (const uint64_t until = replay::now_ns() + kEndsWithinNs; !is_over(f); usleep(kLookUs))
     if (replay::now_ns() > until) return false;
   return true;
 }
 
 void Communicators::forget_in_flight(BufferTable& table) {
-  std::erase_if(abandoned_, [](const InFlight& f) { return f.work->isCompleted(); });
+  std::erase_if(abandoned_, is_over);
   if (abandoned_.empty()) abandoned_backends_.clear();
   for (InFlight& f : in_flight_) {
     if (!ends(f)) {
       abandoned_.push_back(std::move(f));
       continue;
     }
+    if (f.waiting) continue;
     try {
       f.work->wait();  // its threads must have left our memory before we bring old content back
     } catch (const std::exception&) {
@@ -64,7 +65,12 @@ void Communicators::forget_in_flight(BufferTable& table) {
   std::vector<c10::intrusive_ptr<c10d::Backend>> old;
   {
     std::lock_guard<std::mutex> lock(backends_mutex_);
-    for (auto& [handle, c] : communicators_) old.push_back(std::move(c.backend));
+    for (auto& [handle, c] : communicators_) {
+      old.push_back(std::move(c.backend));
+      if (c.connecting && c.connecting->waiting->is_over()) old.push_back(c.connecting->backend);
+      c.connecting.reset();
+      c.deferred.reset();
+    }
   }
   if (!abandoned_.empty()) std::move(old.begin(), old.end(), std::back_inserter(abandoned_backends_));
 }
@@ -74,6 +80,7 @@ void Communicators::abort() {
   std::lock_guard<std::mutex> lock(backends_mutex_);
   for (auto& [handle, c] : communicators_)
     if (c.backend) c.backend->abort();
+  // What is being connected ends by itself: who steers this server cancels its meeting with the others.
   shut_down_peer_sockets();
 }
 
@@ -88,7 +95,7 @@ void Communicators::close() {
   std::map<uint64_t, Communicator> old;
   std::lock_guard<std::mutex> lock(backends_mutex_);
   old.swap(communicators_);
-  std::erase_if(abandoned_, [](const InFlight& f) { return f.work->isCompleted(); });
+  std::erase_if(abandoned_, is_over);
   if (abandoned_.empty()) return;
   // To destroy these would wait for them.
   static auto& left = *std::make_unique<std::vector<c10::intrusive_ptr<c10d::Backend>>>().release();

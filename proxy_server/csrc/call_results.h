@@ -17,6 +17,7 @@ class CallResults {
   // One more value of the answer; a type that has no form in it becomes None.
   void add(const c10::IValue& value);
   const std::vector<uint64_t>& words() const { return words_; }
+  uint64_t end_handle() const { return next_; }  // behind the last new buffer
 
  private:
   void put(const at::Tensor& tensor);

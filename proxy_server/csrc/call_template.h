@@ -70,8 +70,11 @@ struct Template {
   c10::OperatorHandle op;
   std::vector<ArgumentSpec> arguments;
   std::vector<ReturnSpec> returns;
-  bool writes = false;     // any tensor argument
-  bool on_driver = false;  // its kernel is the driver's for sure: no need to look at the arguments' keys
+  bool writes = false;          // any tensor argument
+  bool on_driver = false;       // its kernel is the driver's for sure: no need to look at the arguments' keys
+  bool only_allocates = false;  // nothing writes its result
+  bool leaves_unwritten = false;   // bytes of its results, which are to be zero
+  uint64_t digest = 0;             // of the name and everything else that it says
   bool without_gradients = false;  // run it where no gradients are recorded: its kernel asks
 };
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "proxy_server/csrc/call_template.h"
+#include "proxy_server/csrc/collective_calls.h"
 #include "proxy_server/csrc/device_state.h"
 #include "replay/csrc/futex.h"
 #include "replay/csrc/names.h"
@@ -42,158 +43,17 @@ uint64_t uid_of_messages(uint64_t uid_low, uint64_t from, uint64_t to) {
   return uid_low ^ ((from * 65536 + to + 1) * 0x9E3779B97F4A7C15ull);
 }
 
-bool is_point_to_point(CollectiveKind kind) {
-  return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive ||
-         kind == CollectiveKind::kReceiveAny;
-}
+// While it lives, the server waits for peers.
+class Waits {
+ public:
+  explicit Waits(replay::ControlPage& page) : page_(page) { page_.in_collective.store(1); }
+  ~Waits() { page_.in_collective.store(0); }
+  Waits(const Waits&) = delete;
+  Waits& operator=(const Waits&) = delete;
 
-// One collective, ready to start: its tensors and what remains to be done when it has ended.
-struct Call {
-  CollectiveKind kind{};
-  c10d::ReduceOp::RedOpType reduce{};
-  int64_t peer = 0, tag = 0;
-  std::vector<at::Tensor> inputs, outputs;
-  std::vector<int64_t> output_splits, input_splits;
-  std::function<void()> finish;
+ private:
+  replay::ControlPage& page_;
 };
-
-std::vector<std::vector<at::Tensor>> in_groups(const std::vector<at::Tensor>& flat, size_t group) {
-  std::vector<std::vector<at::Tensor>> groups;
-  if (group == 0 || flat.size() % group != 0) throw LogError("a collective has the wrong number of tensors");
-  for (size_t i = 0; i < flat.size(); i += group)
-    groups.emplace_back(flat.begin() + static_cast<long>(i), flat.begin() + static_cast<long>(i + group));
-  return groups;
-}
-
-void need(bool condition) {
-  if (!condition) throw LogError("a collective has the wrong number of tensors");
-}
-
-// AVG where the backend knows SUM only.
-c10d::ReduceOp::RedOpType average_as_sum(Call& call, const c10d::Backend& backend,
-                                         const std::vector<at::Tensor>& results) {
-  if (call.reduce != c10d::ReduceOp::AVG || backend.getBackendName() == "nccl") return call.reduce;
-  call.finish = [size = backend.getSize(), results] {
-    for (at::Tensor t : results) {
-      if (at::isIntegralType(t.scalar_type(), true))
-        t.div_(size, "trunc");  // as NCCL averages integers
-      else
-        t.div_(size);
-    }
-  };
-  return c10d::ReduceOp::SUM;
-}
-
-// One piece of memory, whatever its shape: so NCCL takes it, while Gloo would split it along its first
-// dimension.
-at::Tensor flat(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
-
-WorkPointer all_to_all_by_base(Call& call, c10d::Backend& backend) {
-  need(static_cast<int>(call.inputs.size()) == backend.getSize() &&
-       call.outputs.size() == call.inputs.size());
-  std::vector<int64_t> in_splits, out_splits;
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& t : call.inputs) flat.push_back(t.reshape({-1})), in_splits.push_back(t.numel());
-  int64_t total = 0;
-  for (const at::Tensor& t : call.outputs) out_splits.push_back(t.numel()), total += t.numel();
-  at::Tensor in = at::cat(flat), out = at::empty({total}, call.outputs[0].options());
-  call.finish = [out, out_splits, outputs = call.outputs] {
-    int64_t at = 0;
-    for (size_t i = 0; i < outputs.size(); i++) {
-      at::Tensor to = outputs[i];
-      to.copy_(out.narrow(0, at, out_splits[i]).view(to.sizes()));
-      at += out_splits[i];
-    }
-  };
-  return backend.alltoall_base(out, in, out_splits, in_splits, {});
-}
-
-WorkPointer start_on(Call& call, c10d::Backend& backend) {
-  auto& in = call.inputs;
-  auto& out = call.outputs;
-  const auto size = static_cast<size_t>(backend.getSize());
-  switch (call.kind) {
-    case CollectiveKind::kBroadcast: {
-      c10d::BroadcastOptions o;
-      o.rootRank = call.peer;
-      return backend.broadcast(out, o);
-    }
-    case CollectiveKind::kAllReduce: {
-      if (out.size() > 1) {
-        c10d::AllreduceCoalescedOptions o;
-        o.reduceOp = average_as_sum(call, backend, out);
-        return backend.allreduce_coalesced(out, o);
-      }
-      c10d::AllreduceOptions o;
-      o.reduceOp = average_as_sum(call, backend, out);
-      return backend.allreduce(out, o);
-    }
-    case CollectiveKind::kReduce: {
-      c10d::ReduceOptions o;
-      o.rootRank = call.peer;
-      o.reduceOp = call.peer == backend.getRank() ? average_as_sum(call, backend, out)
-                   : call.reduce == c10d::ReduceOp::AVG && backend.getBackendName() != "nccl"
-                       ? c10d::ReduceOp::SUM
-                       : call.reduce;
-      return backend.reduce(out, o);
-    }
-    case CollectiveKind::kAllGather: {
-      auto groups = in_groups(out, size);
-      need(groups.size() == in.size());
-      return backend.allgather(groups, in);
-    }
-    case CollectiveKind::kAllGatherBase:
-      need(in.size() == 1 && out.size() == 1);
-      in[0] = flat(in[0]), out[0] = flat(out[0]);
-      return backend._allgather_base(out[0], in[0]);
-    case CollectiveKind::kGather: {
-      c10d::GatherOptions o;
-      o.rootRank = call.peer;
-      std::vector<std::vector<at::Tensor>> groups;
-      if (!out.empty()) groups = in_groups(out, size);
-      return backend.gather(groups, in, o);
-    }
-    case CollectiveKind::kScatter: {
-      c10d::ScatterOptions o;
-      o.rootRank = call.peer;
-      std::vector<std::vector<at::Tensor>> groups;
-      if (!in.empty()) groups = in_groups(in, size);
-      return backend.scatter(out, groups, o);
-    }
-    case CollectiveKind::kReduceScatter: {
-      auto groups = in_groups(in, size);
-      need(groups.size() == out.size());
-      c10d::ReduceScatterOptions o;
-      o.reduceOp = average_as_sum(call, backend, out);
-      return backend.reduce_scatter(out, groups, o);
-    }
-    case CollectiveKind::kReduceScatterBase: {
-      need(in.size() == 1 && out.size() == 1);
-      in[0] = flat(in[0]), out[0] = flat(out[0]);
-      c10d::ReduceScatterOptions o;
-      o.reduceOp = average_as_sum(call, backend, out);
-      return backend._reduce_scatter_base(out[0], in[0], o);
-    }
-    case CollectiveKind::kAllToAllBase:
-      need(in.size() == 1 && out.size() == 1);
-      return backend.alltoall_base(out[0], in[0], call.output_splits, call.input_splits);
-    case CollectiveKind::kAllToAll:
-      if (backend.getBackendName() == "nccl") return backend.alltoall(out, in);
-      return all_to_all_by_base(call, backend);
-    case CollectiveKind::kBarrier:
-      return backend.barrier();
-    case CollectiveKind::kSend:
-      return backend.send(in, static_cast<int>(call.peer), static_cast<int>(call.tag));
-    case CollectiveKind::kReceive:
-      return backend.recv(out, static_cast<int>(call.peer), static_cast<int>(call.tag));
-    case CollectiveKind::kReceiveAny: {
-      need(out.size() == 2 && out[1].numel() == 1 && out[1].scalar_type() == at::kLong);
-      std::vector<at::Tensor> received{out[0]};
-      return backend.recvAnysource(received, static_cast<int>(call.tag));
-    }
-  }
-  throw LogError("unknown collective");
-}
 
 // Backends take the elements from one piece of memory, whatever the strides say; Gloo does not look at them.
 void check_dense_extent(const c10::Storage& storage, const at::Tensor& tensor) {
@@ -216,6 +76,14 @@ void check_rank(uint64_t rank, uint64_t size) {
 
 }  // namespace
 
+// A call under way. Calls of one communicator must start in their order, on whichever threads.
+struct Communicators::Running {
+  explicit Running(CollectiveCall given) : call(std::move(given)) {}
+  CollectiveCall call;
+  WorkPointer work;
+  Event started;
+};
+
 void Communicators::create(uint64_t handle, Words body) {
   Communicator c;
   c.uid_low = body.next();
@@ -229,7 +97,11 @@ void Communicators::create(uint64_t handle, Words body) {
 }
 
 void Communicators::destroy(uint64_t handle, BufferTable& table) {
-  wait_for_all(table);
+  for (auto f = in_flight_.begin(); f != in_flight_.end();) {
+    const auto next = std::next(f);
+    if (f->communicator == handle) finish(f, table);
+    f = next;
+  }
   const auto known = communicators_.find(handle);
   if (known == communicators_.end()) throw LogError("unknown communicator " + std::to_string(handle));
   for (replay::CommunicatorMark mark : marks_of(known->second)) {
@@ -240,22 +112,43 @@ void Communicators::destroy(uint64_t handle, BufferTable& table) {
   communicators_.erase(known);
 }
 
+BackendRequest Communicators::request_for(const Communicator& c) const {
+  return {hexadecimal(c.uid_high, c.uid_low), generation_, static_cast<int64_t>(c.rank),
+          static_cast<int64_t>(c.size), static_cast<int64_t>(c.timeout_ms)};
+}
+
+// Members may use a communicator for the first time in any order, as they may natively: whoever is the first
+// does not stand still until the others come. (NCCL's are connected at once, and natively it waits there,
+// too.)
+void Communicators::begin_connecting(Communicator& c) {
+  c.connecting = std::make_shared<Connecting>();
+  c.connecting->waiting = Waiting::begin(
+      [connecting = c.connecting.get(), kept = c.connecting, factory = factory_, request = request_for(c)] {
+        try {
+          connecting->backend = factory(request);
+        } catch (const std::exception& e) {
+          throw CollectiveError(std::string("cannot connect to the peers: ") + e.what());
+        }
+      });
+}
+
+void Communicators::check_reachable() const {
+  if (aborted_.load()) throw CollectiveError("communication was aborted");
+  if (replay::now_ns() < page_.partitioned_until_ns.load())
+    throw CollectiveError("cannot connect to the peers: no route to them (a drill)");
+}
+
 c10d::Backend& Communicators::connected(Communicator& c) {
   if (!c.backend) {
-    if (aborted_.load()) throw CollectiveError("communication was aborted");
-    if (replay::now_ns() < page_.partitioned_until_ns.load())
-      throw CollectiveError("cannot connect to the peers: no route to them (a drill)");
+    check_reachable();
     page_.wait_uid_low.store(0, std::memory_order_relaxed);
-    page_.in_collective.store(1);
     c10::intrusive_ptr<c10d::Backend> backend;
     try {
-      backend = factory_({hexadecimal(c.uid_high, c.uid_low), generation_, static_cast<int64_t>(c.rank),
-                          static_cast<int64_t>(c.size), static_cast<int64_t>(c.timeout_ms)});
+      const Waits waits(page_);
+      backend = factory_(request_for(c));
     } catch (const std::exception& e) {
-      page_.in_collective.store(0);
       throw CollectiveError(std::string("cannot connect to the peers: ") + e.what());
     }
-    page_.in_collective.store(0);
     std::lock_guard<std::mutex> lock(backends_mutex_);
     c.backend = std::move(backend);
   }
@@ -271,7 +164,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   if (header.kind >= replay::kCollectiveKinds)
     throw LogError("unknown collective " + std::to_string(header.kind));
   if (header.reduce_op > static_cast<uint64_t>(c10d::ReduceOp::BXOR)) throw LogError("unknown reduction");
-  Call call;
+  CollectiveCall call;
   call.kind = static_cast<CollectiveKind>(header.kind);
   call.reduce = static_cast<c10d::ReduceOp::RedOpType>(header.reduce_op);
   const bool any = call.kind == CollectiveKind::kReceiveAny;
@@ -279,7 +172,6 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   call.peer = static_cast<int64_t>(header.peer);
   call.tag = static_cast<int64_t>(header.tag);
 
-  c10d::Backend& backend = connected(c);
   std::vector<uint64_t> buffers;
   const auto tensors = [&](uint64_t n, bool written, std::vector<at::Tensor>& into) {
     body.count(n, 3);
@@ -299,45 +191,82 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   for (uint64_t i = 0; i < header.splits; i++)
     (i < header.splits / 2 ? call.output_splits : call.input_splits).push_back(checked_split(body.next()));
 
-  WorkPointer work;
-  try {
-    work = start_on(call, backend);
-  } catch (const LogError&) {
-    throw;
-  } catch (const c10::Error& e) {
-    throw CollectiveError(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    throw CollectiveError(e.what());
+  const bool message = is_point_to_point(call.kind);
+  const auto running = std::make_shared<Running>(std::move(call));
+  InFlight begun{{}, std::move(buffers), {}, replay::name_of(running->call.kind)};
+  begun.communicator = handle;
+  const std::chrono::milliseconds limit(c.timeout_ms);  // not the context's, which is one to connect in
+  if (driver_.device().is_cpu() && c.size > 1 && !adopt_connection(c)) {
+    begun.waiting = Waiting::begin([running, limit, connecting = c.connecting, before = c.deferred] {
+      connecting->waiting->wait([] { return false; });
+      if (before) before->started.wait();
+      {
+        const TellsAtEnd tells(running->started);  // also if it cannot be started: others wait for their turn
+        running->work = start_on(running->call, *connecting->backend);
+      }
+      if (!running->work->wait(limit)) throw std::runtime_error("it did not complete");
+    });
+    c.deferred = running;
+  } else {
+    try {
+      c10d::Backend& backend = connected(c);
+      const Waits waits(page_);  // the first message to a peer connects to it
+      running->work = start_on(running->call, backend);
+    } catch (const LogError&) {
+      throw;
+    } catch (const c10::Error& e) {
+      throw CollectiveError(e.what_without_backtrace());
+    } catch (const std::exception& e) {
+      throw CollectiveError(e.what());
+    }
+    begun.work = running->work;
+    begun.may_miss_abort = driver_.device().is_cpu() && !message;
+    if (driver_.device().is_cpu() && message)
+      begun.wait = [running, limit, backend = c.backend] {
+        if (!running->work->wait(limit)) throw std::runtime_error("the message did not arrive");
+      };
   }
-  if (!is_point_to_point(call.kind)) {
+  if (!message) {
     c.sequence++;
-  } else if (!any) {
-    c.peer_sequence[header.peer]++;
-    if (call.kind == CollectiveKind::kSend) c.sent[header.peer]++;
-  }
-  for (const uint64_t buffer : buffers)
-    if (BufferTable::Buffer* b = state.table().find(buffer)) b->in_flight = true;
-  // The work keeps the tensors alive until it is done, also on backends that do not.
-  auto keep = [any, work, finish = std::move(call.finish), in = std::move(call.inputs),
-               out = std::move(call.outputs)] {
-    if (finish) finish();
-    if (any) at::Tensor(out[1]).fill_(work->sourceRank());  // the second result tells who sent
-  };
-  InFlight begun{work, std::move(buffers), std::move(keep), replay::name_of(call.kind)};
-  begun.may_miss_abort = driver_.device().is_cpu() && !is_point_to_point(call.kind);
-  if (!is_point_to_point(call.kind)) {
     begun.uid_low = c.uid_low, begun.uid_high = c.uid_high, begun.sequence = c.sequence;
   } else if (!any) {
+    c.peer_sequence[header.peer]++;
+    if (running->call.kind == CollectiveKind::kSend) c.sent[header.peer]++;
     begun.uid_low = uid_of_pair(c.uid_low, header.peer, c.rank), begun.uid_high = c.uid_high;
     begun.sequence = c.peer_sequence[header.peer];
   }
+  for (const uint64_t buffer : begun.buffers)
+    if (BufferTable::Buffer* b = state.table().find(buffer)) b->in_flight = true;
+  // It keeps the tensors alive until the work is done, also on backends that do not.
+  begun.finish = [any, running] {
+    if (running->call.finish) running->call.finish();
+    if (any) running->call.outputs[1].fill_(running->work->sourceRank());  // the second result tells who sent
+  };
   in_flight_.push_back(std::move(begun));
   publish_started();
   if (any) {
-    wait_for_all(state.table());
-    c.peer_sequence[static_cast<uint64_t>(work->sourceRank())]++;
+    finish(std::prev(in_flight_.end()), state.table());
+    c.peer_sequence[static_cast<uint64_t>(running->work->sourceRank())]++;
     publish_started();
   }
+}
+
+// Whether it is connected, and everything that waited for that has been started: then the rest starts at
+// once.
+bool Communicators::adopt_connection(Communicator& c) {
+  if (c.backend) return true;
+  if (!c.connecting) {
+    check_reachable();
+    begin_connecting(c);
+    return false;
+  }
+  if (!c.connecting->waiting->is_over() || (c.deferred && !c.deferred->started.is_over())) return false;
+  if (!c.connecting->backend) return false;  // it failed, which whoever waits for its first work will hear
+  std::lock_guard<std::mutex> lock(backends_mutex_);
+  c.backend = c.connecting->backend;
+  c.connecting.reset();
+  c.deferred.reset();
+  return true;
 }
 
 // So that proxyd can tell a rank that waits for a peer's program from one that waits in vain.
@@ -365,6 +294,12 @@ void Communicators::wait(InFlight& f) {
     while (!aborted_.load()) usleep(20000);
     throw std::runtime_error("it never ended (a drill)");
   }
+  if (f.waiting) {
+    if (!f.waiting->wait([this] { return aborted_.load(); }))
+      throw std::runtime_error("communication was aborted");
+    return;
+  }
+  if (f.wait) return f.wait();
   while (f.may_miss_abort && !f.work->isCompleted()) {
     try {
       if (f.work->wait(kPatience)) return;  // some kinds never say isCompleted()
@@ -375,24 +310,29 @@ void Communicators::wait(InFlight& f) {
   if (!f.work->wait()) throw std::runtime_error("the collective did not complete");
 }
 
-void Communicators::finish_oldest(BufferTable& table) {
-  InFlight& f = in_flight_.front();
-  page_.wait_uid_low.store(f.uid_low, std::memory_order_relaxed);
-  page_.wait_uid_high.store(f.uid_high, std::memory_order_relaxed);
-  page_.wait_sequence.store(f.sequence, std::memory_order_relaxed);
-  page_.in_collective.store(1);
+// Gloo's messages do not say so: a thread waits for them from where it is first asked, which costs more than
+// to wait for them here.
+bool Communicators::is_over(InFlight& f) {
+  if (f.wait && !f.waiting) f.waiting = Waiting::begin(f.wait);
+  return f.waiting ? f.waiting->is_over() : f.work->isCompleted();
+}
+
+void Communicators::finish(std::list<InFlight>::iterator f, BufferTable& table) {
+  page_.wait_uid_low.store(f->uid_low, std::memory_order_relaxed);
+  page_.wait_uid_high.store(f->uid_high, std::memory_order_relaxed);
+  page_.wait_sequence.store(f->sequence, std::memory_order_relaxed);
   try {
-    wait(f);
+    const Waits waits(page_);
+    wait(*f);
+  } catch (const LogError&) {  // it never made sense, and was to be started on another thread
+    throw;
   } catch (const c10::Error& e) {
-    page_.in_collective.store(0);
-    throw CollectiveError(f.name + ": " + e.what_without_backtrace());
+    throw CollectiveError(f->name + ": " + e.what_without_backtrace());
   } catch (const std::exception& e) {
-    page_.in_collective.store(0);
-    throw CollectiveError(f.name + ": " + e.what());
+    throw CollectiveError(f->name + ": " + e.what());
   }
-  page_.in_collective.store(0);
-  const InFlight done = std::move(f);
-  in_flight_.pop_front();
+  const InFlight done = std::move(*f);
+  in_flight_.erase(f);
   for (const uint64_t buffer : done.buffers) {
     const bool still = std::any_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& other) {
       return std::find(other.buffers.begin(), other.buffers.end(), buffer) != other.buffers.end();
@@ -406,13 +346,31 @@ void Communicators::wait_for(uint64_t buffer, BufferTable& table) {
   for (;;) {
     const BufferTable::Buffer* b = table.find(buffer);
     if (b == nullptr || !b->in_flight) return;
-    if (in_flight_.empty()) throw LogError("a buffer is in flight without a collective");
-    finish_oldest(table);
+    const auto f = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) {
+      return std::find(one.buffers.begin(), one.buffers.end(), buffer) != one.buffers.end();
+    });
+    if (f == in_flight_.end()) throw LogError("a buffer is in flight without a collective");
+    finish(f, table);
   }
 }
 
+void Communicators::wait_for_barrier(uint64_t communicator, BufferTable& table) {
+  const std::string barrier = replay::name_of(CollectiveKind::kBarrier);
+  for (auto f = in_flight_.end(); f != in_flight_.begin();)
+    if (--f; f->communicator == communicator && f->name == barrier) return finish(f, table);
+}
+
 void Communicators::wait_for_all(BufferTable& table) {
-  while (!in_flight_.empty()) finish_oldest(table);
+  while (!in_flight_.empty()) finish(in_flight_.begin(), table);
+}
+
+bool Communicators::settled(BufferTable& table) {
+  for (auto f = in_flight_.begin(); f != in_flight_.end();) {
+    const auto next = std::next(f);
+    if (is_over(*f)) finish(f, table);
+    f = next;
+  }
+  return in_flight_.empty();
 }
 
 std::vector<replay::CommunicatorMark> Communicators::marks_of(const Communicator& c) {

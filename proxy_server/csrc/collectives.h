@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
-#include <deque>
+#include <list>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -17,6 +17,7 @@
 
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/words.h"
+#include "proxy_server/csrc/waiters.h"
 #include "replay/csrc/log_format.h"
 #include "replay/csrc/rewind.h"
 
@@ -46,8 +47,14 @@ class Communicators {
   void destroy(uint64_t handle, BufferTable& table);
   void start(uint64_t handle, Words body, DeviceState& state);
 
+  // Waits for what works on a buffer, and for nothing else: a peer may begin the rest only behind what comes
+  // next.
   void wait_for(uint64_t buffer, BufferTable& table);
+  // For the newest barrier of a communicator, if there is one.
+  void wait_for_barrier(uint64_t communicator, BufferTable& table);
   void wait_for_all(BufferTable& table);
+  // Finishes whatever has ended by itself; whether nothing is in flight.
+  bool settled(BufferTable& table);
   // After abort(): lets the broken collectives end and forgets them.
   void forget_in_flight(BufferTable& table);
   // From any thread: whoever waits for a peer gets an error at once.
@@ -68,18 +75,28 @@ class Communicators {
   void close();
 
  private:
+  struct Running;
+  struct Connecting {  // on a thread of its own
+    std::shared_ptr<Waiting> waiting;
+    c10::intrusive_ptr<c10d::Backend> backend;
+  };
   struct Communicator {
     uint64_t uid_low = 0, uid_high = 0, rank = 0, size = 0, timeout_ms = 0;
     uint64_t sequence = 0;                       // collectives of all members
     std::map<uint64_t, uint64_t> peer_sequence;  // sends and receives with one peer
     std::map<uint64_t, uint64_t> sent;           // the sends among them
     c10::intrusive_ptr<c10d::Backend> backend;
+    std::shared_ptr<Connecting> connecting;  // from its first use until there is a backend
+    std::shared_ptr<Running> deferred;       // the last call that waits for that
   };
   struct InFlight {
-    c10::intrusive_ptr<c10d::Work> work;
+    c10::intrusive_ptr<c10d::Work> work;  // none while it waits to be started
     std::vector<uint64_t> buffers;
     std::function<void()> finish;  // on the executor's thread, when the work is done
     std::string name;
+    uint64_t communicator = 0;
+    std::function<void()> wait{};                      // for a message
+    std::shared_ptr<Waiting> waiting{};                // of a message, or of what is not started
     bool may_miss_abort = false;                       // see ends()
     uint64_t uid_low = 0, uid_high = 0, sequence = 0;  // as in the control page; 0 if it cannot be named
   };
@@ -87,9 +104,14 @@ class Communicators {
   static bool used(const Communicator& c) { return c.sequence != 0 || !c.peer_sequence.empty(); }
   static std::vector<replay::CommunicatorMark> marks_of(const Communicator& c);
   c10d::Backend& connected(Communicator& c);
-  void finish_oldest(BufferTable& table);
+  void begin_connecting(Communicator& c);
+  bool adopt_connection(Communicator& c);
+  void check_reachable() const;
+  BackendRequest request_for(const Communicator& c) const;
+  void finish(std::list<InFlight>::iterator f, BufferTable& table);
   void wait(InFlight& f);
-  bool ends(const InFlight& f) const;
+  static bool is_over(InFlight& f);
+  bool ends(InFlight& f) const;
   void publish_started();
 
   const Driver& driver_;
@@ -98,8 +120,8 @@ class Communicators {
   uint32_t generation_ = 0;
   std::map<uint64_t, Communicator> communicators_;
   std::vector<replay::CommunicatorMark> given_up_;  // since the last commit
-  std::deque<InFlight> in_flight_;
-  std::vector<InFlight> abandoned_;  // aborted, and still not ended
+  std::list<InFlight> in_flight_;                   // the oldest first
+  std::vector<InFlight> abandoned_;                 // aborted, and still not ended
   std::vector<c10::intrusive_ptr<c10d::Backend>> abandoned_backends_;
   std::atomic<bool> aborted_{false};
   bool hang_next_ = false;

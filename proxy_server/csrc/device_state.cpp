@@ -15,7 +15,6 @@ namespace understudy::server {
 using replay::CommitEntry;
 using replay::LogError;
 using replay::Manifest;
-using replay::Setting;
 
 // What was born in a minibatch and is alive where its optimizer step begins: a loss is shadowed there, what
 // is larger than this (a gradient, which replicas hold too) is not.
@@ -23,7 +22,7 @@ constexpr uint64_t kMostForShadow = 1 << 20;  // bytes
 constexpr uint64_t kLeastVictim = 16;  // bytes, of what a drill spoils: a parameter rather than a counter
 
 DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy policy,
-                         Communicators& communicators)
+                         Communicators& communicators, int threads)
     : driver_(driver),
       log_(log),
       policy_(policy),
@@ -32,7 +31,8 @@ DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy polic
       table_(store_),
       shadows_(log.shadows()),
       snapshots_(driver, log, table_),
-      uploads_(driver.device()) {
+      uploads_(driver.device()),
+      settings_(threads) {
   table_.protect(policy.protect);
   start_of_session();
 }
@@ -42,41 +42,13 @@ void DeviceState::start_of_session() {
   at::Generator first = driver_.default_generator();
   first.set_current_seed(c10::default_rng_seed_val);
   generators_.emplace(0, std::move(first));
-  settings_.clear();
-  at::globalContext().setDeterministicAlgorithms(false, false);
-  at::globalContext().setFloat32MatmulPrecision("highest");
+  settings_.reset();
 }
 
 at::Generator& DeviceState::generator(uint64_t id) {
   auto it = generators_.find(id);
   if (it == generators_.end()) it = generators_.emplace(id, driver_.new_generator()).first;
   return it->second;
-}
-
-void DeviceState::set(Setting setting, uint64_t value) {
-  settings_[static_cast<uint64_t>(setting)] = value;
-  auto& context = at::globalContext();
-  switch (setting) {
-    case Setting::kThreads:
-      if (value >= 1 && value <= 1024) at::set_num_threads(static_cast<int>(value));
-      return;
-    case Setting::kDeterministic:
-      context.setDeterministicAlgorithms(value != 0, value == 2);
-      return;
-    case Setting::kMatmulPrecision:
-      context.setFloat32MatmulPrecision(value == 0 ? "highest" : value == 1 ? "high" : "medium");
-      return;
-    case Setting::kFlushDenormal:
-      context.setFlushDenormal(value != 0);
-      return;
-  }
-  throw LogError("unknown setting " + std::to_string(static_cast<uint64_t>(setting)));
-}
-
-void DeviceState::apply_deterministic() {
-  const auto asked = settings_.find(static_cast<uint64_t>(Setting::kDeterministic));
-  const uint64_t value = asked == settings_.end() ? 0 : asked->second;
-  at::globalContext().setDeterministicAlgorithms(value != 0, value == 2);
 }
 
 void DeviceState::phase(replay::Phase phase) {
@@ -100,7 +72,8 @@ bool DeviceState::committed_for_optimizer(uint64_t record_index) const {
   return e.record_index == record_index && (e.flags & replay::kCommitOptimizer) != 0;
 }
 
-uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_snapshot) {
+uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_snapshot,
+                             uint64_t step_digest) {
   communicators_.wait_for_all(table_);
   const uint64_t number = table_.epoch() + 1;
   CommitEntry e{};
@@ -109,6 +82,7 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   e.record_index = position.index;
   e.step = position.steps;
   e.call = position.call;
+  e.step_digest = step_digest;
   e.flags =
       (position.frees_done ? replay::kCommitFreesApplied : 0) | (optimizer ? replay::kCommitOptimizer : 0);
   communicators_.marks(e);
@@ -125,7 +99,8 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
         row.has_digest = 2;
       } else {
         const bool fresh = b.born == table_.epoch();
-        if (!fresh || optimizer) {  // what lives for one minibatch only is not worth a digest
+        // What lives for one minibatch only is not worth a digest; at the first commit nobody can tell.
+        if (!fresh || optimizer || number == 1) {
           if (b.digest_version != b.version) {
             b.digest = driver_.digest(b.content);
             b.digest_version = b.version;
@@ -148,10 +123,11 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
           }
         }
       }
+      b.committed_digest = row.digest;
       m.buffers.push_back(row);
     }
     m.communicators = communicators_.manifest();
-    for (const auto& [setting, value] : settings_) m.settings.push_back({setting, value});
+    m.settings = settings_.manifest();
     if (const auto place = generators ? shadows_.allocate(m.encoded_bytes(), number) : std::nullopt) {
       m.encode(shadows_.at(*place));
       e.manifest_offset = *place;
@@ -160,11 +136,18 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
       complete = false;
     }
     if (complete) e.flags |= replay::kCommitComplete;
-    if (!complete && !shadow_full_warned_) {
-      std::fprintf(stderr,
-                   "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
-                   log_.page().rank);
-      shadow_full_warned_ = true;
+    if (!complete && !incomplete_warned_) {
+      if (e.communicators > replay::kMaxCommunicators)
+        std::fprintf(
+            stderr,
+            "understudy: rank %u uses %u communicators (a peer that it exchanges messages with counts "
+            "as two), and a commit has room for %llu: commits without them cannot be restored\n",
+            log_.page().rank, e.communicators, static_cast<unsigned long long>(replay::kMaxCommunicators));
+      else
+        std::fprintf(
+            stderr, "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
+            log_.page().rank);
+      incomplete_warned_ = true;
     }
   }
   table_.commit();
@@ -199,7 +182,7 @@ void DeviceState::begin_snapshot(uint64_t serial, const CommitEntry& e) {
   Manifest rest;
   rest.commit = e.number;
   rest.communicators = communicators_.manifest();
-  for (const auto& [setting, value] : settings_) rest.settings.push_back({setting, value});
+  rest.settings = settings_.manifest();
   std::vector<std::pair<uint64_t, at::Tensor>> generators;
   for (auto& [id, g] : generators_) generators.emplace_back(id, g.get_state());
   snapshots_.begin(serial, e, std::move(rest), generators);

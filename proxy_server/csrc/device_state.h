@@ -9,6 +9,7 @@
 
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/settings.h"
 #include "proxy_server/csrc/shadow_area.h"
 #include "proxy_server/csrc/snapshots.h"
 #include "proxy_server/csrc/upload_marks.h"
@@ -34,7 +35,9 @@ struct Position {
 
 class DeviceState {
  public:
-  DeviceState(const Driver& driver, replay::LogMap& log, Policy policy, Communicators& communicators);
+  // `threads`: see Settings.
+  DeviceState(const Driver& driver, replay::LogMap& log, Policy policy, Communicators& communicators,
+              int threads);
 
   BufferTable& table() { return table_; }
   const Policy& policy() const { return policy_; }
@@ -60,18 +63,21 @@ class DeviceState {
 
   at::Generator& generator(uint64_t id);
   void forget_generator(uint64_t id) { generators_.erase(id); }
-  void set(replay::Setting setting, uint64_t value);
-  void apply_deterministic();  // as the program set it, after a validation
+  Settings& settings() { return settings_; }
   void phase(replay::Phase phase);
 
   // Makes a commit at `position` and publishes it. Returns its number. `optimizer`: a step without pre-images
   // begins right behind it; who does not live to finish it is rolled forward from there. `for_snapshot`: a
   // snapshot that is ordered may be one of this commit.
-  uint64_t commit(const Position& position, bool optimizer = false, bool for_snapshot = true);
+  // `step_digest`: of the optimizer step before it, see step_digest.h.
+  uint64_t commit(const Position& position, bool optimizer = false, bool for_snapshot = true,
+                  uint64_t step_digest = 0);
   // Whether the newest commit is of that kind, and lies at this record.
   bool committed_for_optimizer(uint64_t record_index) const;
   // Copies a portion of a snapshot, if one is being taken; whether there is more to do.
   bool advance_snapshot(uint64_t bytes) { return snapshots_.under_way() && snapshots_.advance(bytes); }
+  // Whether the commit behind so many steps is to be one of a snapshot.
+  bool snapshot_is_due(uint64_t steps) const { return snapshots_.ordered(steps) != 0; }
   // For a rank alone whose log is full: a snapshot of the commit that has just been made, at once. False if
   // it takes none.
   bool snapshot_now();
@@ -113,7 +119,6 @@ class DeviceState {
   void begin_snapshot(uint64_t serial, const replay::CommitEntry& entry);
   void load_generators(const replay::Manifest& manifest, const uint8_t* base);
   void adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base);
-  void load_settings(const replay::Manifest& manifest);
   void check_content(const replay::Manifest& manifest);
   void start_of_session();
   void begin_forward(replay::ControlPage& page);
@@ -129,9 +134,9 @@ class DeviceState {
   Snapshots snapshots_;
   UploadMarks uploads_;
   std::map<uint64_t, at::Generator> generators_;
-  std::map<uint64_t, uint64_t> settings_;
+  Settings settings_;
   uint64_t applied_floor_ = 0, floor_offset_ = 0;
-  bool shadow_full_warned_ = false;
+  bool incomplete_warned_ = false;
 };
 
 }  // namespace understudy::server

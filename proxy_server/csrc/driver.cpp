@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "proxy_server/csrc/cleared_memory.h"
 #include "replay/csrc/digest.h"
 
 namespace understudy::server {
@@ -52,6 +53,7 @@ Driver::Driver(const std::string& spec) : device_(spec) {
   if (device_.is_cpu()) {
     device_ = c10::Device(c10::kCPU);
     keep_freed_memory();
+    install_clearing_allocator();
   }
   if (device_.is_cuda()) {
     TORCH_CHECK(at::detail::getCUDAHooks().deviceCount() > device_.index(), "there is no ", spec,
@@ -70,6 +72,13 @@ c10::Storage Driver::allocate(uint64_t bytes) const {
         .storage();
   auto* allocator = at::getCPUAllocator();
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true);
+}
+
+// What was allocated and not written may be read, as a whole that is written in parts.
+c10::Storage Driver::allocate_cleared(uint64_t bytes) const {
+  c10::Storage fresh = allocate(bytes);
+  clear(fresh);
+  return fresh;
 }
 
 void Driver::clear(const c10::Storage& storage) const {

@@ -20,6 +20,7 @@ class Driver {
 
   c10::Storage allocate(uint64_t bytes) const;
   void clear(const c10::Storage& storage) const;  // to zeroes
+  c10::Storage allocate_cleared(uint64_t bytes) const;
   c10::Storage duplicate(const c10::Storage& from) const;
   void to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const;
   void from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;

@@ -18,7 +18,6 @@ using replay::Record;
 
 namespace {
 
-constexpr uint64_t kAutomaticCommitBytes = 64ull << 20;  // of log without an optimizer step
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
 constexpr uint64_t kSnapshotPortion = 1 << 20;  // bytes; a record that arrives waits for no more
@@ -43,7 +42,7 @@ Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory
       communicators(driver, log.page(), factory),
       options(o),
       validation(log.page()) {
-  state = std::make_unique<DeviceState>(driver, log, o.policy, communicators);
+  state = std::make_unique<DeviceState>(driver, log, o.policy, communicators, o.threads);
   communicators.set_generation(o.generation);
 }
 
@@ -157,8 +156,10 @@ DeviceState& Executor::parked_state() {
 uint64_t Executor::stand_at(Session& s, const std::pair<Position, uint64_t>& result) {
   s.at = result.first;
   s.roll = {};
+  s.step_digest.reset();
   rolling_.store(false);
-  s.commit_pending = false;
+  s.commit_pending = s.in_step = false;
+  s.pending_since = 0;
   s.log.page().cursor_index.store(s.at.index);
   s.log.page().cursor.store(s.at.offset);
   return result.second;
@@ -315,14 +316,15 @@ void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
     s.state->apply_floor();
     return;
   }
-  if (replay::now_ns() - idle_since_ns < kPressurePatienceNs && s.options.policy.protect) return;
-  if (!s.options.policy.protect || s.log.page().degraded.load() != 0)
-    return s.state->cut_log();  // said already
+  // Where that happens again and again there is too little memory for what the program does between commits.
+  const uint64_t patience = kPressurePatienceNs >> std::min<uint32_t>(s.cuts, 6);
+  if (replay::now_ns() - idle_since_ns < patience && s.options.policy.protect) return;
+  if (!s.options.policy.protect || s.cuts++ != 0) return s.state->cut_log();  // said already
   std::fprintf(
       stderr,
       "understudy: the log of rank %u is full (%llu MiB, and %llu MiB for templates of calls) and its "
       "peers hold no matching commit; it is cut here. "
-      "Training goes on, but a fault before the next commit cannot be survived\n",
+      "Training goes on, but a fault before the next commit cannot be survived. It is said only once\n",
       s.log.page().rank, static_cast<unsigned long long>(s.log.segment_bytes() * s.log.segment_count() >> 20),
       static_cast<unsigned long long>(s.log.dictionary_bytes() >> 20));
   s.state->cut_log();
@@ -330,8 +332,7 @@ void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
 
 State Executor::run_records(Session& s) {
   auto& page = s.log.page();
-  if (s.options.threads > 0)
-    s.state->set(replay::Setting::kThreads, static_cast<uint64_t>(s.options.threads));
+  s.state->settings().apply();
   load_drills(s);
   // Spin only where this rank has two cores to itself (worker and server).
   s.spins = available_cores() >= 2 * static_cast<int>(page.world);
@@ -339,6 +340,7 @@ State Executor::run_records(Session& s) {
   page.call.store(s.at.call);
   s.step_offset = s.last_commit_offset = s.at.offset;
   begin_minibatch(s);
+  const uint64_t much = replay::automatic_commit_bytes(page);
   uint64_t tail = page.tail.load(std::memory_order_acquire);
   replay::LogReader reader(s.log);
   for (;;) {
@@ -365,8 +367,10 @@ State Executor::run_records(Session& s) {
     }
     if (kind == Kind::kEnd) return State::kEnded;
     // Long stretches without an optimizer step (evaluation, generation): the log must not grow for ever.
-    if (replay::is_sync(kind) && s.at.offset - s.last_commit_offset > kAutomaticCommitBytes &&
-        !s.commit_pending &&
+    // Where the program reads a value, as a rule: there its ranks stand at the same place.
+    const uint64_t uncommitted = s.at.offset - s.last_commit_offset;
+    if (__builtin_expect(uncommitted > much, 0) && (replay::is_sync(kind) || uncommitted > 2 * much) &&
+        !s.commit_pending && s.communicators.settled(s.state->table()) &&
         page.phase.load(std::memory_order_relaxed) == static_cast<uint32_t>(replay::Phase::kForwardBackward))
       make_commit(s, s.at);
   }
@@ -377,7 +381,7 @@ State Executor::run_records(Session& s) {
 State Executor::parked_at(Session& s) {
   const bool only = s.options.policy.protect && !s.options.policy.optimizer_preimages;
   try {
-    if (only && s.commit_pending && !s.communicators.under_way()) make_commit(s, s.at);
+    if (only && s.commit_pending && s.communicators.settled(s.state->table())) make_commit(s, s.at);
   } catch (const RollForwardRefused&) {  // whoever asked to park sees that there is no commit
   }
   return State::kParked;
@@ -405,7 +409,7 @@ void Executor::begin_record(Session& s, const Record& r, const uint64_t* frees) 
   // optimizer step (zero_grad) is then no longer part of it.
   const auto kind = static_cast<Kind>(r.kind);
   const bool optimizer = kind == Kind::kPhase && begins_optimizer(s, r);
-  if (optimizer || (s.commit_pending && kind != Kind::kFree)) {
+  if (optimizer || (s.commit_pending && kind != Kind::kFree && may_commit(s))) {
     Position here = s.at;
     here.call--;  // this record has not run
     make_commit(s, here, optimizer);

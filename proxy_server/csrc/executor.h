@@ -19,6 +19,7 @@
 #include "proxy_server/csrc/device_state.h"
 #include "proxy_server/csrc/pinned_log.h"
 #include "proxy_server/csrc/roll_forward.h"
+#include "proxy_server/csrc/step_digest.h"
 #include "proxy_server/csrc/template_cache.h"
 #include "proxy_server/csrc/validation.h"
 #include "replay/csrc/log_reader.h"
@@ -82,9 +83,13 @@ class Executor {
     std::unique_ptr<DeviceState> state;
     AttachOptions options;
     Validation validation;
+    uint32_t cuts = 0;  // of a log that was full
     RollForward roll;
+    StepDigest step_digest;
     Position at;
     bool commit_pending = false;
+    bool in_step = false;        // of an optimizer
+    uint64_t pending_since = 0;  // offset of the first record at which it had to wait; 0: none
     TemplateCache templates{log, driver};
     torch::jit::Stack stack;  // of the running operator
     std::vector<uint64_t> calls_per_step, bytes_per_step;
@@ -108,6 +113,8 @@ class Executor {
   void run_record(Session& s, const replay::Record& r, uint64_t* body);
   void begin_record(Session& s, const replay::Record& r, const uint64_t* frees);
   void make_commit(Session& s, const Position& position, bool optimizer = false);
+  bool settles(Session& s, uint64_t patience_ns);
+  bool may_commit(Session& s);
   bool begins_optimizer(Session& s, const replay::Record& r) const;
   bool runs_in_roll(Session& s, const replay::Record& r, const uint64_t* reply_words, Words words);
   void relieve_pressure(Session& s, uint64_t idle_since_ns);

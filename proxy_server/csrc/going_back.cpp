@@ -7,7 +7,6 @@ namespace understudy::server {
 using replay::CommitEntry;
 using replay::LogError;
 using replay::Manifest;
-using replay::Setting;
 
 // And where what it names lies. A commit that the rank was brought to by its snapshot has none of its own.
 Manifest DeviceState::manifest_of(uint64_t number, const uint8_t*& base) const {
@@ -25,10 +24,6 @@ void DeviceState::load_generators(const Manifest& manifest, const uint8_t* base)
     kept.emplace(g.generator, std::move(generator));
   }
   generators_ = std::move(kept);
-}
-
-void DeviceState::load_settings(const Manifest& manifest) {
-  for (const auto& s : manifest.settings) set(static_cast<Setting>(s.setting), s.value);
 }
 
 // Every commit stands at the beginning of a FORWARD_BACKWARD phase.
@@ -60,9 +55,11 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   const Manifest manifest = manifest_of(target, base);
   shadows_.rewind(target);
   for (auto& [handle, b] : table_.buffers()) b.shadow_version = b.digest_version = ~0ull;
+  for (const auto& row : manifest.buffers)
+    if (BufferTable::Buffer* b = table_.find(row.handle)) b->committed_digest = row.digest;
   if (driver_.device().is_cpu()) check_content(manifest);
   load_generators(manifest, base);
-  load_settings(manifest);
+  settings_.load(manifest.settings);
   communicators_.restore(manifest.communicators);
   return {position_of(e), bytes};
 }
@@ -114,7 +111,7 @@ std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
     bytes += row.bytes;
   }
   load_generators(manifest, shadows_.at(0));
-  load_settings(manifest);
+  settings_.load(manifest.settings);
   communicators_.restore(manifest.communicators);
   return {position_of(e), bytes};
 }
@@ -136,7 +133,7 @@ std::pair<Position, uint64_t> DeviceState::restore_snapshot(uint64_t target) {
     bytes += row.bytes;
   }
   load_generators(manifest, snapshots_.at(0));
-  load_settings(manifest);
+  settings_.load(manifest.settings);
   communicators_.restore(manifest.communicators);
   // It is the rank's newest commit now, though without a manifest in `shadow`: that one is of the snapshot.
   e.manifest_offset = e.manifest_bytes = 0;
@@ -154,6 +151,7 @@ void DeviceState::adopt_buffer(const replay::ManifestBuffer& row, const uint8_t*
     return;
   }
   BufferTable::Buffer& b = table_.adopt(row.handle, driver_.allocate(row.bytes), true);
+  b.committed_digest = row.digest;
   if (row.shadow_offset == replay::kNotShadowed) return;
   driver_.from_host(b.content, 0, row.bytes, base + row.shadow_offset);
   if (row.has_digest == 1 && driver_.digest(b.content) != row.digest)

@@ -1,10 +1,13 @@
 // Where minibatches, commits and validations begin and end in the log.
 #include <ATen/Context.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 
 #include "proxy_server/csrc/executor.h"
+#include "replay/csrc/futex.h"
 #include "replay/csrc/names.h"
 
 namespace understudy::server {
@@ -13,6 +16,12 @@ using replay::Kind;
 using replay::Record;
 
 namespace {
+
+constexpr uint64_t kLongestPending = 8 << 20;  // bytes of log
+// How long a commit, one that a snapshot is due at, and a validation wait for peers that are about to finish.
+constexpr uint64_t kPatienceNs = 500'000, kSnapshotPatienceNs = 100'000'000;
+constexpr uint64_t kValidationPatienceNs = 500'000'000;  // less than a server that sleeps is given
+constexpr useconds_t kLookUs = 20;
 
 uint64_t median(std::vector<uint64_t> values) {
   if (values.empty()) return 0;
@@ -31,10 +40,35 @@ bool Executor::begins_optimizer(Session& s, const Record& r) const {
          !s.state->committed_for_optimizer(r.index);
 }
 
+// Whether nothing is in flight any more within so long.
+bool Executor::settles(Session& s, uint64_t patience_ns) {
+  for (const uint64_t until = replay::now_ns() + patience_ns;; usleep(kLookUs)) {
+    if (s.communicators.settled(s.state->table())) return true;
+    if (replay::now_ns() > until || park_requested_.load()) return false;
+  }
+}
+
+// A commit has nothing in flight, and waits for nobody: a peer may begin its part only behind what comes
+// next. It is made at the first record at which that is so; if none comes for long, by waiting after all. Not
+// in the midst of the next step, which brings a commit of its own; and not where there is no other to go back
+// to.
+bool Executor::may_commit(Session& s) {
+  const Policy& policy = s.options.policy;
+  const bool only = policy.protect && !policy.optimizer_preimages;
+  if (!s.communicators.under_way() || only || settles(s, 0)) return true;
+  if (s.in_step) return false;
+  if (s.pending_since == 0 &&
+      settles(s, s.state->snapshot_is_due(s.at.steps) ? kSnapshotPatienceNs : kPatienceNs))
+    return true;
+  s.log.page().phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
+  if (s.pending_since == 0) s.pending_since = s.at.offset;
+  return s.at.offset - s.pending_since > kLongestPending;
+}
+
 void Executor::make_commit(Session& s, const Position& position, bool optimizer) {
   if (s.roll.active()) {
     if (!s.commit_pending) throw RollForwardRefused("a step begins within the step");
-    s.roll.finish(*s.state);
+    s.roll.finish(*s.state, s.step_digest.value());
     rolling_.store(false);
   }
   {
@@ -43,9 +77,13 @@ void Executor::make_commit(Session& s, const Position& position, bool optimizer)
     replicated_inbox_.reset();
   }
   // Everything is about to change where a step begins, unless one has just ended: no place for a snapshot.
-  const bool for_snapshot = !optimizer || s.commit_pending;
-  s.state->commit(position, optimizer, for_snapshot);
+  // Nor is one that had to wait, as the next minibatch has begun; unless there would never be another.
+  const bool late = s.pending_since != 0 && position.offset - s.pending_since <= kLongestPending;
+  const bool for_snapshot = (!optimizer || s.commit_pending) && !late;
+  s.state->commit(position, optimizer, for_snapshot, s.step_digest.value());
+  s.step_digest.reset();
   s.commit_pending = false;
+  s.pending_since = 0;
   s.last_commit_offset = position.offset;
 }
 
@@ -87,9 +125,11 @@ std::string Executor::name_of_record(Session& s, uint64_t index) {
 // The end of a backward pass that is being validated; throws ValidationPause after the first pass.
 void Executor::validate(Session& s, const Record& r) {
   if (static_cast<replay::Phase>(r.aux) != replay::Phase::kOptimizer) return;
+  // Peers may come only behind this, so that what is in flight is not waited for at any price.
+  if (!s.validation.has_first() && !settles(s, kValidationPatienceNs)) return s.validation.leave_out();
   if (s.validation.at_end(*s.state))
     throw ValidationPause("validation of step " + std::to_string(s.at.steps + 1));
-  if (s.driver.device().is_cuda()) s.state->apply_deterministic();
+  if (s.driver.device().is_cuda()) s.state->settings().apply(replay::Setting::kDeterministic);
   std::string message = s.validation.difference();
   if (const auto record = s.validation.differing_record(); record && !message.empty())
     message = "replay differs: " + message + " (" + name_of_record(s, *record) + ")";

@@ -7,6 +7,7 @@
 #include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/executor.h"
+#include "replay/csrc/torch_settings.h"
 #include "proxy_server/csrc/operator_library.h"
 
 namespace py = pybind11;
@@ -117,6 +118,16 @@ PYBIND11_MODULE(_server, m) {
       "sticky_error",
       [](const std::string& message) { return std::string(understudy::server::sticky_error(message)); },
       "The part of a message that names an error of the driver which nothing in the process survives.");
+  m.def(
+      "settings",
+      [] {
+        std::vector<std::tuple<uint64_t, uint64_t, std::optional<uint64_t>>> rows;
+        for (const auto& row : understudy::replay::torch_settings())
+          rows.emplace_back(static_cast<uint64_t>(row.setting), row.most, understudy::replay::value_of(row));
+        return rows;
+      },
+      "Number, largest value and present value of every setting of PyTorch's, as the calling thread has "
+      "them.");
   py::class_<Executor>(m, "Executor")
       .def(py::init(&make_executor))
       .def("attach", &attach, py::arg("log_directory"), py::kw_only(), py::arg("device"), py::arg("threads"),
@@ -129,10 +140,12 @@ PYBIND11_MODULE(_server, m) {
       .def(
           "roll_forward",
           [](Executor& e, std::vector<uint64_t> rolled, std::vector<uint64_t> steady,
-             std::vector<uint64_t> own, std::vector<uint64_t> lost) {
-            e.roll_forward({std::move(rolled), std::move(steady), std::move(own), std::move(lost)});
+             std::vector<uint64_t> own, std::vector<uint64_t> lost, uint64_t step_digest) {
+            e.roll_forward(
+                {std::move(rolled), std::move(steady), std::move(own), std::move(lost), step_digest});
           },
-          py::kw_only(), py::arg("rolled"), py::arg("steady"), py::arg("own"), py::arg("lost"), Release())
+          py::kw_only(), py::arg("rolled"), py::arg("steady"), py::arg("own"), py::arg("lost"),
+          py::arg("step_digest"), Release())
       .def("rebuild", &Executor::rebuild, Release())
       .def("detach", &Executor::detach, Release())
       .def("set_replicated", &Executor::set_replicated, Release())

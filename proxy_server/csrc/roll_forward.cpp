@@ -2,65 +2,31 @@
 
 #include <ATen/core/enum_tag.h>
 
-#include "proxy_server/csrc/composite.h"
+#include "proxy_server/csrc/call_values.h"
 
 namespace understudy::server {
 
 using replay::LogError;
-using replay::Tag;
 
-// What a call uses, without running it.
+// What a call uses, without running it: a visitor of its values.
 struct Footprint {
   std::vector<uint64_t> read, written;
   std::vector<std::pair<uint64_t, uint64_t>> results;  // handle, bytes
   bool draws = false;                                  // random numbers
   bool host_content = false;  // a tensor of the worker's host, of which nobody knows whether replicas had it
+
+  void tensor(uint64_t handle, bool is_written) { (is_written ? written : read).push_back(handle); }
+  void host(const uint8_t*, uint64_t, bool wrapped_number) { host_content = host_content || !wrapped_number; }
+  void numbers(const uint64_t*, uint64_t) {}
+  void generator(uint64_t) { draws = true; }
+  void composite() { throw RollForwardRefused("a call takes a sparse or nested tensor"); }
 };
 
 namespace {
 
-void add_argument(const ArgumentSpec& a, Words& words, Footprint& call) {
-  switch (a.tag) {
-    case Tag::kTensor:
-      (a.written ? call.written : call.read).push_back(words.next());
-      return;
-    case Tag::kCpuTensor: {
-      uint64_t bytes = a.tensor->type.itemsize();
-      for (const int64_t size : a.tensor->sizes) bytes *= static_cast<uint64_t>(size);
-      words.take_bytes(bytes);
-      if ((a.tensor->flags & replay::kWrappedNumber) == 0) call.host_content = true;
-      return;
-    }
-    case Tag::kSparse:
-    case Tag::kSparseCompressed:
-    case Tag::kNested:
-      throw RollForwardRefused("a call takes a sparse or nested tensor");
-    case Tag::kTensorList:
-    case Tag::kOptionalTensorList:
-    case Tag::kList:
-      for (const ArgumentSpec& item : a.items) add_argument(item, words, call);
-      return;
-    case Tag::kDouble:
-      words.take(1);
-      return;
-    case Tag::kComplex:
-      words.take(2);
-      return;
-    case Tag::kDoubleList:
-      words.take(a.count);
-      return;
-    case Tag::kGenerator:
-      words.take(1);
-      call.draws = true;
-      return;
-    default:
-      return;
-  }
-}
-
 Footprint footprint_of(const Template& t, Words& words) {
   Footprint call;
-  for (const ArgumentSpec& a : t.arguments) add_argument(a, words, call);
+  visit_values(t, words, call);
   call.draws = call.draws || t.op.hasTag(at::Tag::nondeterministic_seeded);
   return call;
 }
@@ -84,6 +50,7 @@ void RollForward::begin(const Contents& contents, DeviceState& state) {
   mark(contents.own, kOwn, false);
   mark(contents.lost, kTainted, false);
   for (const uint64_t handle : contents.lost) state.mark_lost(handle);
+  step_digest_ = contents.step_digest;
   state.table().seal();  // its memory is not that of the commit
   active_ = true;
 }
@@ -167,7 +134,7 @@ void RollForward::check_resize(uint64_t handle) const {
     throw RollForwardRefused(named(handle) + " changes its size");
 }
 
-void RollForward::finish(DeviceState& state) {
+void RollForward::finish(DeviceState& state, uint64_t step_digest) {
   for (const auto& [handle, mark] : marks_) {
     if (state.table().find(handle) == nullptr) continue;
     if ((mark & kTainted) != 0)
@@ -176,6 +143,8 @@ void RollForward::finish(DeviceState& state) {
       throw RollForwardRefused("this rank did not change " + named(handle) +
                                " in the step, as its replica did");
   }
+  if (step_digest == 0 || step_digest != step_digest_)
+    throw RollForwardRefused("the step of its replica was another one");
   marks_.clear();
   active_ = false;
 }

@@ -5,9 +5,10 @@
 // always. A call that would read or change one of them is not run: what it would have made of rolled buffers
 // they hold already, and whatever else it would have made has no content (`tainted`).
 //
-// That is right only if the replica did the same with the same contents. So nothing that the replica does not
-// hold too (`own`, and what comes from it) may go into a rolled buffer, every rolled buffer must be changed
-// by the program here as well, and no value of a call that was not run may be told, or outlive the step.
+// That is right only if the replica did the same with the same contents, which the digests of both steps
+// tell at its end. So nothing that the replica does not hold too (`own`, and what comes from it) may go into
+// a rolled buffer, every rolled buffer must be changed by the program here as well, and no value of a call
+// that was not run may be told, or outlive the step.
 #pragma once
 #include <cstdint>
 #include <stdexcept>
@@ -32,6 +33,7 @@ class RollForward {
     std::vector<uint64_t> steady;  // of its beginning, and of its end as well
     std::vector<uint64_t> own;     // the replica does not hold it at the beginning
     std::vector<uint64_t> lost;    // it could not be had
+    uint64_t step_digest;          // of the replica's step, see step_digest.h
   };
 
   // The state is that of the commit at which the step begins, but for these. Throws LogError if it is not.
@@ -49,7 +51,7 @@ class RollForward {
 
   void forget(uint64_t handle) { marks_.erase(handle); }
   // The step's commit is about to be made. Throws RollForwardRefused if the state is not the program's.
-  void finish(DeviceState& state);
+  void finish(DeviceState& state, uint64_t step_digest);
 
  private:
   enum Mark : uint8_t { kRolled = 1, kTainted = 2, kOwn = 4, kSteady = 8, kChanged = 16 };
@@ -60,6 +62,7 @@ class RollForward {
   void skip(const Template& t, const struct Footprint& call, bool own, DeviceState& state);
 
   bool active_ = false;
+  uint64_t step_digest_ = 0;
   bool own_results_ = false;  // of the synchronous call that runs
   std::unordered_map<uint64_t, uint8_t> marks_;
 };

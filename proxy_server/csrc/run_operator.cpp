@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "proxy_server/csrc/call_results.h"
+#include "proxy_server/csrc/cleared_memory.h"
 #include "proxy_server/csrc/composite.h"
 #include "proxy_server/csrc/executor.h"
 
@@ -198,6 +199,13 @@ bool is_view(const at::Tensor& result, const TensorSpec& want) {
          impl.autograd_meta() == nullptr;
 }
 
+// A GPU's allocator cannot be told to.
+void clear_results(const torch::jit::Stack& stack) {
+  if (at::globalContext().deterministicAlgorithms()) return;  // they are filled already
+  for (const c10::IValue& value : stack)
+    if (value.isTensor() && value.toTensor().layout() == at::kStrided) value.toTensor().zero_();
+}
+
 }  // namespace
 
 // The result becomes the buffer `handle`, in the layout the worker expects.
@@ -209,13 +217,13 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
               " gave a ", result.scalar_type(), " tensor of shape ", result.sizes(),
               " where the worker expects ", want.dtype, " ", c10::IntArrayRef(want.sizes));
   bool same = result.storage().use_count() == 1 && result.storage_offset() == want.offset &&
-              result.storage().nbytes() >= spec.storage_bytes &&
+              result.storage().nbytes() == spec.storage_bytes &&
               result.is_conj() == ((want.flags & replay::kConjugate) != 0) &&
               result.is_neg() == ((want.flags & replay::kNegative) != 0);
   for (size_t i = 0; same && result.numel() > 1 && i < want.sizes.size(); i++)
     same = want.sizes[i] == 1 || want.strides[i] == result.stride(static_cast<int64_t>(i));
   if (!same) {
-    c10::Storage storage = s.driver.allocate(spec.storage_bytes);
+    c10::Storage storage = s.driver.allocate_cleared(spec.storage_bytes);
     view_of(storage, want, s.driver).copy_(result);
     s.state->create(handle, std::move(storage));
   } else {
@@ -223,15 +231,13 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
     if (is_view(result, want)) content.keep(want.serial, std::move(result));
     s.state->create(handle, std::move(content));
   }
-  if (__builtin_expect(s.validation.active(), 0)) {
-    Content& content = s.state->read(handle);
-    if (t.name.find("empty") != std::string::npos) s.driver.clear(content);  // what nobody wrote is no result
-    s.validation.note(s.at.index, handle, s.state->digest(content));
-  }
+  if (__builtin_expect(s.validation.active(), 0))
+    s.validation.note(s.at.index, handle, s.state->digest(s.state->read(handle)));
 }
 
 // Runs the kernel: arguments on the stack become results.
 void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, bool told) {
+  const ClearedMemory cleared(t.leaves_unwritten || s.validation.active());
   std::optional<at::NoGradGuard> unrecorded;
   if (__builtin_expect(t.without_gradients, 0)) unrecorded.emplace();
   if (t.on_driver) {
@@ -239,6 +245,7 @@ void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, 
   } else {
     t.op.callBoxed(s.stack);
   }
+  if (__builtin_expect(t.only_allocates, 0) && s.driver.device().is_cuda()) clear_results(s.stack);
   if (__builtin_expect(s.validation.active(), 0)) written.note(s.validation, s.at.index, *s.state);
   written.check(t, s.stack, told);
 }
@@ -289,6 +296,9 @@ void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_wo
     results.add(is_one_of(value, written_composites) ? c10::IValue() : value);
   for (const at::Tensor& composite : written_composites) results.add(composite);
   if (__builtin_expect(s.roll.active(), 0)) s.roll.note_results(first_handle, *s.state);
+  if (__builtin_expect(s.validation.active(), 0))
+    for (uint64_t handle = first_handle; handle < results.end_handle(); handle++)
+      s.validation.note(s.at.index, handle, s.state->digest(s.state->read(handle)));
   const std::vector<uint64_t>& answer = results.words();
   reply(s, reply_words, answer.data(), 8 * answer.size(), ErrorKind::kNone);
 }

@@ -2,6 +2,7 @@
 #include <ATen/native/Resize.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/executor.h"
@@ -26,6 +27,11 @@ ErrorKind kind_of(const c10::Error& e) {
   if (dynamic_cast<const c10::TypeError*>(&e) != nullptr) return ErrorKind::kType;
   if (dynamic_cast<const c10::NotImplementedError*>(&e) != nullptr) return ErrorKind::kNotImplemented;
   if (dynamic_cast<const c10::OutOfMemoryError*>(&e) != nullptr) return ErrorKind::kOutOfMemory;
+  if (dynamic_cast<const c10::LinAlgError*>(&e) != nullptr) return ErrorKind::kLinAlg;
+  if (dynamic_cast<const c10::BufferError*>(&e) != nullptr) return ErrorKind::kBuffer;
+  // A CPU's allocator raises no error of its own.
+  if (std::strstr(e.what(), "DefaultCPUAllocator: can't allocate memory") != nullptr)
+    return ErrorKind::kOutOfMemory;
   return ErrorKind::kRuntime;
 }
 
@@ -59,6 +65,11 @@ void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64
     return;
   }
   if (bytes > s.log.reply_bytes() - sizeof(replay::ReplyHeader)) throw LogError("a reply is too large");
+  if (!s.log.reserve_reply(sizeof(replay::ReplyHeader) + bytes)) {
+    const std::string message = "shared memory is full: /dev/shm has no room for a value of " +
+                                std::to_string(bytes) + " bytes that the program reads";
+    return reply(s, reply_words, message.data(), message.size(), ErrorKind::kOutOfMemory, comparable);
+  }
   auto* header = reinterpret_cast<replay::ReplyHeader*>(s.log.reply());
   *header = {bytes, static_cast<uint32_t>(error), 0};
   if (bytes != 0) std::memcpy(header + 1, data, bytes);
@@ -138,6 +149,7 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
     return;
   }
   try {
+    if (__builtin_expect(s.step_digest.active(), 0)) s.step_digest.add(r, words, s.templates, *s.state);
     if (__builtin_expect(s.roll.active(), 0) && !runs_in_roll(s, r, body, words)) return;
     switch (kind) {
       case Kind::kOperator:
@@ -149,14 +161,11 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kEnd:
         return;
       case Kind::kAllocate: {
-        c10::Storage fresh = s.driver.allocate(checked_bytes(words.next()));
-        if (__builtin_expect(s.validation.active(), 0)) s.driver.clear(fresh);
-        return s.state->create(r.aux, std::move(fresh));
+        return s.state->create(r.aux, s.driver.allocate_cleared(checked_bytes(words.next())));
       }
       case Kind::kResize: {
         const uint64_t bytes = checked_bytes(words.next());
-        c10::Storage fresh = s.driver.allocate(bytes);
-        if (__builtin_expect(s.validation.active(), 0)) s.driver.clear(fresh);
+        c10::Storage fresh = s.driver.allocate_cleared(bytes);
         const c10::Storage& old = s.state->write(r.aux);
         if (const uint64_t kept = std::min<uint64_t>(bytes, old.nbytes()); kept != 0) {
           std::vector<uint8_t> content(kept);
@@ -202,14 +211,19 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kPhase: {
         if (r.aux > static_cast<uint64_t>(replay::Phase::kOptimizer)) throw LogError("unknown phase");
         page.phase.store(static_cast<uint32_t>(r.aux), std::memory_order_relaxed);
+        s.in_step = static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
+        if (s.in_step && s.options.policy.protect && !s.options.policy.optimizer_preimages)
+          s.step_digest.begin();
         return s.state->phase(static_cast<replay::Phase>(r.aux));
       }
       case Kind::kCommit:
         if (static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep) end_of_step(s);
         s.commit_pending = true;
+        s.in_step = false;
+        s.step_digest.end();
         return;
       case Kind::kSetting:
-        return s.state->set(static_cast<replay::Setting>(r.aux), words.next());
+        return s.state->settings().set(static_cast<replay::Setting>(r.aux), words.next());
       case Kind::kCommunicatorCreate:
         return s.communicators.create(r.aux, words);
       case Kind::kCommunicatorDestroy:
@@ -217,7 +231,18 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kCollective:
         return s.communicators.start(r.aux, words, *s.state);
       case Kind::kSynchronize:
-        s.communicators.wait_for_all(s.state->table());
+        switch (static_cast<replay::WaitFor>(r.aux)) {
+          case replay::WaitFor::kEverything:
+            s.communicators.wait_for_all(s.state->table());
+            break;
+          case replay::WaitFor::kStream:
+            break;
+          case replay::WaitFor::kBarrier:
+            s.communicators.wait_for_barrier(words.next(), s.state->table());
+            break;
+          default:
+            throw LogError("nobody knows what to wait for");
+        }
         s.driver.synchronize();
         return reply(s, body, nullptr, 0, ErrorKind::kNone);
       case Kind::kMemory: {

@@ -33,6 +33,13 @@ class Validation {
     now_ = {};
   }
   bool active() const { return active_; }
+  bool has_first() const { return first_.has_value(); }
+  // Nothing is found out about this minibatch; peers that stand at its end learn from the order that is gone.
+  void leave_out() {
+    active_ = false;
+    uint64_t order = step_;
+    page_.validate_step.compare_exchange_strong(order, 0);
+  }
 
   // A call ended: remember what it left in the buffers that it made or changed.
   void note(uint64_t record, uint64_t handle, uint64_t digest) {

@@ -24,7 +24,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 8;
+inline constexpr uint32_t kVersion = 9;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -55,15 +55,65 @@ enum class Kind : uint16_t {
   kCommunicatorCreate = 15,   // aux = communicator; [uid low, uid high, rank, size, timeout ms]
   kCommunicatorDestroy = 16,  // aux = communicator
   kCollective = 17,           // aux = communicator; CollectiveHeader, then raw tensors
-  kSynchronize = 18,          // sync; waits for everything before it
+  kSynchronize = 18,          // aux = WaitFor; sync; [communicator]; waits for what was appended before it
   kEnd = 19,                  // sync; orderly end of the session
   kMemory = 20,               // aux = MemoryQuery; sync; the reply is a MemoryStatistics, not compared
 };
 inline constexpr uint16_t kKinds = 21;
 
 enum class Phase : uint32_t { kForwardBackward = 0, kOptimizer = 1 };
+// Everything: also collectives in flight; the stream: not for those (whoever needs their results does); a
+// barrier: the communicator's newest.
+enum class WaitFor : uint64_t { kEverything = 0, kStream = 1, kBarrier = 2 };
 enum class CommitKind : uint64_t { kStep = 0, kAutomatic = 1 };
-enum class Setting : uint64_t { kThreads = 0, kDeterministic = 1, kMatmulPrecision = 2, kFlushDenormal = 3 };
+// What each is, and how it is read and set: torch_settings.h.
+enum class Setting : uint64_t {
+  kThreads = 0,
+  kDeterministic = 1,
+  kMatmulPrecision = 2,
+  kFlushDenormal = 3,
+  kDefaultDtype = 4,
+  kFillUninitialized = 5,
+  kTf32Cudnn = 6,
+  kTf32OneDnn = 7,
+  kFloat32 = 8,
+  kFloat32OneDnn = 9,
+  kFloat32OneDnnConvolution = 10,
+  kFloat32OneDnnRecurrent = 11,
+  kFloat32OneDnnProduct = 12,
+  kFloat32Cuda = 13,
+  kFloat32CudaConvolution = 14,
+  kFloat32CudaRecurrent = 15,
+  kFloat32CudaProduct = 16,
+  kFloat16ReductionCublas = 17,
+  kBFloat16ReductionCublas = 18,
+  kFloat16AccumulationCublas = 19,
+  kFloat16ReductionCpu = 20,
+  kOneDnn = 21,
+  kOneDnnDeterministic = 22,
+  kNnpack = 23,
+  kCudnn = 24,
+  kCudnnBenchmark = 25,
+  kCudnnBenchmarkLimit = 26,
+  kCudnnDeterministic = 27,
+  kCudnnDepthwise = 28,
+  kMiopenImmediate = 29,
+  kFlashAttention = 30,
+  kFlashAttention3 = 31,
+  kMemoryEfficientAttention = 32,
+  kMathAttention = 33,
+  kCudnnAttention = 34,
+  kOverrideableAttention = 35,
+  kMathAttentionReduction = 36,
+  kAttentionOrder = 37,
+  kLinalgBackend = 38,
+  kBlasBackend = 39,
+  kRocmAttention = 40,
+  kSmCarveout = 41,
+  kQuantizedEngine = 42,
+  kSparseInvariants = 43,
+};
+inline constexpr uint64_t kSettings = 44;
 
 // 24 bytes.  A record's body starts with `frees` handles that are freed before it runs.  A sync record's body
 // goes on with [sequence, digest of the delivered reply (written by the server, 0 = none yet)].
@@ -184,6 +234,8 @@ enum class ErrorKind : uint32_t {
   kOutOfMemory = 6,
   kDistributed = 7,
   kLost = 8,
+  kLinAlg = 9,
+  kBuffer = 10,
 };
 // Numbers of recovery/faults.py. The server does them itself, but for those that only proxyd can do: there it
 // waits until proxyd has.
@@ -236,7 +288,10 @@ struct CommitEntry {
   uint64_t manifest_offset, manifest_bytes;  // in `shadow`; 0 bytes = none (no protection)
   uint32_t flags, communicators;
   CommunicatorMark communicator[kMaxCommunicators];
+  // Of the optimizer step before it (proxy_server/csrc/step_digest.h); 0 = nobody knows. Not in stored rows.
+  uint64_t step_digest;
 };
+inline constexpr uint64_t kStoredCommitBytes = offsetof(CommitEntry, step_digest);
 
 // The whole state at a commit, in `snapshot`: with the log since then this rank can be rebuilt by itself. The
 // manifest that `commit` names lies in `snapshot` too.

@@ -36,12 +36,11 @@ void create_file(const std::string& path, uint64_t bytes) {
   if (ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) fail("cannot size", path);
 }
 
-// Unlike the other files, which are sparse, this one must never meet a full /dev/shm later.
-void reserve_file(const std::string& path) {
+// The beginning of a file that must not meet a full /dev/shm later; the rest is sparse.
+void reserve_file(const std::string& path, uint64_t bytes) {
   File file{open(path.c_str(), O_RDWR | O_CLOEXEC)};
-  struct stat status{};
-  if (file.fd < 0 || fstat(file.fd, &status) != 0) fail("cannot open", path);
-  if (const int error = posix_fallocate(file.fd, 0, status.st_size); error != 0) {
+  if (file.fd < 0) fail("cannot open", path);
+  if (const int error = posix_fallocate(file.fd, 0, static_cast<off_t>(bytes)); error != 0) {
     errno = error;
     fail("no shared memory for", path);
   }
@@ -60,7 +59,7 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
   if (sizes.dictionary_bytes == 0 || sizes.dictionary_bytes % (kTemplateRegions * 4096) != 0)
     throw LogError("a dictionary has a multiple of " + std::to_string(kTemplateRegions * 4096) + " bytes");
   create_file(directory + "/control", page_bytes() + sizes.reply_bytes);
-  reserve_file(directory + "/control");
+  reserve_file(directory + "/control", page_bytes() + std::min(sizes.reply_bytes, kReservedReplyBytes));
   create_file(directory + "/dictionary", sizes.dictionary_bytes);
   create_file(directory + "/segments", sizes.segment_bytes * sizes.segment_count);
   create_file(directory + "/shadow", sizes.shadow_bytes);
@@ -90,6 +89,7 @@ Mapping::Mapping(const std::string& path, uint64_t minimum_bytes) {
   if (file.fd < 0) fail("cannot open", path);
   struct stat status{};
   if (fstat(file.fd, &status) != 0) fail("cannot inspect", path);
+  if (status.st_uid != geteuid()) throw LogError(path + " belongs to another user");
   if (static_cast<uint64_t>(status.st_size) < minimum_bytes) throw LogError(path + " is too short");
   bytes_ = static_cast<uint64_t>(status.st_size);
   void* address = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
@@ -160,6 +160,13 @@ Record LogMap::record(uint64_t offset, uint64_t tail) const {
   if (sizeof(Record) + 8ull * r.frees > r.bytes)
     throw LogError("record " + std::to_string(r.index) + " frees more handles than it has room for");
   return r;
+}
+
+bool LogMap::reserve_reply(uint64_t bytes) {
+  if (bytes <= std::min(reserved_reply_, reply_bytes())) return true;
+  if (bytes > reply_bytes() || !reserve_memory(reply(), bytes)) return false;
+  reserved_reply_ = bytes;
+  return true;
 }
 
 void LogMap::keep_out_of_forks() const {

@@ -1,5 +1,6 @@
 // The five files of a rank's log, mapped.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -39,6 +40,14 @@ struct LogSizes {
   uint64_t shadow_bytes = 8ull << 30;
   uint64_t snapshot_bytes = 0;  // 0: no snapshots
 };
+
+// Of the reply area, from the beginning; a larger reply asks first.
+inline constexpr uint64_t kReservedReplyBytes = 1 << 20;
+
+// So much of a log without an optimizer step is reason for a commit, which lets what is older go.
+inline uint64_t automatic_commit_bytes(const ControlPage& page) {
+  return std::min<uint64_t>(64 << 20, page.segment_count * page.segment_bytes / 4);
+}
 
 // Makes the files (mode 0600) in an existing directory. Sparse: only touched pages cost memory.
 void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes,
@@ -81,6 +90,8 @@ class LogMap {
          Mapping snapshot = {});
   ControlPage& page() const { return *reinterpret_cast<ControlPage*>(control_.data()); }
   uint8_t* reply() const { return control_.data() + page_bytes_; }
+  // Whether there is memory for a reply of so many bytes, header included; once there is, it stays.
+  bool reserve_reply(uint64_t bytes);
   uint64_t reply_bytes() const { return reply_bytes_; }
   uint64_t dictionary_bytes() const { return region_bytes_ * kTemplateRegions; }
   uint64_t region_bytes() const { return region_bytes_; }
@@ -107,6 +118,7 @@ class LogMap {
 
  private:
   Mapping control_, dictionary_, segments_, shadow_, snapshot_;
+  uint64_t reserved_reply_ = kReservedReplyBytes;
   uint64_t page_bytes_ = 0, reply_bytes_ = 0, segment_bytes_ = 0, segment_count_ = 0;
   uint64_t snapshot_bytes_ = 0, region_bytes_ = 0;
 };

@@ -18,7 +18,8 @@ CommitView describe(const CommitEntry& e) {
                e.manifest_bytes != 0,
                (e.flags & kCommitOptimizer) != 0,
                {},
-               {}};
+               {},
+               e.step_digest};
   for (uint32_t i = 0; i < std::min<uint64_t>(e.communicators, kMaxCommunicators); i++) {
     const CommunicatorMark& mark = e.communicator[i];
     c.communicators.emplace_back(mark.uid_low, mark.uid_high, mark.sequence);

@@ -17,6 +17,7 @@ struct CommitView {
   bool optimizer;  // an optimizer step without pre-images begins right behind it
   std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> communicators;  // uid low, uid high, sequence
   std::vector<uint64_t> members;                                        // of each of them
+  uint64_t step_digest;  // of the optimizer step before it; 0: not known
 };
 
 struct SnapshotView {

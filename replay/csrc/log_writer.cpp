@@ -103,25 +103,27 @@ void LogWriter::fill_segment() {
   publish(pad, segment_end_);
 }
 
+// A full log and a full /dev/shm are the same to the program: it waits until the server has let go of
+// records.
 void LogWriter::begin_segment() {
-  reclaim_segments();
-  if (free_segments_.empty() && untouched_segment_ == map_.segment_count())
-    wait_for_room([this] {
-      reclaim_segments();
-      return !free_segments_.empty();
-    });
-  uint32_t physical;
-  if (!free_segments_.empty()) {
-    physical = free_segments_.back();
-    free_segments_.pop_back();
-  } else {
-    physical = untouched_segment_++;
+  const auto found = [this] {
+    reclaim_segments();
+    if (free_segments_.empty() && untouched_segment_ < map_.segment_count())
+      free_segments_.push_back(untouched_segment_++);
+    if (free_segments_.empty()) return false;
+    uint8_t* segment = map_.segments() + free_segments_.back() * map_.segment_bytes();
+    if (reserve_memory(segment, map_.segment_bytes())) return true;
+    give_memory_back(segment, map_.segment_bytes());  // what there was of it: the server needs it more
+    return false;
+  };
+  if (!found()) {
+    if (next_segment_ == reclaimed_segments_)
+      throw LogError("shared memory is full: /dev/shm has no room for a segment of the log (" +
+                     std::to_string(map_.segment_bytes() >> 20) + " MiB)");
+    wait_for_room(found);
   }
-  if (!reserve_memory(map_.segments() + physical * map_.segment_bytes(), map_.segment_bytes())) {
-    free_segments_.push_back(physical);
-    throw LogError("shared memory is full: /dev/shm has no room for another segment of the log (" +
-                   std::to_string(map_.segment_bytes() >> 20) + " MiB)");
-  }
+  const uint32_t physical = free_segments_.back();
+  free_segments_.pop_back();
   page().segment_of[next_segment_ % map_.segment_count()] = physical;
   segment_ = map_.segments() + physical * map_.segment_bytes();
   segment_begin_ = next_segment_ * map_.segment_bytes();

@@ -36,9 +36,9 @@ py::bytes bytes_of(std::vector<uint8_t> (*copy)(const LogMap&, uint64_t, uint64_
 
 CommitView describe_row(const py::bytes& row) {
   const std::string_view bytes(row);
-  CommitEntry entry;
-  if (bytes.size() != sizeof entry) throw LogError("the row of a commit has another size");
-  std::memcpy(&entry, bytes.data(), sizeof entry);
+  CommitEntry entry{};
+  if (bytes.size() != kStoredCommitBytes) throw LogError("the row of a commit has another size");
+  std::memcpy(&entry, bytes.data(), kStoredCommitBytes);
   return describe(entry);
 }
 
@@ -63,7 +63,7 @@ void bind_log_copy(py::module_& m) {
       [](const LogMap& l, uint64_t number) {
         CopiedCommit found = copy_commit(l, number);
         return Copied{describe(found.row), found.frees,
-                      py::bytes(reinterpret_cast<const char*>(&found.row), sizeof found.row),
+                      py::bytes(reinterpret_cast<const char*>(&found.row), kStoredCommitBytes),
                       as_bytes(found.manifest)};
       },
       "A commit that is still in the ring, its frees and manifest; raises LogError.");

@@ -63,7 +63,7 @@ Contents contents_of(const SnapshotContents& found) {
   std::string manifest(found.manifest.encoded_bytes(), '\0');
   found.manifest.encode(reinterpret_cast<uint8_t*>(manifest.data()));
   Contents contents{describe(found.commit),
-                    py::bytes(reinterpret_cast<const char*>(&found.commit), sizeof found.commit),
+                    py::bytes(reinterpret_cast<const char*>(&found.commit), kStoredCommitBytes),
                     py::bytes(manifest),
                     {},
                     {}};
@@ -81,16 +81,16 @@ Contents read_contents(const LogMap& log, uint64_t serial) {
 
 Contents begin_restore(LogMap& log, const py::bytes& row, const py::bytes& manifest) {
   const std::string_view entry(row), rest(manifest);
-  CommitEntry commit;
-  if (entry.size() != sizeof commit) throw LogError("the stored row of its commit has another size");
-  std::memcpy(&commit, entry.data(), sizeof commit);
+  CommitEntry commit{};
+  if (entry.size() != kStoredCommitBytes) throw LogError("the stored row of its commit has another size");
+  std::memcpy(&commit, entry.data(), kStoredCommitBytes);
   return contents_of(make_room_for_snapshot(log, commit, {rest.begin(), rest.end()}));
 }
 
 void finish_restore(LogMap& log, uint64_t serial, const Contents& contents) {
   const std::string_view entry(contents.row), rest(contents.manifest);
-  CommitEntry commit;
-  std::memcpy(&commit, entry.data(), sizeof commit);
+  CommitEntry commit{};
+  std::memcpy(&commit, entry.data(), kStoredCommitBytes);
   const std::vector<uint8_t> manifest(rest.begin(), rest.end());
   py::gil_scoped_release release;
   publish_restored_snapshot(log, serial, commit, manifest);
@@ -405,7 +405,8 @@ PYBIND11_MODULE(_replay, m) {
       .def_readonly("has_manifest", &CommitView::has_manifest)
       .def_readonly("optimizer", &CommitView::optimizer)
       .def_readonly("communicators", &CommitView::communicators)
-      .def_readonly("members", &CommitView::members);
+      .def_readonly("members", &CommitView::members)
+      .def_readonly("step_digest", &CommitView::step_digest);
   py::class_<SnapshotView>(m, "Snapshot")
       .def_readonly("serial", &SnapshotView::serial)
       .def_readonly("bytes", &SnapshotView::bytes)

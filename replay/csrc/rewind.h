@@ -52,6 +52,7 @@ class BufferTable {
     bool replicated = false;  // a replica holds equal content: needs no shadow
     bool in_flight = false;   // a collective still works on it
     uint64_t digest_version = ~0ull, digest = 0;
+    uint64_t committed_digest = 0;  // of the content at the newest commit; 0: none was taken
     uint64_t shadow_version = ~0ull, shadow_offset = 0;
     uint64_t snapshot_version = ~0ull, snapshot_offset = 0;
     uint32_t captured = 0;  // its row, from 1, in a snapshot that still has to copy it

@@ -41,11 +41,13 @@ class Collectives:
     def join(self, group: Communicator) -> None:
         """The program has it from here on."""
         self._joined[group.number] = (group, [0], {})
+        self._publish()
 
     def give_up(self, group: Communicator) -> None:
         """The program has it no longer."""
         self.wait_for_all()
         of_it = self._marks_of(*self._joined.pop(group.number))
+        self._publish()
         self._given_up += [(uid, members) for uid, _, members in of_it]
 
     def leave(self, silently: bool) -> None:
@@ -79,6 +81,13 @@ class Collectives:
         joined = commit.joined if commit is not None else {}
         self._given_up = []
         self._joined = {n: (groups[n], [done], dict(messages)) for n, (done, messages) in joined.items()}
+        self._publish()
+
+    def _publish(self) -> None:
+        assert self._device.log is not None
+        self._device.log.joined = [
+            (group.number, 0, sequence[0], len(group.ranks)) for group, sequence, _ in self._joined.values()
+        ]
 
     def marks(self) -> tuple[list[tuple[int, int, int]], list[int]]:
         """Communicators, and how many members each has, as Communicators::marks makes them at a commit."""
@@ -102,7 +111,6 @@ class Collectives:
     def rebuild(self, finished: Callable[[], None]) -> None:
         """Connect those that were in use, one after the other; then call `finished`."""
         device = self._device
-        generation = device.generation
         self._aborted = False
         self._links = {}
         used = sorted(
@@ -119,7 +127,7 @@ class Collectives:
                 group = used[0]
                 link = self._links.get(group.number)
                 if link is None:
-                    link = self._links[group.number] = device.world.fabric.link(group, generation)
+                    link = self._links[group.number] = device.world.fabric.link(group)
                     link.connect(device, group.member(device.rank))
                 if not link.connected:
                     link.when_connected(connect)
@@ -174,7 +182,7 @@ class Collectives:
         if link is None:
             if self._aborted:
                 raise CollectiveFailed("communication was aborted")
-            link = self._links[group.number] = device.world.fabric.link(group, device.generation)
+            link = self._links[group.number] = device.world.fabric.link(group)
             link.connect(device, group.member(device.rank))
         if not link.connected:
             link.when_connected(device.go_on)

@@ -18,6 +18,7 @@ from simulation.process import Process
 from simulation.programs import Do, Record, mix
 from simulation.roll_forward import RollForward, RollForwardRefused
 from simulation.snapshots import Snapshots
+from simulation.step_digest import StepDigest
 from simulation.validation import Validation, ValidationPause
 from understudy import replay
 
@@ -64,6 +65,7 @@ class Device:
         self.snapshots = Snapshots(self)
         self.validation = Validation()
         self.roll = RollForward(self.table)
+        self.step_digest = StepDigest()
         self.applied_floor = 0
         self.floor_index = 0
         """Record from which the log must stay, so that it can rewind."""
@@ -192,6 +194,8 @@ class Device:
         optimizer = do is Do.OPTIMIZER and self._begins_optimizer(log)
         if optimizer or (self.pending and do is not Do.FREE):
             self._commit(log, optimizer)
+        if self.step_digest.active:
+            self.step_digest.add(record)
         if self.roll.active and not self.roll.runs(record, self.index in log.told):
             return
         if do is Do.NEW:
@@ -209,11 +213,14 @@ class Device:
         elif do is Do.OPTIMIZER:
             log.phase = 1
             table.preimages(self.optimizer_preimages)
+            if self.protect and not self.optimizer_preimages:
+                self.step_digest.begin(log.ring[table.epoch % RING])
         elif do is Do.COMMIT:
             if record[1]:
                 self.steps += 1
                 self.validation.begin(log, self.steps + 1)
             self.pending = True
+            self.step_digest.end()
         elif do is Do.JOIN:
             self.collectives.join(record[1])
         elif do is Do.LEAVE:
@@ -260,7 +267,7 @@ class Device:
         if self.roll.active:
             if not self.pending:
                 raise RollForwardRefused("a step begins within the step")
-            self.roll.finish()
+            self.roll.finish(self.step_digest.value)
         self._overwrite_former()
         if self.inbox is not None:
             self.replicated, self.inbox = self.inbox, None
@@ -269,7 +276,7 @@ class Device:
         marks, sizes = self.collectives.marks()
         made = Commit(number, self.steps, False, False, marks, sizes, self.index)
         made.random, made.joined = self.random, self.collectives.done()
-        made.optimizer = optimizer
+        made.optimizer, made.step_digest = optimizer, self.step_digest.take()
         made.call = 0 if self.pending else self.index
         if self.protect:
             made.complete = made.has_manifest = True
@@ -414,7 +421,7 @@ class Device:
         self.applied_floor, self.floor_index = target, self.index
 
     def _stand(self, log: Log, target: int) -> None:
-        self.roll.active = False
+        self.roll.active = self.step_digest.active = False
         self.pending = self.validation.pausing = False
         self.stands = target
         self.world.stir()

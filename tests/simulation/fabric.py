@@ -58,7 +58,7 @@ class _Slot:
 
 
 class Link:
-    """A communicator in one generation; it starts to count anew."""
+    """A communicator from one meeting of its members on; it starts to count anew."""
 
     def __init__(self, group: Communicator, later: Later, chance: random.Random) -> None:
         self.group = group
@@ -75,10 +75,10 @@ class Link:
 
     def connect(self, device: Device, member: int) -> None:
         """`member` is there."""
-        if member in self.members:
+        if member in self.members and self.members[member].process.running:
             raise Violation(
                 f"server {device.pid} of rank {device.rank} connects as member {member} of communicator "
-                f"{self.group.number}, which server {self.members[member].pid} is in that generation"
+                f"{self.group.number}, which server {self.members[member].pid} is"
             )
         self.members[member] = device
         if self.connected:
@@ -160,6 +160,9 @@ class Link:
         """`member` died or aborted: who waits for it learns of it soon, or perhaps never if `silently`."""
         if member in self.gone:
             return
+        if not self.connected:
+            self.members.pop(member, None)  # that it is there is withdrawn
+            return
         self.gone.add(member)
         pending = [work for slot in self._slots if member not in slot.works for work in slot.works.values()]
         for (sender, _), expected in self._expected.items():
@@ -178,16 +181,22 @@ class Link:
 
 
 class Fabric:
-    """Where servers meet: one link per communicator and generation."""
+    """Where servers meet: one link per communicator, and another whenever its members meet anew.
+
+    They agree on a generation (proxy_server/backends.py), so whoever comes joins those that wait.
+    """
 
     def __init__(self, later: Later, seed: int) -> None:
         self._later = later
         self._seed = seed
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[int, Link] = {}
+        self._made = 0
 
-    def link(self, group: Communicator, generation: int) -> Link:
-        """The place where members of `group` meet in a generation."""
-        key = (group.number, generation)
-        if key not in self._links:
-            self._links[key] = Link(group, self._later, random.Random(mix(self._seed, *key)))
-        return self._links[key]
+    def link(self, group: Communicator) -> Link:
+        """The place where members of `group` meet now."""
+        link = self._links.get(group.number)
+        if link is None or link.connected:
+            self._made += 1
+            chance = random.Random(mix(self._seed, group.number, self._made))
+            link = self._links[group.number] = Link(group, self._later, chance)
+        return link

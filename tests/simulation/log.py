@@ -47,6 +47,7 @@ class Commit:
     joined: dict[int, tuple[int, dict[tuple[int, int], int]]] = field(default_factory=dict)
     optimizer: bool = False
     """Whether an optimizer step without pre-images begins right behind it."""
+    step_digest: int = 0
     call: int = 0
     """Where in a minibatch it was made; 0 at its end."""
     readable: bool = True
@@ -93,6 +94,8 @@ class Log:
         self.lost_because = ""
         self.ring: dict[int, Commit] = {}
         self.told: dict[int, int] = {}
+        self.joined: list[tuple[int, int, int, int]] = []
+        """Communicators that its server has: (uid, 0, collectives begun, members)."""
         self._on_lost = on_lost
         self._waits = sorted(program.reads)
         self.extend()
@@ -102,6 +105,10 @@ class Log:
         while self._waits and self._waits[0] in self.told:
             del self._waits[0]
         self.tail_index = self._waits[0] + 1 if self._waits else len(self.program.records)
+
+    def started(self) -> list[tuple[int, int, int, int]]:
+        """As `replay.Log.started`."""
+        return self.joined
 
     def commits(self) -> list[Commit]:
         """Those that are still in the ring, oldest first."""

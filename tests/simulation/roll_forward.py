@@ -36,6 +36,7 @@ class RollForward:
     def __init__(self, table: replay.ByteTable) -> None:
         self._table = table
         self._marks: dict[int, Mark] = {}
+        self._step_digest = 0
         self.active = False
 
     def begin(self, contents: Any, lost: Collection[int]) -> None:
@@ -47,6 +48,7 @@ class RollForward:
         ):  # fmt: skip
             for handle in handles:
                 self._marks[handle] = self._of(handle) | mark
+        self._step_digest = contents.step_digest
         self._table.seal()
         self.active = True
 
@@ -89,7 +91,7 @@ class RollForward:
             self._marks[handle] = Mark.ROLLED | Mark.CHANGED
         return False
 
-    def finish(self) -> None:
+    def finish(self, step_digest: int) -> None:
         """The step's commit is about to be made."""
         alive = set(self._table.handles())
         for handle, mark in self._marks.items():
@@ -97,6 +99,8 @@ class RollForward:
                 raise RollForwardRefused("a content outlives the step, and nobody has it")
             if handle in alive and mark & Mark.ROLLED and not mark & Mark.CHANGED:
                 raise RollForwardRefused("this rank did not change what its replica changed")
+        if step_digest == 0 or step_digest != self._step_digest:
+            raise RollForwardRefused("the step of its replica was another one")
         self._marks, self.active = {}, False
 
 

@@ -85,7 +85,8 @@ def operators_written_in_cpp(run: Run) -> None:
         with torch.no_grad():
             weights = ops.add_one_(model[4].weight.detach().clone())
             twice, count = ops.positives(out)
-            run.keep("positives", [weights, twice, count])
+            kept = [ops.keep_positive(out), ops.keep_positive(out - turn), ops.keep_positive(-out)]
+            run.keep("positives", [weights, twice, count, *kept])
         step(run, out.square().mean(), optimizer)
     run.keep_model(model)
 

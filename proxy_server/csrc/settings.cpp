@@ -1,0 +1,85 @@
+#include "proxy_server/csrc/settings.h"
+
+#include <ATen/ATen.h>
+
+#include "replay/csrc/log_map.h"
+#include "replay/csrc/torch_settings.h"
+
+namespace understudy::server {
+namespace {
+
+using replay::LogError;
+using replay::ManifestSetting;
+using replay::Setting;
+using replay::SettingRow;
+using Values = std::array<uint64_t, replay::kSettings>;
+
+size_t number_of(const SettingRow& row) { return static_cast<size_t>(row.setting); }
+
+const SettingRow& row_of(uint64_t setting, uint64_t value) {
+  for (const SettingRow& row : replay::torch_settings())
+    if (number_of(row) == setting) {
+      if (value > row.most)
+        throw LogError("setting " + std::to_string(setting) + " cannot be " + std::to_string(value));
+      return row;
+    }
+  throw LogError("unknown setting " + std::to_string(setting));
+}
+
+// What the process had before its first session.
+const Values& pristine() {
+  static const Values values = [] {
+    Values found{};
+    for (const SettingRow& row : replay::torch_settings())
+      found[number_of(row)] = replay::value_of(row).value_or(0);
+    return found;
+  }();
+  return values;
+}
+
+void put(const SettingRow& row, uint64_t value) {
+  if (row.setting == Setting::kFlushDenormal) {
+// Every thread has a register of its own. Those of the pool took theirs from whoever began it.
+#pragma omp parallel
+    row.set(value);
+  } else if (row.scope == replay::Scope::kThread || replay::value_of(row) != value) {
+    row.set(value);  // some warn, or refuse, where this PyTorch has no use for them
+  }
+}
+
+}  // namespace
+
+Settings::Settings(int threads) : threads_(threads) { reset(); }
+
+void Settings::reset() {
+  values_ = pristine();
+  if (threads_ > 0) values_[static_cast<size_t>(Setting::kThreads)] = static_cast<uint64_t>(threads_);
+}
+
+void Settings::load(const std::vector<ManifestSetting>& rows) {
+  reset();
+  for (const ManifestSetting& row : rows) values_[number_of(row_of(row.setting, row.value))] = row.value;
+}
+
+std::vector<ManifestSetting> Settings::manifest() const {
+  std::vector<ManifestSetting> rows;
+  for (size_t i = 0; i < values_.size(); i++) rows.push_back({i, values_[i]});
+  return rows;
+}
+
+void Settings::apply() const {
+  for (const SettingRow& row : replay::torch_settings()) put(row, values_[number_of(row)]);
+}
+
+void Settings::apply(Setting setting) const {
+  const uint64_t value = values_[static_cast<size_t>(setting)];
+  put(row_of(static_cast<uint64_t>(setting), value), value);
+}
+
+void Settings::set(Setting setting, uint64_t value) {
+  const SettingRow& row = row_of(static_cast<uint64_t>(setting), value);
+  values_[number_of(row)] = value;
+  put(row, value);
+}
+
+}  // namespace understudy::server

@@ -1,0 +1,32 @@
+// PyTorch's settings in a device server: a session has a value for each from its beginning, they are part of
+// every manifest, and they hold on the executor's thread, whoever says so.
+#pragma once
+#include <array>
+#include <vector>
+
+#include "replay/csrc/log_format.h"
+
+namespace understudy::server {
+
+class Settings {
+ public:
+  // `threads`: of one operator, until the log says otherwise; 0: as the process has it.
+  explicit Settings(int threads);
+
+  // As a session begins. Takes effect with apply(), as does load().
+  void reset();
+  void load(const std::vector<replay::ManifestSetting>& rows);
+  std::vector<replay::ManifestSetting> manifest() const;
+
+  // On the executor's thread, of which two of them are.
+  void apply() const;
+  void set(replay::Setting setting, uint64_t value);
+  // Puts back what a validation changed.
+  void apply(replay::Setting setting) const;
+
+ private:
+  const int threads_;
+  std::array<uint64_t, replay::kSettings> values_{};
+};
+
+}  // namespace understudy::server
