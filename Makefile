@@ -25,7 +25,7 @@ REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: test-quick test-needs test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
+.PHONY: odd test-quick test-needs test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -114,6 +114,9 @@ sweep: setup  ## a fault at every call of a minibatch of three models; nothing m
 soak: setup  ## 200 random faults in one training of char_gpt, some during recoveries; docs/soak.md
 	@$(PY) sweep/soak.py $(OPTIONS)
 
+odd: setup  ## 5,000 random programs: natively, proxied, with a fault at a random record; goes on where it stopped
+	@$(PY) odd/campaign.py $(OPTIONS)
+
 conformance: setup  ## PyTorch's own operator, module and optimizer databases, natively and on the device; compare
 	@$(PY) conformance/sweep.py $(OPTIONS)
 
@@ -135,7 +138,7 @@ leak-test: setup  ## 10,000 steps: nothing may grow
 lint: setup  ## ruff, mypy, clang-format, what test files may cost: report
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(PY) -m mypy understudy bench conformance sweep examples fuzz tests
+	@$(PY) -m mypy understudy bench conformance sweep odd examples fuzz tests
 	@$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 	@$(PY) tests/harness/durations.py --check
 

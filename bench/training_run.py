@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,11 @@ class Training:
         options: tuple[str, ...] = (),
         on_step: Callable[[int], None] = lambda step: None,
         timeout_s: float = 600,
+        expected: Sequence[int] = (0,),
     ) -> Outcome:
         """Run it once; files go into `folder`, which must be new.
 
-        Raises RunFailed if the command fails or a result is missing.
+        Raises RunFailed if the command ends with a status that is not `expected`, or a result is missing.
         """
         folder.mkdir()
         report = folder / "report.json"
@@ -98,7 +99,7 @@ class Training:
                 on_step(int(words[1]))
 
         if proxied:
-            execute(command, timeout_s, on_line)
+            execute(command, timeout_s, on_line, expected)
         else:
             execute_natively(command, timeout_s, on_line)
         timings = folder / "timings"
@@ -140,8 +141,16 @@ def under_proxy(
     return [*installed("proxyrun"), *words, *command]
 
 
-def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None] = lambda line: None) -> str:
-    """Run a command with one thread per process; its whole output. Raises RunFailed, leaves no process."""
+def execute(
+    command: list[str],
+    timeout_s: float,
+    on_line: Callable[[str], None] = lambda line: None,
+    expected: Sequence[int] = (0,),
+) -> str:
+    """Run a command with one thread per process; its whole output.
+
+    Raises RunFailed if it ends with a status that is not `expected`; leaves no process.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command,
@@ -172,7 +181,7 @@ def execute(command: list[str], timeout_s: float, on_line: Callable[[str], None]
         raise
     finally:
         timer.cancel()
-    if status != 0:
+    if status not in expected:
         why = f"{OVERDUE} {timeout_s:.0f} s" if expired.is_set() else f"ended with status {status}"
         raise RunFailed(f"{' '.join(command)}\n{why}; its last lines:\n{''.join(lines[-80:])}")
     return "".join(lines)
@@ -184,12 +193,12 @@ def execute_natively(
     """As execute(), for commands without our code in them.
 
     PyTorch 2.13 with Gloo may abort while its process ends, all work done: often if one rank leaves before
-    the other, rarely otherwise. Seldom it hangs. A reference run that does is run again; nothing of ours is
-    ever excused so.
+    the other, rarely otherwise. Seldom it hangs, and is given up after half of `timeout_s`. A reference run
+    that does is run again; nothing of ours is ever excused so.
     """
     for _ in range(NATIVE_ATTEMPTS - 1):
         try:
-            return execute(command, timeout_s, on_line)
+            return execute(command, timeout_s / 2, on_line)
         except RunFailed as failure:
             if NATIVE_ABORT not in str(failure) and OVERDUE not in str(failure):
                 raise

@@ -25,13 +25,14 @@ class Seeds:
     chunk: int
     run_chunk: Callable[[int], Chunk]
     fingerprint: Callable[[], str]
+    full: int = FULL
 
     def options(self, description: str | None) -> argparse.Namespace:
         """Of the command line."""
         parser = argparse.ArgumentParser(prog=self.name, description=description)
         parser.add_argument("--seed", type=int, help="run and explain this one")
         parser.add_argument("--first", type=int, default=0)
-        parser.add_argument("--count", type=int, default=FULL)
+        parser.add_argument("--count", type=int, default=self.full)
         parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
         parser.add_argument(
             "--state", type=Path, default=Path(f"build/{self.name}.json"),
@@ -56,11 +57,13 @@ class Seeds:
                 if number % 50 == 0:
                     done_of = f"{number * self.chunk} of {len(todo) * self.chunk}"
                     print(done_of, file=sys.stderr, flush=True)
+            pool.close()
+            pool.join()  # what they have begun for themselves ends with them
         return chunks
 
     def is_full(self, chunks: list[Chunk]) -> bool:
         """Whether all seeds of a full run are among them."""
-        return {chunk["first"] for chunk in chunks} >= set(range(0, FULL, self.chunk))
+        return {chunk["first"] for chunk in chunks} >= set(range(0, self.full, self.chunk))
 
 
 def load(path: Path, code: str) -> list[Chunk]:
