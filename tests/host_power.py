@@ -12,8 +12,8 @@ import psutil
 from host_cluster import Cluster, HostRun
 from proxied import until
 
-STEPS = 45
-"""Of a training: long enough that a host can be lost amid it."""
+STEPS = 60
+"""Of a training: its first image comes at about the 25th, later on a busy machine, then a host is lost."""
 WAIT_S = 300
 
 

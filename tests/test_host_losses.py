@@ -35,7 +35,10 @@ def train_until_there_is_an_image(
     """char_gpt with a rank on hosts a, which leads, and b."""
     words = ["--steps", str(steps), "--losses", str(folder / "losses"), "--log-every", "1"]
     runs = hosts.start_ranks("ab", EXAMPLES / "char_gpt.py", words, *options)
-    until(lambda: image_step(hosts) > 0, "there is an image", 120, 0.2)
+    try:
+        until(lambda: image_step(hosts) > 0, "there is an image", 120, 0.2)
+    except AssertionError as problem:
+        raise AssertionError(f"{problem}\n{account(hosts, runs[0])}") from problem
     return runs
 
 
