@@ -266,10 +266,18 @@ void mark_writes(Template& t) {
   }
 }
 
+bool is_pytorchs(const std::string& name) { return name.rfind("aten::", 0) == 0; }
+
+// PyTorch's own alone are called so: what another library names that way may compute.
+bool only_allocates(const std::string& name) {
+  return is_pytorchs(name) && name.find("empty") != std::string::npos;
+}
+
 // Of other libraries nothing is known.
 bool leaves_unwritten(const std::string& name) {
-  return name.rfind("aten::", 0) != 0 || std::any_of(std::begin(kLeaveUnwritten), std::end(kLeaveUnwritten),
-                                                     [&](const char* known) { return name == known; });
+  return !is_pytorchs(name) || only_allocates(name) ||
+         std::any_of(std::begin(kLeaveUnwritten), std::end(kLeaveUnwritten),
+                     [&](const char* known) { return name == known; });
 }
 
 // Plain strided tensors of the device, and at least one: then the dispatcher could find nothing else.
@@ -369,8 +377,8 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t id,
     const std::array<uint64_t, 2> both{t->digest, replay::digest(words, 8 * count)};
     t->digest = replay::digest(both.data(), sizeof both);
   }
-  t->only_allocates = t->name.find("empty") != std::string::npos;
-  t->leaves_unwritten = t->only_allocates || leaves_unwritten(t->op.schema().name());
+  t->only_allocates = only_allocates(t->op.schema().name());
+  t->leaves_unwritten = leaves_unwritten(t->op.schema().name());
   return t;
 }
 
