@@ -196,6 +196,25 @@ def test_a_forked_child_is_told_what_cuda_tells_it(what: str, mistakes: dict[str
     ]
 
 
+@pytest.mark.parametrize(
+    "how", ["os.execv(command[0], command)", "sys.exit(subprocess.run(command).returncode)"]
+)
+def test_a_process_that_comes_after_or_beside_the_one_that_uses_its_device_is_refused(
+    how: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, subprocess, sys, torch\n"
+        "print('sum', torch.ones(2, device='cuda').sum().item(), flush=True)\n"
+        "command = [sys.executable, __file__, 'another']\n"
+        f"if len(sys.argv) == 1: {how}\n"
+    )
+    ended = proxied.run(python(script), folder=tmp_path)
+    assert ended.status == 1
+    assert ended.output.count("sum 2.0") == 1
+    assert re.search(r"rank 0 asked for cuda:0, which rank 0 of job \w+ \(pid \d+\) holds", ended.output)
+
+
 # ------------------------------------------------------------------ CUDA_VISIBLE_DEVICES
 def test_visible_devices_are_those_that_cuda_would_show(tmp_path: Path) -> None:
     counts = {None: 2, "": 0, "0": 1, "1": 1, "1,0": 2, "-1": 0, "0,-1,1": 1, "0,0": 0, "7": 0}
