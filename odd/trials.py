@@ -13,10 +13,10 @@ import proxied
 from programs import REFUSED, Program
 from training_run import OVERDUE, RunFailed, execute, execute_natively, under_proxy
 
+from understudy.recovery.proxyrun import DRILL_NEVER_FIRED
+
 LIMIT_S = 90.0
 FAULTS = ("kill-server", "kill-server", "kill-server", "call-error", "sticky-error", "kill-all-servers")
-NEVER_FIRED = 3
-"""Status of proxyrun: the script ended well, and the drill's record did not come."""
 TOLD = 3000
 """Characters of a run's output that are kept."""
 
@@ -87,7 +87,7 @@ class Trial:
         drills = () if how == "proxied" else (how,)
         command = under_proxy(self._command(place), self.program.ranks, report, drills)
         try:
-            ours = self._seen(place, False, execute(command, LIMIT_S, expected=(0, NEVER_FIRED)))
+            ours = self._seen(place, False, execute(command, LIMIT_S, expected=(0, DRILL_NEVER_FIRED)))
         except RunFailed as failure:
             if OVERDUE in str(failure):
                 return Difference(how, 0, 0, "it ends", "it does not", str(failure)[-TOLD:])

@@ -39,13 +39,17 @@ warnings.simplefilter("ignore")
 dist.init_process_group("nccl")
 weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
 optimizer = torch.optim.SGD([weight], lr=0.1)
-every, minibatches = int(sys.argv[1]), 0
+every, minibatches, samples, computed = int(sys.argv[1]), 0, 0, 0
 remaining = itertools.chain(operators(every, "cuda:0"), modules(every, "cuda:0"))
 while minibatch := list(itertools.islice(remaining, SAMPLES)):
     for _ in range(TIMES):
         kept = [run(call, seed) for seed, call in enumerate(minibatch)]
         weight.grad = torch.ones_like(weight)
         optimizer.step()
+        computed += sum(result is not None for result in kept)
+        samples += len(kept)
         del kept
     minibatches += 1
-print(f"rank {dist.get_rank()} minibatches {minibatches}\n", end="", flush=True)
+print(
+    f"rank {dist.get_rank()} minibatches {minibatches}, {computed} of {samples} samples\n", end="", flush=True
+)
