@@ -293,20 +293,6 @@ class DeviceService(rpc.DeviceServerServicer):
         self.executor.set_replicated(list(request.handles))
         return pb.ReplicatedReply()
 
-    def Detach(self, request: pb.DetachRequest, context: grpc.ServicerContext) -> pb.DetachReply:
-        self._gate.cancel(self._newest)
-        with self._steering:
-            try:
-                self.executor.detach()
-                self._attached = None
-                self._factory.forget()
-                self._forget_copies()
-                self._reporter.forget()
-                self._guardian.work_for(None)
-            except Exception as error:  # noqa: BLE001
-                return pb.DetachReply(error=f"{type(error).__name__}: {error}")
-            return pb.DetachReply(spent=_server.has_foreign_libraries())
-
     def Adopt(self, request: pb.AdoptRequest, context: grpc.ServicerContext) -> pb.AdoptReply:
         self._guardian.follow(Identity(request.proxyd.pid, request.proxyd.start_ticks))
         if self._rebuilding:  # waits for peers at a store that opens once all have been adopted

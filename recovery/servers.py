@@ -171,17 +171,6 @@ class ServerPool:
         if fill:
             self.fill()
 
-    async def give_back(self, server: Server) -> None:
-        """A server that was detached; a surplus one is ended."""
-        affinity = _affinity(server.device)
-        if server.process.running and len(self._ready[affinity]) < self._wanted(affinity):
-            async with self._changed:
-                self._ready[affinity].append(server)
-                self._changed.notify_all()
-        else:
-            await self.end(server)
-        self.fill()
-
     def retire(self, server: Server) -> None:
         """End it (SIGKILL) and let go of it, without waiting."""
         server.retired = True

@@ -52,7 +52,7 @@ log = structlog.get_logger()
 
 LEAVE_WITHIN = 5.0
 """Seconds workers get to end by themselves when their launcher is gone."""
-ATTACH_S, DETACH_S = 30.0, 30.0
+ATTACH_S = 30.0
 
 
 class Desk:
@@ -444,7 +444,9 @@ class Desk:
             assert self.spans is not None
             await self.spans.ended(session)
         else:
-            await self._release(session, clean)
+            if session.stash is not None:
+                self._pool.retire(session.stash)
+            await self._pool.end(session.server)  # as no state of it may reach another session
             shutil.rmtree(session.directory, ignore_errors=True)
             self.leases.release(session)
         session.worker.close()
@@ -456,23 +458,6 @@ class Desk:
         log.info("session ended", job=job.name, rank=session.rank, orderly=clean)
         async with job.changed:
             job.changed.notify_all()
-
-    async def _release(self, session: Session, clean: bool) -> None:
-        """The server goes back to the pool if it is known to be sound."""
-        server = session.server
-        if session.stash is not None:
-            self._pool.retire(session.stash)
-        if clean and server.process.running and not session.hollow:
-            try:
-                reply = await answer(server.stub.Detach(pb.DetachRequest(), timeout=DETACH_S))
-            except grpc.RpcError as problem:
-                log.warning("a server did not detach", pid=server.pid, problem=trouble(problem))
-            else:
-                if reply.error:
-                    log.warning("a server did not detach", pid=server.pid, problem=reply.error)
-                elif not reply.spent:
-                    return await self._pool.give_back(server)
-        await self._pool.end(server)
 
     async def close(self, message: str) -> None:
         """proxyd stops: every session is lost."""

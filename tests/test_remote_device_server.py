@@ -140,9 +140,6 @@ def test_state_is_read_by_those_only_who_name_job_rank_and_generation_while_it_s
         ):
             with pytest.raises(StateNotFetched, match=why):
                 read(place, certs, **wrong)
-        server.Detach(pb.DetachRequest(), timeout=LONG_S)
-        with pytest.raises(StateNotFetched, match="token"):
-            read(place, certs)
 
 
 def test_state_for_who_does_not_reach_it_goes_by_storage_while_it_stands_still(
@@ -180,7 +177,6 @@ def test_state_for_who_does_not_reach_it_goes_by_storage_while_it_stands_still(
             assert write(3).error == "" and len(os.listdir(shared)) == 1
             assert server.Resume(pb.ResumeRequest(generation=3), timeout=LONG_S).error == ""
             assert os.listdir(shared) == []
-            server.Detach(pb.DetachRequest(), timeout=LONG_S)
     finally:
         made.end()
 
@@ -200,7 +196,6 @@ def test_nobody_reads_the_state_of_a_job_without_a_token(spawned: Served, certs:
         attach(server, log, 3, b"")
         with pytest.raises(StateNotFetched, match="not the token"):
             read(place, certs, token=b"")
-        server.Detach(pb.DetachRequest(), timeout=LONG_S)
 
 
 def test_it_speaks_tls_1_3_and_nothing_less(spawned: Served, certs: Path) -> None:

@@ -94,9 +94,4 @@ bool is_built_in(const std::string& base) {
   return built_in_namespaces.count(base.substr(0, base.find(':'))) != 0;
 }
 
-bool has_foreign_libraries() {
-  std::lock_guard<std::mutex> lock(loaded().mutex);
-  return !loaded().paths.empty();
-}
-
 }  // namespace understudy::server

@@ -22,7 +22,4 @@ void load_libraries(const std::vector<std::string>& paths);
 // True for operators of PyTorch itself, by their namespace.
 bool is_built_in(const std::string& base);
 
-// Whether this process has loaded libraries: then no other session may have it.
-bool has_foreign_libraries();
-
 }  // namespace understudy::server

@@ -8,7 +8,6 @@
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/executor.h"
 #include "replay/csrc/torch_settings.h"
-#include "proxy_server/csrc/operator_library.h"
 
 namespace py = pybind11;
 using understudy::server::AttachOptions;
@@ -111,7 +110,6 @@ void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::buff
 
 PYBIND11_MODULE(_server, m) {
   m.doc() = "The executor of a device server.";
-  m.def("has_foreign_libraries", &understudy::server::has_foreign_libraries);
   m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
   m.attr("EQUIVALENT_OPERATORS") = understudy::server::equivalent_operators();
   m.def(
