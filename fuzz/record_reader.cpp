@@ -52,6 +52,7 @@ void read_body(const LogMap& log, const Record& r, const uint64_t* body) {
       const uint64_t bytes = words.next();
       return use(words.take_bytes(bytes), bytes);
     }
+    case Kind::kEnvironment:
     case Kind::kGeneratorSet: {
       const uint64_t bytes = words.next();
       return use(words.take_bytes(bytes), bytes);

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from understudy.proxy_client import capability, placement
@@ -35,6 +36,7 @@ def _open(device_index: int) -> str:
 
     from understudy.proxy_client import _client
 
+    _check_openmp(os.environ, torch.get_num_threads())
     place = placement.current(device_index, int(os.environ.get("UNDERSTUDY_DEVICE_COUNT") or 1))
     request = {
         "socket": os.environ.get("UNDERSTUDY_SOCKET", ""),
@@ -56,6 +58,21 @@ def _open(device_index: int) -> str:
     global log_directory
     log_directory = str(reply["log_directory"])
     return log_directory
+
+
+def _check_openmp(environment: Mapping[str, str], threads: int) -> None:
+    """Of what OpenMP reads as it is loaded, device servers have the defaults; raises RuntimeError."""
+    if environment.get("OMP_DYNAMIC", "").strip().lower() == "true":
+        raise RuntimeError(
+            "understudy: OMP_DYNAMIC=true lets the number of threads, and with it the bits of sums, depend "
+            "on the machine's load: a replay would not compute the same; unset it"
+        )
+    limit = environment.get("OMP_THREAD_LIMIT", "").strip()
+    if limit.isdecimal() and int(limit) < threads:
+        raise RuntimeError(
+            f"understudy: OMP_THREAD_LIMIT={limit} is less than the {threads} threads of PyTorch, and device "
+            f"servers cannot have it; set OMP_NUM_THREADS={limit} instead"
+        )
 
 
 def _converse(request: dict[str, object]) -> dict[str, object]:

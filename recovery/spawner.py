@@ -55,6 +55,10 @@ def default_command(
     ]
 
 
+_OF_OPENMP = ("OMP_DYNAMIC", "OMP_THREAD_LIMIT")
+"""It reads them as it is loaded, which is before any session; a script that has them is refused."""
+
+
 class Spawner:
     """One spawner process."""
 
@@ -70,6 +74,7 @@ class Spawner:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is proxyd's to handle
+            env={name: value for name, value in os.environ.items() if name not in _OF_OPENMP},
         )
         try:
             answer = await asyncio.wait_for(self._answer(), _LONGEST_START)

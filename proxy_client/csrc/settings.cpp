@@ -1,11 +1,13 @@
 #include "proxy_client/csrc/settings.h"
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 
 #include "proxy_client/csrc/session.h"
+#include "replay/csrc/kernel_environment.h"
 #include "replay/csrc/torch_settings.h"
 
 namespace understudy::client {
@@ -82,6 +84,11 @@ std::vector<std::optional<uint64_t>> known_settings() {
 }
 
 void send_settings(LogWriter& log) {
+  if (const std::string text = replay::environment_text(replay::kernel_environment()); !text.empty())
+    append(log, Kind::kEnvironment, 0, 1 + text.size() / 8, [&](uint64_t* body) {
+      body[0] = text.size();
+      std::memcpy(body + 1, text.data(), text.size());
+    });
   Settings& s = settings();
   std::lock_guard<std::mutex> lock(s.mutex);
   read(s, [](size_t, uint64_t) {});

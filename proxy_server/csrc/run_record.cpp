@@ -224,6 +224,11 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         return;
       case Kind::kSetting:
         return s.state->settings().set(static_cast<replay::Setting>(r.aux), words.next());
+      case Kind::kEnvironment: {
+        const uint64_t bytes = words.next();
+        const auto* text = reinterpret_cast<const char*>(words.take_bytes(bytes));
+        return s.state->settings().set_environment({text, bytes});
+      }
       case Kind::kCommunicatorCreate:
         return s.communicators.create(r.aux, words);
       case Kind::kCommunicatorDestroy:

@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdlib>
+#include <cstring>
+
+#include "replay/csrc/kernel_environment.h"
 #include "replay/csrc/log_map.h"
 #include "replay/csrc/torch_settings.h"
 
@@ -47,6 +51,20 @@ void put(const SettingRow& row, uint64_t value) {
   }
 }
 
+void unset(std::string_view entry) { ::unsetenv(std::string(entry.substr(0, entry.find('='))).c_str()); }
+
+// Leaves alone what is so already: other threads may be looking.
+void put_environment(const std::vector<std::string>& entries) {
+  const std::vector<std::string> now = replay::kernel_environment();
+  for (const std::string& entry : now)
+    if (std::find(entries.begin(), entries.end(), entry) == entries.end()) unset(entry);
+  for (const std::string& entry : entries) {
+    if (std::find(now.begin(), now.end(), entry) != now.end()) continue;
+    const size_t equals = entry.find('=');
+    ::setenv(entry.substr(0, equals).c_str(), entry.c_str() + equals + 1, 1);
+  }
+}
+
 }  // namespace
 
 Settings::Settings(int threads) : threads_(threads) { reset(); }
@@ -54,26 +72,45 @@ Settings::Settings(int threads) : threads_(threads) { reset(); }
 void Settings::reset() {
   values_ = pristine();
   if (threads_ > 0) values_[static_cast<size_t>(Setting::kThreads)] = static_cast<uint64_t>(threads_);
+  environment_.clear();
 }
 
 void Settings::load(const std::vector<ManifestSetting>& rows) {
   reset();
-  for (const ManifestSetting& row : rows) values_[number_of(row_of(row.setting, row.value))] = row.value;
+  std::string environment;
+  for (const ManifestSetting& row : rows) {
+    if (row.setting == replay::kEnvironmentText)
+      environment.append(reinterpret_cast<const char*>(&row.value), sizeof row.value);
+    else
+      values_[number_of(row_of(row.setting, row.value))] = row.value;
+  }
+  environment_ = replay::read_environment(environment);
 }
 
 std::vector<ManifestSetting> Settings::manifest() const {
   std::vector<ManifestSetting> rows;
   for (size_t i = 0; i < values_.size(); i++) rows.push_back({i, values_[i]});
+  const std::string text = replay::environment_text(environment_);
+  for (size_t at = 0; at < text.size(); at += sizeof(uint64_t)) {
+    rows.push_back({replay::kEnvironmentText, 0});
+    std::memcpy(&rows.back().value, text.data() + at, sizeof(uint64_t));
+  }
   return rows;
 }
 
 void Settings::apply() const {
+  put_environment(environment_);
   for (const SettingRow& row : replay::torch_settings()) put(row, values_[number_of(row)]);
 }
 
 void Settings::apply(Setting setting) const {
   const uint64_t value = values_[static_cast<size_t>(setting)];
   put(row_of(static_cast<uint64_t>(setting), value), value);
+}
+
+void Settings::set_environment(std::string_view text) {
+  environment_ = replay::read_environment(text);
+  put_environment(environment_);
 }
 
 void Settings::set(Setting setting, uint64_t value) {

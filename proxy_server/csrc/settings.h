@@ -2,6 +2,8 @@
 // every manifest, and they hold on the executor's thread, whoever says so.
 #pragma once
 #include <array>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "replay/csrc/log_format.h"
@@ -21,12 +23,16 @@ class Settings {
   // On the executor's thread, of which two of them are.
   void apply() const;
   void set(replay::Setting setting, uint64_t value);
+  // Of the variables that choose kernels (kernel_environment.h): the process has these then, and no others.
+  // Libraries look once, so it comes before the session's first kernel.
+  void set_environment(std::string_view text);
   // Puts back what a validation changed.
   void apply(replay::Setting setting) const;
 
  private:
   const int threads_;
   std::array<uint64_t, replay::kSettings> values_{};
+  std::vector<std::string> environment_;
 };
 
 }  // namespace understudy::server

@@ -71,6 +71,7 @@ void StepDigest::add(const replay::Record& r, Words words, TemplateCache& templa
       words_.push_back(r.aux);
       see.numbers(words.take(1), 1);
       break;
+    case Kind::kEnvironment:
     case Kind::kGeneratorSet: {
       words_.push_back(r.aux);
       const uint64_t bytes = words.next();

@@ -24,7 +24,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 9;
+inline constexpr uint32_t kVersion = 10;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -58,8 +58,9 @@ enum class Kind : uint16_t {
   kSynchronize = 18,          // aux = WaitFor; sync; [communicator]; waits for what was appended before it
   kEnd = 19,                  // sync; orderly end of the session
   kMemory = 20,               // aux = MemoryQuery; sync; the reply is a MemoryStatistics, not compared
+  kEnvironment = 21,          // [bytes], text; what kernel_environment.h says of it
 };
-inline constexpr uint16_t kKinds = 21;
+inline constexpr uint16_t kKinds = 22;
 
 enum class Phase : uint32_t { kForwardBackward = 0, kOptimizer = 1 };
 // Everything: also collectives in flight; the stream: not for those (whoever needs their results does); a
@@ -442,7 +443,8 @@ struct ManifestCommunicator {
   uint64_t communicator, uid_low, uid_high, rank, size, sequence, timeout_ms;
 };
 struct ManifestSetting {
-  uint64_t setting, value;
+  uint64_t setting, value;  // or kEnvironmentText, and the next eight bytes of the session's
 };
+inline constexpr uint64_t kEnvironmentText = 1 << 16;
 
 }  // namespace understudy::replay

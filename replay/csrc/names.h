@@ -25,7 +25,8 @@ inline const char* name_of(Kind kind) {
                                             "collective",
                                             "synchronize",
                                             "end",
-                                            "memory"};
+                                            "memory",
+                                            "environment"};
   return static_cast<uint16_t>(kind) < kKinds ? names[static_cast<uint16_t>(kind)] : "unknown";
 }
 
