@@ -69,6 +69,7 @@ def run_chunk(first: int) -> dict[str, Any]:
         counts.update({"faults that struck": trial.struck, "with refusals by name": int(trial.refused > 0)})
         if found:
             failing[str(seed)] = "; ".join(one.told() for one in found)
+            print(f"--seed {seed}:", *(f"{one.told()}\n{one.output}" for one in found), sep="\n", flush=True)
     return {"first": first, "counts": counts, "failing": failing}
 
 

@@ -11,7 +11,6 @@ import torch
 from executor_harness import (
     ALLOCATE,
     COMMIT,
-    COMMUNICATOR_CREATE,
     DEVICE_TO_HOST,
     FLOAT,
     HOST_TO_DEVICE,
@@ -383,18 +382,3 @@ def test_a_session_that_ends_gives_its_memory_back_to_the_system() -> None:
         harness.synchronize()
         assert process.memory_info().rss - before > buffers * 4 * floats * 3 // 4
     assert process.memory_info().rss - before < buffers * 4 * floats // 2
-
-
-def test_a_commit_that_lacks_communicators_is_incomplete_and_says_what_it_lacks(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with Harness() as h:
-        for number in range(1, 34):
-            h.writer.append(COMMUNICATOR_CREATE, number, [number, 9, 0, 2, 60_000])
-            if number in (32, 33):
-                h.commit()
-                h.synchronize()
-        assert [commit.complete for commit in h.log.commits()] == [True, False]
-    said = capfd.readouterr().err
-    assert "uses 33 communicators" in said and "a commit has room for 32" in said
-    assert "shadow area" not in said

@@ -43,7 +43,9 @@ def make(directory: str, segments: int = 4, segment_bytes: int = 4 << 20) -> tup
 def test_files_belong_to_their_owner_alone(directory: str) -> None:
     make(directory)
     modes = {file.name: oct(file.stat().st_mode & 0o777) for file in Path(directory).iterdir()}
-    assert modes == dict.fromkeys(["control", "dictionary", "segments", "shadow", "snapshot"], "0o600")
+    assert modes == dict.fromkeys(
+        ["control", "dictionary", "marks", "segments", "shadow", "snapshot"], "0o600"
+    )
 
 
 def test_records_of_many_threads_are_whole_and_in_one_order(directory: str) -> None:

@@ -93,6 +93,8 @@ void Communicators::create(uint64_t handle, Words body) {
   c.timeout_ms = body.next();
   check_rank(c.rank, c.size);
   std::lock_guard<std::mutex> lock(backends_mutex_);
+  TORCH_CHECK(communicators_.size() < replay::kMaxCommunicators, "this process has ", communicators_.size(),
+              " communicators, as many as understudy keeps account of");
   if (!communicators_.emplace(handle, std::move(c)).second) throw LogError("a communicator is created twice");
 }
 
@@ -272,9 +274,10 @@ bool Communicators::adopt_connection(Communicator& c) {
 // So that proxyd can tell a rank that waits for a peer's program from one that waits in vain.
 void Communicators::publish_started() {
   uint32_t n = 0;
+  replay::Marks more;
   const auto put = [&](uint64_t low, uint64_t high, uint64_t sequence, uint64_t size) {
-    if (n == replay::kMaxCommunicators) return;
-    replay::StartedMark& mark = page_.started[n++];
+    if (n++ >= replay::kMarksInPlace) return more.push_back({low, high, sequence, size});
+    replay::StartedMark& mark = page_.started[n - 1];
     mark.uid_low.store(low, std::memory_order_relaxed);
     mark.uid_high.store(high, std::memory_order_relaxed);
     mark.sequence.store(sequence, std::memory_order_relaxed);
@@ -285,6 +288,7 @@ void Communicators::publish_started() {
     for (const auto& [peer, sequence] : c.peer_sequence)
       put(uid_of_pair(c.uid_low, peer, c.rank), c.uid_high, sequence, 2);
   }
+  if (!replay::write_more_marks(log_, replay::kStartedRow, more)) n = replay::kMarksInPlace;
   page_.started_count.store(n, std::memory_order_release);
 }
 
@@ -373,8 +377,8 @@ bool Communicators::settled(BufferTable& table) {
   return in_flight_.empty();
 }
 
-std::vector<replay::CommunicatorMark> Communicators::marks_of(const Communicator& c) {
-  std::vector<replay::CommunicatorMark> marks;
+replay::Marks Communicators::marks_of(const Communicator& c) {
+  replay::Marks marks;
   // Its members connect all together, at their first use or at a rebuild: the first use counts, too, so that
   // no cut has some of them before it and others behind.
   if (c.size > 1) marks.push_back({c.uid_low, c.uid_high, c.sequence + (used(c) ? 1 : 0), c.size});
@@ -389,19 +393,15 @@ std::vector<replay::CommunicatorMark> Communicators::marks_of(const Communicator
   return marks;
 }
 
-void Communicators::marks(replay::CommitEntry& entry) {
-  uint32_t n = 0;
-  const auto put = [&](const replay::CommunicatorMark& mark) {
-    if (n < replay::kMaxCommunicators) entry.communicator[n] = mark;
-    n++;
-  };
+replay::Marks Communicators::marks() {
+  replay::Marks all;
   for (const auto& [handle, c] : communicators_)
-    for (const auto& mark : marks_of(c)) put(mark);
+    for (const auto& mark : marks_of(c)) all.push_back(mark);
   // One that was made, used and given up since the commit before: nobody would know that its members stand
   // on different sides of it.
-  for (const auto& mark : given_up_) put(mark);
+  all.insert(all.end(), given_up_.begin(), given_up_.end());
   given_up_.clear();
-  entry.communicators = n;
+  return all;
 }
 
 std::vector<replay::ManifestCommunicator> Communicators::manifest() const {

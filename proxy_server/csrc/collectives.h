@@ -18,7 +18,7 @@
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/words.h"
 #include "proxy_server/csrc/waiters.h"
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/marks.h"
 #include "replay/csrc/rewind.h"
 
 namespace understudy::server {
@@ -40,8 +40,8 @@ using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const Bac
 
 class Communicators {
  public:
-  Communicators(const Driver& driver, replay::ControlPage& page, BackendFactory factory)
-      : driver_(driver), page_(page), factory_(std::move(factory)) {}
+  Communicators(const Driver& driver, replay::LogMap& log, BackendFactory factory)
+      : driver_(driver), log_(log), page_(log.page()), factory_(std::move(factory)) {}
 
   void create(uint64_t handle, Words body);
   void destroy(uint64_t handle, BufferTable& table);
@@ -66,7 +66,7 @@ class Communicators {
   void cut_off();
 
   // Once for each commit: also tells what was given up since the one before.
-  void marks(replay::CommitEntry& entry);
+  replay::Marks marks();
   std::vector<replay::ManifestCommunicator> manifest() const;
   void restore(const std::vector<replay::ManifestCommunicator>& rows);  // connects nothing
   // Connects all communicators that were in use, in an order all members share. Returns how many.
@@ -102,7 +102,7 @@ class Communicators {
   };
 
   static bool used(const Communicator& c) { return c.sequence != 0 || !c.peer_sequence.empty(); }
-  static std::vector<replay::CommunicatorMark> marks_of(const Communicator& c);
+  static replay::Marks marks_of(const Communicator& c);
   c10d::Backend& connected(Communicator& c);
   void begin_connecting(Communicator& c);
   bool adopt_connection(Communicator& c);
@@ -115,13 +115,14 @@ class Communicators {
   void publish_started();
 
   const Driver& driver_;
+  replay::LogMap& log_;
   replay::ControlPage& page_;
   BackendFactory factory_;
   uint32_t generation_ = 0;
   std::map<uint64_t, Communicator> communicators_;
-  std::vector<replay::CommunicatorMark> given_up_;  // since the last commit
-  std::list<InFlight> in_flight_;                   // the oldest first
-  std::vector<InFlight> abandoned_;                 // aborted, and still not ended
+  replay::Marks given_up_;           // since the last commit
+  std::list<InFlight> in_flight_;    // the oldest first
+  std::vector<InFlight> abandoned_;  // aborted, and still not ended
   std::vector<c10::intrusive_ptr<c10d::Backend>> abandoned_backends_;
   std::atomic<bool> aborted_{false};
   bool hang_next_ = false;

@@ -85,11 +85,13 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   e.step_digest = step_digest;
   e.flags =
       (position.frees_done ? replay::kCommitFreesApplied : 0) | (optimizer ? replay::kCommitOptimizer : 0);
-  communicators_.marks(e);
+  replay::Marks more = replay::place_marks(e, communicators_.marks());
+  const bool named = replay::write_more_marks(log_, replay::mark_row_of_commit(number), more);
+  if (!named) e.communicators = replay::kMaxCommunicators + 1;
   if (policy_.protect) {
     Manifest m;
     m.commit = number;
-    bool complete = e.communicators <= replay::kMaxCommunicators;
+    bool complete = named;
     // Before the buffers: pre-images lead those back, but nothing leads a generator back.
     const bool generators = shadow_generators(number, m);
     m.buffers.reserve(table_.size());
@@ -137,12 +139,14 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
     }
     if (complete) e.flags |= replay::kCommitComplete;
     if (!complete && !incomplete_warned_) {
-      if (e.communicators > replay::kMaxCommunicators)
+      if (!named)
         std::fprintf(
             stderr,
-            "understudy: rank %u uses %u communicators (a peer that it exchanges messages with counts "
-            "as two), and a commit has room for %llu: commits without them cannot be restored\n",
-            log_.page().rank, e.communicators, static_cast<unsigned long long>(replay::kMaxCommunicators));
+            "understudy: rank %u uses %zu communicators (a peer that it exchanges messages with counts "
+            "as two), and a commit has room for %llu, where /dev/shm has: commits without them cannot be "
+            "restored\n",
+            log_.page().rank, replay::kMarksInPlace + more.size(),
+            static_cast<unsigned long long>(replay::kMaxCommunicators));
       else
         std::fprintf(
             stderr, "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
@@ -160,7 +164,7 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
   if (e.flags & replay::kCommitComplete) page.degraded.store(0);
   if (const uint64_t serial = for_snapshot ? snapshots_.ordered(e.step) : 0; __builtin_expect(serial != 0, 0))
-    begin_snapshot(serial, e);
+    begin_snapshot(serial, {e, std::move(more)});
   apply_floor();
   publish_statistics();
   return number;
@@ -177,7 +181,7 @@ bool DeviceState::shadow_generators(uint64_t commit, Manifest& manifest) {
   return true;
 }
 
-void DeviceState::begin_snapshot(uint64_t serial, const CommitEntry& e) {
+void DeviceState::begin_snapshot(uint64_t serial, replay::CommitRow e) {
   if (e.communicators > replay::kMaxCommunicators) return;  // no cut can be found with it
   Manifest rest;
   rest.commit = e.number;
@@ -185,12 +189,13 @@ void DeviceState::begin_snapshot(uint64_t serial, const CommitEntry& e) {
   rest.settings = settings_.manifest();
   std::vector<std::pair<uint64_t, at::Tensor>> generators;
   for (auto& [id, g] : generators_) generators.emplace_back(id, g.get_state());
-  snapshots_.begin(serial, e, std::move(rest), generators);
+  snapshots_.begin(serial, std::move(e), std::move(rest), generators);
 }
 
 bool DeviceState::snapshot_now() {
   if (!snapshots_.enabled() || log_.page().world > 1) return false;
-  if (!snapshots_.holds(table_.epoch())) begin_snapshot(snapshots_.next_serial(), entry(table_.epoch()));
+  if (!snapshots_.holds(table_.epoch()))
+    begin_snapshot(snapshots_.next_serial(), {entry(table_.epoch()), {}});
   snapshots_.finish();
   if (!snapshots_.holds(table_.epoch())) return false;
   snapshots_.let_log_go(entry(table_.epoch()).log_offset);

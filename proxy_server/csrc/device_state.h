@@ -116,7 +116,7 @@ class DeviceState {
   replay::Manifest manifest_of(uint64_t number, const uint8_t*& base) const;
   // The state of all generators, as part of a commit; false if the shadow area has no room for it.
   bool shadow_generators(uint64_t commit, replay::Manifest& manifest);
-  void begin_snapshot(uint64_t serial, const replay::CommitEntry& entry);
+  void begin_snapshot(uint64_t serial, replay::CommitRow row);
   void load_generators(const replay::Manifest& manifest, const uint8_t* base);
   void adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base);
   void check_content(const replay::Manifest& manifest);

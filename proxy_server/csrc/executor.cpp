@@ -39,7 +39,7 @@ Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory
     : log(o.log_directory),
       driver(o.device),
       pinned(driver.device(), log.segment_bytes()),
-      communicators(driver, log.page(), factory),
+      communicators(driver, log, factory),
       options(o),
       validation(log.page()) {
   state = std::make_unique<DeviceState>(driver, log, o.policy, communicators, o.threads);

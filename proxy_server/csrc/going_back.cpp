@@ -117,7 +117,7 @@ std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
 }
 
 std::pair<Position, uint64_t> DeviceState::restore_snapshot(uint64_t target) {
-  CommitEntry e = snapshots_.entry(target);
+  replay::CommitRow e = snapshots_.entry(target);
   const Manifest manifest = snapshots_.manifest(e);
   restore(0);
   applied_floor_ = target;
@@ -139,6 +139,8 @@ std::pair<Position, uint64_t> DeviceState::restore_snapshot(uint64_t target) {
   e.manifest_offset = e.manifest_bytes = 0;
   e.flags &= replay::kCommitFreesApplied;
   auto& page = log_.page();
+  if (!replay::write_more_marks(log_, replay::mark_row_of_commit(target), e.more))
+    throw LogError("there is no memory in /dev/shm for what a commit says of communicators");
   page.commits[target % replay::kCommitRing] = e;
   page.commit_count.store(target, std::memory_order_release);
   return {position_of(e), bytes};

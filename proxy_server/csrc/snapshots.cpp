@@ -10,6 +10,7 @@
 namespace understudy::server {
 
 using replay::CommitEntry;
+using replay::CommitRow;
 using replay::LogError;
 using replay::Manifest;
 using replay::SnapshotEntry;
@@ -74,14 +75,14 @@ uint64_t Snapshots::ordered(uint64_t steps) const {
   return newest > begun() ? newest : 0;
 }
 
-void Snapshots::begin(uint64_t serial, const CommitEntry& commit, Manifest rest,
+void Snapshots::begin(uint64_t serial, CommitRow commit, Manifest rest,
                       const std::vector<std::pair<uint64_t, at::Tensor>>& generators) {
   finish();       // orders follow one another closely: what is left are buffers that never change
   apply_floor();  // first, as all of its memory is taken now
   if (suspended_) return;
   const uint64_t before = replay::now_ns();
   log_.page().snapshot_begun.store(serial, std::memory_order_release);
-  making_.emplace(Making{serial, commit, std::move(rest), {}, nullptr});
+  making_.emplace(Making{serial, std::move(commit), std::move(rest), {}, nullptr});
   Making& m = *making_;
   for (const auto& [id, state] : generators) {
     const auto place = area_.allocate(state.nbytes(), m.serial);
@@ -204,6 +205,7 @@ void Snapshots::publish() {
   SnapshotEntry* const slot = std::find_if(std::begin(log_.page().snapshots), std::end(log_.page().snapshots),
                                            [](const SnapshotEntry& e) { return e.serial.load() == 0; });
   if (slot == std::end(log_.page().snapshots)) return fail();  // only if somebody wrote into the page
+  if (!replay::write_more_marks(log_, row_of(slot), m.commit.more)) return fail();
   remember_copies();
   if (m.threaded) m.nanoseconds += copier_.nanoseconds() - m.thread_began_ns;
   slot->bytes = m.list->bytes();
@@ -256,13 +258,19 @@ bool Snapshots::holds(uint64_t commit) const {
   return false;
 }
 
-CommitEntry Snapshots::entry(uint64_t commit) const {
+uint64_t Snapshots::row_of(const SnapshotEntry* slot) const {
+  return replay::mark_row_of_snapshot(static_cast<uint64_t>(slot - std::begin(log_.page().snapshots)));
+}
+
+CommitRow Snapshots::entry(uint64_t commit) const {
   const SnapshotEntry* newest = nullptr;
   for (const SnapshotEntry& e : log_.page().snapshots)
     if (e.serial.load() != 0 && e.commit.number == commit)
       if (newest == nullptr || e.serial.load() > newest->serial.load()) newest = &e;
   if (newest == nullptr) throw LogError("there is no snapshot of commit " + std::to_string(commit));
-  return replay::copy_once(newest->commit);
+  CommitRow row{replay::copy_once(newest->commit), {}};
+  row.more = replay::read_more_marks(log_, row_of(newest), row.communicators);
+  return row;
 }
 
 Manifest Snapshots::manifest(const CommitEntry& entry) const { return Manifest::read(area_.area(), entry); }

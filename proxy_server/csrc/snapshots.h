@@ -20,6 +20,7 @@
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/shadow_area.h"
 #include "replay/csrc/log_map.h"
+#include "replay/csrc/marks.h"
 #include "replay/csrc/rewind.h"
 
 namespace understudy::server {
@@ -32,7 +33,7 @@ class Snapshots final : public replay::Capture {
   // steps done; 0: none.
   uint64_t ordered(uint64_t steps) const;
   // Takes one of the commit that has just been made; `rest`: all of its manifest but the buffers.
-  void begin(uint64_t serial, const replay::CommitEntry& commit, replay::Manifest rest,
+  void begin(uint64_t serial, replay::CommitRow commit, replay::Manifest rest,
              const std::vector<std::pair<uint64_t, at::Tensor>>& generators);
   bool enabled() const { return area_.area().bytes != 0 && !suspended_; }
   bool under_way() const { return making_.has_value(); }
@@ -47,7 +48,7 @@ class Snapshots final : public replay::Capture {
   void abandon();
 
   // The published snapshot of a commit that a server may be brought to; throws LogError.
-  replay::CommitEntry entry(uint64_t commit) const;
+  replay::CommitRow entry(uint64_t commit) const;
   replay::Manifest manifest(const replay::CommitEntry& entry) const;
   bool holds(uint64_t commit) const;
   const uint8_t* at(uint64_t offset) const { return area_.at(offset); }
@@ -67,7 +68,7 @@ class Snapshots final : public replay::Capture {
   };
   struct Making {
     uint64_t serial;
-    replay::CommitEntry commit;
+    replay::CommitRow commit;
     replay::Manifest manifest;
     std::vector<Row> rows;  // of manifest.buffers, in their order
     std::shared_ptr<CopyList> list;
@@ -86,7 +87,8 @@ class Snapshots final : public replay::Capture {
   // Serial of the newest order that was taken up.
   uint64_t begun() const { return log_.page().snapshot_begun.load(std::memory_order_relaxed); }
   void forget_unfinished();
-  uint64_t newest() const;  // serial of those published; 0 = there is none
+  uint64_t row_of(const replay::SnapshotEntry* slot) const;  // in `marks`
+  uint64_t newest() const;                                   // serial of those published; 0 = there is none
   // Nothing is published: gives the memory back.
   void forget_contents();
   void forget_lost_copies();

@@ -12,6 +12,8 @@ BLOCK = 1024
 """Bytes."""
 NO_REPLIES = 4096
 """Bytes: the least that a log has for them, and that is memory from the beginning."""
+MOST_STATE_BYTES = 16 << 20
+"""Of a control page, and of what it has no place for: as many communicators as are kept account of."""
 MOST_MANIFEST_BYTES = 4 << 20
 """In one message; the others follow with the next."""
 
@@ -104,7 +106,7 @@ class Mirror:
         )  # fmt: skip
         self.directory = directory
         self.log = replay.Log(str(directory))
-        self._state = bytearray(len(described.state))
+        self._state = bytearray()
         self._newest: dict[int, int] = {}
         self._offset_ns: int | None = None
         replay.apply_control_orders(self.log, described.orders)
@@ -113,8 +115,7 @@ class Mirror:
 
     def describe_anew(self, described: pb.RankDescription) -> None:
         """Whoever described it may have been started anew, and count from the beginning; raises LogError."""
-        if len(described.state) != len(self._state):
-            raise replay.LogError("the state of a control page has another size")
+        self._state.clear()
         self._newest.clear()
         news = pb.RankNews(
             rank=described.rank, sequence=described.sequence, now_ns=described.now_ns,
@@ -137,9 +138,10 @@ class Mirror:
             if news.sequence <= self._newest.get(block.index, -1):
                 continue
             begin = block.index * BLOCK
-            if len(block.data) != len(self._state[begin : begin + BLOCK]) or not block.data:
+            if not 0 < len(block.data) <= BLOCK or begin >= MOST_STATE_BYTES:
                 raise replay.LogError("a block of a control page has another size")
-            self._state[begin : begin + BLOCK] = block.data
+            self._state.extend(bytes(max(0, begin - len(self._state))))
+            self._state[begin : begin + len(block.data)] = block.data
             self._newest[block.index] = news.sequence
         replay.apply_control_state(self.log, bytes(self._state), self._offset_ns)
 

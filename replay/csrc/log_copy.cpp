@@ -57,7 +57,7 @@ std::vector<uint8_t> copy_templates(const LogMap& log, uint64_t begin, uint64_t 
 }
 
 CopiedCommit copy_commit(const LogMap& log, uint64_t number) {
-  CopiedCommit found{commit_entry(log, number), {}, {}};
+  CopiedCommit found{commit_row(log, number), {}, {}};
   const uint64_t offset = found.row.log_offset;
   check_kept(log, offset);
   if ((found.row.flags & kCommitFreesApplied) != 0) {

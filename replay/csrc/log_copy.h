@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "replay/csrc/log_map.h"
+#include "replay/csrc/marks.h"
 
 namespace understudy::replay {
 
@@ -15,7 +16,7 @@ std::vector<uint8_t> copy_templates(const LogMap& log, uint64_t begin, uint64_t 
 // A commit, with what its place in the log does not say: the frees of the record behind it, where it has done
 // them, and its manifest, where there is one.
 struct CopiedCommit {
-  CommitEntry row;
+  CommitRow row;
   std::vector<uint64_t> frees;
   std::vector<uint8_t> manifest;
 };

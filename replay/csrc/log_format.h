@@ -1,9 +1,10 @@
 // The log: the one definition of its layout, used by the writer (worker), the reader (device server)
 // and the tools (proxyd, recoveryctl).  docs/log-format.md explains it to a person.
 //
-// A rank's log is a directory of five files in shared memory, created and removed by proxyd:
+// A rank's log is a directory of six files in shared memory, created and removed by proxyd:
 //
 //   control     ControlPage, then the reply area
+//   marks       how far communicators have come, as far as the control page has no place for it; sparse
 //   dictionary  templates of operator calls, in regions that are used again and again; sparse
 //   segments    `segment_count` segments of `segment_bytes`; sparse, so untouched ones cost nothing
 //   shadow      state saved at commits (manifests and rank-private buffers); sparse
@@ -28,7 +29,9 @@ inline constexpr uint32_t kVersion = 10;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
-inline constexpr uint64_t kMaxCommunicators = 32;
+// What tells of communicators names so many in its place, and the others in the file `marks`.
+inline constexpr uint64_t kMarksInPlace = 32;
+inline constexpr uint64_t kMaxCommunicators = 4096;
 inline constexpr uint64_t kMaxDrills = 256;
 inline constexpr uint64_t kRecentSteps = 8;
 inline constexpr uint64_t kSnapshotLeases = 6;
@@ -288,11 +291,20 @@ struct CommitEntry {
   uint64_t call;  // records of the current minibatch before the commit (0 unless automatic)
   uint64_t manifest_offset, manifest_bytes;  // in `shadow`; 0 bytes = none (no protection)
   uint32_t flags, communicators;
-  CommunicatorMark communicator[kMaxCommunicators];
+  CommunicatorMark communicator[kMarksInPlace];
   // Of the optimizer step before it (proxy_server/csrc/step_digest.h); 0 = nobody knows. Not in stored rows.
   uint64_t step_digest;
 };
+// Stored behind it: its marks that have no place in it.
 inline constexpr uint64_t kStoredCommitBytes = offsetof(CommitEntry, step_digest);
+
+// ---- `marks`: a row for each row of commits and of snapshots in the control page, and one for what has been
+// started
+inline constexpr uint64_t kMoreMarks = kMaxCommunicators - kMarksInPlace;
+inline constexpr uint64_t kStartedRow = kCommitRing + kSnapshots;
+inline constexpr uint64_t kMarkRows = kStartedRow + 1;
+inline uint64_t mark_row_of_commit(uint64_t number) { return number % kCommitRing; }
+inline uint64_t mark_row_of_snapshot(uint64_t slot) { return kCommitRing + slot; }
 
 // The whole state at a commit, in `snapshot`: with the log since then this rank can be rebuilt by itself. The
 // manifest that `commit` names lies in `snapshot` too.
@@ -365,7 +377,7 @@ struct alignas(64) ControlPage {
   // 0: one that cannot be named), and how far it has come with each communicator.
   alignas(64) std::atomic<uint64_t> wait_uid_low, wait_uid_high, wait_sequence;
   std::atomic<uint32_t> started_count;
-  StartedMark started[kMaxCommunicators];
+  StartedMark started[kMarksInPlace];
   std::atomic<uint64_t>
       partitioned_until_ns;  // CLOCK_MONOTONIC: by a drill, no peer can be reached until then
 

@@ -20,6 +20,7 @@ namespace understudy::replay {
 namespace {
 
 constexpr uint64_t kSmallestFile = 4096;
+constexpr uint64_t kMarksBytes = kMarkRows * kMoreMarks * sizeof(CommunicatorMark);
 
 [[noreturn]] void fail(const std::string& what, const std::string& path) {
   throw LogError(what + " " + path + ": " + std::strerror(errno));
@@ -60,6 +61,7 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
     throw LogError("a dictionary has a multiple of " + std::to_string(kTemplateRegions * 4096) + " bytes");
   create_file(directory + "/control", page_bytes() + sizes.reply_bytes);
   reserve_file(directory + "/control", page_bytes() + std::min(sizes.reply_bytes, kReservedReplyBytes));
+  create_file(directory + "/marks", kMarksBytes);
   create_file(directory + "/dictionary", sizes.dictionary_bytes);
   create_file(directory + "/segments", sizes.segment_bytes * sizes.segment_count);
   create_file(directory + "/shadow", sizes.shadow_bytes);
@@ -116,16 +118,17 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 LogMap::LogMap(const std::string& directory)
     : LogMap(directory, Mapping(directory + "/control", sizeof(ControlPage)),
              Mapping(directory + "/dictionary", 8), Mapping(directory + "/segments", 4096),
-             Mapping(directory + "/shadow", kSmallestFile), Mapping(directory + "/snapshot", kSmallestFile)) {
-}
+             Mapping(directory + "/shadow", kSmallestFile), Mapping(directory + "/snapshot", kSmallestFile),
+             Mapping(directory + "/marks", kMarksBytes)) {}
 
 LogMap::LogMap(const std::string& directory, Mapping control, Mapping dictionary, Mapping segments,
-               Mapping shadow, Mapping snapshot)
+               Mapping shadow, Mapping snapshot, Mapping marks)
     : control_(std::move(control)),
       dictionary_(std::move(dictionary)),
       segments_(std::move(segments)),
       shadow_(std::move(shadow)),
-      snapshot_(std::move(snapshot)) {
+      snapshot_(std::move(snapshot)),
+      marks_(std::move(marks)) {
   const ControlPage& p = page();
   if (p.magic != kMagic) throw LogError(directory + " holds no log of ours");
   if (p.version != kVersion)
@@ -169,8 +172,17 @@ bool LogMap::reserve_reply(uint64_t bytes) {
   return true;
 }
 
+bool LogMap::reserve_marks(uint64_t row, uint64_t count) {
+  if (count <= reserved_marks_[row]) return true;
+  if (marks() == nullptr) return false;
+  uint8_t* const begin = marks_.data() + row * kMoreMarks * sizeof(CommunicatorMark);
+  if (!reserve_memory(begin, count * sizeof(CommunicatorMark))) return false;
+  reserved_marks_[row] = count;
+  return true;
+}
+
 void LogMap::keep_out_of_forks() const {
-  for (const Mapping* m : {&control_, &dictionary_, &segments_, &shadow_, &snapshot_})
+  for (const Mapping* m : {&control_, &dictionary_, &segments_, &shadow_, &snapshot_, &marks_})
     madvise(m->data(), m->bytes(), MADV_DONTFORK);
 }
 

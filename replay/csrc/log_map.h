@@ -1,6 +1,7 @@
-// The five files of a rank's log, mapped.
+// The six files of a rank's log, mapped.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -87,12 +88,16 @@ class LogMap {
   explicit LogMap(const std::string& directory);
   // `name` is what errors call it.
   LogMap(const std::string& name, Mapping control, Mapping dictionary, Mapping segments, Mapping shadow,
-         Mapping snapshot = {});
+         Mapping snapshot = {}, Mapping marks = {});
   ControlPage& page() const { return *reinterpret_cast<ControlPage*>(control_.data()); }
   uint8_t* reply() const { return control_.data() + page_bytes_; }
   // Whether there is memory for a reply of so many bytes, header included; once there is, it stays.
   bool reserve_reply(uint64_t bytes);
   uint64_t reply_bytes() const { return reply_bytes_; }
+  // Rows of further marks (marks.h), as words; nothing where the log has none.
+  uint64_t* marks() const { return reinterpret_cast<uint64_t*>(marks_.data()); }
+  // Whether a row has memory for so many; once it has, that stays.
+  bool reserve_marks(uint64_t row, uint64_t count);
   uint64_t dictionary_bytes() const { return region_bytes_ * kTemplateRegions; }
   uint64_t region_bytes() const { return region_bytes_; }
   // Address of a template id.
@@ -117,7 +122,8 @@ class LogMap {
   void keep_out_of_forks() const;
 
  private:
-  Mapping control_, dictionary_, segments_, shadow_, snapshot_;
+  Mapping control_, dictionary_, segments_, shadow_, snapshot_, marks_;
+  std::array<uint64_t, kMarkRows> reserved_marks_{};
   uint64_t reserved_reply_ = kReservedReplyBytes;
   uint64_t page_bytes_ = 0, reply_bytes_ = 0, segment_bytes_ = 0, segment_count_ = 0;
   uint64_t snapshot_bytes_ = 0, region_bytes_ = 0;

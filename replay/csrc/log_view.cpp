@@ -7,8 +7,17 @@
 #include "replay/csrc/templates.h"
 
 namespace understudy::replay {
+namespace {
 
-CommitView describe(const CommitEntry& e) {
+CommitRow snapshot_row(const LogMap& log, uint64_t slot) {
+  CommitRow row{copy_once(log.page().snapshots[slot].commit), {}};
+  row.more = read_more_marks(log, mark_row_of_snapshot(slot), row.communicators);
+  return row;
+}
+
+}  // namespace
+
+CommitView describe(const CommitRow& e) {
   CommitView c{e.number,
                e.log_offset,
                e.record_index,
@@ -20,11 +29,12 @@ CommitView describe(const CommitEntry& e) {
                {},
                {},
                e.step_digest};
-  for (uint32_t i = 0; i < std::min<uint64_t>(e.communicators, kMaxCommunicators); i++) {
-    const CommunicatorMark& mark = e.communicator[i];
+  const auto add = [&c](const CommunicatorMark& mark) {
     c.communicators.emplace_back(mark.uid_low, mark.uid_high, mark.sequence);
     c.members.push_back(mark.members);
-  }
+  };
+  std::for_each_n(e.communicator, std::min<uint64_t>(e.communicators, kMarksInPlace), add);
+  std::for_each(e.more.begin(), e.more.end(), add);
   return c;
 }
 
@@ -35,9 +45,10 @@ std::vector<CommitView> commits(const LogMap& log) {
   const uint64_t most = std::min<uint64_t>(newest, kCommitRing - 1);
   for (uint64_t left = most; left > 0; left--) {
     const uint64_t n = newest - left + 1;
-    const CommitEntry e = copy_once(page.commits[n % kCommitRing]);
-    if (e.number != n) continue;
-    CommitView c = describe(e);
+    CommitRow row{copy_once(page.commits[n % kCommitRing]), {}};
+    if (row.number != n || row.communicators > kMaxCommunicators) continue;  // no cut can be found with it
+    row.more = read_more_marks(log, mark_row_of_commit(n), row.communicators);
+    CommitView c = describe(row);
     std::atomic_thread_fence(std::memory_order_acquire);
     // The server may have reused the entry while we read it.
     if (page.commit_count.load() - n < kCommitRing - 1) found.push_back(std::move(c));
@@ -47,10 +58,12 @@ std::vector<CommitView> commits(const LogMap& log) {
 
 std::vector<SnapshotView> snapshots(const LogMap& log) {
   std::vector<SnapshotView> found;
-  for (const SnapshotEntry& e : log.page().snapshots) {
+  for (uint64_t slot = 0; slot < kSnapshots; slot++) {
+    const SnapshotEntry& e = log.page().snapshots[slot];
     const uint64_t serial = e.serial.load(std::memory_order_acquire);
     if (serial == 0) continue;
-    SnapshotView s{serial, e.bytes, static_cast<double>(e.nanoseconds) / 1e9, describe(copy_once(e.commit))};
+    SnapshotView s{serial, e.bytes, static_cast<double>(e.nanoseconds) / 1e9,
+                   describe(snapshot_row(log, slot))};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (e.serial.load() == serial) found.push_back(std::move(s));  // else it was replaced meanwhile
   }
@@ -59,9 +72,9 @@ std::vector<SnapshotView> snapshots(const LogMap& log) {
 }
 
 SnapshotContents snapshot_contents(const LogMap& log, uint64_t serial) {
-  for (const SnapshotEntry& e : log.page().snapshots) {
-    if (serial == 0 || e.serial.load(std::memory_order_acquire) != serial) continue;
-    const CommitEntry commit = copy_once(e.commit);
+  for (uint64_t slot = 0; slot < kSnapshots; slot++) {
+    if (serial == 0 || log.page().snapshots[slot].serial.load(std::memory_order_acquire) != serial) continue;
+    const CommitRow commit = snapshot_row(log, slot);
     SnapshotContents found{commit, Manifest::read(log.snapshots(), commit)};
     if (snapshot_holds(log, serial)) return found;
   }
@@ -72,6 +85,14 @@ bool snapshot_holds(const LogMap& log, uint64_t serial) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return serial != 0 && std::any_of(std::begin(log.page().snapshots), std::end(log.page().snapshots),
                                     [&](const SnapshotEntry& e) { return e.serial.load() == serial; });
+}
+
+CommitRow commit_row(const LogMap& log, uint64_t number) {
+  CommitRow row{commit_entry(log, number), {}};
+  row.more = read_more_marks(log, mark_row_of_commit(number), row.communicators);
+  if (commit_entry(log, number).log_offset != row.log_offset)
+    throw LogError("another commit took the place of commit " + std::to_string(number));
+  return row;
 }
 
 CommitEntry commit_entry(const LogMap& log, uint64_t number) {

@@ -8,6 +8,7 @@
 
 #include "replay/csrc/log_map.h"
 #include "replay/csrc/manifest.h"
+#include "replay/csrc/marks.h"
 
 namespace understudy::replay {
 
@@ -26,7 +27,7 @@ struct SnapshotView {
   CommitView commit;
 };
 
-CommitView describe(const CommitEntry& entry);
+CommitView describe(const CommitRow& row);
 
 // Commits still in the ring, oldest first.
 std::vector<CommitView> commits(const LogMap& log);
@@ -36,7 +37,7 @@ std::vector<SnapshotView> snapshots(const LogMap& log);
 
 // What a published snapshot consists of, and where in the file `snapshot` it lies.
 struct SnapshotContents {
-  CommitEntry commit;
+  CommitRow commit;
   Manifest manifest;
 };
 // Throws LogError if it is not published, or damaged.
@@ -45,6 +46,7 @@ SnapshotContents snapshot_contents(const LogMap& log, uint64_t serial);
 bool snapshot_holds(const LogMap& log, uint64_t serial);
 
 // The row of one commit; throws LogError if it is not in the ring.
+CommitRow commit_row(const LogMap& log, uint64_t number);
 CommitEntry commit_entry(const LogMap& log, uint64_t number);
 
 struct RecordView {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "replay/csrc/futex.h"
+#include "replay/csrc/marks.h"
 
 namespace understudy::replay {
 namespace {
@@ -64,6 +65,64 @@ void store_words(uint8_t* to, const uint8_t* from, size_t words) {
 
 uint8_t* bytes_of(const LogMap& log) { return reinterpret_cast<uint8_t*>(&log.page()); }
 
+// What a copied control page says of communicators: for each row of `marks` how many there are.
+class Counts {
+ public:
+  Counts(const uint8_t* written, const uint8_t* commits) : written_(written), commits_(commits) {}
+  uint64_t of(uint64_t row) const {
+    if (row == kStartedRow) return at<uint32_t>(written_, kWritten, offsetof(ControlPage, started_count));
+    return at<uint32_t>(commits_, kCommits, entry(row) + offsetof(CommitEntry, communicators));
+  }
+  // Offset in the control page of the word that is another one, or 0, once the row tells of something else.
+  static size_t name(uint64_t row) {
+    return row < kCommitRing ? entry(row) + offsetof(CommitEntry, number) : serial(row);
+  }
+
+ private:
+  template <class T>
+  static T at(const uint8_t* copied, Span span, size_t offset) {
+    T value;
+    std::memcpy(&value, copied + offset - span.begin, sizeof value);
+    return value;
+  }
+  static size_t serial(uint64_t row) {
+    return offsetof(ControlPage, snapshots) + (row - kCommitRing) * sizeof(SnapshotEntry);
+  }
+  static size_t entry(uint64_t row) {
+    return row < kCommitRing ? offsetof(ControlPage, commits) + row * sizeof(CommitEntry)
+                             : serial(row) + offsetof(SnapshotEntry, commit);
+  }
+
+  const uint8_t *written_, *commits_;
+};
+static_assert(offsetof(SnapshotEntry, serial) == 0);
+
+}  // namespace
+
+namespace {
+
+// Of the row of a commit or of a snapshot that is another one now, what was read was not all of one.
+void forget_if_changed(size_t name, const LogMap& log, uint8_t* commits) {
+  uint64_t now;
+  load_words(bytes_of(log) + name, reinterpret_cast<uint8_t*>(&now), 1);
+  uint8_t* const copied = commits + name - kCommits.begin;
+  if (std::memcmp(copied, &now, sizeof now) != 0) std::memset(copied, 0, sizeof now);
+}
+
+void put_marks(LogMap& mirror, const uint8_t* written, std::string_view rest) {
+  const Counts counts(written, written + kWritten.words() * 8);
+  for (uint64_t row = 0; row < kMarkRows; row++) {
+    Marks marks(further_marks(counts.of(row)));
+    const size_t bytes = marks.size() * sizeof(CommunicatorMark);
+    if (bytes > rest.size())
+      throw LogError("the state of a control page names more communicators than it has");
+    if (bytes != 0) std::memcpy(marks.data(), rest.data(), bytes);
+    rest.remove_prefix(bytes);
+    if (!write_more_marks(mirror, row, marks))
+      throw LogError("no shared memory for what is told of communicators");
+  }
+}
+
 }  // namespace
 
 std::vector<uint8_t> control_state(const LogMap& log) {
@@ -85,17 +144,29 @@ std::vector<uint8_t> control_state(const LogMap& log) {
     }
     std::memcpy(to, &drill, sizeof drill);
   }
+  const Counts counts(to, to + kWritten.words() * 8);
   load_words(bytes_of(log) + kWritten.begin, to, kWritten.words());
   to += kWritten.words() * 8;
   std::atomic_thread_fence(std::memory_order_acquire);
   load_words(bytes_of(log) + kCommits.begin, to, kCommits.words());
   std::memcpy(to, &commits, sizeof commits);
+  Marks more;
+  for (uint64_t row = 0; row < kMarkRows; row++) {
+    const Marks of_row = read_more_marks(log, row, counts.of(row));
+    more.insert(more.end(), of_row.begin(), of_row.end());
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!of_row.empty() && row != kStartedRow) forget_if_changed(Counts::name(row), log, to);
+  }
+  if (!more.empty()) {
+    found.resize(kStateBytes + more.size() * sizeof(CommunicatorMark));
+    std::memcpy(found.data() + kStateBytes, more.data(), more.size() * sizeof(CommunicatorMark));
+  }
   return found;
 }
 
 void apply_control_state(LogMap& mirror, std::string_view state, int64_t clock_offset_ns) {
   ControlPage& p = mirror.page();
-  if (state.size() != kStateBytes) throw LogError("the state of a control page has another size");
+  if (state.size() < kStateBytes) throw LogError("the state of a control page has another size");
   const auto* from = reinterpret_cast<const uint8_t*>(state.data());
   StateHeader header;
   std::memcpy(&header, from, sizeof header);
@@ -110,6 +181,7 @@ void apply_control_state(LogMap& mirror, std::string_view state, int64_t clock_o
     p.drills[i].detail = drill.detail;
     p.drills[i].state.store(std::min<uint64_t>(drill.state, 2), std::memory_order_release);
   }
+  put_marks(mirror, from, state.substr(kStateBytes));
   store_words(bytes_of(mirror) + kWritten.begin, from, kWritten.words());
   p.progress_ns.fetch_add(clock_offset_ns);
   from += kWritten.words() * 8;

@@ -1,5 +1,5 @@
 // A rank's control page as its job's coordinator sees it from another host: what worker and device server
-// write goes there, what proxyd writes comes back.  Both are bytes of fixed size, and either may be hostile.
+// write goes there, what proxyd writes comes back.  Either may be hostile.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -8,7 +8,8 @@
 
 namespace understudy::replay {
 
-// What worker and device server have written: a copy that holds every commit that it counts.
+// What worker and device server have written: a copy that holds every commit that it counts, and behind that
+// what the control page has no place for (marks.h).
 std::vector<uint8_t> control_state(const LogMap& log);
 // Lays it out in a mirror; times of the other host's CLOCK_MONOTONIC are moved by `clock_offset_ns`. Throws
 // LogError if it is none.

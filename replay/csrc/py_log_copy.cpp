@@ -34,13 +34,7 @@ py::bytes bytes_of(std::vector<uint8_t> (*copy)(const LogMap&, uint64_t, uint64_
   return as_bytes(found);
 }
 
-CommitView describe_row(const py::bytes& row) {
-  const std::string_view bytes(row);
-  CommitEntry entry{};
-  if (bytes.size() != kStoredCommitBytes) throw LogError("the row of a commit has another size");
-  std::memcpy(&entry, bytes.data(), kStoredCommitBytes);
-  return describe(entry);
-}
+CommitView describe_row(const py::bytes& row) { return describe(decode_row(std::string_view(row))); }
 
 }  // namespace
 
@@ -62,8 +56,7 @@ void bind_log_copy(py::module_& m) {
       "copy_commit",
       [](const LogMap& l, uint64_t number) {
         CopiedCommit found = copy_commit(l, number);
-        return Copied{describe(found.row), found.frees,
-                      py::bytes(reinterpret_cast<const char*>(&found.row), kStoredCommitBytes),
+        return Copied{describe(found.row), found.frees, as_bytes(encode_row(found.row)),
                       as_bytes(found.manifest)};
       },
       "A commit that is still in the ring, its frees and manifest; raises LogError.");

@@ -18,7 +18,7 @@ py::bytes as_bytes(const std::vector<uint8_t>& content) {
 void bind_mirror(py::module_& m) {
   m.def(
       "control_state", [](const LogMap& l) { return as_bytes(control_state(l)); },
-      "What worker and device server have written into a control page; always as many bytes.");
+      "What worker and device server have written into a control page, and what it has no place for.");
   m.def(
       "apply_control_state",
       [](LogMap& l, const py::bytes& state, int64_t clock_offset_ns) {

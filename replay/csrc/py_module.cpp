@@ -62,8 +62,9 @@ struct Contents {
 Contents contents_of(const SnapshotContents& found) {
   std::string manifest(found.manifest.encoded_bytes(), '\0');
   found.manifest.encode(reinterpret_cast<uint8_t*>(manifest.data()));
+  const std::vector<uint8_t> row = encode_row(found.commit);
   Contents contents{describe(found.commit),
-                    py::bytes(reinterpret_cast<const char*>(&found.commit), kStoredCommitBytes),
+                    py::bytes(reinterpret_cast<const char*>(row.data()), row.size()),
                     py::bytes(manifest),
                     {},
                     {}};
@@ -80,17 +81,14 @@ Contents read_contents(const LogMap& log, uint64_t serial) {
 }
 
 Contents begin_restore(LogMap& log, const py::bytes& row, const py::bytes& manifest) {
-  const std::string_view entry(row), rest(manifest);
-  CommitEntry commit{};
-  if (entry.size() != kStoredCommitBytes) throw LogError("the stored row of its commit has another size");
-  std::memcpy(&commit, entry.data(), kStoredCommitBytes);
-  return contents_of(make_room_for_snapshot(log, commit, {rest.begin(), rest.end()}));
+  const std::string_view rest(manifest);
+  return contents_of(
+      make_room_for_snapshot(log, decode_row(std::string_view(row)), {rest.begin(), rest.end()}));
 }
 
 void finish_restore(LogMap& log, uint64_t serial, const Contents& contents) {
-  const std::string_view entry(contents.row), rest(contents.manifest);
-  CommitEntry commit{};
-  std::memcpy(&commit, entry.data(), kStoredCommitBytes);
+  const std::string_view rest(contents.manifest);
+  const CommitRow commit = decode_row(std::string_view(contents.row));
   const std::vector<uint8_t> manifest(rest.begin(), rest.end());
   py::gil_scoped_release release;
   publish_restored_snapshot(log, serial, commit, manifest);
@@ -251,9 +249,12 @@ void bind_log(py::module_& m) {
           [](const LogMap& l) {
             std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> found;
             const auto& p = l.page();
-            for (uint32_t i = 0; i < std::min<uint64_t>(load(p.started_count), kMaxCommunicators); i++)
+            const uint64_t count = load(p.started_count);
+            for (uint64_t i = 0; i < std::min(count, kMarksInPlace); i++)
               found.emplace_back(load(p.started[i].uid_low), load(p.started[i].uid_high),
                                  load(p.started[i].sequence), load(p.started[i].size));
+            for (const CommunicatorMark& mark : read_more_marks(l, kStartedRow, count))
+              found.emplace_back(mark.uid_low, mark.uid_high, mark.sequence, mark.members);
             return found;
           },
           "Of each communicator: (uid_low, uid_high, collectives begun, members).")

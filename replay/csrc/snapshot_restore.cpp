@@ -36,16 +36,14 @@ void withdraw_all(LogMap& log) {
 
 }  // namespace
 
-SnapshotContents make_room_for_snapshot(LogMap& log, CommitEntry commit,
-                                        const std::vector<uint8_t>& manifest) {
+SnapshotContents make_room_for_snapshot(LogMap& log, CommitRow commit, const std::vector<uint8_t>& manifest) {
   const ControlPage& page = log.page();
   commit.manifest_offset = 0;
   commit.manifest_bytes = manifest.size();
   // Where things lay in the area that it was read from is of no interest: any offset will do.
   const Area stored{const_cast<uint8_t*>(manifest.data()), ~0ull, "stored snapshot"};
   SnapshotContents found{commit, Manifest::read(stored, commit)};
-  if (commit.number == 0 || commit.communicators > kMaxCommunicators)
-    throw LogError("the stored row of its commit makes no sense");
+  if (commit.number == 0) throw LogError("the stored row of its commit makes no sense");
   if (commit.log_offset / log.segment_bytes() < page.freed_segments.load(std::memory_order_acquire) ||
       commit.log_offset > page.tail.load(std::memory_order_acquire))
     throw LogError("the log does not reach back to commit " + std::to_string(commit.number));
@@ -60,7 +58,7 @@ SnapshotContents make_room_for_snapshot(LogMap& log, CommitEntry commit,
   return found;
 }
 
-void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitEntry& commit,
+void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitRow& commit,
                                const std::vector<uint8_t>& manifest) {
   const Area area = log.snapshots();
   if (serial == 0 || manifest.size() != commit.manifest_bytes || commit.manifest_offset > area.bytes ||
@@ -75,6 +73,8 @@ void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitEntry& 
       throw LogError("buffer " + std::to_string(b.handle) + " is not what it was at the commit");
     bytes += b.bytes;
   }
+  if (!write_more_marks(log, mark_row_of_snapshot(0), commit.more))
+    throw LogError("there is no memory in /dev/shm for what is told of communicators");
   SnapshotEntry& entry = log.page().snapshots[0];
   entry.bytes = bytes;
   entry.nanoseconds = 0;

@@ -9,11 +9,10 @@ namespace understudy::replay {
 
 // Withdraws what is published, reserves memory, and answers where row and manifest of a stored snapshot want
 // its contents. Throws LogError: they make no sense, the log does not reach back to it, no memory.
-SnapshotContents make_room_for_snapshot(LogMap& log, CommitEntry commit,
-                                        const std::vector<uint8_t>& manifest);
+SnapshotContents make_room_for_snapshot(LogMap& log, CommitRow commit, const std::vector<uint8_t>& manifest);
 
 // Its contents are there; throws LogError if they are not what the manifest says.
-void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitEntry& commit,
+void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitRow& commit,
                                const std::vector<uint8_t>& manifest);
 
 }  // namespace understudy::replay
