@@ -50,7 +50,7 @@ def collectives(chance: random.Random) -> Piece:
         ["for work, x in pending: work.wait(); say(step, 'late', x)", "pending.clear()", "x = number(rank + step)",
          "pending.append((dist.all_reduce(x, group=group, async_op=True), x))"],
         ["parts = [torch.empty_like(t) for _ in range(2)]", "dist.all_gather(parts, t)", "say(step, *parts)"],
-        ["out = torch.empty(8, device=device)", "dist.all_gather_into_tensor(out, t)", "say(step, out)"],
+        ["out = torch.empty(8, dtype=t.dtype, device=device)", "dist.all_gather_into_tensor(out, t)", "say(step, out)"],
         ["dist.broadcast(t, step % 2)", "say(step, t)", "t = t + rank"],
         ["dist.reduce(t, 0, op=dist.ReduceOp.SUM)", "say(step, t if rank == 0 else 0)", "t = torch.arange(4.0, device=device) + rank"],
         ["found = [None, None]", "dist.all_gather_object(found, {'rank': rank, 'at': 'x' * (step * 7)})", "say(step, found)"],
