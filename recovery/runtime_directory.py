@@ -93,7 +93,10 @@ class RuntimeDirectory:
 
     def remove(self) -> None:
         """Leave nothing behind."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        for _ in range(TRIES):  # a device server that has just been forked may make its socket meanwhile
+            shutil.rmtree(self.path, ignore_errors=True)
+            if not self.path.exists():
+                break
         os.close(self._lock)
 
 
