@@ -209,3 +209,14 @@ def test_a_full_dev_shm_is_an_error_and_not_a_killed_process(tmp_path: Path) -> 
     finally:
         del writer
         subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_a_log_of_an_earlier_version_is_refused_for_its_version(directory: str) -> None:
+    """Not for the files that it lacks."""
+    make(directory)
+    with open(f"{directory}/control", "r+b") as control:
+        control.seek(8)
+        control.write((9).to_bytes(4, "little"))
+    os.unlink(f"{directory}/marks")
+    with pytest.raises(LogError, match="has log version 9, this build reads version"):
+        Log(directory)

@@ -49,6 +49,12 @@ void reserve_file(const std::string& path, uint64_t bytes) {
 
 uint64_t page_bytes() { return (sizeof(ControlPage) + 4095) / 4096 * 4096; }
 
+// Nothing if there is none, as in logs of earlier versions: what they are is told by their control pages.
+Mapping marks_in(const std::string& directory) {
+  const std::string path = directory + "/marks";
+  return access(path.c_str(), F_OK) == 0 ? Mapping(path, kMarksBytes) : Mapping();
+}
+
 }  // namespace
 
 void create_log(const std::string& directory, uint32_t rank, uint32_t world, const LogSizes& sizes,
@@ -119,7 +125,9 @@ LogMap::LogMap(const std::string& directory)
     : LogMap(directory, Mapping(directory + "/control", sizeof(ControlPage)),
              Mapping(directory + "/dictionary", 8), Mapping(directory + "/segments", 4096),
              Mapping(directory + "/shadow", kSmallestFile), Mapping(directory + "/snapshot", kSmallestFile),
-             Mapping(directory + "/marks", kMarksBytes)) {}
+             marks_in(directory)) {
+  if (marks() == nullptr) throw LogError(directory + " has no file of marks");
+}
 
 LogMap::LogMap(const std::string& directory, Mapping control, Mapping dictionary, Mapping segments,
                Mapping shadow, Mapping snapshot, Mapping marks)
