@@ -8,7 +8,7 @@ from pathlib import Path
 
 import proxied
 import pytest
-from executor_harness import COMMUNICATOR_CREATE, Harness
+from executor_harness import COMMUNICATOR_CREATE, COMMUNICATOR_DESTROY, Harness
 
 from understudy import replay
 from understudy.recovery.control import pb
@@ -26,6 +26,11 @@ def uids(commit: replay.Commit) -> list[int]:
 def newest(h: Harness) -> int:
     """Serial of the newest snapshot."""
     return max((snapshot.serial for snapshot in h.log.snapshots()), default=0)
+
+
+def many(row: bytes) -> bytes:
+    """The same, naming more than a row of its length can."""
+    return row[:60] + (MOST + 1).to_bytes(4, "little") + row[64:] + bytes(32 * MOST)
 
 
 def create(h: Harness, count: int, first: int = 1) -> None:
@@ -53,7 +58,12 @@ def test_a_commit_and_its_snapshot_name_them_all(count: int) -> None:
         assert uids(h.log.snapshots()[0].commit) == everyone
         copied = replay.copy_commit(h.log, 1)
         assert uids(copied.commit) == uids(replay.describe_row(copied.row)) == everyone
-        for wrong in (copied.row[:-1], copied.row + bytes(32), copied.row[: 64 + 32 * 32][:-32]):
+        for wrong in (
+            copied.row[:-1],
+            copied.row + bytes(32),
+            copied.row[: 64 + 32 * 32][:-32],
+            many(copied.row),
+        ):
             with pytest.raises(replay.LogError):
                 replay.describe_row(wrong)
         h.executor.park()
@@ -80,6 +90,25 @@ def test_one_more_than_are_kept_account_of_is_an_error_of_the_program() -> None:
             RuntimeError, match="has 4096 communicators, as many as understudy keeps account of"
         ):
             h.synchronize()
+
+
+def test_a_commit_that_cannot_name_them_all_is_none_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    """Those that were given up since the commit before count too."""
+    with Harness() as h:
+        create(h, MOST)
+        h.writer.append(COMMUNICATOR_DESTROY, 1, [])
+        create(h, 1, first=MOST + 1)
+        h.commit()
+        h.synchronize()
+        assert h.log.commit_count == 1 and h.log.commits() == []
+        with pytest.raises(replay.LogError, match="does not name all communicators"):
+            replay.copy_commit(h.log, 1)
+        h.commit()
+        h.synchronize()
+        assert [(commit.number, commit.complete) for commit in h.log.commits()] == [(2, True)]
+    said = capfd.readouterr().err
+    assert "uses 4097 communicators" in said and "a commit has room for 4096" in said
+    assert "shadow area" not in said
 
 
 def described(h: Harness, feed: Feed) -> pb.RankDescription:

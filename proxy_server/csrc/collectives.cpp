@@ -288,6 +288,7 @@ void Communicators::publish_started() {
     for (const auto& [peer, sequence] : c.peer_sequence)
       put(uid_of_pair(c.uid_low, peer, c.rank), c.uid_high, sequence, 2);
   }
+  // Without memory for the others, waiting in them is taken for a program's.
   if (!replay::write_more_marks(log_, replay::kStartedRow, more)) n = replay::kMarksInPlace;
   page_.started_count.store(n, std::memory_order_release);
 }

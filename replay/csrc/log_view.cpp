@@ -89,6 +89,8 @@ bool snapshot_holds(const LogMap& log, uint64_t serial) {
 
 CommitRow commit_row(const LogMap& log, uint64_t number) {
   CommitRow row{commit_entry(log, number), {}};
+  if (row.communicators > kMaxCommunicators)
+    throw LogError("commit " + std::to_string(number) + " does not name all communicators");
   row.more = read_more_marks(log, mark_row_of_commit(number), row.communicators);
   if (commit_entry(log, number).log_offset != row.log_offset)
     throw LogError("another commit took the place of commit " + std::to_string(number));

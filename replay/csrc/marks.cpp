@@ -58,6 +58,7 @@ CommitRow decode_row(std::string_view bytes) {
   if (bytes.size() >= kStoredCommitBytes)
     std::memcpy(static_cast<CommitEntry*>(&row), bytes.data(), kStoredCommitBytes);
   const uint64_t more = further_marks(row.communicators);
+  if (row.communicators > kMaxCommunicators) throw LogError("the stored row of a commit makes no sense");
   if (bytes.size() != kStoredCommitBytes + more * sizeof(CommunicatorMark))
     throw LogError("the stored row of a commit has another size");
   row.more.resize(more);

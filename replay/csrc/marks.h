@@ -19,8 +19,8 @@ Marks place_marks(CommitEntry& entry, const Marks& all);
 
 // How many of `communicators` have no place elsewhere.
 uint64_t further_marks(uint64_t communicators);
-// A row of `marks`: those. What was read while somebody wrote
-// it counts as little as the rest of what tells of them.
+// A row of `marks`: those. What was read while somebody wrote it counts as little as the rest of what tells
+// of them.
 Marks read_more_marks(const LogMap& log, uint64_t row, uint64_t communicators);
 // False if there is no memory for them, or they are too many.
 bool write_more_marks(LogMap& log, uint64_t row, const Marks& marks);

@@ -97,10 +97,6 @@ class Counts {
 };
 static_assert(offsetof(SnapshotEntry, serial) == 0);
 
-}  // namespace
-
-namespace {
-
 // Of the row of a commit or of a snapshot that is another one now, what was read was not all of one.
 void forget_if_changed(size_t name, const LogMap& log, uint8_t* commits) {
   uint64_t now;
