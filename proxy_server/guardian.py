@@ -71,8 +71,8 @@ class Guardian:
         self._proxyd = proxyd
         os.eventfd_write(self._woken, 1)
 
-    def work_for(self, charge: Charge | None) -> None:
-        """A session begins, or has ended."""
+    def work_for(self, charge: Charge) -> None:
+        """A session begins."""
         self._charge = charge
 
     def follow_worker(self, worker: Identity) -> None:

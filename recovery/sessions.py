@@ -446,7 +446,7 @@ class Desk:
         else:
             if session.stash is not None:
                 self._pool.retire(session.stash)
-            await self._pool.end(session.server)  # as no state of it may reach another session
+            await self._pool.end(session.server)  # what is in it is of no other session's business
             shutil.rmtree(session.directory, ignore_errors=True)
             self.leases.release(session)
         session.worker.close()

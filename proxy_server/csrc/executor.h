@@ -62,7 +62,7 @@ class Executor {
   uint32_t rebuild(uint32_t generation);       // parked
   // parked, behind restore(): what runs from here on finishes an optimizer step (see RollForward)
   void roll_forward(const RollForward::Contents& contents);
-  void detach();  // -> idle, as new
+  void detach();  // -> idle, as new; a device server ends instead
   DeviceState& parked_state();
   bool rolling() const { return rolling_.load(); }     // the state is of no commit
   void set_replicated(std::vector<uint64_t> handles);  // takes effect at the next commit
