@@ -69,7 +69,7 @@ def run_chunk(first: int) -> dict[str, Any]:
         counts.update({"faults that struck": trial.struck, "with refusals by name": int(trial.refused > 0)})
         if found:
             failing[str(seed)] = "; ".join(one.told() for one in found)
-            print(f"--seed {seed}:", *(f"{one.told()}\n{one.output}" for one in found), sep="\n", flush=True)
+            print(f"what --seed {seed} said last:", *(one.output for one in found), sep="\n", flush=True)
     return {"first": first, "counts": counts, "failing": failing}
 
 

@@ -70,6 +70,7 @@ def test_a_script_has_its_own_kernels_whatever_proxyd_and_its_successor_were_sta
 ) -> None:
     """Undisturbed, with a server killed, and with another by a proxyd that adopts the session."""
     socket = tmp_path / "proxyd.sock"
+    os.mkfifo(tmp_path / "go")  # who opens it waits for the other
     proxyd = RunningProxyd(socket, 1, environment=surroundings(*proxyd_has))
     try:
         job = run(tmp_path, socket, *script_has)
@@ -79,7 +80,7 @@ def test_a_script_has_its_own_kernels_whatever_proxyd_and_its_successor_were_sta
         proxyd.process.wait()
         proxyd = RunningProxyd(socket, 1, environment=surroundings(PLAIN[0]))
         kill_server(socket)
-        (tmp_path / "go").touch()
+        (tmp_path / "go").write_bytes(b"")
         assert job.wait(60) == 0
     finally:
         proxyd.stop()
