@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -166,7 +166,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 fetched, unread = [], {}
                 for source in request.sources:
                     try:
-                        fetched.append(self._copy_from(source, request.generation))
+                        fetched.append(self._fetch(source, request.generation))
                     except StateNotFetched as problem:
                         unread[source.rank] = str(problem)
                 if unread:
@@ -190,6 +190,17 @@ class DeviceService(rpc.DeviceServerServicer):
         return pb.RestoreReply(
             copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin
         )
+
+    def _fetch(self, source: pb.ReplicaSource, generation: int) -> tuple[int, list[int]]:
+        """As `_copy_from`; what is not there any more comes from another buffer of equal content."""
+        copied, gone = self._copy_from(source, generation)
+        lost: list[int] = []
+        while gone:
+            source = _from_others(source, gone)
+            lost += set(gone) - {copy.handle for copy in source.copies}
+            more, gone = self._copy_from(source, generation) if source.copies else (0, [])
+            copied += more
+        return copied, lost
 
     def _copy_from(self, source: pb.ReplicaSource, generation: int) -> tuple[int, list[int]]:
         """Fetch contents; answers the bytes, and handles whose content is not there any more."""
@@ -320,6 +331,21 @@ class DeviceService(rpc.DeviceServerServicer):
             newest_generation=self._newest, restored_commit=self._restored_commit,
             fault=self._reporter.take(),
         )  # fmt: skip
+
+
+def _from_others(source: pb.ReplicaSource, gone: Collection[int]) -> pb.ReplicaSource:
+    """What is asked for next; on shared storage there is only what was asked for first."""
+    left = [copy for copy in source.copies if copy.handle in gone and copy.other_source_handles]
+    return pb.ReplicaSource(
+        address=source.address, rank=source.rank,
+        copies=[
+            pb.ReplicaCopy(
+                handle=copy.handle, source_handle=copy.other_source_handles[0], bytes=copy.bytes,
+                digest=copy.digest, other_source_handles=copy.other_source_handles[1:],
+            )
+            for copy in left if not source.address.startswith(SHARED)
+        ],
+    )  # fmt: skip
 
 
 def _serve_other_hosts(service: DeviceService, address: str, identity: HostIdentity) -> None:

@@ -307,7 +307,11 @@ class Round:
         for copy in action.copies:
             copies.setdefault(copy.source, []).append(
                 pb.ReplicaCopy(
-                    handle=copy.handle, source_handle=copy.source_handle, bytes=copy.bytes, digest=copy.digest
+                    handle=copy.handle,
+                    source_handle=copy.source_handle,
+                    bytes=copy.bytes,
+                    digest=copy.digest,
+                    other_source_handles=copy.others,
                 )
             )
         sources = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,21 @@ Content = tuple[int, int]
 
 @dataclass(frozen=True)
 class Copy:
-    """One buffer to fetch: `handle` of the restored rank from `source_handle` of rank `source`."""
+    """One buffer to fetch: `handle` of the restored rank from `source_handle` of rank `source`.
+
+    `others`: handles of `source` with equal content, for what has none left: a buffer that its rank has freed
+    since, and would not read again, comes back without content, and may be equal by chance (zeroed ones).
+    """
 
     handle: int
     source: int
     source_handle: int
     bytes: int
     digest: int
+    others: tuple[int, ...] = ()
+
+
+MOST_OTHERS = 8
 
 
 def needs_replica(buffer: BufferFacts) -> bool:
@@ -54,7 +63,10 @@ def match(wanted: Manifest, offers: Mapping[int, Manifest]) -> tuple[list[Copy],
         ordinal = taken.get(content, 0)
         taken[content] = ordinal + 1
         source, handle = equals[ordinal % len(equals)]
-        copies.append(Copy(buffer.handle, source, handle, *content))
+        others = (other for rank, other in equals if rank == source and other != handle)
+        copies.append(
+            Copy(buffer.handle, source, handle, *content, tuple(itertools.islice(others, MOST_OTHERS)))
+        )
     return copies, missing
 
 

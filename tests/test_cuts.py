@@ -87,6 +87,18 @@ def test_equal_buffers_are_paired_by_their_order() -> None:
     assert missing == []
 
 
+def test_a_copy_names_others_of_its_source_that_are_equal() -> None:
+    """Which of them is the same thing there, and which is equal by chance, nobody knows."""
+    equal = tuple(BufferFacts(handle, 100, 5, True) for handle in range(1, 12))
+    copies, _ = match(parameters(5, 5), {4: equal[:3], 6: equal})
+    assert [(copy.source, copy.source_handle, copy.others) for copy in copies] == [
+        (4, 1, (2, 3)),
+        (4, 2, (1, 3)),
+    ]
+    copies, _ = match(parameters(5), {6: equal})
+    assert copies[0].others == tuple(range(2, 10)), "a few will do"
+
+
 def test_more_wanted_than_offered_share_the_offered_ones() -> None:
     copies, missing = match(parameters(5, 5, 5), {0: parameters(5)})
     assert [copy.source_handle for copy in copies] == [10, 10, 10]

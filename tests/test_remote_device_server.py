@@ -21,7 +21,7 @@ from test_state_copy import empty
 from understudy.proxy_server.host_identity import HostIdentity
 from understudy.proxy_server.remote_state import Asker, RemoteReplica, StateNotFetched
 from understudy.proxy_server.shared_state import PREFIX, fetch_shared
-from understudy.proxy_server.state_copy import Wanted
+from understudy.proxy_server.state_copy import NO_CONTENT, Wanted
 from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.membership.certificates import issue, make_authority
 from understudy.recovery.own_modules import module_command
@@ -95,10 +95,10 @@ def spawned(folder: Path, certs: Path) -> Iterator[Served]:
     made.end()
 
 
-def attach(server: Any, log: Harness, generation: int, token: bytes) -> None:
+def attach(server: Any, log: Harness, generation: int, token: bytes, run: bool = True) -> None:
     me = pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid()))
     request = pb.AttachRequest(
-        job="j", rank=1, world=2, log_directory=log.directory, threads=1, generation=generation, run=True,
+        job="j", rank=1, world=2, log_directory=log.directory, threads=1, generation=generation, run=run,
         policy=pb.Policy(protect=True), worker=me, token=token,
     )  # fmt: skip
     assert server.Attach(request, timeout=LONG_S).error == ""
@@ -247,3 +247,41 @@ def test_certificates_that_cannot_be_read_keep_it_from_listening_and_from_nothin
         assert health.data_address == "" and health.pid == made.pid
     finally:
         made.end()
+
+
+@pytest.mark.parametrize("others", [[2], []])
+def test_what_a_replica_has_no_more_comes_from_another_buffer_of_equal_content(
+    folder: Path, spawned: Served, others: list[int]
+) -> None:
+    """It freed one that it would not read again, and went back: equal by chance, it is wanted here."""
+    content = struct.pack("<4f", *VALUES)
+    with NotExecuted() as log, Harness() as wanting:
+        log.new(1, VALUES)
+        log.new(2, VALUES)
+        log.commit()
+        replica = spawned.spawn("replica")
+        replica.Health(pb.HealthRequest(), wait_for_ready=True, timeout=LONG_S)
+        attach(replica, log, 2, TOKEN)
+        log.synchronize()
+        log.writer.free_later(1)
+        log.synchronize()
+        assert replica.Park(pb.ParkRequest(generation=3), timeout=LONG_S).error == ""
+        assert replica.Rewind(pb.RewindRequest(commit=1, generation=3), timeout=LONG_S).error == ""
+        wanting.new(7, VALUES)
+        wanting.commit()
+        wanting.synchronize()
+        wanting.executor.park()
+        (digest,) = wanting.log.digests(1, [7])
+        wanting.executor.detach()
+        server = spawned.spawn("server")
+        server.Health(pb.HealthRequest(), wait_for_ready=True, timeout=LONG_S)
+        attach(server, wanting, 2, TOKEN, run=False)
+        copy = pb.ReplicaCopy(
+            handle=7, source_handle=1, bytes=len(content), digest=digest, other_source_handles=others
+        )
+        source = pb.ReplicaSource(address=f"unix:{folder / 'replica'}", rank=0, copies=[copy])
+        request = pb.RestoreRequest(commit=1, sources=[source], generation=3)
+        assert server.Restore(request, timeout=LONG_S).error == ""
+        (chunk,) = server.ReadState(pb.ReadStateRequest(handles=[7]), timeout=LONG_S)
+        assert chunk.data == (content if others else b"")
+        assert (chunk.offset == NO_CONTENT) == (not others)

@@ -174,6 +174,7 @@ void DeviceState::adopt_replica(uint64_t handle, uint64_t offset, const void* da
   if (b == nullptr || offset > b->content.nbytes() || bytes > b->content.nbytes() - offset)
     throw LogError("a replica sent bytes that do not fit buffer " + std::to_string(handle));
   driver_.from_host(b->content, offset, bytes, data);
+  b->available = true;        // another replica may not have had it
   b->shadow_version = ~0ull;  // if it has one, that holds something else
 }
 
