@@ -6,15 +6,18 @@ import contextlib
 import os
 import shutil
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 from host_cluster import Cluster, HostRun
-from proxied import until
+from proxied import WORKLOADS, until
 
 STEPS = 60
-"""Of a training: its first image comes at about the 25th, later on a busy machine, then a host is lost."""
+"""Of a training that may do the first of them only until there is an image; then a host is lost."""
 WAIT_S = 300
+PACED_GPT = WORKLOADS / "migration" / "paced_gpt.py"
 
 
 def keeping_images(folder: Path) -> tuple[str, ...]:
@@ -70,6 +73,27 @@ def go_on_until_there_is_an_image(hosts: Cluster, limit: Path, rank: int = 1) ->
 
     until(another_step, "there is an image", 120, 0.5)
     return int(limit.read_text())
+
+
+def train_until_there_is_an_image(
+    hosts: Cluster,
+    folder: Path,
+    *first_options: str,
+    rank: int = 1,
+    steps: int = STEPS,
+    options_of: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> list[HostRun]:
+    """char_gpt with a rank on hosts a, which leads, and b; then it trains on, and has steps left to do."""
+    limit = folder / "limit"
+    let(limit, "12")
+    words = [str(limit), "--steps", str(steps), "--losses", str(folder / "losses"), "--log-every", "1"]
+    runs = hosts.start_ranks("ab", PACED_GPT, words, *first_options, options_of=options_of)
+    try:
+        go_on_until_there_is_an_image(hosts, limit, rank)
+    except AssertionError as problem:
+        raise AssertionError(f"{problem}\n{account(hosts, runs[0])}") from problem
+    let(limit, str(steps + 1))
+    return runs
 
 
 def lines(path: Path) -> list[str]:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from host_cluster import EXAMPLES, Cluster, Host, HostRun, cluster, losses_of, report_of
+from host_cluster import EXAMPLES, Host, cluster, losses_of, report_of
 from host_power import (
     STEPS,
     WAIT_S,
@@ -18,6 +18,7 @@ from host_power import (
     lines,
     power_off,
     power_on,
+    train_until_there_is_an_image,
 )
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
 from native_reference import native_losses
@@ -27,19 +28,6 @@ from training_run import Training
 from understudy.recovery.spanning.cpu_images import FOLDER
 
 pytestmark = pytest.mark.timeout(600)  # three hosts on one machine
-
-
-def train_until_there_is_an_image(
-    hosts: Cluster, folder: Path, *options: str, steps: int = STEPS
-) -> list[HostRun]:
-    """char_gpt with a rank on hosts a, which leads, and b."""
-    words = ["--steps", str(steps), "--losses", str(folder / "losses"), "--log-every", "1"]
-    runs = hosts.start_ranks("ab", EXAMPLES / "char_gpt.py", words, *options)
-    try:
-        until(lambda: image_step(hosts) > 0, "there is an image", 120, 0.2)
-    except AssertionError as problem:
-        raise AssertionError(f"{problem}\n{account(hosts, runs[0])}") from problem
-    return runs
 
 
 def _is_left_to_proxyd(host: Host) -> bool:

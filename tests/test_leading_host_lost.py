@@ -19,6 +19,7 @@ from host_power import (
     let,
     lines,
     power_off,
+    train_until_there_is_an_image,
 )
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
 from native_reference import native_losses
@@ -61,8 +62,8 @@ def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_
     skip_without_criu()
     native = undisturbed(folder, 2, STEPS)
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
-        runs = train(hosts, "ab", folder, STEPS, report="b")
-        until(lambda: image_step(hosts, 0) > 0, "there is an image of the leader's own rank", 120, 0.2)
+        report = {"b": ["--report", str(folder / "report.json")]}
+        runs = train_until_there_is_an_image(hosts, folder, rank=0, options_of=report)
         goes_on(hosts, "a", 3)
         until(lambda: leaders(hosts, "a") == {("", "b")}, "an heir is named", 60, 0.2)
         assert leaders(hosts, "b") == {("a", "")}
