@@ -93,10 +93,7 @@ class RuntimeDirectory:
 
     def remove(self) -> None:
         """Leave nothing behind."""
-        for _ in range(TRIES):  # a device server that has just been forked may make its socket meanwhile
-            shutil.rmtree(self.path, ignore_errors=True)
-            if not self.path.exists():
-                break
+        shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 

@@ -22,6 +22,8 @@ log = structlog.get_logger()
 
 READY_WITHIN = 60.0
 """Seconds a server may take from fork to its first answer."""
+SETTLE_S = 3.0
+"""For servers that are being forked while all are ended: it takes milliseconds."""
 _MOST_FAILED_STARTS = 3
 
 
@@ -186,6 +188,7 @@ class ServerPool:
     async def stop(self) -> None:
         """End every server and the spawner; all are gone when this returns."""
         self._stopping = True
+        await self._spawner.settle(SETTLE_S)
         await self._background.cancel()
         await asyncio.gather(*(server.process.end(3.0) for server in self._servers))
         await self._spawner.stop()

@@ -105,6 +105,12 @@ class Spawner:
                 raise SpawnerError(str(answer.get("error", f"the spawner said {answer!r}")))
             return int(answer["spawned"]["pid"])
 
+    async def settle(self, within_s: float) -> None:
+        """Until whoever has asked for a server knows of it; one that was forked for nobody would live on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s), self._turn:
+                pass
+
     async def wait(self) -> int:
         """Until it ends; answers its exit status."""
         assert self._process is not None

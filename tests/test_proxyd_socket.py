@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import stat
 import subprocess
@@ -237,23 +236,3 @@ def test_counters_count_as_text_and_jobs_forget_only_their_own_keys() -> None:
         return total, value, len(store)
 
     assert asyncio.run(scene()) == (5, b"5", 1)
-
-
-def test_a_socket_that_is_made_while_everything_is_removed_goes_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a device server that has just been forked."""
-    runtime = RuntimeDirectory.make(tmp_path)
-    remove = shutil.rmtree
-    looked: list[Path] = []
-
-    def remove_and_meet_a_socket(path: Path, ignore_errors: bool) -> None:
-        remove(path, ignore_errors=ignore_errors)
-        if not looked:
-            path.mkdir()
-            (path / "server-1.sock").touch()
-        looked.append(path)
-
-    monkeypatch.setattr(shutil, "rmtree", remove_and_meet_a_socket)
-    runtime.remove()
-    assert list(tmp_path.iterdir()) == []
