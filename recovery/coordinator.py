@@ -27,7 +27,7 @@ from understudy.recovery.incidents import (
 )
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.persistence.restorer import Restorer
-from understudy.recovery.planner import Plan, PlanName, parked_anywhere, plan
+from understudy.recovery.planner import Plan, PlanName, goes_back_a_minibatch, parked_anywhere, plan
 from understudy.recovery.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.standing import Standing
 
@@ -426,7 +426,7 @@ class Coordinator:
         everybody = await self._standing.everybody(lambda: bool(self._faults))
         if self._faults:
             return True
-        return everybody and plan(self._round.facts(self._fault_facts())).name is PlanName.REWIND_IN_PLACE
+        return everybody and goes_back_a_minibatch(self._round.facts(self._fault_facts()))
 
     async def _release(self) -> None:
         """Let ranks go on that stand at the end of a minibatch for a validation that does not come about."""

@@ -73,7 +73,7 @@ class FloorKeeper:
             self._tracker.forget()
             self._checked, self._next_check = 0, 1
             self._commits.clear()
-        self._validations.look(sessions)
+        self._validations.look(self._job.active_sessions())
         if not sessions or not self._read(sessions):
             return False
         if len(sessions) < sessions[0].world:

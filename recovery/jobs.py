@@ -119,6 +119,8 @@ class Session:
     drills_seen: set[int] = field(default_factory=set)
     """Slots of drills that fired and whose consequences were noticed."""
     alarms: tuple[int, int] = (-1, 0)
+    not_validated: str = ""
+    """What is never executed twice, and why."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once nothing of the session is left."""
 
@@ -235,6 +237,8 @@ class Session:
             leader=self.job.span.leader if self.job.span is not None else "",
             heir=self.job.span.heir if self.job.span is not None else "",
             replies_different=sum(self.job.replies_different().values()),
+            not_replayable=self.job.not_replayable,
+            not_validated=self.not_validated,
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
             snapshot_s=log.snapshot_ns / 1e9,

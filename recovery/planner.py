@@ -143,6 +143,21 @@ def _plan(facts: Facts) -> Plan:
     return without if isinstance(without, Plan) else _from_snapshots(facts, without)
 
 
+def goes_back_a_minibatch(facts: Facts) -> bool:
+    """Whether nobody loses its server, or goes back further than to where its minibatch has begun.
+
+    By pre-images, and a rank alone by the snapshot that its server has taken there: enough for a validation.
+    """
+    chosen = plan(facts)
+    if chosen.name is not PlanName.RESTORE_SNAPSHOT_REPLAY:
+        return chosen.name is PlanName.REWIND_IN_PLACE
+    return not chosen.replaced and all(
+        (chosen.targets.get(rank.rank), rank.newest.step)
+        in [(snapshot.number, snapshot.step) for snapshot in rank.snapshots]
+        for rank in facts.ranks
+    )
+
+
 def parked_anywhere(facts: Facts) -> Facts:
     """These facts as they may be once the ranks are parked: each may be in its optimizer step by then."""
     ranks = tuple(replace(rank, phase=Phase.OPTIMIZER) for rank in facts.ranks)

@@ -278,6 +278,8 @@ def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
     for drill in idle:
         say(PROGRAM, f"the drill '{drill}' never fired: the run has no such rank, step or call")
     ends = _status_of(report, idle) if status == 0 else status
+    if report.not_replayable and not report.replies_different:
+        say(PROGRAM, f"replay would give other numbers: {report.not_replayable}")
     if report.replies_different:
         sentence = account_of_different(report.replies_different)
         say(PROGRAM, sentence if status else f"{sentence} (exit status {ends})")

@@ -130,7 +130,18 @@ class Round:
             if isinstance(action, Lose):
                 self._job.sessions[action.rank].lose(action.message)
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
-        return await self._go_back(chosen, [session for session in concerned_ranks if session.active])
+        result = await self._go_back(chosen, [session for session in concerned_ranks if session.active])
+        if fault.kind is not FaultKind.VALIDATION:
+            self._count(chosen)
+        return result
+
+    def _count(self, chosen: Plan) -> None:
+        """Ranks that were recovered: those that only go back as others do are not."""
+        for kind in (Restart, Reload, Rewind):
+            if of_kind := {action.rank for action in chosen.actions if isinstance(action, kind)}:
+                for rank in of_kind:
+                    self._job.sessions[rank].recoveries += 1
+                return
 
     async def _check_that_deaths_were_noticed(self, sessions: Sequence[Session], fault: FaultFacts) -> None:
         """A server that died a moment ago has to be told of: once it is replaced, its notice means nothing.
@@ -180,9 +191,6 @@ class Round:
         await _all(self._resume(session) for session in sessions)
         result.resumed_ns = time.monotonic_ns()
         self._storage_problem = ""
-        counted: Sequence[Restart | Reload | Rewind] = restarts or reloads or rewinds
-        for rank in {action.rank for action in counted}:
-            of_rank[rank].recoveries += 1
         return result
 
     async def _bring_back(self, of_rank: dict[int, Session], reloads: Sequence[Reload]) -> None:
@@ -231,7 +239,8 @@ class Round:
         loop = asyncio.get_running_loop()
         seen: list[int] = []
         moved = loop.time()
-        while inside := [session for session in survivors if session.active and session.inside_step]:
+        protected = [session for session in survivors if session.world > 1]  # others go back by snapshots
+        while inside := [session for session in protected if session.active and session.inside_step]:
             cursors = [session.log.cursor_index for session in inside]
             if cursors != seen:
                 seen, moved = cursors, loop.time()

@@ -180,7 +180,9 @@ class Desk:
         )
         images = self.spans.images(job) if job.span is not None and self.spans is not None else None
         snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
-        validations = self.validations[name] = ValidationSchedule(job, self.settings.validate_every)
+        validations = self.validations[name] = ValidationSchedule(
+            job, self.settings.validate_every, keeps, self.settings.keeps_snapshots
+        )
         self.keep(job, FloorKeeper(job, coordinator, keeps, validations).run())
         self.keep(job, snapshots.run())
         if persistence is not None:

@@ -73,6 +73,11 @@ class Settings:
         return self.optimizer_preimages == "on"
 
     @property
+    def keeps_snapshots(self) -> bool:
+        """Whether snapshots stay in host memory."""
+        return self.snapshot_overhead > 0 and (self.persist is None or self.persist.stays_in_memory)
+
+    @property
     def segment_count(self) -> int:
         """Segments per log under the cap."""
         return max(SMALLEST_LOG, min(LARGEST_LOG, self.log_bytes // self.segment_bytes))

@@ -54,6 +54,11 @@ def status_tables(status: Any) -> RenderableType:
     ]
     different = {rank.job: rank.replies_different for rank in status.ranks if rank.replies_different}
     parts += [Text(f"job {job[:8]}: {account_of_different(count)}") for job, count in different.items()]
+    parts += [
+        Text(f"job {job[:8]}: {account}")
+        for job, account in {rank.job: _account_of_replay(rank) for rank in status.ranks}.items()
+        if account
+    ]
     leaders = {rank.job: rank.leader for rank in status.ranks if rank.leader}
     parts += [Text(f"job {job[:8]}: host {host} leads it") for job, host in leaders.items()]
     heirs = {rank.job: rank.heir for rank in status.ranks if rank.heir}
@@ -66,6 +71,13 @@ def status_tables(status: Any) -> RenderableType:
     if node.membership.note:
         parts.append(Text(node.membership.note))
     return Group(*parts)
+
+
+def _account_of_replay(rank: Any) -> str:
+    """Why its job's log may not be relied on."""
+    if rank.not_replayable:
+        return f"replay would give other numbers: {rank.not_replayable}"
+    return f"not validated: {rank.not_validated}" if rank.not_validated else ""
 
 
 def account_of_trouble(membership: Any) -> str:

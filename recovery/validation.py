@@ -22,9 +22,14 @@ class ValidationSchedule:
     Once one of them showed that replay gives other bits, it orders no more: to go back would do damage.
     """
 
-    def __init__(self, job: Job, every: int) -> None:
+    def __init__(
+        self, job: Job, every: int, optimizer_preimages: bool = True, snapshots: bool = True
+    ) -> None:
+        """`snapshots`: whether they stay in host memory, where a rank alone goes back to them."""
         self._job = job
         self._every = every
+        self._optimizer_preimages = optimizer_preimages
+        self._snapshots = snapshots
         self._step = FIRST if every else 0
         self._failed: dict[int, int] = {}
 
@@ -39,7 +44,7 @@ class ValidationSchedule:
 
     def arm(self, session: Session) -> None:
         """A session opens: its server must know of the next validation before it comes there."""
-        session.log.validate_step = self._step if session.world > 1 else 0
+        session.log.validate_step = self._step if session.world > 1 or self._snapshots else 0
 
     def go_on(self, sessions: Sequence[Session]) -> None:
         """Sessions that a predecessor has armed."""
@@ -49,6 +54,8 @@ class ValidationSchedule:
 
     def look(self, sessions: Sequence[Session]) -> None:
         """Collect results; order the next validation when the last one is over everywhere."""
+        for session in sessions:
+            session.not_validated = self._never(session)
         if not self._every or not sessions or len(sessions) < sessions[0].world:
             return
         for session in sessions:
@@ -60,10 +67,26 @@ class ValidationSchedule:
             return
         if len(done) == len(sessions):
             self._job.validations += 1
-        newest = max(session.log.step for session in sessions)
-        self._step = 0 if self._job.not_replayable else -(-(newest + AHEAD) // self._every) * self._every
+        self._step = 0 if self._job.not_replayable else self._next(sessions, len(done) == len(sessions))
         for session in sessions:
             self.arm(session)
+
+    def _next(self, sessions: Sequence[Session], done: bool) -> int:
+        """A rank alone leaves out a step where a snapshot of another one is awaited: it costs nothing."""
+        soonest = max(session.log.step for session in sessions) + AHEAD
+        if not done and sessions[0].world == 1:
+            return soonest
+        return -(-soonest // self._every) * self._every
+
+    def _never(self, session: Session) -> str:
+        """What of this rank is never executed twice, and why; or nothing."""
+        if not self._every:
+            return "no minibatch (--validate-every 0)"
+        if session.world > 1 and not self._optimizer_preimages:
+            return "no optimizer step, as no pre-images are kept in it (--optimizer-preimages off)"
+        if session.world == 1 and (not self._snapshots or session.log.snapshot_suspended):
+            return f"rank {session.rank}, which is alone and has no snapshots in host memory to go back to"
+        return ""
 
     def collect(self, session: Session) -> None:
         """Tell of a difference that its server has found; also of a session that ends."""

@@ -73,6 +73,11 @@ def test_a_server_that_goes_back_to_a_snapshot_late_takes_the_manifest_of_its_su
     assert not simulate(5461342863051).violations
 
 
+def test_a_copy_comes_from_another_buffer_of_equal_content_where_the_first_has_none_left() -> None:
+    """Both are zero by chance, and its rank has freed the first one since."""
+    assert not simulate(2899312583817).violations
+
+
 @pytest.mark.parametrize("seed", [65919, 73164])
 def test_a_set_that_is_found_damaged_amid_a_move_is_a_fault_that_a_job_may_end_of(seed: int) -> None:
     """Without pre-images a rank that has just begun its step cannot go back but by what is on storage."""

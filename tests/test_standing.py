@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from made_up_ranks import a_coordinator, a_job, log_of, step, stub_of
+from simulation.snapshots import Snapshot
 
 from understudy import replay
 from understudy.recovery.evidence import rank_facts
+from understudy.recovery.facts import Facts, FaultFacts, FaultKind
 from understudy.recovery.jobs import Job
+from understudy.recovery.planner import goes_back_a_minibatch
 from understudy.recovery.validation import FIRST, ValidationSchedule
 
 
@@ -37,6 +40,45 @@ def test_no_validation_is_ordered_once_one_has_failed() -> None:
     assert orders(job) == {0}
     assert job.validations == 2
     assert "rank 1" in job.not_replayable and "record 17" in job.not_replayable
+
+
+def test_what_is_never_executed_twice_is_named_and_why() -> None:
+    def named(world: int, every: int = 10, preimages: bool = True, snapshots: bool = True) -> str:
+        job = a_job(world)
+        ValidationSchedule(job, every, preimages, snapshots).look(job.active_sessions())
+        return job.sessions[0].not_validated
+
+    assert named(1) == named(2) == named(2, snapshots=False) == named(1, preimages=False) == ""
+    assert "--validate-every 0" in named(2, every=0)
+    assert "no optimizer step" in named(2, preimages=False)
+    assert "rank 0, which is alone" in named(1, snapshots=False)
+
+
+def test_a_rank_alone_that_left_a_minibatch_out_is_given_one_of_the_next() -> None:
+    """There, a snapshot of another commit was awaited; peers that cannot wait cost time each time."""
+    for world, next_order in ((1, FIRST + 3), (2, 1000)):
+        job = a_job(world)
+        schedule = ValidationSchedule(job, 1000)
+        for session in job.sessions.values():
+            schedule.arm(session)
+            session.log.step = FIRST + 1
+        schedule.look(job.active_sessions())
+        assert orders(job) == {next_order}
+        assert job.validations == 0
+
+
+def test_a_rank_alone_goes_back_to_a_snapshot_of_its_minibatchs_beginning_or_is_let_go_on() -> None:
+    for taken_at, ordered_back in ((FIRST - 1, True), (FIRST - 2, False)):
+        job = a_job(1)
+        for _ in range(FIRST - 1):
+            step(job, 0)
+        log = log_of(job, 0)
+        log.validate_step = FIRST
+        snapshot = Snapshot(1, log.entry(taken_at), 0.001, [])
+        log.published.append(snapshot)
+        validation = FaultFacts(FaultKind.VALIDATION, (0,), sound=(0,))
+        asked = Facts((rank_facts(job.sessions[0], True),), validation)
+        assert goes_back_a_minibatch(asked) is ordered_back
 
 
 def stand(job: Job, *ranks: int) -> list[list[int]]:

@@ -35,6 +35,16 @@ def test_replayed_values_that_differ_are_told_once_for_all_ranks_of_their_job() 
     assert "replayed" not in shown(pb.Status(ranks=[pb.RankStatus(job="ours", rank=0)]))
 
 
+def test_why_a_jobs_log_may_not_be_relied_on_is_told_once_for_all_its_ranks() -> None:
+    def of(**account: str) -> str:
+        return shown(pb.Status(ranks=[pb.RankStatus(job="ours", rank=rank, **account) for rank in (0, 1)]))
+
+    assert of(not_validated="no optimizer step").count("job ours: not validated: no optimizer step") == 1
+    differing = of(not_replayable="buffer 3", not_validated="no optimizer step")
+    assert differing.count("job ours: replay would give other numbers: buffer 3") == 1
+    assert "validated" not in differing and "validated" not in of()
+
+
 def test_values_that_differed_still_count_once_their_session_has_ended() -> None:
     """torchrun starts ranks anew: the script goes on, and its first session is no more."""
     job = made_up_ranks.a_job(2)

@@ -14,10 +14,13 @@ FORWARD, OPTIMIZER = 0, 1
 FLIP_BIT = 10  # recovery/faults.py
 
 
-def to_the_end_of_the_backward_pass(h: Harness, step: int) -> None:
-    """Until the first pass is over."""
-    h.log.validate_step = step
-    h.writer.append(PHASE, OPTIMIZER, [])
+def first_pass(h: Harness) -> None:
+    """To the end of the minibatch, where its server stands."""
+    h.commit()
+    stands(h)
+
+
+def stands(h: Harness) -> None:
     fault = h.executor.wait_for_fault(20_000)
     assert fault is not None
     assert fault[0] == "validation"
@@ -31,6 +34,12 @@ def execute_again(h: Harness, commit: int) -> None:
     h.synchronize()
 
 
+def drift(h: Harness, drifting: str, handle: int) -> None:
+    """Make a buffer by an operator that does not replay."""
+    outputs = [1 | 1 << 8, 0 | 6 << 8 | 1 << 16, 0, 16, 4, 1]
+    h.writer.append(OPERATOR, h.template(drifting, vector(), outputs), [1, handle])
+
+
 def test_a_minibatch_that_replays_exactly_is_validated_and_training_goes_on() -> None:
     with Harness() as h:
         h.log.validate_step = 2
@@ -38,7 +47,7 @@ def test_a_minibatch_that_replays_exactly_is_validated_and_training_goes_on() ->
         h.new(2, [2, 2, 2, 2])
         h.commit()
         h.add(1, 2)
-        to_the_end_of_the_backward_pass(h, 2)
+        first_pass(h)
         execute_again(h, 1)
         assert (h.log.validated_step, h.log.validations_failed, h.log.validation_message) == (2, 0, "")
         h.add(1, 2)
@@ -54,7 +63,7 @@ def test_a_minibatch_may_be_validated_from_an_earlier_commit_than_its_own() -> N
         h.add(2, 1)
         h.commit()
         h.add(1, 2)
-        to_the_end_of_the_backward_pass(h, 3)
+        first_pass(h)
         execute_again(h, 1)
         assert (h.log.validated_step, h.log.validations_failed, h.log.validation_message) == (3, 0, "")
         assert h.read(1) == (4, 4, 4, 4)
@@ -66,6 +75,7 @@ def test_only_the_asked_for_minibatch_stands_still() -> None:
         h.new(1, [1, 1, 1, 1])
         h.commit()
         h.writer.append(PHASE, OPTIMIZER, [])
+        h.commit()
         h.synchronize()
         assert h.log.validated_step == 0
 
@@ -89,14 +99,83 @@ def test_the_first_call_that_replays_differently_is_named(drifting: str) -> None
         h.new(2, [2, 2, 2, 2])
         h.commit()
         h.add(1, 2)
-        outputs = [1 | 1 << 8, 0 | 6 << 8 | 1 << 16, 0, 16, 4, 1]
-        h.writer.append(OPERATOR, h.template(drifting, vector(), outputs), [1, 3])
+        drift(h, drifting, 3)
         h.add(2, 3)
-        to_the_end_of_the_backward_pass(h, 2)
+        first_pass(h)
         execute_again(h, 1)
         assert (h.log.validated_step, h.log.validations_failed) == (2, 1)
         assert "buffer 3 after record" in h.log.validation_message
         assert drifting in h.log.validation_message
+
+
+def test_an_optimizer_step_is_validated_where_pre_images_lead_out_of_it(drifting: str) -> None:
+    with Harness() as h:
+        h.log.validate_step = 2
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [2, 2, 2, 2])
+        h.commit()
+        h.add(1, 2)
+        h.writer.append(PHASE, OPTIMIZER, [])
+        drift(h, drifting, 3)
+        h.add(2, 3)
+        first_pass(h)
+        execute_again(h, 1)
+        assert (h.log.validated_step, h.log.validations_failed) == (2, 1)
+        assert drifting in h.log.validation_message
+
+
+def test_a_minibatch_ends_before_its_optimizer_step_where_no_way_leads_out_of_that(drifting: str) -> None:
+    with Harness(optimizer_preimages=False) as h:
+        h.log.validate_step = 2
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [2, 2, 2, 2])
+        h.commit()
+        h.add(1, 2)
+        h.writer.append(PHASE, OPTIMIZER, [])
+        stands(h)
+        drift(h, drifting, 3)
+        h.commit()
+        execute_again(h, 1)
+        assert (h.log.validated_step, h.log.validations_failed) == (2, 0)
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_a_rank_alone_is_validated_by_a_snapshot_of_the_minibatchs_beginning(
+    drifts: bool, drifting: str
+) -> None:
+    with Harness(protect=False, world=1, snapshot_bytes=64 << 20) as h:
+        h.log.validate_step = 2
+        h.new(1, [1, 1, 1, 1])
+        h.new(2, [2, 2, 2, 2])
+        h.commit()
+        h.add(1, 2)
+        h.writer.append(PHASE, OPTIMIZER, [])
+        if drifts:
+            drift(h, drifting, 3)
+        h.add(2, 3 if drifts else 1)
+        first_pass(h)
+        assert [(kept.commit.number, kept.commit.step) for kept in h.log.snapshots()] == [(1, 1)]
+        h.executor.park()
+        h.executor.restore_snapshot(1)
+        h.executor.resume()
+        h.synchronize()
+        assert (h.log.validated_step, h.log.validations_failed) == (2, int(drifts))
+        assert h.read(1) == (3, 3, 3, 3)
+
+
+@pytest.mark.parametrize("snapshot_bytes", [0, 64 << 20])
+def test_a_rank_alone_that_has_no_way_back_does_not_stand_still(snapshot_bytes: int) -> None:
+    """It takes no snapshots, or one of another commit is awaited, which proxyd counts on."""
+    with Harness(protect=False, world=1, snapshot_bytes=snapshot_bytes) as h:
+        if snapshot_bytes:
+            h.log.order_snapshot(1, 7)
+        h.log.validate_step = 2
+        for step in range(3):
+            h.new(step, [1, 1, 1, 1])
+            h.commit()
+        h.synchronize()
+        assert (h.log.validated_step, h.log.validate_step) == (0, 0)
+        assert h.log.snapshots() == []
 
 
 def test_a_rewind_notices_memory_that_changed_by_itself() -> None:

@@ -62,6 +62,12 @@ CommitEntry DeviceState::entry(uint64_t number) const {
   return e;
 }
 
+replay::CommitRow DeviceState::newest_commit() const {
+  replay::CommitRow row{entry(table_.epoch()), {}};
+  row.more = replay::read_more_marks(log_, replay::mark_row_of_commit(table_.epoch()), row.communicators);
+  return row;
+}
+
 Position DeviceState::position_of(const CommitEntry& e) const {
   return {e.log_offset, e.record_index, (e.flags & replay::kCommitFreesApplied) != 0, e.step, e.call};
 }
@@ -192,10 +198,18 @@ void DeviceState::begin_snapshot(uint64_t serial, replay::CommitRow e) {
   snapshots_.begin(serial, std::move(e), std::move(rest), generators);
 }
 
+// Not where one is awaited of another commit, which has the next serial.
+bool DeviceState::snapshot_here() {
+  if (!snapshots_.enabled() || log_.page().world > 1) return false;
+  const uint64_t newest = table_.epoch();
+  if (!snapshots_.of(newest) && !snapshots_.awaited())
+    begin_snapshot(snapshots_.next_serial(), newest_commit());
+  return snapshots_.of(newest);
+}
+
 bool DeviceState::snapshot_now() {
   if (!snapshots_.enabled() || log_.page().world > 1) return false;
-  if (!snapshots_.holds(table_.epoch()))
-    begin_snapshot(snapshots_.next_serial(), {entry(table_.epoch()), {}});
+  if (!snapshots_.of(table_.epoch())) begin_snapshot(snapshots_.next_serial(), newest_commit());
   snapshots_.finish();
   if (!snapshots_.holds(table_.epoch())) return false;
   snapshots_.let_log_go(entry(table_.epoch()).log_offset);

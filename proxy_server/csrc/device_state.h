@@ -78,6 +78,10 @@ class DeviceState {
   bool advance_snapshot(uint64_t bytes) { return snapshots_.under_way() && snapshots_.advance(bytes); }
   // Whether the commit behind so many steps is to be one of a snapshot.
   bool snapshot_is_due(uint64_t steps) const { return snapshots_.ordered(steps) != 0; }
+  // For a rank alone that is to come back here: begins a snapshot of the newest commit, if there is none.
+  // False if it takes none.
+  bool snapshot_here();
+  void finish_snapshot() { snapshots_.finish(); }
   // For a rank alone whose log is full: a snapshot of the commit that has just been made, at once. False if
   // it takes none.
   bool snapshot_now();
@@ -112,6 +116,7 @@ class DeviceState {
  private:
   replay::CommitEntry entry(uint64_t number) const;
   c10::Storage without_content(uint64_t bytes) const;
+  replay::CommitRow newest_commit() const;
   Position position_of(const replay::CommitEntry& entry) const;
   replay::Manifest manifest_of(uint64_t number, const uint8_t*& base) const;
   // The state of all generators, as part of a commit; false if the shadow area has no room for it.

@@ -351,7 +351,7 @@ State Executor::run_records(Session& s) {
       throw LogError("record " + std::to_string(s.at.index) + " carries number " + std::to_string(r.index));
     const uint64_t bytes = r.bytes;
     const auto kind = static_cast<Kind>(r.kind);
-    if (__builtin_expect(kind == Kind::kPhase && s.validation.active(), 0)) validate(s, r);
+    if (__builtin_expect(s.validation.active(), 0) && ends_validation(s, r)) validate(s);
     if (kind != Kind::kPad) {
       begin_record(s, r, body);
       run_record(s, r, body + r.frees);

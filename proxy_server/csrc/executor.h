@@ -124,7 +124,8 @@ class Executor {
   std::string call_name(Session& s, const replay::Record& r) const;
   void end_of_step(Session& s);
   void begin_minibatch(Session& s);
-  void validate(Session& s, const replay::Record& r);
+  bool ends_validation(const Session& s, const replay::Record& r) const;
+  void validate(Session& s);
   std::string name_of_record(Session& s, uint64_t index);
   void publish_medians(Session& s);
 

@@ -85,6 +85,9 @@ void Executor::make_commit(Session& s, const Position& position, bool optimizer)
   s.commit_pending = false;
   s.pending_since = 0;
   s.last_commit_offset = position.offset;
+  const bool alone = !s.options.policy.protect;
+  if (alone && s.validation.active() && !s.validation.has_first() && !s.state->snapshot_here())
+    s.validation.leave_out();
 }
 
 void Executor::end_of_step(Session& s) {
@@ -105,7 +108,7 @@ void Executor::end_of_step(Session& s) {
 
 // On a GPU kernels may add in any order; a minibatch that is to be the same twice must not.
 void Executor::begin_minibatch(Session& s) {
-  s.validation.begin(s.options.policy.protect ? s.at.steps + 1 : 0);
+  s.validation.begin(s.at.steps + 1);
   if (s.validation.active() && s.driver.device().is_cuda())
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
 }
@@ -122,11 +125,20 @@ std::string Executor::name_of_record(Session& s, uint64_t index) {
   return "a call before the commit";
 }
 
-// The end of a backward pass that is being validated; throws ValidationPause after the first pass.
-void Executor::validate(Session& s, const Record& r) {
-  if (static_cast<replay::Phase>(r.aux) != replay::Phase::kOptimizer) return;
+// Where a minibatch that is validated ends: with its optimizer step, unless no way leads out of that.
+bool Executor::ends_validation(const Session& s, const Record& r) const {
+  const Policy& policy = s.options.policy;
+  const auto kind = static_cast<Kind>(r.kind);
+  if (policy.protect && !policy.optimizer_preimages)
+    return kind == Kind::kPhase && static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
+  return kind == Kind::kCommit && static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep;
+}
+
+// The end of a minibatch that is being validated; throws ValidationPause after the first pass.
+void Executor::validate(Session& s) {
   // Peers may come only behind this, so that what is in flight is not waited for at any price.
-  if (!s.validation.has_first() && !settles(s, kValidationPatienceNs)) return s.validation.leave_out();
+  if (!settles(s, kValidationPatienceNs)) return s.validation.leave_out();
+  if (!s.options.policy.protect) s.state->finish_snapshot();
   if (s.validation.at_end(*s.state))
     throw ValidationPause("validation of step " + std::to_string(s.at.steps + 1));
   if (s.driver.device().is_cuda()) s.state->settings().apply(replay::Setting::kDeterministic);

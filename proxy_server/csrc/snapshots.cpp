@@ -75,6 +75,13 @@ uint64_t Snapshots::ordered(uint64_t steps) const {
   return newest > begun() ? newest : 0;
 }
 
+bool Snapshots::awaited() const {
+  const auto& orders = log_.page().snapshot_orders;
+  return std::any_of(std::begin(orders), std::end(orders), [this](const auto& place) {
+    return replay::serial_of(place.load(std::memory_order_acquire)) > begun();
+  });
+}
+
 void Snapshots::begin(uint64_t serial, CommitRow commit, Manifest rest,
                       const std::vector<std::pair<uint64_t, at::Tensor>>& generators) {
   finish();       // orders follow one another closely: what is left are buffers that never change

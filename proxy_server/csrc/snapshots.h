@@ -37,6 +37,10 @@ class Snapshots final : public replay::Capture {
              const std::vector<std::pair<uint64_t, at::Tensor>>& generators);
   bool enabled() const { return area_.area().bytes != 0 && !suspended_; }
   bool under_way() const { return making_.has_value(); }
+  // Whether proxyd wants one that has not been begun.
+  bool awaited() const;
+  // Whether there is one of a commit, or will be.
+  bool of(uint64_t commit) const { return (making_ && making_->commit.number == commit) || holds(commit); }
   // Publishes it if it is whole. Without the thread: copies up to about `bytes`, and says whether there is
   // more.
   bool advance(uint64_t bytes);

@@ -39,9 +39,9 @@ void Validation::compare(const Pass& first, const Pass& second) {
   const auto [a, b] =
       std::mismatch(first.calls.begin(), first.calls.end(), second.calls.begin(), second.calls.end());
   if (const auto handle = first_difference(first.buffers, second.buffers))
-    difference_ = "buffer " + std::to_string(*handle) + " at the end of the backward pass";
+    difference_ = "buffer " + std::to_string(*handle) + " at the end";
   else if (const auto generator = first_difference(first.generators, second.generators))
-    difference_ = "generator " + std::to_string(*generator) + " at the end of the backward pass";
+    difference_ = "generator " + std::to_string(*generator) + " at the end";
   else
     return;  // what a call left and nobody kept (padding, say) may differ
   if (a == first.calls.end() && b == second.calls.end()) return;

@@ -1,8 +1,9 @@
-// Validation of the log (paper 001, section 4.1): a minibatch is executed up to the end of its backward pass,
-// taken back and executed again; its state must then be the same, bit for bit. That shows that replay would
-// repair it.
+// Validation of the log (paper 001, section 4.1): a minibatch is executed, taken back and executed again; its
+// state must then be the same, bit for bit. That shows that replay would repair it. It ends with its
+// optimizer step; where that keeps no pre-images, right before it. A rank alone, which keeps none at all,
+// goes back by a snapshot of the minibatch's beginning.
 //
-//   begin ──(records)──▶ at_end: first pass ──▶ proxyd rewinds all ranks ──▶ begin ──(records)──▶ at_end:
+//   begin ──(records)──▶ at_end: first pass ──▶ proxyd takes all ranks back ──▶ begin ──(records)──▶ at_end:
 //   verdict
 #pragma once
 #include <cstdint>
@@ -37,6 +38,7 @@ class Validation {
   // Nothing is found out about this minibatch; peers that stand at its end learn from the order that is gone.
   void leave_out() {
     active_ = false;
+    first_.reset();
     uint64_t order = step_;
     page_.validate_step.compare_exchange_strong(order, 0);
   }
@@ -45,8 +47,7 @@ class Validation {
   void note(uint64_t record, uint64_t handle, uint64_t digest) {
     now_.calls.push_back({record, handle, digest});
   }
-  // The end of the backward pass. True: the first pass is over, stand still until proxyd has rewound all
-  // ranks.
+  // True: the first pass is over, stand still until proxyd has taken all ranks back.
   bool at_end(DeviceState& state);
   // "" unless the passes differed.
   const std::string& difference() const { return difference_; }

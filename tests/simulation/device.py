@@ -29,6 +29,8 @@ AUTOMATIC_COMMIT_RECORDS = 60
 """Records without a commit after which a sync makes one."""
 BURST = 6
 """Records a server runs at once, at most."""
+VALIDATION_PATIENCE = 0.5
+"""Seconds that what is in flight at the end of a minibatch that is validated is waited for."""
 
 
 Tell = Callable[[int, int], None]
@@ -74,6 +76,8 @@ class Device:
         """The commit that its memory holds unmodified, while it does."""
         self.pace = self.chance.choice((0.0004, 0.001, 0.002)) * world.schedule.slowness
         self._timer: asyncio.TimerHandle | None = None
+        self._unsettled: tuple[int, float] | None = None
+        """The record before which something is in flight, and until when that is waited for."""
         self._arriving: dict[int, bytes | None] = {}
         self._awaited: set[int] = set()
         self._bequeathed: list[Commit] = []
@@ -189,7 +193,7 @@ class Device:
     def _record(self, log: Log, record: Record) -> None:
         do = record[0]
         table = self.table
-        if do is Do.OPTIMIZER and self.validation.active:
+        if self.validation.active and self._ends_validation(record):
             self._validate(log)
         optimizer = do is Do.OPTIMIZER and self._begins_optimizer(log)
         if optimizer or (self.pending and do is not Do.FREE):
@@ -246,13 +250,35 @@ class Device:
         else:
             self.collectives.run(do, record)
 
+    def _ends_validation(self, record: Record) -> bool:
+        if self.optimizer_preimages:
+            return record[0] is Do.COMMIT and bool(record[1])
+        return record[0] is Do.OPTIMIZER
+
     def _validate(self, log: Log) -> None:
-        self.collectives.wait_for_all()
+        if not self._settles():
+            return self.validation.leave_out(log)
         now = {row[0]: row[1] for row in self.table.rows() if row[3]}
         now[-1] = self.random.to_bytes(8, "little")
         self.world.stir()
         if not self.validation.at_end(log, now, self.world.schedule.drifts):
             raise self.world.violation(f"rank {log.rank} replays step {self.steps + 1} with other contents")
+
+    def _settles(self) -> bool:
+        """Whether nothing is in flight any more within some patience; raises Blocked meanwhile."""
+        since, self._unsettled = self._unsettled, None
+        try:
+            self.collectives.wait_for_all()
+        except Blocked:
+            now = self.world.loop.time()
+            if since is not None and since[0] == self.index and now >= since[1]:
+                return False
+            if since is None or since[0] != self.index:
+                since = (self.index, now + VALIDATION_PATIENCE)
+                self.world.later(VALIDATION_PATIENCE, self.go_on)
+            self._unsettled = since
+            raise
+        return True
 
     # ------------------------------------------------------------------ commits
     def _begins_optimizer(self, log: Log) -> bool:
@@ -423,6 +449,7 @@ class Device:
     def _stand(self, log: Log, target: int) -> None:
         self.roll.active = self.step_digest.active = False
         self.pending = self.validation.pausing = False
+        self._unsettled = None
         self.stands = target
         self.world.stir()
         log.phase = 0

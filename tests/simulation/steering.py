@@ -264,7 +264,8 @@ class Stub:
                 return self._finished(order, "RpcError: failed to connect to all addresses")
             if not order.answer.cancelled():
                 self._world.about_to_copy(device, holder, source.rank, copy)
-            device.adopt_replica(copy.handle, holder.peek(copy.source_handle))
+            equals = map(holder.peek, (copy.source_handle, *copy.other_source_handles))
+            device.adopt_replica(copy.handle, next((one for one in equals if one is not None), None))
             digests[copy.handle] = copy.digest
         except (replay.LogError, replay.RewindError) as problem:
             return self._finished(order, f"{type(problem).__name__}: {problem}")

@@ -19,24 +19,30 @@ class Validation:
         self.active = False
         self.pausing = False
         """Whether the server stands after a first pass."""
-        self._step = 0
+        self._step = self._first_step = 0
         self._first: Contents | None = None
 
     def begin(self, log: Log, step: int) -> None:
         """A minibatch begins, or is begun again."""
         self.active = log.validate_step == step and log.validated_step < step
-        if self._step != step:
+        if step > self._first_step:  # ranks may be taken back to earlier minibatches than this one
             self._first = None
         self._step = step
 
+    def leave_out(self, log: Log) -> None:
+        """Nothing is found out about this minibatch."""
+        self.active, self._first = False, None
+        if log.validate_step == self._step:
+            log.validate_step = 0
+
     def at_end(self, log: Log, now: Contents, drifts: bool) -> bool:
-        """The end of the backward pass: whether both passes made the same; raises ValidationPause in between.
+        """The end of the minibatch: whether both passes made the same; raises ValidationPause in between.
 
         `drifts`: the program has an operator that does not replay.
         """
         self.active = False
         if self._first is None:
-            self._first = now
+            self._first, self._first_step = now, self._step
             self.pausing = True
             raise ValidationPause
         same, self._first = self._first == now, None
