@@ -142,6 +142,26 @@ class DeviceService(rpc.DeviceServerServicer):
                 return pb.ParkReply(error=f"{type(error).__name__}: {error}")
             return pb.ParkReply(cursor_index=self.executor.cursor_index, commit=self.executor.commit)
 
+    def Hold(self, request: pb.HoldRequest, context: grpc.ServicerContext) -> pb.HoldReply:
+        with self._steering:
+            try:
+                self._refuse_old(request.generation, context)
+                self._parked = True
+                self.executor.hold()
+            except Exception as error:  # noqa: BLE001
+                return pb.HoldReply(error=f"{type(error).__name__}: {error}")
+            return pb.HoldReply()
+
+    def LetGo(self, request: pb.LetGoRequest, context: grpc.ServicerContext) -> pb.LetGoReply:
+        with self._steering:
+            try:
+                self._refuse_old(request.generation, context)
+                self._parked = False
+                self.executor.let_go()
+            except Exception as error:  # noqa: BLE001
+                return pb.LetGoReply(error=f"{type(error).__name__}: {error}")
+            return pb.LetGoReply()
+
     def Rewind(self, request: pb.RewindRequest, context: grpc.ServicerContext) -> pb.RewindReply:
         with self._steering:
             try:

@@ -13,6 +13,7 @@ import structlog
 from understudy.recovery.control import pb
 from understudy.recovery.facts import WISHES, FaultFacts, FaultKind
 from understudy.recovery.faults import BY_NUMBER
+from understudy.recovery.holding import hold, let_go
 from understudy.recovery.homes import Homes
 from understudy.recovery.incidents import (
     CALLS,
@@ -174,15 +175,35 @@ class Coordinator:
         fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (session.rank,), message=message, trusted=trusted)
         possible = plan(parked_anywhere(self._round.facts(fault)))
         if possible.name is PlanName.GIVE_UP:
-            log.error("corrupted state stays", job=self._job.name, rank=session.rank, difference=message,
-                      reason=possible.reason)  # fmt: skip
-            session.note = f"corrupted, and not repaired: {message}; {possible.reason}"
+            self._stays_corrupted(session, message, possible.reason)
             return False
         self._trusted = dict(trusted)
         now = time.monotonic_ns()
         self._notice(session, FaultKind.SILENT_CORRUPTION, now, now, message, message, counts=False)
         self._note()
         return True
+
+    def _stays_corrupted(self, session: Session, message: str, reason: str) -> None:
+        log.error("corrupted state stays", job=self._job.name, rank=session.rank, difference=message,
+                  reason=reason)  # fmt: skip
+        session.note = f"corrupted, and not repaired: {message}; {reason}"
+
+    def _nothing_broke(self) -> bool:
+        """Whether state was corrupted, and that is all: every server does as it should."""
+        return bool(self._faults) and all(f.kind is FaultKind.SILENT_CORRUPTION for f in self._faults)
+
+    async def _cannot_repair(self) -> str:
+        """Why corrupted state has to stay, as a rank has ended meanwhile; the others have gone on then.
+
+        Nobody ends any more once all are held: else those left would be given up, for wrong numbers.
+        """
+        held = [session for session in self._concerned() if session.has_state]
+        await hold(held, self._job.generation)
+        possible = plan(parked_anywhere(self._round.facts(self._fault_facts())))
+        if possible.name is not PlanName.GIVE_UP or not self._nothing_broke():
+            return ""
+        await let_go([session for session in held if not self.stands(session)], self._job.generation)
+        return possible.reason
 
     def rehearse_restore(self) -> str:
         """Take all ranks back to storage, though nothing is broken; or a sentence why that cannot be."""
@@ -337,6 +358,8 @@ class Coordinator:
                 return await self._release()
             if self._faults and self._faults[0].kind is FaultKind.COLLECTIVE_FAILED:
                 await self._await_explanation()
+            if self._nothing_broke() and (reason := await self._cannot_repair()):
+                return self._leave_corrupted(reason)
             problem = ""
             pause = PEER_DEATH_WITHIN
             result: Result | None = None
@@ -466,6 +489,13 @@ class Coordinator:
         for session in self._job.active_sessions():
             session.lose(reason)
         self._end_incident(len(self._faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
+
+    def _leave_corrupted(self, reason: str) -> None:
+        for fault in self._faults:
+            if (session := self._job.sessions.get(fault.rank)) is not None:
+                self._stays_corrupted(session, fault.message, reason)
+        self._faults, self._trusted, self._reach = [], {}, {}
+        self._note()
 
     def _end_incident(
         self, known: int, plan_name: PlanName, reason: str, copied: int, marks: Sequence[int]

@@ -382,3 +382,27 @@ def test_a_session_that_ends_gives_its_memory_back_to_the_system() -> None:
         harness.synchronize()
         assert process.memory_info().rss - before > buffers * 4 * floats * 3 // 4
     assert process.memory_info().rss - before < buffers * 4 * floats // 2
+
+
+def test_a_server_that_was_held_goes_on_where_it_stood_with_what_came_meanwhile() -> None:
+    with Harness() as h:
+        h.new(1, [1, 1, 1, 1])
+        h.synchronize()
+        h.executor.hold()
+        assert h.executor.state == "parked"
+        h.add(1, 1)
+        assert h.log.cursor_index < h.log.tail_index
+        h.executor.let_go()
+        assert h.read(1) == (2, 2, 2, 2)
+
+
+def test_a_server_that_stands_at_a_fault_of_its_own_is_not_let_go() -> None:
+    with Harness() as h:
+        h.new(1, [1, 1, 1, 1])
+        h.synchronize()
+        h.log.add_drill(3, 1, 4)  # call-error
+        h.add(1, 1)
+        assert h.executor.wait_for_fault(20_000)[0] == "call"
+        h.executor.hold()
+        h.executor.let_go()
+        assert h.executor.state == "parked"

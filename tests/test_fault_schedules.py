@@ -78,6 +78,11 @@ def test_a_copy_comes_from_another_buffer_of_equal_content_where_the_first_has_n
     assert not simulate(2899312583817).violations
 
 
+def test_wrong_numbers_end_nobody_whose_peer_has_ended_when_they_are_found() -> None:
+    """All are held first: else rank 0 ended while rank 1 was parked, which was given up for it."""
+    assert not simulate(1248051053017).violations
+
+
 @pytest.mark.parametrize("seed", [65919, 73164])
 def test_a_set_that_is_found_damaged_amid_a_move_is_a_fault_that_a_job_may_end_of(seed: int) -> None:
     """Without pre-images a rank that has just begun its step cannot go back but by what is on storage."""

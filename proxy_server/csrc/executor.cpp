@@ -21,6 +21,7 @@ namespace {
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
 constexpr uint64_t kSnapshotPortion = 1 << 20;  // bytes; a record that arrives waits for no more
+constexpr std::chrono::milliseconds kHoldPatience{100};  // for the record that runs to end
 constexpr int kFirstLooks = 64, kLooks = 50;    // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
@@ -100,6 +101,7 @@ void Executor::attach(const AttachOptions& options) {
   session_->log.page().device_lost.store(0);
   rolling_.store(false);
   state_ = State::kParked;
+  held_ = false;
   park_requested_.store(false);
   fault_.reset();
 }
@@ -117,13 +119,35 @@ void Executor::park() {
   Session& s = need_session();
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kRunning) {
-    park_requested_.store(true);
+    ask_to_park(s);
     s.communicators.abort();
-    auto& page = s.log.page();
-    page.tail_futex.fetch_add(1);
-    replay::futex_wake(page.tail_futex);
     changed_.wait(lock, [this] { return state_ != State::kRunning; });
   }
+}
+
+void Executor::ask_to_park(Session& s) {
+  park_requested_.store(true);
+  auto& page = s.log.page();
+  page.tail_futex.fetch_add(1);
+  replay::futex_wake(page.tail_futex);
+}
+
+void Executor::hold() {
+  Session& s = need_session();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (state_ != State::kRunning) return;
+  ask_to_park(s);
+  changed_.wait_for(lock, kHoldPatience, [this] { return state_ != State::kRunning; });
+}
+
+void Executor::let_go() {
+  need_session();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_ == State::kRunning) park_requested_.store(false);
+  if (state_ != State::kParked || !held_) return;
+  park_requested_.store(false);
+  state_ = State::kRunning;
+  changed_.notify_all();
 }
 
 uint64_t Executor::rewind(uint64_t commit) {
@@ -232,6 +256,8 @@ void Executor::thread_main() {
       next = State::kEnded;
     }
     std::lock_guard<std::mutex> lock(mutex_);
+    held_ = next == State::kParked && !fault;
+    if (held_ && !park_requested_.load()) continue;  // it was let go meanwhile
     state_ = next;
     if (fault) fault_ = std::move(fault);
     changed_.notify_all();

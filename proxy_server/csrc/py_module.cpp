@@ -132,6 +132,8 @@ PYBIND11_MODULE(_server, m) {
            py::arg("protect"), py::arg("optimizer_preimages"), py::arg("generation"), Release())
       .def("resume", &Executor::resume, Release())
       .def("park", &Executor::park, Release())
+      .def("hold", &Executor::hold, Release())
+      .def("let_go", &Executor::let_go, Release())
       .def("rewind", &Executor::rewind, Release())
       .def("restore", &Executor::restore, Release())
       .def("restore_snapshot", &Executor::restore_snapshot, Release())

@@ -163,7 +163,7 @@ class Deputy:
     def steered(self, session: Session, method: str, succeeded: bool) -> None:
         """The leader has had a device server do something."""
         rank = session.rank
-        if method in ("Park", "Attach", "Rewind", "Restore"):
+        if method in ("Park", "Hold", "Attach", "Rewind", "Restore"):
             self._steered.add(rank)
             self._standing.discard(rank)
             session.state = "recovering" if session.state == "running" else session.state
@@ -171,10 +171,11 @@ class Deputy:
             self._feed(session).went_back()
         if method == "Restore" and succeeded:
             session.hollow = False
-        if method == "Resume" and succeeded:
+        if method in ("Resume", "LetGo") and succeeded:
             self._steered.discard(rank)
-            self._standing.discard(rank)
-            self._faults.pop(rank, None)
+            if method == "Resume":
+                self._standing.discard(rank)
+                self._faults.pop(rank, None)
             session.state = "running" if session.state == "recovering" else session.state
 
     def replaced(self, session: Session) -> None:

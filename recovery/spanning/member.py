@@ -32,7 +32,7 @@ from understudy.recovery.spanning.remote import message_class
 log = structlog.get_logger()
 
 STEERABLE = frozenset((
-    "Park", "Rewind", "Restore", "WriteState", "Attach", "RebuildCommunicators", "Resume", "SetReplicated",
+    "Park", "Hold", "LetGo", "Rewind", "Restore", "WriteState", "Attach", "RebuildCommunicators", "Resume", "SetReplicated",
     "Health",
 ))  # fmt: skip
 """Methods of a device server that a leader may call."""

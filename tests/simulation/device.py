@@ -66,6 +66,8 @@ class Device:
         self.collectives = Collectives(self)
         self.snapshots = Snapshots(self)
         self.validation = Validation()
+        self.held = False
+        """Whether it stands still for no fault, and may be let go again."""
         self.roll = RollForward(self.table)
         self.step_digest = StepDigest()
         self.applied_floor = 0
@@ -115,7 +117,7 @@ class Device:
         self.world.count_event()
 
     def _stop(self, state: str) -> None:
-        self.state = state
+        self.state, self.held = state, False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -125,13 +127,13 @@ class Device:
     # ------------------------------------------------------------------ execution
     def go_on(self) -> None:
         """Run some records soon."""
-        if self.state == "running" and self._timer is None:
+        if self.state == "running" and not self.held and self._timer is None:
             self._timer = self.world.later(self.pace * self.chance.randint(1, BURST), self._burst)
 
     def _burst(self) -> None:
         self._timer = None
         log = self.log
-        if self.state != "running" or log is None:
+        if self.state != "running" or self.held or log is None:
             return
         self.world.count_event()
         traps = self.world.traps.get(log.rank)
@@ -381,6 +383,17 @@ class Device:
             raise replay.LogError("the device server must be parked for this")
         assert self.log is not None
         return self.log
+
+    def hold(self) -> None:
+        """Stand still before the next record, and break nothing off."""
+        if self.state == "running":
+            self.held = True
+
+    def let_go(self) -> None:
+        """Go on as if nothing had been."""
+        if self.held:
+            self.held = False
+            self.go_on()
 
     def park(self) -> None:
         """Stand still at a record boundary."""

@@ -24,6 +24,8 @@ Answer = Callable[[Any], None]
 
 REPLIES = {
     "Park": pb.ParkReply,
+    "Hold": pb.HoldReply,
+    "LetGo": pb.LetGoReply,
     "Attach": pb.AttachReply,
     "Rewind": pb.RewindReply,
     "Restore": pb.RestoreReply,
@@ -195,6 +197,10 @@ class Stub:
             match order.name:
                 case "Park":
                     device.park()
+                case "Hold":
+                    device.hold()
+                case "LetGo":
+                    device.let_go()
                 case "Attach":
                     device.attach(request)
                 case "Rewind":
