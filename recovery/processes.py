@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+from pathlib import Path
 
 from understudy import replay
 from understudy.recovery.control import pb
@@ -54,6 +55,23 @@ class Watched:
         self._loop.remove_reader(self._fd)
         self.ended_ns = time.monotonic_ns()
         self.ended.set()
+
+    def maps(self, directory: Path) -> bool:
+        """Whether a file of that directory is mapped there, as far as can be told.
+
+        By their inodes, as a container may have another name for it.  A program that replaced itself (exec)
+        has none of them.
+        """
+        try:
+            files = {str(entry.inode()) for entry in os.scandir(directory)}
+            lines = Path(f"/proc/{self.pid}/maps").read_text(errors="surrogateescape").splitlines()
+        except OSError:
+            return True
+        return any(len(words) > 4 and words[4] in files for words in map(str.split, lines))
+
+    def has_become_another(self) -> None:
+        """The program that was followed is no more, though its process is."""
+        self._on_end()
 
     @property
     def running(self) -> bool:

@@ -379,12 +379,16 @@ class Desk:
             return trouble(problem)
 
     async def _former_gone(self, job: Job, request: Any) -> None:
-        """Wait for the cleanup of a session in the way whose worker has ended."""
+        """Wait for the cleanup of a session in the way, whose worker has ended or is another program."""
         holder = self.leases.holder(request.device_index)
         for former in {holder, job.sessions.get(request.rank)} - {None}:
             assert former is not None
             if former is holder and former.asked_index != request.device_index:
                 continue  # it had to move there; another place is to be found
+            here = not former.host and former.moving is None and former.worker.running
+            if here and not former.worker.maps(former.directory):
+                log.info("the worker has replaced itself", job=former.job.name, rank=former.rank)
+                former.worker.has_become_another()
             if not await is_cleaned_up(former):
                 raise Refused(held(former, request))
 

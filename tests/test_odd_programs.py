@@ -40,6 +40,7 @@ PROGRAMS = [
     Program("forward_mode", kills=(5,), calls=60, ranks=1),
     Program("late_sender"),
     Program("caught_errors", kills=(4, 7), calls=60),
+    Program("replaces_itself", kills=(4,), calls=20),
 ]
 
 

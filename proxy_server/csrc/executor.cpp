@@ -20,9 +20,9 @@ namespace {
 
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
-constexpr uint64_t kSnapshotPortion = 1 << 20;  // bytes; a record that arrives waits for no more
+constexpr uint64_t kSnapshotPortion = 1 << 20;           // bytes; a record that arrives waits for no more
 constexpr std::chrono::milliseconds kHoldPatience{100};  // for the record that runs to end
-constexpr int kFirstLooks = 64, kLooks = 50;    // between looks at the clock
+constexpr int kFirstLooks = 64, kLooks = 50;             // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
 constexpr uint64_t kCrowdedNs = 20000;  // to offer the core takes longer than this only if somebody takes it

@@ -55,7 +55,7 @@ class Executor {
   // Control. All throw std::exception; none may run beside another (the caller serialises them).
   void attach(const AttachOptions& options);  // idle -> parked; commit 0 or what restore() follows
   void resume();
-  void park();                                 // -> parked (or ended); aborts what it waits for
+  void park();  // -> parked (or ended); aborts what it waits for
   // -> parked at the next record, if that comes soon, or later; breaks nothing off, and may be taken back.
   void hold();
   void let_go();

@@ -32,8 +32,8 @@ from understudy.recovery.spanning.remote import message_class
 log = structlog.get_logger()
 
 STEERABLE = frozenset((
-    "Park", "Hold", "LetGo", "Rewind", "Restore", "WriteState", "Attach", "RebuildCommunicators", "Resume", "SetReplicated",
-    "Health",
+    "Park", "Hold", "LetGo", "Rewind", "Restore", "WriteState", "Attach", "RebuildCommunicators", "Resume",
+    "SetReplicated", "Health",
 ))  # fmt: skip
 """Methods of a device server that a leader may call."""
 LONGEST_S = 900.0
