@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
+#include <c10/util/hash.h>
 
 #include <algorithm>
 
@@ -41,13 +42,41 @@ void check_copy(const Tensor& to, const Tensor& from) {
               " doesn't match the broadcast shape ", c10::IntArrayRef(shape));
 }
 
+uint64_t type_of(const Tensor& tensor) {
+  if (!tensor.defined()) return 0;
+  const auto scalar = static_cast<uint64_t>(tensor.scalar_type());
+  return 1 + (scalar << 1 | static_cast<uint64_t>(tensor.dim() == 0)) * 16 +
+         static_cast<uint64_t>(tensor.layout());
+}
+
+// What a kernel may refuse though shapes fit: the types of tensors and numbers, switches and names.
+uint64_t combination_of(Arguments arguments) {
+  size_t hash = arguments.size();
+  const auto add = [&hash](uint64_t value) { hash = c10::hash_combine(hash, value); };
+  for (const IValue& argument : arguments) {
+    if (argument.isTensor())
+      add(type_of(argument.toTensor()));
+    else if (argument.isTensorList() || argument.isOptionalTensorList())
+      for (const IValue& item : argument.toListRef()) add(item.isTensor() ? type_of(item.toTensor()) : 0);
+    else if (argument.isBool())
+      add(1 + static_cast<uint64_t>(argument.toBool()));
+    else if (argument.isString())
+      add(c10::hash<std::string>{}(argument.toStringRef()));
+    else
+      add(argument.isNone() ? 3 : argument.isDouble() ? 4 : argument.isComplexDouble() ? 5 : 6);
+  }
+  return hash;
+}
+
 enum class Plan { kAsync, kLearn, kSync };
 
 // How a call that has no template yet finds its results. Fills in `entry` for kAsync.
 Plan plan_call(const c10::OperatorHandle& op, const OperatorInfo& info, Arguments arguments,
                CallTemplate& entry) {
   const bool boolean_index = has_boolean_index(arguments);
-  const bool changing = info.misses.fetch_add(1, std::memory_order_relaxed) >= kLearnLimit;
+  // A combination of types that was never computed may have no kernel, of which meta kernels know nothing.
+  const bool changing = info.misses.fetch_add(1, std::memory_order_relaxed) >= kLearnLimit &&
+                        info.computed.knows(combination_of(arguments));
   if (info.returns_written && !info.has_out) {
     // In place, or nothing returned: there is no shape to know. The first call waits all the same, because
     // arguments that do not fit together must raise here, not later and for good.
@@ -148,6 +177,7 @@ void deliver(const PendingCall& call, std::vector<IValue> values, Results& resul
 void run_and_learn(const PendingCall& call, c10::intrusive_ptr<CallTemplate> entry, Results& results) {
   const std::vector<Tensor> device_arguments = device_tensors(call.arguments);
   std::vector<IValue> values = exchange(call, *entry, device_arguments);
+  call.info.computed.learn(combination_of(call.arguments));
   if (call.info.constant) {
     entry->constant = values[0];
   } else if (!gives_composite(values)) {

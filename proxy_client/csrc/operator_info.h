@@ -4,8 +4,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 namespace understudy::client {
@@ -19,6 +21,23 @@ enum class ArgumentKind : uint8_t {
   kNumber,  // double or scalar
   kBool,
   kOther,
+};
+
+// Combinations of types that the driver has computed, as hashes.
+class Combinations {
+ public:
+  bool knows(uint64_t combination) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return known_.count(combination) != 0;
+  }
+  void learn(uint64_t combination) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    known_.insert(combination);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_set<uint64_t> known_;
 };
 
 struct OperatorInfo {
@@ -43,6 +62,7 @@ struct OperatorInfo {
   bool custom = false;           // not PyTorch's own: see custom_operators.h
   std::optional<c10::SafeKernelFunction> shape_kernel;  // C++ meta kernel
   mutable std::atomic<uint32_t> misses{0};              // templates made for it
+  mutable Combinations computed;                        // of its arguments' types
 };
 
 // Safe from any thread; the result lives as long as the process.

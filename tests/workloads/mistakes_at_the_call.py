@@ -18,10 +18,15 @@ def mistakes(device: str) -> dict[str, Callable[[], object]]:
     x = torch.ones(3, device=device)
     for size in range(1, 40):  # copies of ever new shapes, so that no call waits any more
         torch.empty(size, device=device).copy_(torch.ones(size, device=device))
+        torch.ones(size, device=device).lerp_(torch.ones(size, device=device), 0.5)
+        torch.ones(size, device=device).lerp(torch.ones(size, device=device), 0.5)
     for draw in (x.cauchy_, x.exponential_, x.log_normal_, x.normal_, x.uniform_):
         draw()
     x.geometric_(0.5)
+    whole = torch.ones(3, device=device, dtype=torch.int64)
     return {
+        "lerp_ of integers": lambda: whole.lerp_(whole, 0.5),
+        "lerp of integers": lambda: whole.lerp(whole, 0.5),
         "cauchy_": lambda: x.cauchy_(0.0, -1.0),
         "exponential_": lambda: x.exponential_(-0.5),
         "geometric_": lambda: x.geometric_(1.5),
