@@ -14,6 +14,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+log = structlog.get_logger()
+
 LARGEST_VALUE = 16 << 20
 LARGEST_STORE = 256 << 20
 """Bytes: of a value, and of all keys and values."""
@@ -62,7 +66,14 @@ class Notes:
     def add(self, key: str, value: bytes, request: str = "", count: int = 0) -> None:
         """Outlives us from here on."""
         line: list[str | int] = [key, base64.b64encode(value).decode()]
-        os.write(self._file, json.dumps([*line, request, count] if request else line).encode() + b"\n")
+        text = json.dumps([*line, request, count] if request else line).encode() + b"\n"
+        while text:
+            text = text[os.write(self._file, text) :]
+
+    @property
+    def closed(self) -> bool:
+        """Whether they end here."""
+        return self._file < 0
 
     def close(self) -> None:
         """Nothing is added any more: whoever tries fails, rather than meet another file of that number."""
@@ -84,17 +95,23 @@ class Notes:
         return values, done
 
     def replace(self, values: dict[str, bytes], done: dict[str, Answered]) -> None:
-        """Forget everything but these."""
+        """Forget everything but these; raises OSError, and then all is as it was."""
         new = self._path.with_suffix(".new")
         new.unlink(missing_ok=True)
-        os.close(self._file)
-        self._file = _open(new)
-        for request, one in done.items():  # in their order; what a key holds in the end comes behind
-            if one.key in values:
-                self.add(one.key, values[one.key], request, one.count)
-        for key, value in values.items():
-            self.add(key, value)
-        new.rename(self._path)
+        former, self._file = self._file, _open(new)
+        try:
+            for request, one in done.items():  # in their order; what a key holds in the end comes behind
+                if one.key in values:
+                    self.add(one.key, values[one.key], request, one.count)
+            for key, value in values.items():
+                self.add(key, value)
+            new.rename(self._path)
+        except OSError:
+            former, self._file = self._file, former
+            new.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(former)
 
 
 def _open(path: Path) -> int:
@@ -106,6 +123,8 @@ class Store:
 
     def __init__(self, notes: Notes | None = None) -> None:
         self._notes = notes
+        self._behind = False
+        """Whether notes are missing what the store holds."""
         self._values: dict[str, bytes] = {}
         self._done: dict[str, Answered] = {}
         self._bytes = 0
@@ -149,10 +168,28 @@ class Store:
             self._done[request] = Answered(key, count)
             if len(self._done) > MOST_DONE:
                 del self._done[next(iter(self._done))]
-        if self._notes is not None:
-            self._notes.add(key, value, request, count)
+        self._note(lambda notes: notes.add(key, value, request, count))
         if self.told is not None:
             self.told(Change(key, value, request, count))
+
+    def _note(self, change: Callable[[Notes], None]) -> None:
+        """A full file system ends no job: what is not written down is missing only to a successor."""
+        if self._notes is None:
+            return
+        try:
+            if self._behind:
+                self._notes.replace(self._values, self._done)
+            else:
+                change(self._notes)
+        except OSError as problem:
+            if self._notes.closed:
+                raise
+            if not self._behind:
+                log.error("the store's notes cannot be written: nobody can adopt jobs if proxyd dies",
+                          problem=str(problem))  # fmt: skip
+            self._behind = True
+        else:
+            self._behind = False
 
     async def get(self, key: str, timeout: float) -> bytes | None:
         """The value, waited for at most `timeout` seconds."""
@@ -217,8 +254,7 @@ class Store:
             self._bytes -= _size(key, self._values.pop(key))
         gone = set(keys)
         self._done = {request: one for request, one in self._done.items() if one.key not in gone}
-        if self._notes is not None:
-            self._notes.replace(self._values, self._done)
+        self._note(lambda notes: notes.replace(self._values, self._done))
         if self.told is not None:
             for key in keys:
                 self.told(Change(key, None))

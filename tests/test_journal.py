@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import random
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_disks import tiny_file_system
 
 from understudy.recovery import journal
 from understudy.recovery.adoption import restored_job
@@ -93,8 +96,6 @@ def test_a_journal_is_found_as_it_was_written_and_only_if_it_is_a_file_of_ours(t
 
 
 def test_what_the_store_held_is_there_after_a_death_but_for_a_line_that_was_cut(tmp_path: Path) -> None:
-    import asyncio
-
     async def scene() -> None:
         store = Store(Notes(tmp_path / "store"))
         await store.set("a/x", b"\0\xff")
@@ -112,6 +113,31 @@ def test_what_the_store_held_is_there_after_a_death_but_for_a_line_that_was_cut(
     assert again.holds(["a/x", "a/n"]) and not again.holds(["b/y"]) and not again.holds(["a/z"])
     assert asyncio.run(again.get("a/x", 0)) == b"2"
     assert asyncio.run(again.add("a/n", 1)) == 3
+
+
+def test_a_store_whose_notes_find_no_room_goes_on_and_they_are_whole_once_there_is_some(
+    tmp_path: Path,
+) -> None:
+    """A recovery ended with "No space left on device", and its job with it: a log had filled /dev/shm."""
+
+    async def scene(place: Path) -> None:
+        store = Store(Notes(place / "store"))
+        await store.set("a/x", b"1")
+        filler = place / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        for number in range(200):
+            await store.set(f"a/k{number}", bytes(100))
+        store.forget_generations("a", 7)
+        assert store.delete("a/x") and store.holds(["a/k0", "a/k199"])
+        filler.unlink()
+        assert store.delete("a/k3")
+        again = Store(Notes(place / "store"))
+        assert len(again) == 199 and again.holds(["a/k0", "a/k199"]) and not again.holds(["a/x"])
+
+    with tiny_file_system(tmp_path, "128k") as place:
+        asyncio.run(scene(place))
 
 
 def test_a_decision_and_a_repair_that_nobody_has_taken_up_yet_outlive_one_more_proxyd() -> None:
