@@ -26,7 +26,7 @@ from understudy.recovery.node import describe_node, describe_ranks
 from understudy.recovery.processes import Watched
 from understudy.recovery.rendezvous import FILE as STORE
 from understudy.recovery.rendezvous import Notes, Store
-from understudy.recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
+from understudy.recovery.runtime_directory import RuntimeDirectory
 from understudy.recovery.servers import ServerPool
 from understudy.recovery.service import DaemonService
 from understudy.recovery.service_manager import ServiceManager
@@ -60,12 +60,14 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = grpc.aio.server(options=OPTIONS)
     with claim(settings.socket):
-        inheritance = claim_inheritance(settings)
+        inheritance = claim_inheritance(settings, settings.log_directory)
         _bind(server, settings.socket)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(settings.socket.unlink, missing_ok=True)
         cleanup.push_async_callback(server.stop, 0)
-        runtime = inheritance.runtime if inheritance is not None else RuntimeDirectory.make()
+        runtime = (
+            inheritance.runtime if inheritance is not None else RuntimeDirectory.make(settings.log_directory)
+        )
         leaving = contextlib.ExitStack()  # what was not adopted is left for another try
         cleanup.push(leaving)
         leaving.callback(runtime.release if inheritance is not None else runtime.remove)
@@ -173,7 +175,7 @@ def _sessions(inheritance: Inheritance | None) -> list[pb.JournaledSession]:
 
 def _warn_of_little_memory(settings: Settings) -> None:
     """Shared memory that runs out kills processes (SIGBUS); containers get 64 MiB unless told otherwise."""
-    state = os.statvfs(SHARED_MEMORY)
+    state = os.statvfs(settings.log_directory)
     free = state.f_bavail * state.f_frsize
     wanted = settings.segment_count * settings.segment_bytes * settings.devices.count
     if free < min(wanted, 1 << 30):

@@ -17,6 +17,7 @@ from understudy.recovery.daemon import serve
 from understudy.recovery.membership.options import add_options, membership_of
 from understudy.recovery.persistence.retention import Retention
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings, Writing
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 from understudy.recovery.settings import (
     BadInput,
     Settings,
@@ -24,6 +25,7 @@ from understudy.recovery.settings import (
     parse_bytes,
     parse_devices,
     parse_interval,
+    parse_log_directory,
     parse_seconds,
     parse_share,
 )
@@ -94,6 +96,11 @@ def parser() -> Parser:
         "--persist-chunk", default="4MiB", metavar="SIZE", help="the unit of writes and checksums (4MiB)"
     )
     parser.add_argument(
+        "--log-dir", default="", metavar="DIRECTORY",
+        help="where logs and snapshots of the running jobs lie, if shared memory is too small for them: on a "
+        "disk, which is slower (/dev/shm)",
+    )  # fmt: skip
+    parser.add_argument(
         "--persist-memory", default="64MiB", metavar="SIZE", help="of a rank, for chunks under way (64MiB)"
     )
     parser.add_argument(
@@ -163,6 +170,7 @@ def _settings(given: Any) -> Settings:
         socket=(given.socket or default_socket()).absolute(),
         spares=given.spares,
         log_bytes=parse_bytes(given.log_cap, "--log-cap"),
+        log_directory=parse_log_directory(given.log_dir, "--log-dir") if given.log_dir else SHARED_MEMORY,
         shadow_bytes=parse_bytes(given.shadow_limit, "--shadow-limit"),
         snapshot_overhead=parse_share(given.snapshot_overhead, "--snapshot-overhead"),
         snapshot_bytes=parse_bytes(given.snapshot_limit, "--snapshot-limit"),

@@ -28,7 +28,13 @@ from understudy.recovery.report import (
     summary,
     write,
 )
-from understudy.recovery.settings import BadInput, parse_devices, parse_seconds, parse_share
+from understudy.recovery.settings import (
+    BadInput,
+    parse_devices,
+    parse_log_directory,
+    parse_seconds,
+    parse_share,
+)
 from understudy.recovery.socket_path import default_socket, is_answering
 
 PROGRAM = "proxyrun"
@@ -90,6 +96,9 @@ def parse(arguments: list[str] | None = None) -> Order:
         "--persist", default="", metavar="DIRECTORY",
         help="where the embedded proxyd copies snapshots, so that they outlive this node's memory (off)",
     )  # fmt: skip
+    parser.add_argument(
+        "--log-dir", default="", metavar="DIRECTORY", help="of the embedded proxyd (/dev/shm)"
+    )
     parser.add_argument("--persist-every", default="", metavar="TIME", help="of the embedded proxyd (30)")
     parser.add_argument(
         "--persist-overhead", default="", metavar="SHARE", help="of the embedded proxyd (3%%)"
@@ -128,6 +137,8 @@ def parse(arguments: list[str] | None = None) -> Order:
     if given.snapshot_overhead:
         parse_share(given.snapshot_overhead, "--snapshot-overhead")
         options += ["--snapshot-overhead", given.snapshot_overhead]
+    if given.log_dir:
+        options += ["--log-dir", str(parse_log_directory(given.log_dir, "--log-dir"))]
     options += _persistence(given)
     if not 0 <= given.spares <= 64:
         raise BadInput(f"--spares {given.spares} is not possible: 0 to 64")

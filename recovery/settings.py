@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.recovery.membership.settings import MembershipSettings
 from understudy.recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 
 SEGMENT_BYTES = 8 << 20
 SMALLEST_LOG = 4
@@ -59,6 +62,8 @@ class Settings:
     """Where Prometheus may ask, HOST:PORT; empty: nowhere."""
     membership: MembershipSettings = field(default_factory=lambda: MembershipSettings("host"))
     """Who this host is, and which others it knows."""
+    log_directory: Path = SHARED_MEMORY
+    """Where logs and snapshots lie, with all else of a proxyd that is not on storage."""
     adoption_grace_s: float = 600.0
     """How long waiting workers, and device servers without a worker, outlive a proxyd without successor."""
     segment_bytes: int = SEGMENT_BYTES
@@ -103,6 +108,25 @@ def parse_devices(text: str) -> DeviceSpec:
             f"device spec {text!r} asks for {found[2]} devices: at least 1 and at most 1024 are possible"
         )
     return DeviceSpec(found[1], int(found[2]))
+
+
+MOST_PATH = 107 - 60
+"""Bytes of the name of a directory in which sockets of ours lie: their paths have 107 bytes at most."""
+
+
+def parse_log_directory(text: str, flag: str) -> Path:
+    """The directory, existing, and such that logs can be mapped there; raises BadInput."""
+    directory = Path(text).absolute()
+    if len(os.fsencode(directory)) > MOST_PATH:
+        raise BadInput(f"{flag} {text}: its path has more than {MOST_PATH} bytes, and sockets lie in it")
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.truncate(mmap.PAGESIZE)
+            mmap.mmap(file.fileno(), mmap.PAGESIZE).close()
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "strerror", "") or problem
+        raise BadInput(f"{flag} {text}: no file can be made and mapped there: {why}") from None
+    return directory
 
 
 def parse_seconds(text: str, flag: str, least: float = 1, example: str = "300") -> float:

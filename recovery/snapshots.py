@@ -21,7 +21,6 @@ from understudy.recovery.cuts import CutSearch
 from understudy.recovery.evidence import rank_facts
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.runtime_directory import SHARED_MEMORY
 from understudy.recovery.spanning.interface import Images
 
 log = structlog.get_logger()
@@ -260,15 +259,15 @@ class SnapshotKeeper:
 
     def _enough_memory(self, sessions: Sequence[Session]) -> bool:
         """Two sets live at a time; once there were two, the next one finds its memory, unless it went."""
-        state = os.statvfs(SHARED_MEMORY)
+        state = os.statvfs(sessions[0].directory)
         free, total = state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize
         wanted = sum(s.log.live_bytes for s in sessions) if self._sets < 2 or self._storage_only else 0
         spare = min(1 << 30, total // 8)
         if free >= wanted + spare:
             return True
         reason = (
-            f"they need {wanted >> 20} MiB and leave {spare >> 20} MiB of {SHARED_MEMORY} to the logs, "
-            f"but only {free >> 20} MiB are free there"
+            f"they need {wanted >> 20} MiB and leave {spare >> 20} MiB to the logs, but only {free >> 20} "
+            "MiB are free where both lie (/dev/shm, or --log-dir)"
         )
         if self._sets < 2:
             self._suspend(sessions, reason)

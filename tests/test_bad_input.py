@@ -18,6 +18,8 @@ from training_run import ROOT
 from understudy.proxy_client import placement, variables
 from understudy.proxy_client.placement import Placement
 from understudy.recovery.own_modules import module_command
+from understudy.recovery.proxyd import settings_of
+from understudy.recovery.settings import BadInput
 
 IMPOSSIBLE = {
     "UNDERSTUDY_SOCKET": ["/tmp/directory/"],
@@ -208,6 +210,15 @@ def test_a_process_beside_the_one_that_uses_its_device_is_refused(tmp_path: Path
     assert ended.status == 1
     assert ended.output.count("sum 2.0") == 1
     assert re.search(r"rank 0 asked for cuda:0, which rank 0 of job \w+ \(pid \d+\) holds", ended.output)
+
+
+@pytest.mark.parametrize(("place", "why"), [
+    ("/no/such/place", "No such file or directory"), ("/proc", "no file can be made and mapped"),
+    ("/tmp/" + 60 * "x", "more than 47 bytes"),
+])  # fmt: skip
+def test_a_place_for_logs_where_none_can_lie_is_refused_in_a_sentence(place: str, why: str) -> None:
+    with pytest.raises(BadInput, match=f"--log-dir {place}: .*{why}"):
+        settings_of(["--devices", "cpu:1", "--log-dir", place])
 
 
 # ------------------------------------------------------------------ CUDA_VISIBLE_DEVICES

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +91,18 @@ def test_a_script_catches_that_there_is_no_memory_and_goes_on(tmp_path: Path) ->
     assert "SUM 5.0 1048576.0" in ended.output
 
 
+@contextlib.contextmanager
+def shared_memory_of(mebibytes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    place = Path(tempfile.mkdtemp(prefix="understudy-test-"))  # the path of a socket in it must be short
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", place], check=True)
+    try:
+        monkeypatch.setenv("UNDERSTUDY_SHARED_MEMORY", str(place))
+        yield
+    finally:
+        subprocess.run(["umount", place], check=True)
+        place.rmdir()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
 @pytest.mark.parametrize("mebibytes", [64, 200])
 def test_a_program_without_an_optimizer_needs_no_more_shared_memory_than_a_container_has(
@@ -97,16 +111,20 @@ def test_a_program_without_an_optimizer_needs_no_more_shared_memory_than_a_conta
     """Of 800 MB that two ranks send.  Findings, "growth of the log": at 800 MiB it died."""
     script, steps = ODD / "no_optimizer.py", "400"
     native = native_reference(lambda folder: proxied.ranks(2, script, str(folder), steps))
-    place = Path(tempfile.mkdtemp(prefix="understudy-test-"))  # the path of a socket in it must be short
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", place], check=True)
-    try:
-        monkeypatch.setenv("UNDERSTUDY_SHARED_MEMORY", str(place))
+    with shared_memory_of(mebibytes, monkeypatch):
         ended = proxied.run(proxied.ranks(2, script, str(tmp_path), steps), folder=tmp_path)
-    finally:
-        subprocess.run(["umount", place], check=True)
-        place.rmdir()
     assert ended.status == 0, ended.output[-3000:]
     assert [(tmp_path / rank).read_text() for rank in "01"] == [(native / rank).read_text() for rank in "01"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
+def test_logs_lie_on_a_disk_where_shared_memory_is_too_small_for_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shared_memory_of(1, monkeypatch), tempfile.TemporaryDirectory(prefix="understudy-test-") as disk:
+        options = ("--log-dir", disk, "--drill", "kill-server rank=1 step=6 call=9")
+        check(Program("mse_loss"), tmp_path, *options)
+        assert os.listdir(disk) == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)

@@ -57,7 +57,7 @@ def some_rank(number: int, world: int) -> Rank:
     server = SimpleNamespace(process=SimpleNamespace(running=True), suspect=False)
     return Rank(
         rank=number, world=world, log=log, snapshot_note="", server=server, hollow=False, has_state=True,
-        persist_note="", active=True, host="", directory=Path("/a/job/rank-0"),
+        persist_note="", active=True, host="", directory=Path.cwd(),
         generation=0, restored_commit=0, resumed_commit=0, refused_commit=0, phase=None,
         refused_snapshots=set(), durable=[], destination=None, destination_host="", returning=0,
         unread=Counter(),
