@@ -385,8 +385,8 @@ class Desk:
             assert former is not None
             if former is holder and former.asked_index != request.device_index:
                 continue  # it had to move there; another place is to be found
-            here = not former.host and former.moving is None and former.worker.running
-            if here and not former.worker.maps(former.directory):
+            plain = not (former.host or former.relay) and former.moving is None
+            if plain and former.worker.running and not former.worker.maps(former.directory):
                 log.info("the worker has replaced itself", job=former.job.name, rank=former.rank)
                 former.worker.has_become_another()
             if not await is_cleaned_up(former):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import structlog
@@ -12,6 +13,8 @@ log = structlog.get_logger()
 
 FIRST = 5
 """The first minibatch to be validated: by then shapes are learnt and optimizers have their state."""
+MOST_TIME, PASSES = 0.01, 2
+"""Share of its time that a rank alone is validated: it takes a snapshot, and goes back to it."""
 AHEAD = 2
 """Minibatches between the order and the step it names: servers must not have begun it."""
 
@@ -31,6 +34,8 @@ class ValidationSchedule:
         self._optimizer_preimages = optimizer_preimages
         self._snapshots = snapshots
         self._step = FIRST if every else 0
+        self._again_s = 0.0
+        """Until then a rank alone is not validated again."""
         self._failed: dict[int, int] = {}
 
     @property
@@ -60,6 +65,8 @@ class ValidationSchedule:
             return
         for session in sessions:
             self.collect(session)
+        if self._again_s:
+            return self._order_again(sessions)
         if not self._step:
             return
         done = [session for session in sessions if session.log.validated_step >= self._step]
@@ -67,16 +74,24 @@ class ValidationSchedule:
             return
         if len(done) == len(sessions):
             self._job.validations += 1
-        self._step = 0 if self._job.not_replayable else self._next(sessions, len(done) == len(sessions))
+        alone = sessions[0].world == 1
+        if alone and done:
+            seconds = max((kept.seconds for kept in sessions[0].log.snapshots()), default=0.0)
+            self._again_s = time.monotonic() + PASSES * seconds / MOST_TIME
+            self._step = 0
+        else:  # a rank alone leaves a step out where a snapshot of another one is awaited: it costs nothing
+            self._order(sessions, 1 if alone else self._every)
+
+    def _order_again(self, sessions: Sequence[Session]) -> None:
+        if time.monotonic() >= self._again_s:
+            self._again_s = 0.0
+            self._order(sessions, self._every)
+
+    def _order(self, sessions: Sequence[Session], every: int) -> None:
+        soonest = max(session.log.step for session in sessions) + AHEAD
+        self._step = 0 if self._job.not_replayable else -(-soonest // every) * every
         for session in sessions:
             self.arm(session)
-
-    def _next(self, sessions: Sequence[Session], done: bool) -> int:
-        """A rank alone leaves out a step where a snapshot of another one is awaited: it costs nothing."""
-        soonest = max(session.log.step for session in sessions) + AHEAD
-        if not done and sessions[0].world == 1:
-            return soonest
-        return -(-soonest // self._every) * self._every
 
     def _never(self, session: Session) -> str:
         """What of this rank is never executed twice, and why; or nothing."""

@@ -114,11 +114,11 @@ def test_a_rank_alone_and_the_optimizer_step_are_validated(
     assert "replay" in ended.output.splitlines()[-1]
 
 
-def test_a_rank_alone_that_replays_is_validated_again_and_again_and_has_the_same_bits(tmp_path: Path) -> None:
-    training = EXAMPLES["digits_convnet"](1, 24, 0.1)
+def test_a_rank_alone_that_replays_is_validated_and_has_the_same_bits(tmp_path: Path) -> None:
+    training = EXAMPLES["digits_convnet"](1, STEPS, 0.1)
     native = training.run(tmp_path / "native", proxied=False)
     ours = training.run(tmp_path / "ours", proxied=True, options=("--validate-every", "1"))
-    assert ours.report["validations"] >= 3
+    assert ours.report["validations"] >= 1
     assert ours.report["not_replayable"] == ""
     assert ours.losses == native.losses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from made_up_ranks import a_coordinator, a_job, log_of, step, stub_of
 from simulation.snapshots import Snapshot
 
@@ -67,6 +68,27 @@ def test_a_rank_alone_that_left_a_minibatch_out_is_given_one_of_the_next() -> No
         assert job.validations == 0
 
 
+def test_a_rank_alone_is_validated_for_a_hundredth_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("understudy.recovery.validation.time.monotonic", lambda: now)
+    job = a_job(1)
+    schedule = ValidationSchedule(job, 10)
+    session, log = job.sessions[0], log_of(job, 0)
+    schedule.arm(session)
+    for _ in range(FIRST):
+        step(job, 0)
+    log.validated_step = FIRST
+    log.published.append(Snapshot(1, log.entry(FIRST), 0.5, []))
+    schedule.look([session])
+    assert (orders(job), job.validations) == ({FIRST}, 1)
+    now += 99  # twice half a second is a hundredth of 100 s
+    schedule.look([session])
+    assert orders(job) == {FIRST}
+    now += 2
+    schedule.look([session])
+    assert (orders(job), job.validations) == ({10}, 1)
+
+
 def test_a_rank_alone_goes_back_to_a_snapshot_of_its_minibatchs_beginning_or_is_let_go_on() -> None:
     for taken_at, ordered_back in ((FIRST - 1, True), (FIRST - 2, False)):
         job = a_job(1)
@@ -76,8 +98,8 @@ def test_a_rank_alone_goes_back_to_a_snapshot_of_its_minibatchs_beginning_or_is_
         log.validate_step = FIRST
         snapshot = Snapshot(1, log.entry(taken_at), 0.001, [])
         log.published.append(snapshot)
-        validation = FaultFacts(FaultKind.VALIDATION, (0,), sound=(0,))
-        asked = Facts((rank_facts(job.sessions[0], True),), validation)
+        fault = FaultFacts(FaultKind.VALIDATION, (0,), sound=(0,))
+        asked = Facts((rank_facts(job.sessions[0], True),), fault)
         assert goes_back_a_minibatch(asked) is ordered_back
 
 

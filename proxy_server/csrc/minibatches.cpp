@@ -80,13 +80,14 @@ void Executor::make_commit(Session& s, const Position& position, bool optimizer)
   // Nor is one that had to wait, as the next minibatch has begun; unless there would never be another.
   const bool late = s.pending_since != 0 && position.offset - s.pending_since <= kLongestPending;
   const bool for_snapshot = (!optimizer || s.commit_pending) && !late;
+  const bool begins = s.commit_pending;  // a minibatch, rather than lies within one
   s.state->commit(position, optimizer, for_snapshot, s.step_digest.value());
   s.step_digest.reset();
   s.commit_pending = false;
   s.pending_since = 0;
   s.last_commit_offset = position.offset;
   const bool alone = !s.options.policy.protect;
-  if (alone && s.validation.active() && !s.validation.has_first() && !s.state->snapshot_here())
+  if (alone && begins && s.validation.active() && !s.validation.has_first() && !s.state->snapshot_here())
     s.validation.leave_out();
 }
 
