@@ -396,6 +396,23 @@ def test_a_server_that_was_held_goes_on_where_it_stood_with_what_came_meanwhile(
         assert h.read(1) == (2, 2, 2, 2)
 
 
+def test_a_server_is_not_held_amid_a_step_out_of_which_no_way_leads() -> None:
+    with Harness(optimizer_preimages=False) as h:
+        h.new(1, [1, 1, 1, 1])
+        h.writer.append(PHASE, 1, [])
+        h.add(1, 1)
+        h.synchronize()
+        h.executor.hold()
+        assert h.executor.state == "running"
+        h.add(1, 1)
+        h.commit()
+        h.add(1, 1)
+        h.wait(lambda: h.executor.state == "parked", "was not held")
+        assert h.log.cursor_index == h.log.tail_index - 1
+        h.executor.let_go()
+        assert h.read(1) == (8, 8, 8, 8)
+
+
 def test_a_server_that_stands_at_a_fault_of_its_own_is_not_let_go() -> None:
     with Harness() as h:
         h.new(1, [1, 1, 1, 1])

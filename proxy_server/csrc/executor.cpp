@@ -20,7 +20,8 @@ namespace {
 
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
-constexpr uint64_t kSnapshotPortion = 1 << 20;           // bytes; a record that arrives waits for no more
+constexpr uint64_t kSnapshotPortion = 1 << 20;  // bytes; a record that arrives waits for no more
+constexpr useconds_t kLookUs = 20;
 constexpr std::chrono::milliseconds kHoldPatience{100};  // for the record that runs to end
 constexpr int kFirstLooks = 64, kLooks = 50;             // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
@@ -119,13 +120,14 @@ void Executor::park() {
   Session& s = need_session();
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kRunning) {
-    ask_to_park(s);
+    ask_to_park(s, /*anywhere=*/true);
     s.communicators.abort();
     changed_.wait(lock, [this] { return state_ != State::kRunning; });
   }
 }
 
-void Executor::ask_to_park(Session& s) {
+void Executor::ask_to_park(Session& s, bool anywhere) {
+  hold_requested_.store(!anywhere);
   park_requested_.store(true);
   auto& page = s.log.page();
   page.tail_futex.fetch_add(1);
@@ -136,7 +138,7 @@ void Executor::hold() {
   Session& s = need_session();
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ != State::kRunning) return;
-  ask_to_park(s);
+  ask_to_park(s, /*anywhere=*/false);
   changed_.wait_for(lock, kHoldPatience, [this] { return state_ != State::kRunning; });
 }
 
@@ -370,8 +372,14 @@ State Executor::run_records(Session& s) {
   uint64_t tail = page.tail.load(std::memory_order_acquire);
   replay::LogReader reader(s.log);
   for (;;) {
-    if (s.at.offset == tail && !wait_for_records(s, tail)) return parked_at(s);
-    if (__builtin_expect(park_requested_.load(std::memory_order_relaxed), 0)) return parked_at(s);
+    if (s.at.offset == tail && !wait_for_records(s, tail)) {
+      if (stands_here(s)) return parked_at(s);
+      usleep(kLookUs);  // the rest of the step is on its way
+      tail = page.tail.load(std::memory_order_acquire);
+      continue;
+    }
+    if (__builtin_expect(park_requested_.load(std::memory_order_relaxed), 0) && stands_here(s))
+      return parked_at(s);
     const auto [r, body] = reader.read(s.at.offset, tail);
     if (r.index != s.at.index)
       throw LogError("record " + std::to_string(s.at.index) + " carries number " + std::to_string(r.index));
@@ -400,6 +408,12 @@ State Executor::run_records(Session& s) {
         page.phase.load(std::memory_order_relaxed) == static_cast<uint32_t>(replay::Phase::kForwardBackward))
       make_commit(s, s.at);
   }
+}
+
+// Whether to stand still here, as it was asked to.
+bool Executor::stands_here(const Session& s) const {
+  const Policy& policy = s.options.policy;
+  return !hold_requested_.load() || !s.in_step || !policy.protect || policy.optimizer_preimages;
 }
 
 // Between two records. A commit that waits for the next one is made now if the state is complete and there

@@ -56,7 +56,8 @@ class Executor {
   void attach(const AttachOptions& options);  // idle -> parked; commit 0 or what restore() follows
   void resume();
   void park();  // -> parked (or ended); aborts what it waits for
-  // -> parked at the next record, if that comes soon, or later; breaks nothing off, and may be taken back.
+  // -> parked at the next record out of which a way leads, if that comes soon, or later; breaks nothing off,
+  // and may be taken back.
   void hold();
   void let_go();
   uint64_t rewind(uint64_t commit);            // parked; returns bytes brought back
@@ -111,7 +112,8 @@ class Executor {
   uint64_t stand_at(Session& s, const std::pair<Position, uint64_t>& result);
   void thread_main();
   State run_records(Session& s);
-  void ask_to_park(Session& s);
+  void ask_to_park(Session& s, bool anywhere);
+  bool stands_here(const Session& s) const;
   State parked_at(Session& s);
   bool wait_for_records(Session& s, uint64_t& tail);
   void run_record(Session& s, const replay::Record& r, uint64_t* body);
@@ -150,7 +152,8 @@ class Executor {
   State state_ = State::kIdle;
   bool stop_ = false;
   std::atomic<bool> park_requested_{false};
-  bool held_ = false;  // parked because it was asked to, and for no fault
+  std::atomic<bool> hold_requested_{false};  // that, but not amid a step without pre-images
+  bool held_ = false;                        // parked because it was asked to, and for no fault
   std::atomic<bool> rolling_{false};
   std::mutex inbox_mutex_;
   std::optional<std::vector<uint64_t>> replicated_inbox_;

@@ -66,8 +66,8 @@ class Device:
         self.collectives = Collectives(self)
         self.snapshots = Snapshots(self)
         self.validation = Validation()
-        self.held = False
-        """Whether it stands still for no fault, and may be let go again."""
+        self.holding = self.held = False
+        """Whether it is to stand still for no fault, and does; it may be let go again."""
         self.roll = RollForward(self.table)
         self.step_digest = StepDigest()
         self.applied_floor = 0
@@ -117,7 +117,7 @@ class Device:
         self.world.count_event()
 
     def _stop(self, state: str) -> None:
-        self.state, self.held = state, False
+        self.state, self.held, self.holding = state, False, False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -148,7 +148,8 @@ class Device:
                 self._record(log, log.program.records[self.index])
                 self.index += 1
                 log.cursor_index = self.index
-                if self.state != "running":
+                self.held = self.holding and not self._amid_irreversible_step
+                if self.state != "running" or self.held:
                     break
         except Blocked:
             self._publish(log)
@@ -387,13 +388,17 @@ class Device:
     def hold(self) -> None:
         """Stand still before the next record, and break nothing off."""
         if self.state == "running":
-            self.held = True
+            self.holding = True
+            self.held = not self._amid_irreversible_step
+
+    @property
+    def _amid_irreversible_step(self) -> bool:
+        return self.protect and not self.optimizer_preimages and self.log is not None and self.log.phase == 1
 
     def let_go(self) -> None:
         """Go on as if nothing had been."""
-        if self.held:
-            self.held = False
-            self.go_on()
+        self.holding, self.held = False, False
+        self.go_on()
 
     def park(self) -> None:
         """Stand still at a record boundary."""
