@@ -1,6 +1,7 @@
 // Where minibatches, commits and validations begin and end in the log.
 #include <ATen/Context.h>
 
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,14 @@ constexpr uint64_t kLongestPending = 8 << 20;  // bytes of log
 constexpr uint64_t kPatienceNs = 500'000, kSnapshotPatienceNs = 100'000'000;
 constexpr uint64_t kValidationPatienceNs = 500'000'000;  // less than a server that sleeps is given
 constexpr useconds_t kLookUs = 20;
+
+// As proxyd looks before it orders one (recovery/snapshots.py): a part of the file system is for the logs.
+bool has_room(const std::string& directory, uint64_t bytes) {
+  struct statvfs all{};
+  if (statvfs(directory.c_str(), &all) != 0) return false;
+  const uint64_t spare = std::min<uint64_t>(1 << 30, all.f_blocks * all.f_frsize / 8);
+  return all.f_bavail * all.f_frsize >= bytes + spare;
+}
 
 uint64_t median(std::vector<uint64_t> values) {
   if (values.empty()) return 0;
@@ -86,8 +95,8 @@ void Executor::make_commit(Session& s, const Position& position, bool optimizer)
   s.commit_pending = false;
   s.pending_since = 0;
   s.last_commit_offset = position.offset;
-  const bool alone = !s.options.policy.protect;
-  if (alone && begins && s.validation.active() && !s.validation.has_first() && !s.state->snapshot_here())
+  if (begins && !s.options.policy.protect && s.validation.active() && !s.validation.has_first() &&
+      !(has_room(s.options.log_directory, s.state->table().live_bytes()) && s.state->snapshot_here()))
     s.validation.leave_out();
 }
 
