@@ -126,6 +126,8 @@ def plan(facts: Facts) -> Plan:
 
 def _plan(facts: Facts) -> Plan:
     fault = facts.fault
+    if not facts.ranks:  # nothing is recovered by it
+        return Plan(PlanName.GIVE_UP, "the workers of all ranks that it concerned have ended", ())
     if fault.attempts >= MAXIMUM_ATTEMPTS:
         reason = fault.message or f"rank {fault.ranks[0]} failed {fault.attempts} times at one record"
         return _give_up(facts, reason, fault.ranks)

@@ -376,6 +376,15 @@ def test_a_job_that_does_not_replay_is_given_up_with_where_it_differed() -> None
     assert "buffer 3 after record 17" in chosen.reason
 
 
+def test_nothing_is_recovered_where_the_workers_of_all_ranks_have_ended_meanwhile() -> None:
+    """An error of one rank's program, and the end of the other by its launcher, were told as a recovery."""
+    chosen = plan(
+        Facts((), FaultFacts(FaultKind.COLLECTIVE_FAILED, (0,), message="closed by peer"), departed=(1,))
+    )
+    assert (chosen.name, chosen.actions) == (PlanName.GIVE_UP, ())
+    assert "have ended" in chosen.reason
+
+
 def test_a_plan_for_ranks_that_still_run_does_not_count_on_where_they_are() -> None:
     """Once they are parked, they may stand in an optimizer step that keeps no pre-images."""
     fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (1,), message="replicas differ", trusted={0: 3, 1: 3})

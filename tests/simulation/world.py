@@ -429,7 +429,7 @@ class World:
             if worst < MAXIMUM_ATTEMPTS:
                 return f"no record failed more than {worst} times by itself"
             return None
-        if facts.departed or facts.not_replayable:
+        if facts.departed or facts.not_replayable or not facts.ranks:
             return None
         cut = oracle.reachable(self, facts)
         return None if cut is None else f"{cut} could have been reached"
