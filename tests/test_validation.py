@@ -14,6 +14,15 @@ FORWARD, OPTIMIZER = 0, 1
 FLIP_BIT = 10  # recovery/faults.py
 
 
+def begin_second_minibatch(h: Harness) -> None:
+    """It is to be validated; buffer 1 holds threes then, buffer 2 twos."""
+    h.log.validate_step = 2
+    h.new(1, [1, 1, 1, 1])
+    h.new(2, [2, 2, 2, 2])
+    h.commit()
+    h.add(1, 2)
+
+
 def first_pass(h: Harness) -> None:
     """To the end of the minibatch, where its server stands."""
     h.commit()
@@ -42,11 +51,7 @@ def drift(h: Harness, drifting: str, handle: int) -> None:
 
 def test_a_minibatch_that_replays_exactly_is_validated_and_training_goes_on() -> None:
     with Harness() as h:
-        h.log.validate_step = 2
-        h.new(1, [1, 1, 1, 1])
-        h.new(2, [2, 2, 2, 2])
-        h.commit()
-        h.add(1, 2)
+        begin_second_minibatch(h)
         first_pass(h)
         execute_again(h, 1)
         assert (h.log.validated_step, h.log.validations_failed, h.log.validation_message) == (2, 0, "")
@@ -94,11 +99,7 @@ def drifting() -> Iterator[str]:
 
 def test_the_first_call_that_replays_differently_is_named(drifting: str) -> None:
     with Harness() as h:
-        h.log.validate_step = 2
-        h.new(1, [1, 1, 1, 1])
-        h.new(2, [2, 2, 2, 2])
-        h.commit()
-        h.add(1, 2)
+        begin_second_minibatch(h)
         drift(h, drifting, 3)
         h.add(2, 3)
         first_pass(h)
@@ -110,11 +111,7 @@ def test_the_first_call_that_replays_differently_is_named(drifting: str) -> None
 
 def test_an_optimizer_step_is_validated_where_pre_images_lead_out_of_it(drifting: str) -> None:
     with Harness() as h:
-        h.log.validate_step = 2
-        h.new(1, [1, 1, 1, 1])
-        h.new(2, [2, 2, 2, 2])
-        h.commit()
-        h.add(1, 2)
+        begin_second_minibatch(h)
         h.writer.append(PHASE, OPTIMIZER, [])
         drift(h, drifting, 3)
         h.add(2, 3)
@@ -126,11 +123,7 @@ def test_an_optimizer_step_is_validated_where_pre_images_lead_out_of_it(drifting
 
 def test_a_minibatch_ends_before_its_optimizer_step_where_no_way_leads_out_of_that(drifting: str) -> None:
     with Harness(optimizer_preimages=False) as h:
-        h.log.validate_step = 2
-        h.new(1, [1, 1, 1, 1])
-        h.new(2, [2, 2, 2, 2])
-        h.commit()
-        h.add(1, 2)
+        begin_second_minibatch(h)
         h.writer.append(PHASE, OPTIMIZER, [])
         stands(h)
         drift(h, drifting, 3)
@@ -144,11 +137,7 @@ def test_a_rank_alone_is_validated_by_a_snapshot_of_the_minibatchs_beginning(
     drifts: bool, drifting: str
 ) -> None:
     with Harness(protect=False, world=1, snapshot_bytes=64 << 20) as h:
-        h.log.validate_step = 2
-        h.new(1, [1, 1, 1, 1])
-        h.new(2, [2, 2, 2, 2])
-        h.commit()
-        h.add(1, 2)
+        begin_second_minibatch(h)
         h.writer.append(PHASE, OPTIMIZER, [])
         if drifts:
             drift(h, drifting, 3)
