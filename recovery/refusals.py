@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from understudy.recovery.injector import Refused
 from understudy.recovery.jobs import Job, Session
+from understudy.recovery.runtime_directory import SHARED_MEMORY
 from understudy.recovery.settings import DeviceSpec
 
 
@@ -44,6 +46,15 @@ def check_drills(job: Job, world: int) -> None:
             raise Refused(
                 f"the drill '{scheduled.drill}' names a rank that there is not: this job has {ranks}"
             )
+
+
+def check_that_logs_can_move(directory: Path) -> None:
+    """Of a job whose workers may go to other hosts; raises Refused."""
+    if directory != SHARED_MEMORY:
+        raise Refused(
+            f"a job that is --migratable needs its logs in {SHARED_MEMORY}, where other hosts look for them; "
+            f"proxyd keeps them in {directory} (--log-dir)"
+        )
 
 
 def check_version(ours: str, theirs: str) -> None:

@@ -33,7 +33,13 @@ from understudy.recovery.passage import JobHosts, OneHost, Passage
 from understudy.recovery.persistence.restorer import Restorer
 from understudy.recovery.processes import Watched, start_ticks
 from understudy.recovery.recovery_round import policy
-from understudy.recovery.refusals import check_drills, check_version, held, more_ranks_than_devices
+from understudy.recovery.refusals import (
+    check_drills,
+    check_that_logs_can_move,
+    check_version,
+    held,
+    more_ranks_than_devices,
+)
 from understudy.recovery.rendezvous import Store
 from understudy.recovery.runtime_directory import RuntimeDirectory
 from understudy.recovery.servers import Server, ServerPool
@@ -110,6 +116,8 @@ class Desk:
         """Answers the directory of its relays, if it is migratable; raises Refused."""
         if not name or len(name) > 64 or not name.replace("-", "").replace("_", "").isalnum():
             raise Refused(f"{name!r} is no name for a job: letters, digits, - and _ only, at most 64")
+        if migratable:
+            check_that_logs_can_move(self.settings.log_directory)
         relays = str(self.runtime.relays(name)) if migratable else ""
         if name in self.jobs:
             if self.jobs[name].adopted_from(launcher_pid):

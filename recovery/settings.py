@@ -110,7 +110,8 @@ def parse_devices(text: str) -> DeviceSpec:
     return DeviceSpec(found[1], int(found[2]))
 
 
-MOST_PATH = 107 - 60
+LONGEST_INSIDE = len(f"/understudy-{os.getuid()}-4194304-9999999999-abcdefgh/server-01234567-99999.sock")
+MOST_PATH = 107 - LONGEST_INSIDE
 """Bytes of the name of a directory in which sockets of ours lie: their paths have 107 bytes at most."""
 
 
