@@ -132,8 +132,8 @@ def parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--validate-every", type=int, default=1000, metavar="N",
-        help="execute every N-th minibatch twice, to see that replay gives the same bits; a rank alone for "
-        "1%% of its time at most; 0: never (1000)",
+        help="execute every N-th minibatch twice, to see that replay gives the same bits; a rank alone no "
+        "more often than its snapshots for that take 1%% of the time; 0: never (1000)",
     )  # fmt: skip
     parser.add_argument(
         "--metrics", default="", metavar="[HOST:]PORT",

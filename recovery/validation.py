@@ -14,7 +14,7 @@ log = structlog.get_logger()
 FIRST = 5
 """The first minibatch to be validated: by then shapes are learnt and optimizers have their state."""
 MOST_TIME, PASSES = 0.01, 2
-"""Share of its time that a rank alone is validated: it takes a snapshot, and goes back to it."""
+"""Share of a lone rank's time that is for copying its state: it takes a snapshot, and goes back to it."""
 AHEAD = 2
 """Minibatches between the order and the step it names: servers must not have begun it."""
 

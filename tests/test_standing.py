@@ -68,7 +68,9 @@ def test_a_rank_alone_that_left_a_minibatch_out_is_given_one_of_the_next() -> No
         assert job.validations == 0
 
 
-def test_a_rank_alone_is_validated_for_a_hundredth_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lone_ranks_snapshots_for_validations_take_a_hundredth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
     monkeypatch.setattr("understudy.recovery.validation.time.monotonic", lambda: now)
     job = a_job(1)
