@@ -32,7 +32,7 @@ CHANGES = (
     "t.scatter_(0, torch.zeros_like(t, dtype=torch.int64)[:1], t[-1:])",
     "t = t.expand(2, *t.shape)[1]", "t = t.as_strided(t.shape, t.stride())", "t = t.unsqueeze(0).squeeze(0)",
     "t = t.transpose(0, -1).contiguous().transpose(0, -1)", "t.resize_(t.shape)", "t = t.new_zeros(t.shape).add_(t)",
-    "t = torch.stack([t, t]).sum(0).to(t.dtype)", "t = t.to(torch.float64).to(t.dtype)", "t = t.cpu().to(device)",
+    "t = torch.stack([t, t]).sum(0).to(t.dtype)", "t = t.to(torch.float64).to(t.dtype)", "t = t.to('cpu', copy=True).to(device)",
     "t = torch.from_numpy(t.cpu().clone().numpy()).to(device)", "t = torch.tensor(t.tolist(), dtype=t.dtype, device=device)",
     "t = t.narrow(0, 0, t.shape[0])", "t = t.unbind(0)[0].expand_as(t).clone()", "t.set_(t.clone())",
     "t.untyped_storage().copy_(t.clone().untyped_storage())", "t.fill_(step)", "t.sub_(t.min())",

@@ -371,6 +371,7 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t id,
   mark_writes(*t);
   t->on_driver = runs_on_driver(*t);
   t->without_gradients = recorded_no_gradients(*t);
+  if (driver.device().is_cpu()) t->widening = widening_of(*t);
   t->digest = replay::digest(name.data(), name.size());
   for (const auto& [words, count] :
        {std::pair(parts.key, parts.key_words), std::pair(parts.outputs, parts.output_words)}) {

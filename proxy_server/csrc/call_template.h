@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/wider_types.h"
 #include "proxy_server/csrc/words.h"
 #include "replay/csrc/log_map.h"
 
@@ -76,6 +77,7 @@ struct Template {
   bool leaves_unwritten = false;   // bytes of its results, which are to be zero
   uint64_t digest = 0;             // of the name and everything else that it says
   bool without_gradients = false;  // run it where no gradients are recorded: its kernel asks
+  std::shared_ptr<const Widening> widening = nullptr;  // if its kernel does not know these element types
 };
 
 // Parses and checks a template of the dictionary. Throws replay::LogError for a malformed one

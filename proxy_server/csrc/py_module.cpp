@@ -4,9 +4,10 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
-#include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/driver_errors.h"
+#include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/executor.h"
+#include "proxy_server/csrc/wider_types.h"
 #include "replay/csrc/torch_settings.h"
 
 namespace py = pybind11;
@@ -112,6 +113,7 @@ PYBIND11_MODULE(_server, m) {
   m.doc() = "The executor of a device server.";
   m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
   m.attr("EQUIVALENT_OPERATORS") = understudy::server::equivalent_operators();
+  m.attr("WIDENED_OPERATORS") = understudy::server::widened_operators();
   m.def(
       "sticky_error",
       [](const std::string& message) { return std::string(understudy::server::sticky_error(message)); },

@@ -240,7 +240,9 @@ void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, 
   const ClearedMemory cleared(t.leaves_unwritten || s.validation.active());
   std::optional<at::NoGradGuard> unrecorded;
   if (__builtin_expect(t.without_gradients, 0)) unrecorded.emplace();
-  if (t.on_driver) {
+  if (__builtin_expect(t.widening != nullptr, 0)) {
+    run_widened(t, c10::DispatchKeySet(s.driver.key()), s.stack);
+  } else if (t.on_driver) {
     t.op.redispatchBoxed(c10::DispatchKeySet(s.driver.key()), &s.stack);
   } else {
     t.op.callBoxed(s.stack);

@@ -1,0 +1,50 @@
+"""Element types for which CUDA has kernels and the CPU has none."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import proxied
+import torch
+
+ONLY_ON_CUDA = 90
+"""Pairs of an operator and a type, at least, that PyTorch's database has."""
+
+
+def test_the_device_computes_what_only_cuda_has_as_the_cpu_computes_it_of_a_wider_type(
+    tmp_path: Path,
+) -> None:
+    ended = proxied.run(proxied.python(proxied.WORKLOADS / "wider_types.py"), folder=tmp_path)
+    assert ended.status == 0, ended.output[-3000:]
+    found = json.loads(ended.output.split("RESULT ", 1)[1].splitlines()[0])
+    assert {pair: complaint for pair, (_, complaint) in found.items() if complaint} == {}
+    assert len(found) > ONLY_ON_CUDA
+    assert sum(samples for samples, _ in found.values()) > 1000
+
+
+def test_training_in_half_precision_with_what_autocast_takes_by_default_survives_a_fault(
+    tmp_path: Path,
+) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    step, call = random.Random(seed).randrange(2, 12), random.Random(seed).randrange(1, 90)
+    command = proxied.python(proxied.WORKLOADS / "half_precision.py")
+    undisturbed = proxied.run(command, folder=tmp_path)
+    assert undisturbed.status == 0, undisturbed.output[-3000:]
+    drill = ("--drill", f"kill-server rank=0 step={step} call={call}")
+    killed = proxied.run(command, folder=tmp_path, options=drill)
+    assert killed.status == 0, killed.output[-3000:]
+    assert killed.report["recoveries"][0]["recovered"]
+    lines = [line for line in killed.output.splitlines() if not line.startswith("proxyrun:")]
+    assert lines == undisturbed.output.splitlines()
+
+
+def test_every_widened_operator_is_one_of_the_cpus() -> None:
+    from understudy.proxy_server import _server
+
+    kernels = {name.split(".")[0] for name in torch._C._dispatch_get_registrations_for_dispatch_key("CPU")}
+    names = [name for name, _ in _server.WIDENED_OPERATORS]
+    assert names
+    assert [name for name in names if name not in kernels] == []
