@@ -1,5 +1,5 @@
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
 #include <ATen/native/transformers/attention.h>
 #include <torch/library.h>
 
@@ -16,31 +16,19 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 
-constexpr int64_t kFlash = 1, kDevicesOwn = 4;  // at::SDPBackend::flash_attention, overrideable
+constexpr int64_t kMath = 0, kFlash = 1, kDevicesOwn = 4;  // of at::SDPBackend
 
-// A CPU tensor of the same shape with no memory behind it: the choice looks only at metadata. What is asked
-// of may be a wrapper (vmap) that has no storage.
-Tensor host_twin(const Tensor& tensor) {
-  const size_t bytes =
-      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize());
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(nullptr, c10::Device(c10::kCPU)),
-                       nullptr, false);
-  Tensor twin = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-  twin.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  return twin.set_requires_grad(tensor.requires_grad());
-}
-
-// What a CUDA build has here would look at the worker's own GPU. On GPUs the operator asks the driver, once
-// for each shape.
+// What a CUDA build has here would look at the worker's own GPU. Of a CPU only metadata matter, also those of
+// fake tensors and of wrappers (vmap). On GPUs the operator asks the driver, once for each shape; fake
+// tensors it would bring back here: they take the kernel that every device has.
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
                double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa) {
   if (!driver_is_cpu())
-    return at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
-  std::optional<Tensor> mask_twin;
-  if (mask && mask->defined()) mask_twin = host_twin(*mask);
-  const int64_t choice = at::_fused_sdp_choice(host_twin(query), host_twin(key), host_twin(value), mask_twin,
-                                               dropout, is_causal, scale, enable_gqa);
+    return query.key_set().has(c10::DispatchKey::PrivateUse1)
+               ? at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
+               : kMath;
+  const int64_t choice =
+      at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
   return choice == kFlash ? kDevicesOwn : choice;
 }
 
@@ -59,13 +47,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, SymInt, SymInt, Tensor, Tensor, Tenso
 
 }  // namespace
 
-// Under vmap, too, it is no more than another name.
+// Under vmap and of fake tensors (AutogradCUDA), too, it is no more than another name.
 #define UNDERSTUDY_DEVICES_OWN(KEY)                                                           \
   TORCH_LIBRARY_IMPL(aten, KEY, library) {                                                    \
     library.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(fused_on_cpu)); \
   }
 UNDERSTUDY_DEVICES_OWN(PrivateUse1)
 UNDERSTUDY_DEVICES_OWN(AutogradPrivateUse1)
+UNDERSTUDY_DEVICES_OWN(AutogradCUDA)
 UNDERSTUDY_DEVICES_OWN(FuncTorchBatched)
 #undef UNDERSTUDY_DEVICES_OWN
 

@@ -117,5 +117,7 @@ std::vector<std::pair<const char*, uint64_t>> cpu_branches_used() {
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) { register_table(library); }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, library) { register_table(library); }
+// Fake tensors of the virtual device carry CUDA's keys alone.
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, library) { register_table(library); }
 
 }  // namespace understudy::client

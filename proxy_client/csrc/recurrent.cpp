@@ -271,7 +271,7 @@ bool one_dnn_supports(const char* type) {
 
 // As at::native::use_mkldnn() decides. The worker's processor is the server's: both are on one host.
 bool takes_one_dnn(const Tensor& input) {
-  if (!at::globalContext().userEnabledMkldnn() || input.numel() == 0) return false;
+  if (!at::globalContext().userEnabledMkldnn() || input.sym_numel() == 0) return false;
   switch (input.scalar_type()) {
     case at::kFloat:
       return true;
@@ -296,18 +296,19 @@ TwoStates one_dnn_lstm(const Tensor& given, TensorList hidden, TensorList parame
   const Tensor h = hidden[0].contiguous(), c = hidden[1].contiguous();
   const Layers all =
       make_layers(Cell::kLstm, parameters, has_biases, false, layers, dropout, train, bidirectional);
+  const int64_t hidden_size = h.sym_size(2).guard_int(__FILE__, __LINE__);
   std::vector<Tensor> last_h, last_c;
   for (size_t i = 0; i < all.weights.size(); i += all.directions()) {
     std::vector<Tensor> outputs;
     for (size_t k = i; k < i + all.directions(); k++) {
       const Weights& w = all.weights[k];
       const auto bias = [&](const Tensor& given_bias, const Tensor& weight) {
-        return has_biases ? given_bias : at::zeros(weight.sizes(), weight.options());
+        return has_biases ? given_bias : at::zeros_symint(weight.sym_sizes(), weight.options());
       };
       const auto index = static_cast<int64_t>(k);
       auto [y, hy, cy, workspace] = at::mkldnn_rnn_layer(
           input, w.input, w.hidden, bias(w.input_bias, w.input), bias(w.hidden_bias, w.hidden), h[index],
-          c[index], /*reverse=*/k != i, /*batch_sizes=*/{}, kOneDnnLstm, h.size(2), layers, has_biases,
+          c[index], /*reverse=*/k != i, /*batch_sizes=*/{}, kOneDnnLstm, hidden_size, layers, has_biases,
           bidirectional, batch_first, /*train=*/at::GradMode::is_enabled());
       outputs.push_back(y);
       last_h.push_back(hy);
@@ -328,26 +329,26 @@ void check_lstm_states(TensorList hidden, int64_t layers, bool bidirectional) {
     const Tensor& state = hidden[name[0] == 'h' ? 0 : 1];
     TORCH_CHECK(state.dim() == 3, "For batched 3-D input, hx[", name[0] == 'h' ? 0 : 1, "] (", name,
                 ") should be 3-D but got ", state.dim(), "-D tensor");
-    TORCH_CHECK(state.size(0) == expected, "Expected ", name, " size(0) to be ", expected,
-                " (num_layers * num_directions), but got ", state.size(0));
+    TORCH_CHECK(state.sym_size(0) == expected, "Expected ", name, " size(0) to be ", expected,
+                " (num_layers * num_directions), but got ", state.sym_size(0));
   }
 }
 
 void check_cell(const Tensor& input, TensorList hidden, const Tensor& input_weight,
                 const Tensor& hidden_weight, int64_t gates) {
-  const int64_t width = hidden_weight.size(1);
-  TORCH_CHECK(input.size(1) == input_weight.size(1), "input has inconsistent input_size: got ", input.size(1),
-              " expected ", input_weight.size(1));
+  const c10::SymInt width = hidden_weight.sym_size(1);
+  TORCH_CHECK(input.sym_size(1) == input_weight.sym_size(1), "input has inconsistent input_size: got ",
+              input.sym_size(1), " expected ", input_weight.sym_size(1));
   for (size_t i = 0; i < hidden.size(); i++) {
-    TORCH_CHECK(input.size(0) == hidden[i].size(0), "Input batch size ", input.size(0),
-                " doesn't match hidden", i, " batch size ", hidden[i].size(0));
-    TORCH_CHECK(hidden[i].size(1) == width, "hidden", i, " has inconsistent hidden_size: got ",
-                hidden[i].size(1), ", expected ", width);
+    TORCH_CHECK(input.sym_size(0) == hidden[i].sym_size(0), "Input batch size ", input.sym_size(0),
+                " doesn't match hidden", i, " batch size ", hidden[i].sym_size(0));
+    TORCH_CHECK(hidden[i].sym_size(1) == width, "hidden", i, " has inconsistent hidden_size: got ",
+                hidden[i].sym_size(1), ", expected ", width);
   }
-  TORCH_CHECK(input_weight.size(0) == gates * width, "weight_ih first dim must be ", gates,
-              " * hidden_size = ", gates * width, ", but got ", input_weight.size(0));
-  TORCH_CHECK(hidden_weight.size(0) == gates * width, "weight_hh first dim must be ", gates,
-              " * hidden_size = ", gates * width, ", but got ", hidden_weight.size(0));
+  TORCH_CHECK(input_weight.sym_size(0) == gates * width, "weight_ih first dim must be ", gates,
+              " * hidden_size = ", gates * width, ", but got ", input_weight.sym_size(0));
+  TORCH_CHECK(hidden_weight.sym_size(0) == gates * width, "weight_hh first dim must be ", gates,
+              " * hidden_size = ", gates * width, ", but got ", hidden_weight.sym_size(0));
 }
 
 }  // namespace
@@ -355,7 +356,7 @@ void check_cell(const Tensor& input, TensorList hidden, const Tensor& input_weig
 TwoStates lstm(const Tensor& given, TensorList hidden, TensorList parameters, bool has_biases, int64_t layers,
                double dropout, bool train, bool bidirectional, bool batch_first) {
   check_lstm_states(hidden, layers, bidirectional);
-  const bool has_projections = hidden[0].size(2) != hidden[1].size(2);
+  const bool has_projections = hidden[0].sym_size(2) != hidden[1].sym_size(2);
   if (takes_one_dnn(given) && !has_projections)
     return one_dnn_lstm(given, hidden, parameters, has_biases, layers, dropout, train, bidirectional,
                         batch_first);
@@ -372,7 +373,7 @@ TwoStates lstm(const Tensor& given, TensorList hidden, TensorList parameters, bo
 TwoStates lstm_packed(const Tensor& data, const Tensor& batch_sizes, TensorList hidden, TensorList parameters,
                       bool has_biases, int64_t layers, double dropout, bool train, bool bidirectional) {
   check_lstm_states(hidden, layers, bidirectional);
-  const bool has_projections = hidden[0].size(2) != hidden[1].size(2);
+  const bool has_projections = hidden[0].sym_size(2) != hidden[1].sym_size(2);
   const auto sizes = sizes_of(batch_sizes);
   // Sequences of one length are unpacked where oneDNN takes them.
   if (takes_one_dnn(data) && !has_projections && all_equal(sizes)) {
