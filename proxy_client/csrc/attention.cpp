@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -18,6 +19,19 @@ using c10::SymInt;
 
 constexpr int64_t kMath = 0, kFlash = 1, kDevicesOwn = 4;  // of at::SDPBackend
 
+// As PyTorch decides for a CPU, but for whether the user allows it: a script names kernels that CUDA has.
+bool suits_the_cpus_kernel(const sdp::sdp_params& asked) {
+  constexpr bool kQuietly = false;
+  const SymInt width = asked.query.sym_size(-1);
+  return sdp::check_nested_tensor(asked, kQuietly) && sdp::check_for_dropout(asked, kQuietly) &&
+         sdp::check_tensor_shapes(asked, kQuietly) &&
+         sdp::check_batch_size_and_num_heads_dense</*supports_gqa=*/true>(asked, kQuietly) &&
+         sdp::check_attn_mask_shape(asked, kQuietly) && asked.key.sym_size(-1) == width &&
+         asked.value.sym_size(-1) == width && sdp::check_nonzero_sequence_lengths_dense(asked, kQuietly) &&
+         sdp::check_last_dim_stride_equals_1_dense</*ignore_singleton_dim=*/false>(asked, kQuietly) &&
+         at::isFloatingType(asked.query.scalar_type());
+}
+
 // What a CUDA build has here would look at the worker's own GPU. Of a CPU only metadata matter, also those of
 // fake tensors and of wrappers (vmap). On GPUs the operator asks the driver, once for each shape; fake
 // tensors it would bring back here: they take the kernel that every device has.
@@ -27,6 +41,12 @@ int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, cons
     return query.key_set().has(c10::DispatchKey::PrivateUse1)
                ? at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
                : kMath;
+  const at::Context& allowed = at::globalContext();
+  if (!allowed.userEnabledMathSDP() &&
+      (allowed.userEnabledFlashSDP() || allowed.userEnabledMemEfficientSDP() ||
+       allowed.userEnabledCuDNNSDP()))
+    return suits_the_cpus_kernel({query, key, value, mask, dropout, is_causal, enable_gqa}) ? kDevicesOwn
+                                                                                            : kMath;
   const int64_t choice =
       at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, is_causal, scale, enable_gqa);
   return choice == kFlash ? kDevicesOwn : choice;

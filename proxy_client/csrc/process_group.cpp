@@ -52,9 +52,31 @@ Tensors flatten(const std::vector<Tensors>& lists) {
 
 uint64_t code(const ReduceOp& op) {
   const auto type = static_cast<ReduceOp::RedOpType>(op);
+  if (type == ReduceOp::PREMUL_SUM) return ReduceOp::SUM;
   TORCH_CHECK_NOT_IMPLEMENTED(type <= ReduceOp::BXOR,
                               "the virtual device does not support this reduce operation");
   return static_cast<uint64_t>(type);
+}
+
+bool multiplies(const ReduceOp& op) { return static_cast<ReduceOp::RedOpType>(op) == ReduceOp::PREMUL_SUM; }
+
+// NCCL multiplies before it adds; here an operator does.
+Tensor multiplied(const Tensor& tensor, const ReduceOp& op, bool in_place) {
+  const at::NoGradGuard unrecorded;
+  const auto& by = static_cast<const c10d::PreMulSumSupplement&>(*op.supplement_);
+  if (in_place)
+    return by.tensor_factor.defined() ? tensor.mul_(by.tensor_factor) : tensor.mul_(by.double_factor);
+  const Tensor product = at::empty_like(tensor);  // of the tensor's type, whatever the factor's is
+  product.copy_(tensor);
+  return multiplied(product, op, /*in_place=*/true);
+}
+
+// What is reduced of these: themselves, but for one reduction.
+Tensors operands(const Tensors& tensors, const ReduceOp& op, bool in_place) {
+  if (!multiplies(op)) return tensors;
+  Tensors products;
+  for (const Tensor& tensor : tensors) products.push_back(multiplied(tensor, op, in_place));
+  return products;
 }
 
 void check(const Tensors& tensors) {
@@ -215,7 +237,7 @@ WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& 
 WorkPtr ProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   return submit({.kind = CollectiveKind::kAllReduce,
                  .type = OpType::ALLREDUCE,
-                 .outputs = tensors,
+                 .outputs = operands(tensors, options.reduceOp, /*in_place=*/true),
                  .reduce_op = code(options.reduceOp)});
 }
 
@@ -226,7 +248,7 @@ WorkPtr ProcessGroup::allreduce_coalesced(Tensors& tensors, const c10d::Allreduc
 WorkPtr ProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   return submit({.kind = CollectiveKind::kReduce,
                  .type = OpType::REDUCE,
-                 .outputs = tensors,
+                 .outputs = operands(tensors, options.reduceOp, options.rootRank == getRank()),
                  .reduce_op = code(options.reduceOp),
                  .peer = static_cast<int>(options.rootRank)});
 }
@@ -290,7 +312,7 @@ WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
                                      const c10d::ReduceScatterOptions& options) {
   return submit({.kind = CollectiveKind::kReduceScatter,
                  .type = OpType::REDUCE_SCATTER,
-                 .inputs = flatten(inputs),
+                 .inputs = operands(flatten(inputs), options.reduceOp, /*in_place=*/false),
                  .outputs = outputs,
                  .reduce_op = code(options.reduceOp)});
 }
@@ -300,7 +322,7 @@ WorkPtr ProcessGroup::_reduce_scatter_base(Tensor& output, Tensor& input,
   check_whole_and_part(input, "input", output, "output", getSize());
   return submit({.kind = CollectiveKind::kReduceScatterBase,
                  .type = OpType::_REDUCE_SCATTER_BASE,
-                 .inputs = {input},
+                 .inputs = operands({input}, options.reduceOp, /*in_place=*/false),
                  .outputs = {output},
                  .reduce_op = code(options.reduceOp)});
 }

@@ -1,0 +1,13 @@
+"""Kernels and reductions that scripts ask for by the names that CUDA and NCCL have for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import proxied
+
+
+def test_attentions_kernels_and_premultiplied_sums_can_be_asked_for_by_name(tmp_path: Path) -> None:
+    ended = proxied.run(proxied.ranks(2, proxied.WORKLOADS / "named_on_cuda.py"), folder=tmp_path)
+    assert ended.status == 0, ended.output[-3000:]
+    assert ended.output.count("right") == 2
