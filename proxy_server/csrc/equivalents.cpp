@@ -5,6 +5,8 @@
 
 #include <tuple>
 
+#include "proxy_server/csrc/equivalent_attention.h"
+
 namespace understudy::server {
 namespace {
 
@@ -158,6 +160,10 @@ std::vector<Equivalent> equivalents() {
   table.emplace_back("addmm.dtype_out", TORCH_FN(addmm_wide_out));
   table.emplace_back("baddbmm.dtype", TORCH_FN(baddbmm_wide));
   table.emplace_back("baddbmm.dtype_out", TORCH_FN(baddbmm_wide_out));
+  table.emplace_back("_flash_attention_forward", TORCH_FN(attention::flash_forward));
+  table.emplace_back("_flash_attention_backward", TORCH_FN(attention::flash_backward));
+  table.emplace_back("_efficient_attention_forward", TORCH_FN(attention::efficient_forward));
+  table.emplace_back("_efficient_attention_backward", TORCH_FN(attention::efficient_backward));
   return table;
 }
 

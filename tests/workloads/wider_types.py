@@ -22,7 +22,7 @@ WIDER = {
 }
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 ELSEWHERE = ("torch.ops.aten._flash_attention_forward", "torch.ops.aten._efficient_attention_forward")
-"""Compared with attention itself, in test_attention_by_name.py."""
+"""Compared with attention itself, in packed_attention.py."""
 WITHOUT_REFERENCE = ("nanmean", "nn.functional.rrelu")
 """It counts by a nansum, and draws random numbers."""
 TOLERANCE = 2e-2
