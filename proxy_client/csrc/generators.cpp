@@ -1,7 +1,6 @@
 #include "proxy_client/csrc/generators.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 
 #include "proxy_client/csrc/device.h"
 
@@ -23,14 +22,13 @@ std::vector<uint8_t> as_bytes(const c10::TensorImpl& tensor) {
   return {data, data + tensor.numel() * static_cast<int64_t>(tensor.itemsize())};
 }
 
-// The state of a freshly seeded generator, as the driver would report it.
-std::vector<uint8_t> seeded_state(uint64_t seed) {
-  if (driver_is_cpu()) {
-    const at::Generator generator = at::detail::createCPUGenerator(seed);
-    return as_bytes(*generator.get_state().unsafeGetTensorImpl());
-  }
-  std::vector<uint8_t> state(16);  // seed, then the Philox offset 0
-  std::memcpy(state.data(), &seed, sizeof seed);
+// As CUDA shows it: the seed, and an offset that counts what was drawn.
+constexpr size_t kSeedBytes = sizeof(uint64_t), kStateBytes = 2 * sizeof(uint64_t);
+
+std::vector<uint8_t> state_of(uint64_t seed, uint64_t offset) {
+  std::vector<uint8_t> state(kStateBytes);
+  std::memcpy(state.data(), &seed, kSeedBytes);
+  std::memcpy(state.data() + kSeedBytes, &offset, sizeof offset);
   return state;
 }
 
@@ -96,16 +94,17 @@ uint64_t DeviceGenerator::seed() {
   return seed;
 }
 
-void DeviceGenerator::set_offset(uint64_t) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "set_offset is not supported by generators of the virtual device");
-}
+void DeviceGenerator::set_offset(uint64_t offset) { restore(state_of(seed_, offset)); }
 
 uint64_t DeviceGenerator::get_offset() const {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "get_offset is not supported by generators of the virtual device");
+  uint64_t offset;
+  std::memcpy(&offset, state_bytes().data() + kSeedBytes, sizeof offset);
+  return offset;
 }
 
 void DeviceGenerator::restore(State state) {
   std::lock_guard<std::mutex> lock(mutex_);
+  std::memcpy(&seed_, state.data(), kSeedBytes);
   pending_ = std::move(state);
   if (LogWriter* log = session_log()) {
     send(*log);
@@ -113,14 +112,18 @@ void DeviceGenerator::restore(State state) {
   }
 }
 
-void DeviceGenerator::set_state(const c10::TensorImpl& state) { restore(as_bytes(state)); }
+void DeviceGenerator::set_state(const c10::TensorImpl& state) {
+  at::detail::check_rng_state(state);
+  TORCH_CHECK(state.numel() == static_cast<int64_t>(kStateBytes), "RNG state is wrong size");
+  restore(as_bytes(state));
+}
 
 DeviceGenerator::State DeviceGenerator::state_bytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   LogWriter* log = announced_ ? session_log() : nullptr;
   if (!log) {
     const auto* seed = std::get_if<uint64_t>(&pending_);
-    return seed ? seeded_state(*seed) : std::get<State>(pending_);
+    return seed ? state_of(*seed, 0) : std::get<State>(pending_);
   }
   State state;
   call(
@@ -136,7 +139,6 @@ c10::intrusive_ptr<c10::TensorImpl> DeviceGenerator::get_state() const {
 DeviceGenerator* DeviceGenerator::clone_impl() const {
   auto copy = c10::make_intrusive<DeviceGenerator>(device_.index(), next_generator++);
   copy->restore(state_bytes());
-  copy->seed_ = seed_;
   return copy.release();
 }
 

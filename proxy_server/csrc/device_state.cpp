@@ -51,6 +51,30 @@ at::Generator& DeviceState::generator(uint64_t id) {
   return it->second;
 }
 
+std::vector<uint8_t> DeviceState::generator_state(uint64_t id) {
+  at::Generator& generator = this->generator(id);
+  std::vector<uint8_t> state(kBytesOfGeneratorState);
+  if (driver_.device().is_cpu()) {
+    const auto [seed, offset] = positions_.state(*at::check_generator<at::CPUGeneratorImpl>(generator));
+    std::memcpy(state.data(), &seed, sizeof seed);
+    std::memcpy(state.data() + sizeof seed, &offset, sizeof offset);
+  } else {
+    const at::Tensor given = generator.get_state();
+    state.assign(given.const_data_ptr<uint8_t>(), given.const_data_ptr<uint8_t>() + given.numel());
+  }
+  return state;
+}
+
+void DeviceState::set_generator_state(uint64_t id, const uint8_t* state, uint64_t bytes) {
+  at::Generator& generator = this->generator(id);
+  if (!driver_.device().is_cpu()) return driver_.set_state(generator, state, bytes);
+  TORCH_CHECK(bytes == kBytesOfGeneratorState, "RNG state is wrong size");
+  uint64_t seed, offset;
+  std::memcpy(&seed, state, sizeof seed);
+  std::memcpy(&offset, state + sizeof seed, sizeof offset);
+  positions_.set(*at::check_generator<at::CPUGeneratorImpl>(generator), seed, offset);
+}
+
 void DeviceState::phase(replay::Phase phase) {
   table_.preimages(phase != replay::Phase::kOptimizer || policy_.optimizer_preimages);
 }

@@ -9,6 +9,7 @@
 
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/generator_position.h"
 #include "proxy_server/csrc/settings.h"
 #include "proxy_server/csrc/shadow_area.h"
 #include "proxy_server/csrc/snapshots.h"
@@ -63,6 +64,9 @@ class DeviceState {
 
   at::Generator& generator(uint64_t id);
   void forget_generator(uint64_t id) { generators_.erase(id); }
+  // As CUDA shows it: 16 bytes.
+  std::vector<uint8_t> generator_state(uint64_t id);
+  void set_generator_state(uint64_t id, const uint8_t* state, uint64_t bytes);
   Settings& settings() { return settings_; }
   void phase(replay::Phase phase);
 
@@ -139,6 +143,7 @@ class DeviceState {
   Snapshots snapshots_;
   UploadMarks uploads_;
   std::map<uint64_t, at::Generator> generators_;
+  GeneratorPositions positions_;
   Settings settings_;
   uint64_t applied_floor_ = 0, floor_offset_ = 0;
   bool incomplete_warned_ = false;

@@ -198,13 +198,13 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kSeed:
         return s.state->generator(r.aux).set_current_seed(words.next());
       case Kind::kGeneratorGet: {
-        const at::Tensor state = s.state->generator(r.aux).get_state();
-        return reply(s, body, state.const_data_ptr(), state.nbytes(), ErrorKind::kNone);
+        const std::vector<uint8_t> state = s.state->generator_state(r.aux);
+        return reply(s, body, state.data(), state.size(), ErrorKind::kNone);
       }
       case Kind::kGeneratorSet: {
         const uint64_t bytes = words.next();
         const uint8_t* content = words.take_bytes(bytes);
-        return s.driver.set_state(s.state->generator(r.aux), content, bytes);
+        return s.state->set_generator_state(r.aux, content, bytes);
       }
       case Kind::kGeneratorFree:
         return s.state->forget_generator(r.aux);

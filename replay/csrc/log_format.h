@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 10;
+inline constexpr uint32_t kVersion = 11;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -50,7 +50,7 @@ enum class Kind : uint16_t {
   kDeviceToHost = 7,          // aux = handle; sync; [byte offset, bytes]
   kSeed = 8,                  // aux = generator; [seed]
   kGeneratorGet = 9,          // aux = generator; sync
-  kGeneratorSet = 10,         // aux = generator; [bytes], state
+  kGeneratorSet = 10,         // aux = generator; [16], seed, offset: as CUDA shows a state
   kGeneratorFree = 11,        // aux = generator
   kPhase = 12,                // aux = Phase
   kCommit = 13,               // aux = CommitKind
