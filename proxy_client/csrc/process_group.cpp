@@ -63,6 +63,7 @@ bool multiplies(const ReduceOp& op) { return static_cast<ReduceOp::RedOpType>(op
 // NCCL multiplies before it adds; here an operator does.
 Tensor multiplied(const Tensor& tensor, const ReduceOp& op, bool in_place) {
   const at::NoGradGuard unrecorded;
+  TORCH_CHECK_VALUE(op.supplement_, "PREMUL_SUM needs a factor: torch.distributed._make_nccl_premul_sum");
   const auto& by = static_cast<const c10d::PreMulSumSupplement&>(*op.supplement_);
   if (in_place)
     return by.tensor_factor.defined() ? tensor.mul_(by.tensor_factor) : tensor.mul_(by.double_factor);

@@ -88,18 +88,17 @@ bool names(const c10::IValue& value, ScalarType type) { return value.isInt() && 
 // The softmax of half precision that gives single precision is one operator on CUDA, and so is its gradient.
 std::shared_ptr<const Widening> softmax(const Template& call) {
   const std::string_view name = base_of(call);
-  const auto is = [&](const char* suffix) {
-    return name == std::string("aten::_softmax") + suffix ||
-           name == std::string("aten::_log_softmax") + suffix;
-  };
-  const auto argument = [&](size_t i) -> const c10::IValue& { return call.arguments[i].constant; };
-  if (call.arguments[0].tag != Tag::kTensor) return nullptr;
+  const bool forward = name == "aten::_softmax" || name == "aten::_log_softmax";
+  const bool backward = name == "aten::_softmax_backward_data" || name == "aten::_log_softmax_backward_data";
+  if ((!forward && !backward) || call.arguments[0].tag != Tag::kTensor) return nullptr;
   const ScalarType type = call.arguments[0].tensor->dtype;
-  if (is("") && type == ScalarType::Half && argument(2).isBool() && argument(2).toBool())
-    return std::make_shared<const Widening>(Widening{call.op, type, false, false, 2, false});
-  if (is("_backward_data") && type == ScalarType::Float && names(argument(3), ScalarType::Half))
+  const int last = forward ? 2 : 3;  // whether results are wider, or the type of what the softmax was of
+  const c10::IValue& given = call.arguments[static_cast<size_t>(last)].constant;
+  if (forward && type == ScalarType::Half && given.isBool() && given.toBool())
+    return std::make_shared<const Widening>(Widening{call.op, type, false, false, last, false});
+  if (backward && type == ScalarType::Float && names(given, ScalarType::Half))
     return std::make_shared<const Widening>(
-        Widening{call.op, ScalarType::Half, true, false, 3, as_value(ScalarType::Float)});
+        Widening{call.op, ScalarType::Half, true, false, last, as_value(ScalarType::Float)});
   return nullptr;
 }
 
