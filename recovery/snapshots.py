@@ -69,7 +69,10 @@ class SnapshotKeeper:
         self._serial = 0
         """Of the order under way; 0: there is none."""
         self._ordered_s = 0.0
-        self._due_s = self._affordable_s = 0.0
+        self._due_s = 0.0
+        """When memory is to have another one."""
+        self._affordable_s = 0.0
+        """When one more may be ordered within their share of the time; validations take theirs besides."""
         self._for_room = 0
         """Serial of an order that is to let go of log kept for the sake of a snapshot on storage; 0: none."""
         self._lead = 1
@@ -124,6 +127,7 @@ class SnapshotKeeper:
             return  # these count, too
         if not self._serial and (
             now >= self._due_s
+            or self._storage_wants_one(sessions, now)
             or (now >= self._affordable_s and max(map(_log_bytes, sessions)) > MUCH_LOG)
             or self._filling(sessions, now)
         ):
@@ -156,8 +160,10 @@ class SnapshotKeeper:
             self._for_room = 0
         self._sets += 1
         cost = max(kept.seconds for kept in choices.values())
-        self._affordable_s = now + cost / self._overhead
-        self._due_s = max(now + SHORTEST_INTERVAL_S, self._affordable_s)
+        affordable_s = now + cost / self._overhead
+        if newest <= min(s.log.snapshot_ordered for s in sessions):
+            self._affordable_s = affordable_s
+        self._due_s = max(now + SHORTEST_INTERVAL_S, affordable_s)
         log.debug(
             "snapshots", job=self._job.name, serial=newest, seconds=cost,
             commits={rank: kept.commit.number for rank, kept in choices.items()},
@@ -167,6 +173,12 @@ class SnapshotKeeper:
             self._persistence.offer(newest, sessions, commits, now)
         if self._images is not None:
             self._images.offer(newest, sessions, commits, pressed=_is_filling(sessions))
+
+    def _storage_wants_one(self, sessions: Sequence[Session], now: float) -> bool:
+        """Whatever memory has: what a server takes for its validations nobody writes to storage."""
+        if self._persistence is None or now < self._affordable_s:
+            return False
+        return self._persistence.due(sessions, now, pressed=False)
 
     def _order_for_storage(self, sessions: Sequence[Session], now: float, rate: float) -> bool:
         """Sets that are due at certain steps, as soon as those are near; whether any is under way."""

@@ -28,13 +28,20 @@ class Rank(SimpleNamespace):
             self.log.commit_count += 1
             due = [serial for serial, wanted in self.log.orders if wanted in (None, self.log.step - 1)]
             if (serial := max(due, default=0)) > self.log.snapshot_begun:
-                self.log.snapshot_begun = serial
-                commit = SimpleNamespace(
-                    number=self.log.commit_count, step=self.log.step - 1, complete=True, has_manifest=True,
-                    optimizer=False, step_digest=0, call=0,
-                    communicators=[(1, 2, self.log.step)], members=[self.world],
-                )  # fmt: skip
-                self.log.published.append(SimpleNamespace(serial=serial, seconds=seconds, commit=commit))
+                self.take_snapshot(serial, seconds)
+
+    def validate(self) -> None:
+        """A snapshot that its server takes by itself, as nobody ordered one."""
+        self.take_snapshot(max(self.log.snapshot_ordered, self.log.snapshot_begun) + 1, 0.001)
+
+    def take_snapshot(self, serial: int, seconds: float) -> None:
+        self.log.snapshot_begun = serial
+        commit = SimpleNamespace(
+            number=self.log.commit_count, step=self.log.step - 1, complete=True, has_manifest=True,
+            optimizer=False, step_digest=0, call=0,
+            communicators=[(1, 2, self.log.step)], members=[self.world],
+        )  # fmt: skip
+        self.log.published.append(SimpleNamespace(serial=serial, seconds=seconds, commit=commit))
 
 
 def some_rank(number: int, world: int) -> Rank:
@@ -343,6 +350,19 @@ def test_share_of_the_time_is_given_in_per_cent(text: str, share: float) -> None
 def test_share_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="--snapshot-overhead"):
         parse_share(text, "--snapshot-overhead")
+
+
+def test_storage_gets_its_sets_however_often_a_server_takes_some_for_its_validations() -> None:
+    storage = Storage()
+    storage.stays_in_memory = True
+    keeper, ranks = a_job(1, storage=storage)
+    log = ranks[0].log
+    for look in range(20):
+        ranks[0].train(1)
+        if look % 4 == 0 and log.snapshot_ordered <= log.snapshot_begun:  # else it waits for what was ordered
+            ranks[0].validate()
+        keeper.look(1.0 + 0.1 * look)
+    assert {serial for serial, _ in log.orders} & set(storage.offered)
 
 
 def test_sets_that_leave_memory_are_taken_when_storage_wants_one_or_a_log_fills_up() -> None:

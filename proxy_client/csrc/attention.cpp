@@ -42,9 +42,8 @@ int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, cons
                ? at::_fused_sdp_choice(query, key, value, mask, dropout, is_causal, scale, enable_gqa)
                : kMath;
   const at::Context& allowed = at::globalContext();
-  if (!allowed.userEnabledMathSDP() &&
-      (allowed.userEnabledFlashSDP() || allowed.userEnabledMemEfficientSDP() ||
-       allowed.userEnabledCuDNNSDP()))
+  const bool other_kernels = allowed.userEnabledMemEfficientSDP() || allowed.userEnabledCuDNNSDP();
+  if (!allowed.userEnabledMathSDP() && (allowed.userEnabledFlashSDP() ? dropout > 0 : other_kernels))
     return suits_the_cpus_kernel({query, key, value, mask, dropout, is_causal, enable_gqa}) ? kDevicesOwn
                                                                                             : kMath;
   const int64_t choice =

@@ -53,9 +53,9 @@ for step in range(8):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(rank, step, loss.item().hex(), flush=True)
+    print(f"{rank} {step} {loss.item().hex()}\n", end="", flush=True)  # in one piece
 for name, parameter in model.named_parameters():
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    print(rank, name, torch.hash_tensor(local.cpu()).item(), flush=True)
+    print(f"{rank} {name} {torch.hash_tensor(local.cpu()).item()}\n", end="", flush=True)
 if SHARDED:
     dist.destroy_process_group()
