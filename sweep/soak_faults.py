@@ -33,6 +33,8 @@ SPARE_DEVICES = 8
 DURING_RECOVERY = ("kill-server", "kill-server", "stop-server", "kill-spare", "call-error", "driver-suspect")
 IN_A_ROW = 3
 """At most so many, before the job must have been well again: proxyd gives up after eight rounds."""
+ONCE_IN_A_ROW = ("call-error", "driver-suspect")
+"""The third call that fails at one record is the program's own error, and ends it."""
 LOOK_S = 0.002
 ANSWER_S = 120.0
 
@@ -79,21 +81,23 @@ class Aggressor:
 
     def _watch(self) -> None:
         seen: set[int] = set()
-        in_a_row = 0
+        in_a_row, possible = 0, DURING_RECOVERY
         with blocking_channel(self._socket) as channel:
             daemon = rpc.DaemonStub(channel)
             while not self._over.wait(LOOK_S) and self._left:
                 status = daemon.GetStatus(pb.StatusRequest(), timeout=ANSWER_S)
                 recovering = [rank for rank in status.ranks if rank.state == "recovering"]
                 if not recovering:
-                    in_a_row = 0
+                    in_a_row, possible = 0, DURING_RECOVERY
                     continue
                 generation = max(rank.generation for rank in recovering)
                 if generation in seen or in_a_row == IN_A_ROW or self._chance.random() < 0.5:
                     continue
                 seen.add(generation)
                 in_a_row += 1
-                drill = Drill(self._chance.choice(DURING_RECOVERY), self._chance.randrange(RANKS), 0, 0)
+                drill = Drill(self._chance.choice(possible), self._chance.randrange(RANKS), 0, 0)
+                if drill.kind in ONCE_IN_A_ROW:
+                    possible = tuple(kind for kind in possible if kind not in ONCE_IN_A_ROW)
                 self._left -= 1
                 self._asked.append(threading.Thread(target=self._order, args=(drill,)))
                 self._asked[-1].start()
