@@ -30,7 +30,14 @@ Not bit-flip: a loss that the program has printed before the difference was foun
 """
 SPARE_DEVICES = 8
 """A device that is gone stays so: at most so many go."""
-DURING_RECOVERY = ("kill-server", "kill-server", "stop-server", "kill-spare", "call-error", "driver-suspect")
+DURING_RECOVERY: tuple[str, ...] = (
+    "kill-server",
+    "kill-server",
+    "stop-server",
+    "kill-spare",
+    "call-error",
+    "driver-suspect",
+)
 IN_A_ROW = 3
 """At most so many, before the job must have been well again: proxyd gives up after eight rounds."""
 ONCE_IN_A_ROW = ("call-error", "driver-suspect")
