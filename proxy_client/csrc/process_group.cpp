@@ -58,6 +58,16 @@ uint64_t code(const ReduceOp& op) {
   return static_cast<uint64_t>(type);
 }
 
+void check(const Tensors& tensors) {
+  for (const Tensor& tensor : tensors) {
+    TORCH_CHECK_WITH(ValueError, tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided,
+                     "Tensors must be CUDA and dense");
+    TORCH_CHECK_WITH(ValueError,
+                     tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg(),
+                     "Tensors must be contiguous");
+  }
+}
+
 bool multiplies(const ReduceOp& op) { return static_cast<ReduceOp::RedOpType>(op) == ReduceOp::PREMUL_SUM; }
 
 // NCCL multiplies before it adds; here an operator does.
@@ -75,19 +85,10 @@ Tensor multiplied(const Tensor& tensor, const ReduceOp& op, bool in_place) {
 // What is reduced of these: themselves, but for one reduction.
 Tensors operands(const Tensors& tensors, const ReduceOp& op, bool in_place) {
   if (!multiplies(op)) return tensors;
+  check(tensors);  // before any of them changes
   Tensors products;
   for (const Tensor& tensor : tensors) products.push_back(multiplied(tensor, op, in_place));
   return products;
-}
-
-void check(const Tensors& tensors) {
-  for (const Tensor& tensor : tensors) {
-    TORCH_CHECK_WITH(ValueError, tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided,
-                     "Tensors must be CUDA and dense");
-    TORCH_CHECK_WITH(ValueError,
-                     tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg(),
-                     "Tensors must be contiguous");
-  }
 }
 
 // `whole` is to hold a part of the size of `part` for each rank; shapes do not matter.

@@ -4,11 +4,15 @@
 #include <limits>
 #include <vector>
 
+#include "proxy_server/csrc/equivalents.h"
+
 namespace understudy::server::attention {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kStepOfLogsumexp = 32;  // the efficient kernel's rows are padded to multiples of it
+
+bool given(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
 // Which keys a query sees, by their distance.
 struct Sight {
@@ -30,10 +34,6 @@ Tensor seen(int64_t queries, int64_t keys, const Sight& sight) {
   if (right) mask = mask & (distance <= *right);
   if (sight.left) mask = mask & (distance >= -*sight.left);
   return mask;
-}
-
-at::ScalarType accumulation_type(const Tensor& tensor) {
-  return at::isReducedFloatingType(tensor.scalar_type()) ? at::kFloat : tensor.scalar_type();
 }
 
 // One sequence, heads first, in the type that sums are made in; a group of queries' heads shares one of keys.
@@ -96,8 +96,8 @@ struct Layout {
   std::vector<int64_t> begin, length;
   bool packed = false;
 
-  Layout(const Tensor& tensor, const OptionalTensor& cumulated, bool batch_of_one = false) {
-    packed = cumulated && cumulated->defined();
+  Layout(const Tensor& tensor, const OptionalTensor& cumulated) {
+    packed = given(cumulated);
     if (!packed) {
       TORCH_CHECK(tensor.dim() == 4, "attention needs 4 dimensions where no lengths are given");
       for (int64_t i = 0; i < tensor.size(0); i++) begin.push_back(i), length.push_back(tensor.size(1));
@@ -106,7 +106,7 @@ struct Layout {
     const Tensor ends = cumulated->to(at::kLong).contiguous();
     TORCH_CHECK(ends.dim() == 1 && ends.numel() > 0, "cumulated lengths are a list that is not empty");
     const auto* values = ends.const_data_ptr<int64_t>();
-    const int64_t all = tensor.size(batch_of_one ? 1 : 0);
+    const int64_t all = tensor.size(tensor.dim() == 4 ? 1 : 0);
     for (int64_t i = 1; i < ends.numel(); i++) {
       TORCH_CHECK(0 <= values[i - 1] && values[i - 1] <= values[i] && values[i] <= all, "a sequence from ",
                   values[i - 1], " to ", values[i], " does not lie within ", all);
@@ -122,8 +122,13 @@ struct Layout {
   }
 };
 
+void check_as_many(const Layout& queries, const Layout& keys) {
+  TORCH_CHECK(queries.count() == keys.count(), "attention of ", queries.count(), " sequences with ",
+              keys.count());
+}
+
 int64_t at_most(const OptionalTensor& lengths, size_t i, int64_t length) {
-  if (!lengths || !lengths->defined()) return length;
+  if (!given(lengths)) return length;
   const auto used = lengths->select(0, static_cast<int64_t>(i)).item<int64_t>();
   TORCH_CHECK(0 <= used && used <= length, "a sequence uses ", used, " of ", length, " keys");
   return used;
@@ -134,8 +139,6 @@ void check_possible(const char* name, double dropout, bool others) {
                               " with dropout, slopes, pages or a debug mask has no equivalent on the virtual",
                               " device's cpu driver; scaled_dot_product_attention has dropout");
 }
-
-bool given(const OptionalTensor& tensor) { return tensor && tensor->defined(); }
 
 Sight efficient_sight(int64_t mask_type, OptionalLength window_size) {
   TORCH_CHECK(0 <= mask_type && mask_type <= 2, "unknown mask of attention");
@@ -155,13 +158,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
   check_possible("_flash_attention_forward", dropout_p,
                  return_debug_mask || given(alibi_slopes) || given(block_table));
   const Layout queries(query, cum_seq_q), keys(key, cum_seq_k);
-  TORCH_CHECK(queries.count() == keys.count(), "attention of ", queries.count(), " sequences with ",
-              keys.count());
+  check_as_many(queries, keys);
   const Sight sight{is_causal, true, window(window_size_left), window(window_size_right)};
-  Tensor out = at::empty_like(query);
+  Tensor out = at::zeros_like(query);  // lengths need not reach the end
   const auto type = query.options().dtype(at::kFloat);
-  Tensor sums = queries.packed ? at::empty({query.size(1), query.size(0)}, type)
-                               : at::empty({query.size(0), query.size(2), query.size(1)}, type);
+  Tensor sums = queries.packed ? at::zeros({query.size(1), query.size(0)}, type)
+                               : at::zeros({query.size(0), query.size(2), query.size(1)}, type);
   for (size_t i = 0; i < queries.count(); i++) {
     const int64_t used = at_most(seqused_k, i, keys.length[i]);
     const Sequence sequence(queries.part(query, i), keys.part(key, i).narrow(0, 0, used),
@@ -182,8 +184,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     OptionalLength window_size_left, OptionalLength window_size_right) {
   check_possible("_flash_attention_backward", dropout_p, false);
   const Layout queries(query, cum_seq_q), keys(key, cum_seq_k);
-  TORCH_CHECK(queries.count() == keys.count(), "attention of ", queries.count(), " sequences with ",
-              keys.count());
+  check_as_many(queries, keys);
   const Sight sight{is_causal, true, window(window_size_left), window(window_size_right)};
   Tensor of_query = at::zeros_like(query), of_key = at::zeros_like(key), of_value = at::zeros_like(value);
   for (size_t i = 0; i < queries.count(); i++) {
@@ -205,9 +206,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt> efficient_f
     int64_t custom_mask_type, bool compute_log_sumexp, std::optional<double> scale,
     const OptionalTensor& seqlen_k, OptionalLength window_size) {
   check_possible("_efficient_attention_forward", dropout_p, false);
-  const Layout queries(query, cu_seqlens_q, true), keys(key, cu_seqlens_k, true);
-  TORCH_CHECK(query.dim() == 4 && queries.count() == keys.count(), "attention of ", queries.count(),
-              " sequences with ", keys.count());
+  const Layout queries(query, cu_seqlens_q), keys(key, cu_seqlens_k);
+  TORCH_CHECK(query.dim() == 4, "efficient attention needs 4 dimensions");
+  check_as_many(queries, keys);
   const int64_t longest = queries.packed && max_seqlen_q ? max_seqlen_q->expect_int() : query.size(1);
   const int64_t rows =
       compute_log_sumexp ? (longest + kStepOfLogsumexp - 1) / kStepOfLogsumexp * kStepOfLogsumexp : 0;
@@ -238,9 +239,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
     const Tensor&, const Tensor&, int64_t custom_mask_type, bool bias_requires_grad,
     std::optional<double> scale, OptionalLength, OptionalLength window_size, bool) {
   check_possible("_efficient_attention_backward", dropout_p, false);
-  const Layout queries(query, cu_seqlens_q, true), keys(key, cu_seqlens_k, true);
-  TORCH_CHECK(query.dim() == 4 && queries.count() == keys.count(), "attention of ", queries.count(),
-              " sequences with ", keys.count());
+  const Layout queries(query, cu_seqlens_q), keys(key, cu_seqlens_k);
+  TORCH_CHECK(query.dim() == 4, "efficient attention needs 4 dimensions");
+  check_as_many(queries, keys);
   Tensor of_query = at::zeros_like(query), of_key = at::zeros_like(key), of_value = at::zeros_like(value);
   Tensor of_bias = given(bias) && bias_requires_grad ? at::zeros_like(*bias) : Tensor();
   for (size_t i = 0; i < queries.count(); i++) {

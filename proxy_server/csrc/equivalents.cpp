@@ -15,10 +15,6 @@ using OptionalTensor = std::optional<Tensor>;
 
 // ---- synchronised batch normalisation; channels are dimension 1, statistics have one number per channel
 
-at::ScalarType accumulation_type(const Tensor& input) {
-  return at::isReducedFloatingType(input.scalar_type()) ? at::kFloat : input.scalar_type();
-}
-
 // A tensor with one number per channel, in the shape that broadcasts over `input`.
 Tensor per_channel(const Tensor& values, const Tensor& input) {
   std::vector<int64_t> shape(static_cast<size_t>(input.dim()), 1);

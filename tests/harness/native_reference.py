@@ -46,7 +46,7 @@ def native_reference(command: Callable[[Path], list[str]], timeout_s: float = 12
 
 def native_losses(training: Training) -> list[list[str]]:
     """Of each rank and step, as bits."""
-    losses = native_reference(lambda folder: training.command(folder, native=True), 120) / "losses"
+    losses = native_reference(lambda folder: training.command(folder, native=True)) / "losses"
     return training.losses(losses)
 
 
