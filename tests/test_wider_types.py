@@ -41,10 +41,18 @@ def test_training_in_half_precision_with_what_autocast_takes_by_default_survives
     assert lines == undisturbed.output.splitlines()
 
 
-def test_every_widened_operator_is_one_of_the_cpus() -> None:
+def test_every_row_is_an_operator_of_the_cpus_and_a_type_that_it_lacks() -> None:
+    from torch.testing._internal.common_methods_invocations import op_db
+
     from understudy.proxy_server import _server
 
     kernels = {name.split(".")[0] for name in torch._C._dispatch_get_registrations_for_dispatch_key("CPU")}
-    names = [name for name, _ in _server.WIDENED_OPERATORS]
-    assert names
-    assert [name for name in names if name not in kernels] == []
+    rows = _server.WIDENED_OPERATORS
+    assert rows
+    assert [name for name, _ in rows if name not in kernels] == []
+    known = {(f"aten::{op.aten_name}", str(dtype)) for op in op_db for dtype in op.dtypes}
+    spelt = {"Half": "torch.float16", "BFloat16": "torch.bfloat16", "ComplexHalf": "torch.complex32",
+             "ComplexFloat": "torch.complex64", "ComplexDouble": "torch.complex128", "Bool": "torch.bool",
+             "Byte": "torch.uint8", "Char": "torch.int8", "Short": "torch.int16", "Int": "torch.int32",
+             "Long": "torch.int64"}  # fmt: skip
+    assert [row for row in rows if (row[0], spelt[row[1]]) in known] == []
