@@ -77,5 +77,5 @@ def _run(*words: str) -> None:
         raise RuntimeError(f"{' '.join(words)} failed:\n{done.stdout[-8000:]}{done.stderr[-8000:]}")
 
 
-if __name__ == "__main__":  # make test-programs
+if __name__ == "__main__":  # make test-binaries
     build()

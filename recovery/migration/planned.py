@@ -230,6 +230,8 @@ class PlannedMoves:
             way = coordinator.way_to_move(session)
         if coordinator.recovering:
             return "faults came between"
+        if session.destination is None and not session.destination_host:
+            return "a recovery came between, and it brought it there or found that it cannot be"
         if session.rank not in way.replaced:
             raise Refused(f"rank {session.rank} cannot be moved now: {way.reason}")
         before = len(job.recoveries)
