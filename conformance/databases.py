@@ -11,7 +11,11 @@ from unittest import mock
 import torch
 
 DATABASES = ("op_db", "module_db", "optim_db")
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64,
+)  # fmt: skip
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""Of modules and optimizers, whatever their rows say: half precision is what they are trained in."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,9 @@ def load() -> list[Entry]:
     for op in op_db:
         entries.append(Entry("op_db", op.formatted_name, op, _wanted(op.supported_dtypes("cpu"))))
     for module in module_db:
-        entries.append(Entry("module_db", module.name, module, _wanted(module.dtypes)))
+        entries.append(Entry("module_db", module.name, module, FLOATING))
     for optimizer in optim_db:
-        floating = (torch.float32, torch.float64, torch.bfloat16)
-        entries.append(Entry("optim_db", optimizer.name, optimizer, floating))
+        entries.append(Entry("optim_db", optimizer.name, optimizer, FLOATING))
     return entries
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from autocasting import KINDS, under_autocast
 from cases import Case, Execution, Run, seed_everything
-from databases import Unit
+from databases import Unit, dtype_name
 from observation import observe
 from snapshots import Snapshot, tensors_in
 
@@ -31,6 +32,9 @@ def cases(unit: Unit) -> Iterator[Case]:
                 call = Snapshot((forward.args, forward.kwargs))
                 run = _train(info.module_cls, model, call, dtype, training=training, seed=seed)
                 yield Case("training" if training else "evaluation", number, run)
+                if training and dtype is torch.float32:
+                    for kind in KINDS:
+                        yield Case(f"autocast {dtype_name(kind)}", number, under_autocast(run, kind))
             number += 1
     if info.module_error_inputs_func is not None:
         yield from _error_cases(info, dtype, seed)

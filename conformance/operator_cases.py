@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
+from autocasting import KINDS, under_autocast
 from cases import Case, Execution, Run
-from databases import Unit
+from databases import Unit, dtype_name
 from observation import observe
 from reasons import KEPT_ON_CPU, NO_DEFINED_BITS
 from snapshots import CannotCopy, Snapshot, tensors_in
@@ -24,6 +26,8 @@ def cases(unit: Unit) -> Iterator[Case]:
     gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     for index, sample in enumerate(list(op.sample_inputs("cpu", dtype, requires_grad=gradients))):
         yield from _of_sample(op, sample, index, gradients=gradients, bits=bits)
+        if dtype is torch.float32:
+            yield from _autocast(op, sample, index, gradients=gradients, bits=bits)
     yield from _of_sparse_layouts(op, dtype, bits=bits)
     if op.error_inputs_func is not None and dtype == unit.entry.dtypes[0]:
         for index, bad in enumerate(list(op.error_inputs("cpu"))):
@@ -50,6 +54,16 @@ def _of_sample(op: Any, sample: Any, index: int, *, gradients: bool, bits: bool)
         )
     if op.supports_out and "out" not in sample.kwargs:
         yield from _out_cases(op, given, index, bits=bits)
+
+
+def _autocast(op: Any, sample: Any, index: int, *, gradients: bool, bits: bool) -> Iterator[Case]:
+    """Of both kinds; gradients are compared where there are any."""
+    given = (sample.input, sample.args, sample.kwargs)
+    for kind in KINDS:
+        make = _differentiate(op.op, sample.output_process_fn_grad) if gradients else _call(op.op, bits=bits)
+        variant = f"autocast {dtype_name(kind)}"
+        for case in _copied(op.formatted_name, variant, index, given, make):
+            yield replace(case, run=under_autocast(case.run, kind))
 
 
 def _of_sparse_layouts(op: Any, dtype: torch.dtype, *, bits: bool) -> Iterator[Case]:
