@@ -25,7 +25,7 @@ REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: odd test-quick test-needs test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
+.PHONY: odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -65,16 +65,19 @@ $(INSTALLED): $(SOURCES) $(REQUIREMENTS)
 demo: setup  ## train natively, under the proxy, and with a device server killed; compare
 	@$(PY) bench/demo.py
 
-test-programs: setup  ## the C++ programs of the tests, where a source of them has changed
+test-binaries: setup  ## the C++ programs of the tests, where a source of them has changed
 	@$(PY) tests/compiled_programs.py
+
+test-programs: setup  ## programs that others wrote, natively, proxied, and with a server killed; docs/reports/programs.md
+	@$(PY) guests/run_guests.py $(OPTIONS)
 
 test-needs: setup  ## CRIU, etcd and what else tests need, below build/, where it can be had; says what cannot
 	@$(PY) tests/harness/needs.py
 
-test: setup test-programs test-needs  ## the whole test suite, against the installed packages
+test: setup test-binaries test-needs  ## the whole test suite, against the installed packages
 	@$(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION) --durations=30
 
-test-quick: setup test-programs  ## the mission and the files that cost least, by their budgets three minutes
+test-quick: setup test-binaries  ## the mission and the files that cost least, by their budgets three minutes
 	@$(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION) --quick $$((170 * $(WORKERS)))
 
 test-wheel: setup  ## the wheel alone in an empty environment: one package is there, and a training with a rank killed
@@ -85,11 +88,11 @@ test-wheel: setup  ## the wheel alone in an empty environment: one package is th
 	@$(WHEEL_ENV)/bin/python bench/demo.py --steps 20
 	@rm -rf $(WHEEL_ENV)
 
-test-long: setup test-programs test-needs  ## in full what `make test` only samples; then all tests, each process started anew
+test-long: setup test-binaries test-needs  ## in full what `make test` only samples; then all tests, each process started anew
 	@UNDERSTUDY_TEST_COLD=1 $(VENV)/bin/pytest -m long
 	@UNDERSTUDY_TEST_COLD=1 $(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION)
 
-test-gpu: setup test-programs  ## the suite with real GPUs, against native CUDA; says so where there is none
+test-gpu: setup test-binaries  ## the suite with real GPUs, against native CUDA; says so where there is none
 	@$(PY) bench/gpu.py --count >/dev/null || { echo "test-gpu: skipped, PyTorch finds no GPU here"; exit 0; }; \
 	UNDERSTUDY_TEST_DRIVER=cuda CUBLAS_WORKSPACE_CONFIG=:4096:8 $(VENV)/bin/pytest -m 'long or not long' $(GPU_TESTS)
 
@@ -138,7 +141,7 @@ leak-test: setup  ## 10,000 steps: nothing may grow
 lint: setup  ## ruff, mypy, clang-format, what test files may cost: report
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(PY) -m mypy understudy bench conformance sweep odd examples fuzz tests
+	@$(PY) -m mypy understudy bench conformance sweep odd guests examples fuzz tests
 	@$(if $(CPP),$(VENV)/bin/clang-format --dry-run -Werror $(CPP))
 	@$(PY) tests/harness/durations.py --check
 
