@@ -11,13 +11,12 @@ from enum import Enum, auto
 import structlog
 
 from understudy.recovery.control import pb
-from understudy.recovery.facts import WISHES, FaultFacts, FaultKind
+from understudy.recovery.facts import ECHOES, WISHES, FaultFacts, FaultKind
 from understudy.recovery.faults import BY_NUMBER
 from understudy.recovery.holding import hold, let_go
 from understudy.recovery.homes import Homes
 from understudy.recovery.incidents import (
     CALLS,
-    ECHOES,
     Fault,
     Outcome,
     causes_of,
@@ -28,7 +27,7 @@ from understudy.recovery.incidents import (
 )
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.persistence.restorer import Restorer
-from understudy.recovery.planner import Plan, PlanName, goes_back_a_minibatch, parked_anywhere, plan
+from understudy.recovery.planner import ENDS, Plan, PlanName, goes_back_a_minibatch, parked_anywhere, plan
 from understudy.recovery.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.standing import Standing
 
@@ -174,7 +173,7 @@ class Coordinator:
         """
         fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (session.rank,), message=message, trusted=trusted)
         possible = plan(parked_anywhere(self._round.facts(fault)))
-        if possible.name is PlanName.GIVE_UP:
+        if possible.name in ENDS:
             self._stays_corrupted(session, message, possible.reason)
             return False
         self._trusted = dict(trusted)
@@ -200,7 +199,7 @@ class Coordinator:
         held = [session for session in self._concerned() if session.has_state]
         await hold(held, self._job.generation)
         possible = plan(parked_anywhere(self._round.facts(self._fault_facts())))
-        if possible.name is not PlanName.GIVE_UP or not self._nothing_broke():
+        if possible.name not in ENDS or not self._nothing_broke():
             return ""
         await let_go([session for session in held if not self.stands(session)], self._job.generation)
         return possible.reason
@@ -211,7 +210,7 @@ class Coordinator:
         if self.recovering:
             return "a recovery is under way; try again once it is over"
         possible = plan(self._round.facts(FaultFacts(FaultKind.REHEARSAL, tuple(s.rank for s in sessions))))
-        if possible.name is PlanName.GIVE_UP:
+        if possible.name in ENDS:
             return possible.reason
         if possible.name is not PlanName.RESTORE_STORED_REPLAY:
             return (

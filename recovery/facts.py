@@ -34,6 +34,8 @@ class FaultKind(Enum):
     """Nothing is broken: the operator wants a rank on another device."""
 
 
+ECHOES = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
+"""What other ranks see of a fault, or a fault by itself."""
 WISHES = (FaultKind.PLANNED_MOVE, FaultKind.REHEARSAL)
 """What somebody ordered: nothing was broken."""
 

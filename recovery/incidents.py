@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.control import pb
-from understudy.recovery.facts import FaultKind, Phase
+from understudy.recovery.facts import ECHOES, FaultKind, Phase
 from understudy.recovery.jobs import Job
-from understudy.recovery.planner import PlanName
+from understudy.recovery.planner import ENDS, PlanName
 
-ECHOES = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
-"""What other ranks see of a fault, or a fault by itself."""
 CALLS = (FaultKind.CALL_FAILED, FaultKind.DRIVER_SUSPECT)
 """A server stands at a record that failed: replay has to get past it."""
 
@@ -52,11 +50,13 @@ class Outcome:
     @property
     def recovered(self) -> bool:
         """Whether the job goes on."""
-        return self.plan is not PlanName.GIVE_UP
+        return self.plan not in ENDS
 
     @property
     def verified(self) -> str:
         """How it was checked that the outcome is right, in words."""
+        if self.plan is PlanName.END_WITH_PEER:
+            return "there was nothing to bring back"
         if not self.recovered:
             return "not at all: the job was given up"
         parts = ["every rank is back at the record where it stood"]

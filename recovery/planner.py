@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from understudy.recovery.cuts import Cut, CutSearch, by_number, connected, is_young, kept_commits
-from understudy.recovery.facts import BEGINNING, CommitFacts, Facts, FaultFacts, FaultKind, Phase, RankFacts
+from understudy.recovery.facts import (
+    BEGINNING,
+    ECHOES,
+    CommitFacts,
+    Facts,
+    FaultFacts,
+    FaultKind,
+    Phase,
+    RankFacts,
+)
 from understudy.recovery.replicas import Copy, match
 from understudy.recovery.roll_forward import RollForward, floor_for_roll_forward, roll_forward
 
@@ -28,6 +37,12 @@ class PlanName(Enum):
     RESTORE_SNAPSHOT_REPLAY = "restore-snapshot-replay"
     RESTORE_STORED_REPLAY = "restore-stored-replay"
     GIVE_UP = "give-up"
+    END_WITH_PEER = "end-with-peer"
+    """Nothing is broken: the program of a peer has ended, and what waited for it in a collective ends with it."""
+
+
+ENDS = (PlanName.GIVE_UP, PlanName.END_WITH_PEER)
+"""After these the ranks do not go on."""
 
 
 @dataclass(frozen=True)
@@ -106,19 +121,19 @@ class Plan:
 
 
 def plan(facts: Facts) -> Plan:
-    """The cheapest plan that brings every rank to one consistent cut, or `GIVE_UP` with the reason.
+    """The cheapest plan that brings every rank to one consistent cut, or one of `ENDS` with the reason.
 
     No job is given up because a rank cannot go where it was to go, or before what was not reached is tried
     once more.
     """
     chosen = _plan(facts)
-    if chosen.name is PlanName.GIVE_UP and any(rank.unread for rank in facts.ranks):
+    if chosen.name in ENDS and any(rank.unread for rank in facts.ranks):
         return plan(replace(facts, ranks=tuple(replace(rank, unread=frozenset()) for rank in facts.ranks)))
     leaving = [rank.rank for rank in facts.ranks if rank.leaving]
-    if chosen.name is not PlanName.GIVE_UP or not leaving:
+    if chosen.name not in ENDS or not leaving:
         return chosen
     without = plan(replace(facts, ranks=tuple(replace(rank, leaving=False) for rank in facts.ranks)))
-    if without.name is PlanName.GIVE_UP:
+    if without.name in ENDS:
         return without
     who = ", ".join(map(str, leaving))
     return replace(without, reason=f"{without.reason}; rank {who} could not be moved: {chosen.reason}")
@@ -127,7 +142,7 @@ def plan(facts: Facts) -> Plan:
 def _plan(facts: Facts) -> Plan:
     fault = facts.fault
     if not facts.ranks:  # nothing is recovered by it
-        return Plan(PlanName.GIVE_UP, "the workers of all ranks that it concerned have ended", ())
+        return Plan(_name_of_end(fault), "the workers of all ranks that it concerned have ended", ())
     if fault.attempts >= MAXIMUM_ATTEMPTS:
         reason = fault.message or f"rank {fault.ranks[0]} failed {fault.attempts} times at one record"
         return _give_up(facts, reason, fault.ranks)
@@ -136,7 +151,8 @@ def _plan(facts: Facts) -> Plan:
         return _give_up(facts, reason, fault.ranks)
     stranded = _stranded_by_departure(facts)
     if stranded:
-        return _give_up(facts, stranded, [rank.rank for rank in facts.ranks])
+        lost = _give_up(facts, stranded, [rank.rank for rank in facts.ranks])
+        return replace(lost, name=_name_of_end(fault))
     if len(facts.homeless) > facts.free_devices:
         return _give_up(facts, _no_device(facts), facts.homeless)
     if fault.kind is FaultKind.REHEARSAL and (rehearsed := _from_storage(facts)) is not None:
@@ -368,6 +384,11 @@ def _no_device(facts: Facts) -> str:
     free = f"only {facts.free_devices} are free" if facts.free_devices else "no other is free"
     why = f" ({facts.fault.message})" if facts.fault.message else ""
     return f"the device of rank {who} is gone{why}, and {free}: start proxyd with more --devices than ranks"
+
+
+def _name_of_end(fault: FaultFacts) -> PlanName:
+    """Of ranks whose peer's worker has ended: a collective fails of that, too; anything else is a fault."""
+    return PlanName.END_WITH_PEER if fault.kind in ECHOES else PlanName.GIVE_UP
 
 
 def _stranded_by_departure(facts: Facts) -> str:

@@ -25,6 +25,7 @@ from understudy.recovery.report import (
     account_of_adoption,
     account_of_different,
     drill_of,
+    ended_with_peer,
     summary,
     write,
 )
@@ -277,6 +278,9 @@ def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
         what = f"{recovery.fault} on rank {recovery.rank} in step {recovery.step}, call {recovery.call}"
         if recovery.recovered:
             say(PROGRAM, f"{what}: recovered in {recovery.total_s:.3f} s ({recovery.plan})")
+        elif ended_with_peer(recovery):
+            waited = f"rank {recovery.rank} was in a collective of step {recovery.step}, and ended as well"
+            say(PROGRAM, f"{recovery.reason.partition(' (')[0]}: {waited}")
         else:
             say(PROGRAM, f"{what}: given up: {recovery.reason}")
     if report.error:

@@ -8,10 +8,16 @@ from typing import Any
 
 from understudy.recovery.drills import Drill
 from understudy.recovery.facts import WISHES
+from understudy.recovery.planner import PlanName
 
 PLANNED = tuple(kind.value for kind in WISHES)
 _FACTS = ("fault", "rank", "step", "call", "phase", "plan", "reason", "evidence", "verified")
 _SPLIT = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "total_s")
+
+
+def ended_with_peer(recovery: Any) -> bool:
+    """Whether nothing was broken, but a rank waited for one whose program had ended."""
+    return bool(recovery.plan == PlanName.END_WITH_PEER.value)
 
 
 def recovery_entry(recovery: Any) -> dict[str, Any]:
@@ -86,7 +92,8 @@ def summary(report: Any, command: list[str], status: int, wall_s: float) -> dict
         "calls_per_step": report.calls_per_step,
         "log_bytes_per_step": report.log_bytes_per_step,
         "adoptions": [adoption_entry(adoption) for adoption in report.adoptions],
-        "recoveries": [recovery_entry(recovery) for recovery in report.recoveries],
+        "recoveries": [recovery_entry(one) for one in report.recoveries if not ended_with_peer(one)],
+        "ended_with_peer": [recovery_entry(one) for one in report.recoveries if ended_with_peer(one)],
         "faults": [
             {
                 "kind": fault.drill.kind,

@@ -210,6 +210,15 @@ def test_rank_whose_peer_has_left_is_given_up() -> None:
     assert "worker of rank 0 has ended" in chosen.reason
 
 
+def test_rank_that_waits_for_a_peer_whose_program_has_ended_is_no_fault_of_ours() -> None:
+    """A worker that failed by itself was told as a recovery that was given up, and rang an alarm."""
+    fault = FaultFacts(FaultKind.COLLECTIVE_FAILED, (1,), message="closed by peer")
+    chosen = plan(Facts((rank(1),), fault, departed=(0,)))
+    assert chosen.name is PlanName.END_WITH_PEER
+    assert [type(action) for action in chosen.actions] == [Lose]
+    assert "worker of rank 0 has ended" in chosen.reason
+
+
 def test_rank_that_met_a_peer_for_the_first_time_since_its_commit_is_given_up_if_that_has_left() -> None:
     """A barrier at the end of programs that had no other collective: nobody takes part in it again."""
     known = (replace(commit(4), communicators=()),)
@@ -381,7 +390,7 @@ def test_nothing_is_recovered_where_the_workers_of_all_ranks_have_ended_meanwhil
     chosen = plan(
         Facts((), FaultFacts(FaultKind.COLLECTIVE_FAILED, (0,), message="closed by peer"), departed=(1,))
     )
-    assert (chosen.name, chosen.actions) == (PlanName.GIVE_UP, ())
+    assert (chosen.name, chosen.actions) == (PlanName.END_WITH_PEER, ())
     assert "have ended" in chosen.reason
 
 

@@ -41,7 +41,7 @@ from understudy.recovery.jobs import Session
 from understudy.recovery.leases import Leases
 from understudy.recovery.persistence.persistence import Persistence
 from understudy.recovery.persistence.restorer import Restorer
-from understudy.recovery.planner import MAXIMUM_ATTEMPTS, Plan, PlanName, Restart, plan
+from understudy.recovery.planner import ENDS, MAXIMUM_ATTEMPTS, Plan, PlanName, Restart, plan
 from understudy.recovery.processes import Watched
 from understudy.recovery.recovery_round import policy
 from understudy.recovery.roll_forward import RollForward
@@ -362,7 +362,7 @@ class World:
         self._rolled = {a.rank: a.roll_forward for a in chosen.actions if isinstance(a, Restart)}
         if (chosen.name is PlanName.ROLL_FORWARD) != any(self._rolled.values()):
             raise self.violation(f"the plan is called {chosen.name.value}, which it is not")
-        if chosen.name is PlanName.GIVE_UP:
+        if chosen.name in ENDS:
             self.given_up.add(chosen.reason)
             if (text := self._undue(facts)) is not None:
                 raise self.violation(f"gave up ({chosen.reason}) though {text}")
