@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from autocasting import KINDS, under_autocast
 from cases import Case, Execution, Run, seed_everything
+from cuda_autocast import KINDS, under_autocast
 from databases import Unit, dtype_name
 from observation import observe
 from snapshots import Snapshot, tensors_in
@@ -34,7 +34,8 @@ def cases(unit: Unit) -> Iterator[Case]:
                 yield Case("training" if training else "evaluation", number, run)
                 if training and dtype is torch.float32:
                     for kind in KINDS:
-                        yield Case(f"autocast {dtype_name(kind)}", number, under_autocast(run, kind))
+                        run = _train(info.module_cls, model, call, dtype, training=True, seed=seed, kind=kind)
+                        yield Case(f"autocast {dtype_name(kind)}", number, run)
             number += 1
     if info.module_error_inputs_func is not None:
         yield from _error_cases(info, dtype, seed)
@@ -56,16 +57,27 @@ def _construct(module_class: Any, arguments: Snapshot, dtype: torch.dtype) -> Ru
 
 
 def _train(
-    module_class: Any, arguments: Snapshot, call: Snapshot, dtype: torch.dtype, *, training: bool, seed: int
+    module_class: Any,
+    arguments: Snapshot,
+    call: Snapshot,
+    dtype: torch.dtype,
+    *,
+    training: bool,
+    seed: int,
+    kind: torch.dtype | None = None,
 ) -> Run:
-    """Made on the CPU and moved, as most scripts do it; then forward and, where it can be, backward."""
+    """Made on the CPU and moved, as most scripts do it; then forward and, where it can be, backward.
+
+    `kind`: of autocast, if there is to be any.
+    """
 
     def run(device: str) -> Execution:
         args, kwargs = arguments.build("cpu")
         module = module_class(*args, **kwargs).to(dtype).to(device).train(training)
         args, kwargs = given = call.build(device)
         seed_everything(seed)
-        result = module(*args, **kwargs)
+        forward = under_autocast(module, kind) if kind else module
+        result = forward(*args, **kwargs)
         outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         inputs = [tensor for tensor in tensors_in(given) if tensor.requires_grad]
         if outputs:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
-from autocasting import KINDS, under_autocast
 from cases import Case, Execution, Run
+from cuda_autocast import KINDS, under_autocast
 from databases import Unit, dtype_name
 from observation import observe
 from reasons import KEPT_ON_CPU, NO_DEFINED_BITS
@@ -60,10 +59,13 @@ def _autocast(op: Any, sample: Any, index: int, *, gradients: bool, bits: bool) 
     """Of both kinds; gradients are compared where there are any."""
     given = (sample.input, sample.args, sample.kwargs)
     for kind in KINDS:
-        make = _differentiate(op.op, sample.output_process_fn_grad) if gradients else _call(op.op, bits=bits)
-        variant = f"autocast {dtype_name(kind)}"
-        for case in _copied(op.formatted_name, variant, index, given, make):
-            yield replace(case, run=under_autocast(case.run, kind))
+        function = under_autocast(op.op, kind)
+        make = (
+            _differentiate(function, sample.output_process_fn_grad)
+            if gradients
+            else _call(function, bits=bits)
+        )
+        yield from _copied(op.formatted_name, f"autocast {dtype_name(kind)}", index, given, make)
 
 
 def _of_sparse_layouts(op: Any, dtype: torch.dtype, *, bits: bool) -> Iterator[Case]:

@@ -38,7 +38,7 @@ class PlanName(Enum):
     RESTORE_STORED_REPLAY = "restore-stored-replay"
     GIVE_UP = "give-up"
     END_WITH_PEER = "end-with-peer"
-    """Nothing is broken: the program of a peer has ended, and what waited for it in a collective ends with it."""
+    """Nothing is broken: the program of a peer has ended, and so does what waited for it in a collective."""
 
 
 ENDS = (PlanName.GIVE_UP, PlanName.END_WITH_PEER)

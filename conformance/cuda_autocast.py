@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import Execution, Run
 from torch.utils._pytree import tree_leaves, tree_map
 
 HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
@@ -24,19 +23,24 @@ _OF_CUDNN = {"cudnn_convolution", "cudnn_convolution_transpose"}
 """In no list, and nothing that a CPU is asked for."""
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+
+
 Kernel = Callable[..., Any]
-
-
+_cast_once: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+"""Parameters and what they were cast to: once in an autocast, so that gradients add up in half precision."""
 KINDS = (torch.float16, torch.bfloat16)
 
 
-def under_autocast(run: Run, dtype: torch.dtype) -> Run:
-    """The same with autocast as CUDA's, on either side."""
+def under_autocast(function: Kernel, dtype: torch.dtype) -> Kernel:
+    """The same under autocast as CUDA has it, on either side; gradients are computed outside."""
 
-    def cast(device: str) -> Execution:
+    def cast(*args: Any, **kwargs: Any) -> Any:
         use_lists_of_cuda()
-        with torch.autocast(device, dtype):
-            return run(device)
+        _cast_once.clear()
+        leaves = tree_leaves((args, kwargs))
+        on_device = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+        with torch.autocast("cuda" if on_device else "cpu", dtype):
+            return function(*args, **kwargs)
 
     return cast
 
@@ -96,9 +100,20 @@ def _eligible(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
+def _is_kept(value: torch.Tensor) -> bool:
+    """Whether autocast remembers what it was cast to."""
+    return value.requires_grad and value.is_leaf and not value._is_view() and value.dtype == torch.float32
+
+
 def _cast(dtype: torch.dtype, args: Any, kwargs: Any) -> Any:
     def one(value: Any) -> Any:
-        return value.to(dtype) if _eligible(value) else value
+        if not _eligible(value) or value.dtype == dtype:
+            return value
+        if not _is_kept(value) or dtype not in KINDS:
+            return value.to(dtype)
+        if id(value) not in _cast_once:
+            _cast_once[id(value)] = value, value.to(dtype)
+        return _cast_once[id(value)][1]
 
     return _without_autocast(tree_map, one, (args, kwargs))
 
