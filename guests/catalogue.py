@@ -18,6 +18,7 @@ class Program:
     `package`: the distribution that it is of, whose version the report names; of a program that is on no
     registry it is what it is written after, with `written=True`.  `defaults`: what it does by itself.
     `not_natively`: why its bits are not compared with a native run's; empty: they are.
+    `native_variables`: of the environment of the native run, which a library needs to do the same on the CPU.
     `fails`: the cause, if it does not run yet; then it must fail, and say so in a sentence that has `refusal`.
     """
 
@@ -32,7 +33,7 @@ class Program:
     not_natively: str = ""
     fails: str = ""
     refusal: str = ""
-    variables: tuple[tuple[str, str], ...] = ()
+    native_variables: tuple[tuple[str, str], ...] = ()
     limit_s: float = 300.0
 
 

@@ -15,13 +15,21 @@ import subprocess
 import sys
 import time
 
+import frameworks
 import hugging_face
+import parallel
+import vision
 from catalogue import Program
 from environments import BUILT, ROOT, Unavailable
 from guests_report import markdown
 from trial import Outcome, as_row, run
 
-PROGRAMS: tuple[Program, ...] = (*hugging_face.PROGRAMS,)
+PROGRAMS: tuple[Program, ...] = (
+    *hugging_face.PROGRAMS,
+    *parallel.PROGRAMS,
+    *vision.PROGRAMS,
+    *frameworks.PROGRAMS,
+)
 RESULTS = BUILT / "results.json"
 REPORT = ROOT / "docs" / "reports" / "programs.md"
 

@@ -20,17 +20,15 @@ sys.path.insert(0, str(ROOT / "bench"))
 from training_run import RunFailed, execute, execute_natively
 
 DATA = ROOT.parent / "shared" / "data"
-KEPT = "KEPT"
 TOLD = 3000
 """Characters of a run's output that are kept of one that fails."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """One run: what each rank's training led to, the lines it kept, seconds of all of it."""
+    """One run: what each rank's training led to and the lines it kept, seconds of all of it."""
 
     ranks: dict[str, dict[str, Any]]
-    kept: list[str]
     seconds: float
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -54,9 +52,9 @@ class Outcome:
     commit: str = ""
 
 
-def run(program: Program, seed: int | None = None) -> Outcome:
-    """All three; raises Unavailable where its libraries cannot be had."""
-    folder = environment(program.environment)
+def run(program: Program, seed: int | None = None, folder: Path | None = None) -> Outcome:
+    """All three, in its environment or another `folder`; raises Unavailable where its libraries cannot be had."""
+    folder = folder or environment(program.environment)
     seed = random.randrange(10**6) if seed is None else seed
     outcome = Outcome(program.name, version(folder, program.package), seed)
     try:
@@ -70,7 +68,7 @@ def run(program: Program, seed: int | None = None) -> Outcome:
     try:
         if not program.not_natively:
             native = _run(program, folder, [], natively=True)
-            outcome.bits = (native.ranks, native.kept) == (proxied.ranks, proxied.kept)
+            outcome.bits = native.ranks == proxied.ranks
             outcome.ratio = proxied.seconds / native.seconds
         _with_a_fault(program, folder, outcome, proxied)
     except RunFailed as failure:
@@ -91,7 +89,7 @@ def _with_a_fault(program: Program, folder: Path, outcome: Outcome, undisturbed:
         return
     recovered = [one["recovered"] for one in killed.report["recoveries"]]
     outcome.replayed_s = max(one["total_s"] for one in killed.report["recoveries"])
-    outcome.fault = all(recovered) and (killed.ranks, killed.kept) == (undisturbed.ranks, undisturbed.kept)
+    outcome.fault = all(recovered) and killed.ranks == undisturbed.ranks
 
 
 def places(report: dict[str, Any], draw: random.Random, ranks: int) -> list[str]:
@@ -132,11 +130,11 @@ def _run(
         words = [*before, str(folder / "bin" / launcher), *its, str(FOLDER / "watch.py"), *_script(program)]
         command = [word.format(out=out, data=DATA) for word in words]
         settings = {"GUEST_RESULTS": str(results), "PATH": f"{folder / 'bin'}:/usr/bin:/bin", **OFFLINE}
-        settings |= dict(program.variables)
+        settings |= dict(program.native_variables) if natively else {}
         command = ["env", "-C", str(out), *(f"{name}={value}" for name, value in settings.items()), *command]
         begun = time.monotonic()
         # A drill that has not fired ends a run with 3.
-        output = (
+        _ = (
             execute_natively(command, program.limit_s)
             if natively
             else execute(command, program.limit_s, expected=expected)
@@ -145,7 +143,6 @@ def _run(
         report = out / "report.json"
         return Ended(
             {file.stem: json.loads(file.read_text()) for file in sorted(results.iterdir())},
-            [line for line in output.splitlines() if line.startswith(KEPT)],
             seconds,
             json.loads(report.read_text()) if report.exists() else {},
         )

@@ -27,11 +27,29 @@ MISSING_OPERATORS = ("nms", "qnms")
 that they be known."""
 
 
+class Kept:
+    """Standard output, and the lines on it that begin with KEPT: pieces of several ranks' lines mix in a pipe."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._text = stream, ""
+
+    def write(self, text: str) -> int:
+        self._text += text
+        return int(self._stream.write(text))
+
+    def lines(self) -> list[str]:
+        return [line for line in self._text.splitlines() if line.startswith("KEPT")]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Watch:
     """Of this process."""
 
     def __init__(self) -> None:
         self.steps = 0
+        self._output = sys.stdout = Kept(sys.stdout)
         self._optimizers: list[torch.optim.Optimizer] = []
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -45,7 +63,8 @@ class Watch:
         for tensor in self._trained():
             digest.update(bits(tensor))
             tensors += 1
-        return {"steps": self.steps, "tensors": tensors, "digest": digest.hexdigest()}
+        kept = self._output.lines()
+        return {"steps": self.steps, "tensors": tensors, "digest": digest.hexdigest(), "kept": kept}
 
     def _trained(self) -> Iterator[torch.Tensor]:
         for optimizer in self._optimizers:

@@ -1,0 +1,50 @@
+"""Programs of several ranks, after PyTorch's own examples and recipes."""
+
+from __future__ import annotations
+
+from catalogue import Program, torchrun
+
+TEXT = "{data}/tinyshakespeare.txt"
+ON_DEVICE = "it draws its dropout on the device, where it is not seeded before each step"
+EXAMPLES = "pytorch/examples, distributed/"
+
+PROGRAMS = (
+    Program(
+        "fsdp2_example", EXAMPLES + "FSDP2", ("fsdp2_example.py", "--out", "{out}"), written=True,
+        defaults="meta device, initialised in shards, dropout, clipping, full state dict", launcher=torchrun(2), ranks=2,
+        not_natively=ON_DEVICE,
+    ),
+    Program(
+        "fsdp2_example_mixed", EXAMPLES + "FSDP2",
+        ("fsdp2_example.py", "--mixed-precision", "--explicit-prefetching", "--out", "{out}"), written=True,
+        defaults="the same with --mixed-precision --explicit-prefetching", launcher=torchrun(2), ranks=2,
+        not_natively=ON_DEVICE,
+    ),
+    Program(
+        "tensor_parallel", EXAMPLES + "tensor_parallelism", ("tensor_parallel_example.py", "tensor"), written=True,
+        defaults="colwise and rowwise linear layers on DTensors", launcher=torchrun(2), ranks=2,
+    ),
+    Program(
+        "sequence_parallel", EXAMPLES + "tensor_parallelism", ("tensor_parallel_example.py", "sequence"), written=True,
+        defaults="the same, sharded over the sequence", launcher=torchrun(2), ranks=2,
+    ),
+    Program(
+        "fsdp_tp", EXAMPLES + "tensor_parallelism", ("tensor_parallel_example.py", "fsdp_tp"), written=True,
+        defaults="a Llama with SDPA on DTensors, FSDP2 around it", launcher=torchrun(4), ranks=4,
+    ),
+    Program(
+        "min_gpt_ddp", EXAMPLES + "minGPT-ddp", ("min_gpt_ddp.py", TEXT, "{out}"), written=True,
+        defaults="use_amp: float16 autocast, GradScaler, nn.MultiheadAttention, workers, snapshots",
+        launcher=torchrun(2), ranks=2, not_natively="autocast on the CPU has other lists of operators",
+    ),
+    Program(
+        "elastic_ddp", EXAMPLES + "ddp-tutorial-series", ("elastic_ddp.py", "{out}"), written=True,
+        defaults="torchrun --max-restarts: a rank fails by itself, all go on from snapshot.pt",
+        launcher=("torchrun", "--standalone", "--max-restarts", "2", "--nproc-per-node", "2"), ranks=2,
+    ),
+    Program(
+        "async_checkpoint", "PyTorch's recipes, distributed_async_checkpoint", ("async_checkpoint.py", "{out}"),
+        written=True, defaults="FSDP2, activation checkpointing, dcp.async_save, a second model resumes",
+        launcher=torchrun(2), ranks=2,
+    ),
+)  # fmt: skip
