@@ -262,6 +262,8 @@ class Ended:
     replies_different: int
     recent_calls: tuple[int, ...]
     status: pb.RankStatus
+    automatic_commits: int = 0
+    """Made by size, where the program did not step."""
 
 
 @dataclass
@@ -411,17 +413,19 @@ class Job:
         log = session.log
         self.note_fired(session)
         commits = log.commits()
+        steps = commits[-1].step if commits else 0
         self.ended.append(
             Ended(
                 rank=session.rank,
                 clean=clean,
-                steps=commits[-1].step if commits else 0,
+                steps=steps,
                 calls_per_step=log.median_calls_per_step,
                 bytes_per_step=log.median_bytes_per_step,
                 replies_compared=log.replies_compared,
                 replies_different=log.replies_different,
                 recent_calls=tuple(log.recent_calls),
                 status=session.status(),
+                automatic_commits=max(0, log.commit_count - steps),
             )
         )
 
@@ -447,4 +451,5 @@ class Job:
             not_replayable=self.not_replayable,
             recent_calls=next((ended.recent_calls for ended in self.ended if ended.rank == 0), ()),
             adoptions=self.adoptions,
+            automatic_commits=max((ended.automatic_commits for ended in self.ended), default=0),
         )

@@ -189,4 +189,5 @@ def _end(ended: Ended) -> pb.JournaledEnd:
         replies_different=ended.replies_different,
         recent_calls=ended.recent_calls,
         status=ended.status,
+        automatic_commits=ended.automatic_commits,
     )

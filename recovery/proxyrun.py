@@ -24,6 +24,7 @@ from understudy.recovery.migration.namespaces import trouble_making
 from understudy.recovery.report import (
     account_of_adoption,
     account_of_different,
+    account_of_no_step,
     drill_of,
     ended_with_peer,
     summary,
@@ -285,6 +286,8 @@ def _conclude(order: Order, report: Any, status: int, wall_s: float) -> int:
             say(PROGRAM, f"{what}: given up: {recovery.reason}")
     if report.error:
         say(PROGRAM, report.error)
+    if report.automatic_commits and not report.steps:
+        say(PROGRAM, account_of_no_step(report.automatic_commits))
     if order.report is not None:
         write(order.report, summary(report, order.command, status, wall_s))
     idle = [str(drill_of(fault.drill)) for fault in report.faults if not fault.fired]

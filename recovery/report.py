@@ -77,6 +77,15 @@ def account_of_different(count: int) -> str:
     return f"{count} {values} from what the program was given before: do not rely on its results"
 
 
+def account_of_no_step(commits: int) -> str:
+    """What a program is protected by whose optimizer is none that we know."""
+    many = "1 commit was" if commits == 1 else f"{commits} commits were"
+    return (
+        f"no step of a torch.optim optimizer was seen, so {many} made by the size of the log: a fault "
+        "replays what came after the last (UNDERSTUDY_AUTO_COMMIT_BYTES)"
+    )
+
+
 def drill_of(message: Any) -> Drill:
     """A drill as it came over the wire."""
     return Drill(message.kind, message.rank, message.step, message.call)
@@ -89,6 +98,7 @@ def summary(report: Any, command: list[str], status: int, wall_s: float) -> dict
         "exit_status": status,
         "wall_s": round(wall_s, 6),
         "steps": report.steps,
+        "automatic_commits": report.automatic_commits,
         "calls_per_step": report.calls_per_step,
         "log_bytes_per_step": report.log_bytes_per_step,
         "adoptions": [adoption_entry(adoption) for adoption in report.adoptions],

@@ -115,6 +115,9 @@ def test_a_program_without_an_optimizer_needs_no_more_shared_memory_than_a_conta
         ended = proxied.run(proxied.ranks(2, script, str(tmp_path), steps), folder=tmp_path)
     assert ended.status == 0, ended.output[-3000:]
     assert [(tmp_path / rank).read_text() for rank in "01"] == [(native / rank).read_text() for rank in "01"]
+    if mebibytes == 64:
+        assert ended.report["steps"] == 0 and ended.report["automatic_commits"] > 0
+        assert "no step of a torch.optim optimizer was seen" in ended.output
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
