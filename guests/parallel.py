@@ -47,6 +47,7 @@ PROGRAMS = (
     Program(
         "async_checkpoint", "PyTorch's recipes, distributed_async_checkpoint", ("async_checkpoint.py", "{out}"),
         written=True, defaults="FSDP2, activation checkpointing, dcp.async_save, a second model resumes",
+        not_natively="natively saving and training would share one Gloo group, from two threads",
         launcher=torchrun(2), ranks=2,
     ),
 )  # fmt: skip
