@@ -63,6 +63,9 @@ def run(program: Program, seed: int | None = None, folder: Path | None = None) -
         outcome.problem = _refusal(program, str(failure))
         return outcome
     outcome.works, outcome.steps = True, int(proxied.report["steps"])
+    if not any(one["tensors"] or one["kept"] for one in proxied.ranks.values()):
+        outcome.problem = "it left nothing that could be compared"
+        return outcome
     if program.fails:
         outcome.problem = "it works: its row says that it does not"
     try:
@@ -98,7 +101,7 @@ def places(report: dict[str, Any], draw: random.Random, ranks: int) -> list[str]
     Of a program that commits nothing all records are of its first minibatch.
     """
     rank, steps = draw.randrange(ranks), int(report["steps"])
-    calls = max(2, int(report["calls_per_step"]) or sum(report["recent_calls"]))
+    calls = max(2, int(report["calls_per_step"] if steps else report["records"]))
     step = max(1, steps // 2)
     return [f"rank={rank} step={step} call={draw.randrange(1, calls)}", f"rank={rank} step={step} call=1"]
 

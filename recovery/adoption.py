@@ -304,7 +304,7 @@ def _ended(end: pb.JournaledEnd) -> Ended:
         rank=end.status.rank, clean=end.clean, steps=end.steps, calls_per_step=end.calls_per_step,
         bytes_per_step=end.bytes_per_step, replies_compared=end.replies_compared,
         replies_different=end.replies_different, recent_calls=tuple(end.recent_calls), status=end.status,
-        automatic_commits=end.automatic_commits,
+        automatic_commits=end.automatic_commits, records=end.records,
     )  # fmt: skip
 
 

@@ -264,6 +264,7 @@ class Ended:
     status: pb.RankStatus
     automatic_commits: int = 0
     """Made by size, where the program did not step."""
+    records: int = 0
 
 
 @dataclass
@@ -426,6 +427,7 @@ class Job:
                 recent_calls=tuple(log.recent_calls),
                 status=session.status(),
                 automatic_commits=max(0, log.commit_count - steps),
+                records=log.tail_index,
             )
         )
 
@@ -452,4 +454,5 @@ class Job:
             recent_calls=next((ended.recent_calls for ended in self.ended if ended.rank == 0), ()),
             adoptions=self.adoptions,
             automatic_commits=max((ended.automatic_commits for ended in self.ended), default=0),
+            records=max((ended.records for ended in self.ended), default=0),
         )

@@ -190,4 +190,5 @@ def _end(ended: Ended) -> pb.JournaledEnd:
         recent_calls=ended.recent_calls,
         status=ended.status,
         automatic_commits=ended.automatic_commits,
+        records=ended.records,
     )

@@ -99,6 +99,7 @@ def summary(report: Any, command: list[str], status: int, wall_s: float) -> dict
         "wall_s": round(wall_s, 6),
         "steps": report.steps,
         "automatic_commits": report.automatic_commits,
+        "records": report.records,
         "calls_per_step": report.calls_per_step,
         "log_bytes_per_step": report.log_bytes_per_step,
         "adoptions": [adoption_entry(adoption) for adoption in report.adoptions],

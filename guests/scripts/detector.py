@@ -47,7 +47,7 @@ described = write_detection_set(OUT / "set", 32, 64)
 model = YOLO("yolo11n.yaml")
 switches = {"amp": False} if "amp=False" in sys.argv else {}
 model.train(
-    data=str(described), epochs=3, imgsz=64, batch=8, nbs=8, workers=0 if "workers=0" in sys.argv else 2, project=str(OUT / "runs"),
+    data=str(described), epochs=3, imgsz=64, batch=8, nbs=8, workers=2, project=str(OUT / "runs"),
     device=0 if torch.cuda.is_available() else "cpu", plots=False, **switches,
 )  # fmt: skip
 if model.trainer.amp is not switches.get("amp", torch.cuda.is_available()):
