@@ -9,6 +9,7 @@ ON_DEVICE = "it draws random numbers on the device, where it is not seeded befor
 ACCELERATE = (
     "accelerate", "launch", "--num_processes", "1", "--num_machines", "1", "--dynamo_backend", "no",
 )  # fmt: skip
+DEEPSPEED = ("deepspeed", "--num_gpus", "2", "--master_port", "29617", "--no_local_rank")
 
 PROGRAMS = (
     Program(
@@ -42,5 +43,14 @@ PROGRAMS = (
     Program(
         "skorch", "skorch", ("grid_search.py",), defaults="a classifier in scikit-learn's GridSearchCV",
         environment="frameworks",
+    ),
+    *(
+        Program(
+            f"deepspeed_zero{stage}_{kind}", "deepspeed", ("zero_stages.py", "{data}", "{out}", str(stage), kind), ranks=2,
+            defaults=f"its launcher, ZeRO {stage} in {kind}, overlapped reduction, checkpoint saved and loaded",
+            launcher=DEEPSPEED, environment="deepspeed",
+            not_natively="DeepSpeed refuses float16 on the CPU" if kind == "fp16" else "",
+        )
+        for stage, kind in ((2, "fp32"), (2, "fp16"), (3, "bf16"))
     ),
 )  # fmt: skip

@@ -70,20 +70,4 @@ PROGRAMS = (
         "time_sequence_prediction", EXAMPLES + "time_sequence_prediction", ("time_sequence_example.py",), written=True,
         defaults="LSTMCell in double precision, LBFGS with a closure",
     ),
-    Program(
-        "examples_mnist", EXAMPLES + "mnist", ("mnist_example.py", "{data}", "{out}"), written=True,
-        defaults="Adadelta, dropout, persistent workers, pinned memory",
-    ),
-    Program(
-        "examples_vae", EXAMPLES + "vae", ("vae_example.py", "{data}"), written=True,
-        defaults="noise drawn on the device, workers, pinned memory",
-    ),
-    Program(
-        "examples_dcgan", EXAMPLES + "dcgan", ("dcgan_example.py", "{data}", "{out}"), written=True,
-        defaults="two networks and optimizers, cudnn.benchmark, BatchNorm, workers",
-    ),
-    Program(
-        "examples_word_language_model", EXAMPLES + "word_language_model", ("word_language_example.py", "{data}", "{out}"),
-        written=True, defaults="LSTM with dropout, no optimizer: `p.data.add_`; the whole model saved",
-    ),
 )  # fmt: skip
