@@ -6,12 +6,7 @@ from catalogue import Program, torchrun
 
 TEXT = "{data}/tinyshakespeare.txt"
 ON_DEVICE = "it draws its dropout on the device, where it is not seeded before each step"
-CALLS_CUDA = "it calls torch.cuda by name: it does not run without a GPU"
 EXAMPLES = "pytorch/examples, distributed/"
-SMALL = (
-    "--training.seq_len", "64", "--training.local_batch_size", "2", "--training.steps", "8", "--checkpoint.enable",
-    "--checkpoint.interval", "4",
-)  # fmt: skip
 
 PROGRAMS = (
     Program(
@@ -54,20 +49,5 @@ PROGRAMS = (
         written=True, defaults="FSDP2, activation checkpointing, dcp.async_save, a second model resumes",
         not_natively="natively saving and training would share one Gloo group, from two threads",
         launcher=torchrun(2), ranks=2,
-    ),
-    Program(
-        "megatron_tensor", "megatron-core", ("megatron_gpt.py", "tensor", TEXT, "{out}"), environment="megatron",
-        defaults="GPTModel, tensor parallel 2: dropout by the RNG tracker, its DDP, distributed checkpoint",
-        not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
-    ),
-    Program(
-        "megatron_pipeline", "megatron-core", ("megatron_gpt.py", "pipeline", TEXT, "{out}"), environment="megatron",
-        defaults="GPTModel, pipeline parallel 2 (1F1B), bfloat16, its distributed optimizer",
-        not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
-    ),
-    Program(
-        "torchtitan_llama3", "torchtitan", ("torchtitan_debug.py", TEXT, *SMALL), environment="torchtitan",
-        defaults="its debug model: FSDP2 of a meta device in bfloat16, selective checkpointing, checkpoints",
-        not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
     ),
 )  # fmt: skip
