@@ -74,7 +74,8 @@ bool multiplies(const ReduceOp& op) { return static_cast<ReduceOp::RedOpType>(op
 Tensor multiplied(const Tensor& tensor, const ReduceOp& op, bool in_place) {
   const at::NoGradGuard unrecorded;
   TORCH_CHECK_VALUE(op.supplement_, "PREMUL_SUM needs a factor: torch.distributed._make_nccl_premul_sum");
-  const auto& by = static_cast<const c10d::PreMulSumSupplement&>(*op.supplement_);
+  const auto& by =
+      static_cast<const c10d::NCCLPreMulSumSupplement&>(*op.supplement_);  // its name in 2.11, too
   if (in_place)
     return by.tensor_factor.defined() ? tensor.mul_(by.tensor_factor) : tensor.mul_(by.double_factor);
   const Tensor product = at::empty_like(tensor);  // of the tensor's type, whatever the factor's is

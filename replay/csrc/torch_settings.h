@@ -43,14 +43,33 @@ constexpr SettingRow found(Setting setting, T most) {
           [] { return static_cast<uint64_t>((context().*Get)()); },
           [](uint64_t value) { (context().*Set)(static_cast<T>(value)); }};
 }
+// PyTorch 2.11 has no DEFAULT.
+template <class Precision>
+constexpr uint64_t last_precision() {
+  if constexpr (requires { Precision::DEFAULT; })
+    return static_cast<uint64_t>(Precision::DEFAULT);
+  else
+    return static_cast<uint64_t>(Precision::BF16);
+}
 // What the new interface says of one backend's operators, inherited or not.
 template <Float32Backend Backend, Float32Op Op>
 constexpr SettingRow precision(Setting setting) {
-  return {setting, Scope::kProcess, static_cast<uint64_t>(at::Float32Precision::DEFAULT),
+  return {setting, Scope::kProcess, last_precision<at::Float32Precision>(),
           [] { return static_cast<uint64_t>(context().float32Precision(Backend, Op)); },
           [](uint64_t value) {
             context().setFloat32Precision(Backend, Op, static_cast<at::Float32Precision>(value));
           }};
+}
+// Nor a choice of convolutions by channel.
+template <class AnyContext>
+constexpr SettingRow depthwise(Setting setting) {
+  if constexpr (requires(const AnyContext& c) { c.cudnnDepthwiseKernel(); }) {
+    using Kernel = decltype(std::declval<const AnyContext&>().cudnnDepthwiseKernel());
+    return plain<Kernel, &AnyContext::cudnnDepthwiseKernel, &AnyContext::setCuDNNDepthwiseKernel>(
+        setting, static_cast<uint64_t>(Kernel::NATIVE));
+  } else {
+    return {setting, Scope::kProcess, 0, [] { return uint64_t{0}; }, [](uint64_t) {}};
+  }
 }
 template <at::CuBLASReductionOption (Context::*Get)() const, void (Context::*Set)(bool, bool)>
 constexpr SettingRow reduction(Setting setting) {
@@ -154,8 +173,7 @@ inline const std::array<SettingRow, kSettings>& torch_settings() {
       plain<int, &Context::benchmarkLimitCuDNN, &Context::setBenchmarkLimitCuDNN>(S::kCudnnBenchmarkLimit,
                                                                                   INT32_MAX),
       plain<bool, &Context::deterministicCuDNN, &Context::setDeterministicCuDNN>(S::kCudnnDeterministic),
-      plain<at::CuDNNDepthwiseKernel, &Context::cudnnDepthwiseKernel, &Context::setCuDNNDepthwiseKernel>(
-          S::kCudnnDepthwise, static_cast<uint64_t>(at::CuDNNDepthwiseKernel::NATIVE)),
+      depthwise<Context>(S::kCudnnDepthwise),
       plain<bool, &Context::immediateMiopen, &Context::setImmediateMiopen>(S::kMiopenImmediate),
       plain<bool, &Context::userEnabledFlashSDP, &Context::setSDPUseFlash>(S::kFlashAttention),
       plain<bool, &Context::userEnabledFA3SDP, &Context::setSDPUseFA3>(S::kFlashAttention3),
