@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 import torch.distributed  # noqa: F401 - the executor's communicators are its types
+from training_run import driver
 
 from understudy.proxy_server import _server
 from understudy.recovery.runtime_directory import SHARED_MEMORY
@@ -67,7 +68,7 @@ class Harness:
 
     def new_executor(self) -> _server.Executor:
         executor = _server.Executor(no_backend)
-        executor.attach(self.directory, device="cpu:0", threads=1, generation=0, **self.options)
+        executor.attach(self.directory, device=f"{driver()}:0", threads=1, generation=0, **self.options)
         return executor
 
     def spoil(self, file: str, values: tuple[float, float, float, float]) -> None:

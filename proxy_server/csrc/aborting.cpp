@@ -46,6 +46,7 @@ bool Communicators::ends(InFlight& f) const {
 }
 
 void Communicators::forget_in_flight(BufferTable& table) {
+  cut_short_.store(false);
   std::erase_if(abandoned_, is_over);
   if (abandoned_.empty()) abandoned_backends_.clear();
   for (InFlight& f : in_flight_) {
@@ -79,7 +80,10 @@ void Communicators::abort() {
   aborted_.store(true);
   std::lock_guard<std::mutex> lock(backends_mutex_);
   for (auto& [handle, c] : communicators_)
-    if (c.backend) c.backend->abort();
+    if (c.backend) {
+      cut_short_.store(true);
+      c.backend->abort();
+    }
   // What is being connected ends by itself: who steers this server cancels its meeting with the others.
   shut_down_peer_sockets();
 }

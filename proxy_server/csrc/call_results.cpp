@@ -100,9 +100,8 @@ void CallResults::put_dense(const Tensor& tensor) {
   const bool fresh = handle == 0;
   if (fresh) {
     const void* storage = plain.storage().unsafeGetStorageImpl();
-    if (plain.device() != driver_.device() ||
-        std::find(given_.begin(), given_.end(), storage) != given_.end()) {
-      plain = plain.to(driver_.device()).clone();
+    if (std::find(given_.begin(), given_.end(), storage) != given_.end()) {
+      plain = plain.clone();
       storage = plain.storage().unsafeGetStorageImpl();
     }
     given_.push_back(storage);

@@ -11,8 +11,8 @@ namespace understudy::server {
 class CallResults {
  public:
   // `known`: what the call was given. New buffers are created under handles from `first_handle` on.
-  CallResults(DeviceState& state, const Driver& driver, const ArgumentStorages& known, uint64_t first_handle)
-      : state_(state), driver_(driver), known_(known), next_(first_handle), words_{0} {}
+  CallResults(DeviceState& state, const ArgumentStorages& known, uint64_t first_handle)
+      : state_(state), known_(known), next_(first_handle), words_{0} {}
 
   // One more value of the answer; a type that has no form in it becomes None.
   void add(const c10::IValue& value);
@@ -26,7 +26,6 @@ class CallResults {
   void put_dense(const at::Tensor& tensor);
 
   DeviceState& state_;
-  const Driver& driver_;
   const ArgumentStorages& known_;
   uint64_t next_;
   std::vector<const void*> given_;  // storages that have a handle by now

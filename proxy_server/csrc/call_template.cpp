@@ -280,6 +280,14 @@ bool leaves_unwritten(const std::string& name) {
                      [&](const char* known) { return name == known; });
 }
 
+// Fused attention of CUDA gives Philox seed and offset as results in host memory, where its backward reads
+// them (PyTorch's Note [Seed and Offset Device]). A buffer that was restored lies on the device.
+bool read_by_the_host(const Template& t, const std::string& argument) {
+  return (t.name == "aten::_scaled_dot_product_efficient_attention_backward" ||
+          t.name == "aten::_efficient_attention_backward") &&
+         (argument == "philox_seed" || argument == "philox_offset");
+}
+
 // Plain strided tensors of the device, and at least one: then the dispatcher could find nothing else.
 bool runs_on_driver(const Template& t) {
   bool any = false;
@@ -334,10 +342,10 @@ TensorSpec parse_tensor(uint64_t word, Words& words) {
   return t;
 }
 
-at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Driver& driver) {
+at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec) {
   check_extent(storage, spec);
-  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(driver.key()),
-                                                    spec.type);
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage),
+                                                    c10::DispatchKeySet(Driver::key_of(storage)), spec.type);
   auto* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(spec.sizes, spec.strides, spec.offset);
   if (spec.flags & replay::kWrappedNumber) impl->set_wrapped_number(true);
@@ -364,12 +372,14 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t id,
   if (t->arguments.size() != op->schema().arguments().size())
     throw LogError("a call of " + name + " has " + std::to_string(t->arguments.size()) +
                    " arguments instead of " + std::to_string(op->schema().arguments().size()));
+  for (size_t i = 0; i < t->arguments.size(); i++)
+    t->arguments[i].on_host = read_by_the_host(*t, op->schema().arguments()[i].name());
   Words outputs(parts.outputs, parts.output_words);
   while (outputs.left() != 0) t->returns.push_back(parse_return(outputs, specs));
   if (!t->returns.empty() && t->returns.size() != op->schema().returns().size())
     throw LogError("a call of " + name + " describes the wrong number of results");
   mark_writes(*t);
-  t->on_driver = runs_on_driver(*t);
+  t->on_driver = driver.device().is_cpu() && runs_on_driver(*t);  // on cuda a buffer may lie on the host
   t->without_gradients = recorded_no_gradients(*t);
   if (driver.device().is_cpu()) t->widening = widening_of(*t);
   t->digest = replay::digest(name.data(), name.size());

@@ -47,6 +47,7 @@ class SpecTable {
 struct ArgumentSpec {
   replay::Tag tag{};
   bool written = false;  // the operator changes this tensor
+  bool on_host = false;  // its kernel reads this tensor on the host, on every device
   uint64_t count = 0;
   SharedSpec tensor;
   std::vector<ArgumentSpec> items;
@@ -103,6 +104,6 @@ inline void check_extent(const c10::Storage& storage, const TensorSpec& spec) {
 }
 
 // A tensor over `storage`; throws if it does not fit.
-at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec, const Driver& driver);
+at::Tensor view_of(const c10::Storage& storage, const TensorSpec& spec);
 
 }  // namespace understudy::server

@@ -110,6 +110,7 @@ void Communicators::destroy(uint64_t handle, BufferTable& table) {
     mark.sequence = kGivenUp;
     given_up_.push_back(mark);
   }
+  driver_.synchronize();  // giving up NCCL's aborts what is still queued on it
   std::lock_guard<std::mutex> lock(backends_mutex_);
   communicators_.erase(known);
 }
@@ -182,7 +183,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
       const uint64_t buffer = body.next();
       const TensorSpec spec = parse_tensor(word, body);
       const c10::Storage& storage = written ? state.write(buffer) : state.read(buffer);
-      into.push_back(view_of(storage, spec, driver_));
+      into.push_back(view_of(storage, spec));
       check_dense_extent(storage, into.back());
       buffers.push_back(buffer);
     }
@@ -442,6 +443,7 @@ void Communicators::restore(const std::vector<replay::ManifestCommunicator>& row
 uint32_t Communicators::rebuild(uint32_t generation) {
   generation_ = generation;
   aborted_.store(false);
+  cut_short_.store(false);
   std::vector<Communicator*> in_use;
   for (auto& [handle, c] : communicators_)
     if (used(c) && c.size > 1) in_use.push_back(&c);

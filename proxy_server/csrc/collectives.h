@@ -59,7 +59,8 @@ class Communicators {
   void forget_in_flight(BufferTable& table);
   // From any thread: whoever waits for a peer gets an error at once.
   void abort();
-  bool aborted() const { return aborted_.load(); }
+  // abort() struck a communicator, and nothing was forgotten since: its buffers may hold anything.
+  bool cut_short() const { return cut_short_.load(); }
   bool under_way() const { return !in_flight_.empty(); }
   // For drills: the next collective that is waited for never ends; no peer can be reached any more.
   void hang_once() { hang_next_ = true; }
@@ -125,6 +126,7 @@ class Communicators {
   std::vector<InFlight> abandoned_;  // aborted, and still not ended
   std::vector<c10::intrusive_ptr<c10d::Backend>> abandoned_backends_;
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> cut_short_{false};
   bool hang_next_ = false;
   mutable std::mutex backends_mutex_;  // abort() comes from another thread
 };

@@ -15,12 +15,11 @@ using at::Tensor;
 using replay::LogError;
 using replay::Tag;
 
-Tensor take_piece(bool written, Words& words, DeviceState& state, const Driver& driver,
-                  ArgumentStorages* storages) {
+Tensor take_piece(bool written, Words& words, DeviceState& state, ArgumentStorages* storages) {
   const uint64_t word = words.next(), handle = words.next();
   TensorSpec spec = parse_tensor(word, words);
   spec.flags = static_cast<uint8_t>(word >> 24 & 255);
-  Tensor piece = view_of(written ? state.write(handle) : state.read(handle), spec, driver);
+  Tensor piece = view_of(written ? state.write(handle) : state.read(handle), spec);
   if (storages != nullptr) storages->emplace_back(piece.storage().unsafeGetStorageImpl(), handle);
   return piece;
 }
@@ -97,7 +96,7 @@ ArgumentSpec parse_composite(uint64_t word, Words& words) {
 
 Tensor rebuild_composite(const ArgumentSpec& argument, Words& words, DeviceState& state, const Driver& driver,
                          ArgumentStorages* storages) {
-  const auto piece = [&] { return take_piece(argument.written, words, state, driver, storages); };
+  const auto piece = [&] { return take_piece(argument.written, words, state, storages); };
   const CompositeSpec& spec = *argument.composite;
   if (argument.tag == Tag::kNested) {
     const uint64_t components = words.next();

@@ -31,7 +31,6 @@ DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy polic
       table_(store_),
       shadows_(log.shadows()),
       snapshots_(driver, log, table_),
-      uploads_(driver.device()),
       settings_(threads) {
   table_.protect(policy.protect);
   start_of_session();
@@ -102,9 +101,18 @@ bool DeviceState::committed_for_optimizer(uint64_t record_index) const {
   return e.record_index == record_index && (e.flags & replay::kCommitOptimizer) != 0;
 }
 
+// Nothing is published, delivered or let go before the device has passed it and no abort was asked for: what
+// is queued behind an aborted collective runs, on whatever that left in its buffers.
+void DeviceState::pass_the_device() {
+  if (driver_.device().is_cpu()) return;
+  driver_.synchronize();
+  if (communicators_.cut_short()) throw CollectiveError("communication was aborted");
+}
+
 uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_snapshot,
                              uint64_t step_digest) {
   communicators_.wait_for_all(table_);
+  pass_the_device();
   const uint64_t number = table_.epoch() + 1;
   CommitEntry e{};
   e.number = number;
@@ -186,7 +194,6 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   }
   table_.commit();
   table_.preimages(true);
-  uploads_.mark(number);
   auto& page = log_.page();
   page.commits[number % replay::kCommitRing] = e;
   page.commit_count.store(number, std::memory_order_release);
@@ -259,7 +266,6 @@ bool DeviceState::apply_floor() {
   auto& page = log_.page();
   const uint64_t freed = std::min(floor_offset_, snapshots_.keeps_log_from()) / log_.segment_bytes();
   if (freed <= page.freed_segments.load(std::memory_order_relaxed)) return false;
-  uploads_.wait(applied_floor_);
   page.freed_segments.store(freed, std::memory_order_release);
   page.freed_futex.fetch_add(1);
   replay::futex_wake(page.freed_futex);

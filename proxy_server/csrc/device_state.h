@@ -13,7 +13,6 @@
 #include "proxy_server/csrc/settings.h"
 #include "proxy_server/csrc/shadow_area.h"
 #include "proxy_server/csrc/snapshots.h"
-#include "proxy_server/csrc/upload_marks.h"
 #include "replay/csrc/log_map.h"
 #include "replay/csrc/rewind.h"
 
@@ -118,6 +117,7 @@ class DeviceState {
   uint64_t flip_bit();
 
  private:
+  void pass_the_device();
   replay::CommitEntry entry(uint64_t number) const;
   c10::Storage without_content(uint64_t bytes) const;
   replay::CommitRow newest_commit() const;
@@ -141,7 +141,6 @@ class DeviceState {
   BufferTable table_;
   ShadowArea shadows_;
   Snapshots snapshots_;
-  UploadMarks uploads_;
   std::map<uint64_t, at::Generator> generators_;
   GeneratorPositions positions_;
   Settings settings_;

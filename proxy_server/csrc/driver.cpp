@@ -66,9 +66,11 @@ void Driver::enter_thread() const {
   if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
 }
 
-c10::Storage Driver::allocate(uint64_t bytes) const {
-  if (!device_.is_cpu())
-    return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device_))
+c10::Storage Driver::allocate(uint64_t bytes) const { return allocate_on(device_, bytes); }
+
+c10::Storage Driver::allocate_on(c10::Device device, uint64_t bytes) const {
+  if (!device.is_cpu())
+    return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device))
         .storage();
   auto* allocator = at::getCPUAllocator();
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, true);
@@ -83,15 +85,15 @@ c10::Storage Driver::allocate_cleared(uint64_t bytes) const {
 
 void Driver::clear(const c10::Storage& storage) const {
   if (storage.nbytes() == 0) return;
-  if (device_.is_cpu())
+  if (storage.device().is_cpu())
     std::memset(storage.mutable_data(), 0, storage.nbytes());
   else
     bytes_of(storage, 0, storage.nbytes()).zero_();
 }
 
 at::Tensor Driver::bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const {
-  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key()),
-                                                    c10::scalarTypeToTypeMeta(at::kByte));
+  auto t = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet(key_of(storage)), c10::scalarTypeToTypeMeta(at::kByte));
   const int64_t size = static_cast<int64_t>(bytes), stride = 1;
   t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(size), c10::IntArrayRef(stride),
                                                  static_cast<int64_t>(offset));
@@ -99,9 +101,9 @@ at::Tensor Driver::bytes_of(const c10::Storage& storage, uint64_t offset, uint64
 }
 
 c10::Storage Driver::duplicate(const c10::Storage& from) const {
-  c10::Storage to = allocate(from.nbytes());
+  c10::Storage to = allocate_on(from.device(), from.nbytes());
   if (from.nbytes() == 0) return to;
-  if (device_.is_cpu())
+  if (from.device().is_cpu())
     std::memcpy(to.mutable_data(), from.data(), from.nbytes());
   else
     bytes_of(to, 0, from.nbytes()).copy_(bytes_of(from, 0, from.nbytes()));
@@ -110,7 +112,7 @@ c10::Storage Driver::duplicate(const c10::Storage& from) const {
 
 void Driver::to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const {
   if (bytes == 0) return;
-  if (device_.is_cpu())
+  if (from.device().is_cpu())
     std::memcpy(to, static_cast<const uint8_t*>(from.data()) + offset, bytes);
   else
     at::from_blob(to, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))
@@ -121,14 +123,22 @@ void Driver::from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, 
   copy_from_host(to, offset, bytes, from, /*asynchronous=*/false);
 }
 
+// From memory that is not pinned the runtime copies into staging memory of its own before it returns, without
+// waiting for the device (cudaMemcpyAsync, "API synchronization behavior").
 void Driver::upload(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const {
   copy_from_host(to, offset, bytes, from, /*asynchronous=*/true);
+}
+
+c10::Storage Driver::host_copy(const c10::Storage& from) const {
+  c10::Storage to = allocate_on(c10::Device(c10::kCPU), from.nbytes());
+  to_host(from, 0, from.nbytes(), to.mutable_data());
+  return to;
 }
 
 void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from,
                             bool asynchronous) const {
   if (bytes == 0) return;
-  if (device_.is_cpu())
+  if (to.device().is_cpu())
     std::memcpy(static_cast<uint8_t*>(to.mutable_data()) + offset, from, bytes);
   else
     bytes_of(to, offset, bytes)
@@ -138,7 +148,7 @@ void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t by
 }
 
 uint64_t Driver::digest(const c10::Storage& storage) const {
-  if (device_.is_cpu()) return replay::digest(storage.data(), storage.nbytes());
+  if (storage.device().is_cpu()) return replay::digest(storage.data(), storage.nbytes());
   // Through the host: exact and slow. A digest on the GPU belongs to the GPU work of a later issue.
   std::vector<uint8_t> host(storage.nbytes());
   to_host(storage, 0, host.size(), host.data());

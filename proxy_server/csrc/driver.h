@@ -18,13 +18,19 @@ class Driver {
   c10::Device device() const { return device_; }
   c10::DispatchKey key() const { return device_.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA; }
 
+  // Where a tensor over `storage` runs: few results of CUDA's operators lie in host memory, and stay there.
+  static c10::DispatchKey key_of(const c10::Storage& storage) {
+    return storage.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  }
+
   c10::Storage allocate(uint64_t bytes) const;
   void clear(const c10::Storage& storage) const;  // to zeroes
   c10::Storage allocate_cleared(uint64_t bytes) const;
-  c10::Storage duplicate(const c10::Storage& from) const;
+  c10::Storage duplicate(const c10::Storage& from) const;  // on the same device
+  c10::Storage host_copy(const c10::Storage& from) const;
   void to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const;
   void from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
-  // As from_host, but `from` must stay as it is until the device has come to it (see UploadMarks).
+  // As from_host, without waiting for the device; `from` is read before it returns.
   void upload(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
   uint64_t digest(const c10::Storage& storage) const;  // XXH3-64 of the content
   at::Generator new_generator() const;
@@ -37,6 +43,7 @@ class Driver {
   void enter_thread() const;
 
  private:
+  c10::Storage allocate_on(c10::Device device, uint64_t bytes) const;
   void copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from,
                       bool asynchronous) const;
   at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const;

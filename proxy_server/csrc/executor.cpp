@@ -40,7 +40,6 @@ int available_cores() {
 Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory)
     : log(o.log_directory),
       driver(o.device),
-      pinned(driver.device(), log.segment_bytes()),
       communicators(driver, log, factory),
       options(o),
       validation(log.page()) {

@@ -17,7 +17,6 @@
 
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/device_state.h"
-#include "proxy_server/csrc/pinned_log.h"
 #include "proxy_server/csrc/roll_forward.h"
 #include "proxy_server/csrc/step_digest.h"
 #include "proxy_server/csrc/template_cache.h"
@@ -82,7 +81,6 @@ class Executor {
     explicit Session(const AttachOptions& options, const BackendFactory& factory);
     replay::LogMap log;
     Driver driver;
-    PinnedLog pinned;
     Communicators communicators;
     std::unique_ptr<DeviceState> state;
     AttachOptions options;

@@ -35,7 +35,6 @@ void DeviceState::begin_forward(replay::ControlPage& page) {
 std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   snapshots_.abandon();
   communicators_.forget_in_flight(table_);
-  uploads_.clear();
   driver_.synchronize();
   const uint64_t bytes = table_.rewind(target);
   auto& page = log_.page();
@@ -83,7 +82,6 @@ std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
   auto& page = log_.page();
   snapshots_.abandon();
   communicators_.forget_in_flight(table_);
-  uploads_.clear();
   driver_.synchronize();
   begin_forward(page);
   page.error_kind.store(0);

@@ -172,8 +172,10 @@ class Values {
     if (storages_ != nullptr) storages_->emplace_back(content.storage().unsafeGetStorageImpl(), handle);
     if (a.written) written_.add(handle, content, a.tensor.get());
     check_extent(content, *a.tensor);
+    if (__builtin_expect(a.on_host && !content.storage().device().is_cpu(), 0))  // restored, say
+      content = driver_.host_copy(content);
     if (const at::Tensor* known = content.find(a.tensor->serial)) return *known;
-    return content.keep(a.tensor->serial, view_of(content, *a.tensor, driver_));
+    return content.keep(a.tensor->serial, view_of(content, *a.tensor));
   }
 
   at::Tensor host_tensor(const ArgumentSpec& a) {
@@ -224,7 +226,7 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
     same = want.sizes[i] == 1 || want.strides[i] == result.stride(static_cast<int64_t>(i));
   if (!same) {
     c10::Storage storage = s.driver.allocate_cleared(spec.storage_bytes);
-    view_of(storage, want, s.driver).copy_(result);
+    view_of(storage, want).copy_(result);
     s.state->create(handle, std::move(storage));
   } else {
     Content content(result.storage());
@@ -293,7 +295,7 @@ void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_wo
     written_composites = std::move(values.written_composites);
   }
   const torch::jit::Stack stack = std::move(s.stack);
-  CallResults results(*s.state, s.driver, storages, first_handle);
+  CallResults results(*s.state, storages, first_handle);
   for (const c10::IValue& value : stack)  // a changed argument follows below, once
     results.add(is_one_of(value, written_composites) ? c10::IValue() : value);
   for (const at::Tensor& composite : written_composites) results.add(composite);

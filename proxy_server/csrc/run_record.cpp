@@ -134,7 +134,10 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
     if (s.roll.active() && page.error_kind.load() == 0)
       throw RollForwardRefused("the program ends within the step");
     publish_medians(s);
-    if (page.error_kind.load() == 0) s.communicators.wait_for_all(s.state->table());
+    if (page.error_kind.load() == 0) {
+      s.communicators.wait_for_all(s.state->table());
+      s.driver.synchronize();  // a peer may still wait for what is queued
+    }
     page.session_state.store(static_cast<uint32_t>(replay::SessionState::kClosed));
     reply(s, body, nullptr, 0, ErrorKind::kNone);
     return;
@@ -180,8 +183,6 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         const c10::Storage& to = s.state->write(r.aux);
         if (offset > to.nbytes() || bytes > to.nbytes() - offset)
           throw LogError("a payload does not fit its buffer");
-        s.pinned.pin(s.log.segments() +
-                     (payload - s.log.segments()) / s.log.segment_bytes() * s.log.segment_bytes());
         return s.driver.upload(to, offset, bytes, payload);
       }
       case Kind::kDeviceToHost: {
@@ -189,7 +190,7 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         const c10::Storage& from = s.state->read(r.aux);
         if (offset > from.nbytes() || bytes > from.nbytes() - offset)
           throw LogError("a read reaches behind its buffer");
-        if (s.driver.device().is_cpu())
+        if (from.device().is_cpu())
           return reply(s, body, static_cast<const uint8_t*>(from.data()) + offset, bytes, ErrorKind::kNone);
         std::vector<uint8_t> content(bytes);
         s.driver.to_host(from, offset, bytes, content.data());
