@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 
 import grpc
 import torch.distributed as dist
@@ -46,7 +47,8 @@ class BackendFactory:
     def _connect(
         self, store: RendezvousStore, rank: int, size: int, timeout: datetime.timedelta
     ) -> dist.ProcessGroup:
-        if self._driver == "cuda":
+        # NCCL refuses two ranks on one GPU. Gloo takes CUDA tensors and stages them through the host itself.
+        if self._driver == "cuda" and os.environ.get("UNDERSTUDY_TEST_SHARED_GPU") != "1":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             return dist.ProcessGroupNCCL(store, rank, size, options)

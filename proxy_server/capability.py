@@ -29,13 +29,18 @@ class Capability:
         return pb.Capability(**asdict(self))
 
 
-def find_capability(driver: str) -> Capability:
-    """The capability of ``driver`` ("cpu" or "cuda") on this host; raises DriverUnavailable."""
+def find_capability(driver: str) -> tuple[Capability, int]:
+    """The capability of ``driver`` ("cpu" or "cuda") on this host, and how many GPUs it has for "cuda".
+
+    Raises DriverUnavailable.
+    """
     if driver == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Capability("cpu", "Understudy virtual device (cpu driver)", memory, 9, 0, 132)
+        return Capability("cpu", "Understudy virtual device (cpu driver)", memory, 9, 0, 132), 0
     if driver == "cuda":
-        return Capability("cuda", **_properties_of_the_gpu())
+        properties = _properties_of_the_gpu()
+        count = properties.pop("count")
+        return Capability("cuda", **properties), count
     raise DriverUnavailable(f"unknown driver '{driver}': use cpu or cuda")
 
 
@@ -47,7 +52,8 @@ import json, torch
 if torch.cuda.is_available():
     gpu = torch.cuda.get_device_properties(0)
     names = ("total_memory", "major", "minor", "multi_processor_count")
-    print(json.dumps({"device_name": gpu.name, **{name: getattr(gpu, name) for name in names}}))
+    found = {"count": torch.cuda.device_count(), "device_name": gpu.name}
+    print(json.dumps({**found, **{name: getattr(gpu, name) for name in names}}))
 """
 
 

@@ -19,8 +19,17 @@ from typing import Any
 
 from understudy import replay
 
-NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-"""NCCL's watchdog would end a device server whose peer is gone; here the coordinator decides what happens."""
+NCCL_ENVIRONMENT = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
+}
+"""PyTorch's watchdog would end a device server whose peer is gone, or write dumps and sleep for minutes while
+a rewind waits for it; here the coordinator decides what happens."""
 
 
 def nccl_environment(interface: str) -> dict[str, str]:
@@ -31,6 +40,15 @@ def nccl_environment(interface: str) -> dict[str, str]:
 def answer(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
+
+
+def visible_gpu(index: int, count: int) -> str:
+    """What CUDA_VISIBLE_DEVICES is to say in the server of device `index`, of a host with `count` GPUs.
+
+    Each server sees its own GPU alone, as cuda:0: no thread of it can make a context on another rank's.
+    """
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return (names if names != [""] else [str(number) for number in range(count)])[index % count]
 
 
 def reap(*_: object) -> None:
@@ -50,7 +68,9 @@ def _identity(arguments: argparse.Namespace) -> Any:
     return HostIdentity(Path(arguments.certificates), arguments.host_name)
 
 
-def spawn(request: dict[str, Any], arguments: argparse.Namespace, capability: Any, proxyd: Any) -> int:
+def spawn(
+    request: dict[str, Any], arguments: argparse.Namespace, capability: Any, gpus: int, proxyd: Any
+) -> int:
     """Fork one device server; returns its pid."""
     from understudy.proxy_server import device_server
 
@@ -58,13 +78,18 @@ def spawn(request: dict[str, Any], arguments: argparse.Namespace, capability: An
     if pid != 0:
         return pid
     try:
+        device = str(request["device"])
+        if gpus:
+            index = int(device.partition(":")[2])
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(index, gpus)
+            device = "cuda:0"
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(2, 1)  # stdout belongs to the spawner's conversation
         os.close(null)
         device_server.serve(
-            Path(request["socket"]), str(request["device"]), arguments.daemon_socket, capability, proxyd,
+            Path(request["socket"]), device, arguments.daemon_socket, capability, proxyd,
             arguments.grace, arguments.data_address, _identity(arguments),
             Path(arguments.shared_directory) if arguments.shared_directory else None,
         )  # fmt: skip
@@ -117,7 +142,7 @@ def main() -> None:
                 }
             )
             sys.exit(2)
-        capability = find_capability(arguments.driver)
+        capability, gpus = find_capability(arguments.driver)
     except (DriverUnavailable, ImportError) as error:
         answer({"error": str(error)})
         sys.exit(2)
@@ -125,10 +150,10 @@ def main() -> None:
         clear_leftovers(Path(arguments.shared_directory), arguments.host_name)
     proxyd = Identity(arguments.parent, process_start_ticks(arguments.parent))
     signal.signal(signal.SIGCHLD, reap)
-    answer({"ready": {"torch_version": installed, "capability": capability.__dict__}})
+    answer({"ready": {"torch_version": installed, "capability": capability.__dict__, "gpus": gpus}})
     for line in sys.stdin:
         request = json.loads(line)
-        pid = spawn(request["spawn"], arguments, capability, proxyd)
+        pid = spawn(request["spawn"], arguments, capability, gpus, proxyd)
         answer({"spawned": {"pid": pid, "socket": request["spawn"]["socket"]}})
 
 

@@ -31,7 +31,7 @@ from understudy.recovery.servers import ServerPool
 from understudy.recovery.service import DaemonService
 from understudy.recovery.service_manager import ServiceManager
 from understudy.recovery.sessions import Desk
-from understudy.recovery.settings import BadInput, Settings
+from understudy.recovery.settings import BadInput, Settings, refuse_missing_gpus
 from understudy.recovery.socket_path import claim
 from understudy.recovery.spanning.cpu_images import FOLDER
 from understudy.recovery.spanning.spans import Spans
@@ -88,6 +88,7 @@ async def serve(
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return
+        refuse_missing_gpus(settings.devices, starting.result().gpus)
         store = Store(Notes(runtime.path / STORE))
         desk = Desk(settings, runtime, pool, starting.result(), store)
         membership = Membership(

@@ -19,6 +19,8 @@ LARGEST_LOG = 4096
 """Segments per log (replay/csrc/log_format.h: kMaxSegments)."""
 
 DRIVERS = ("cpu", "cuda")
+SHARED_GPU = "UNDERSTUDY_TEST_SHARED_GPU"
+"""Set to 1, ranks may share a GPU, which NCCL does not let them: for tests on a host that has one."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -37,6 +39,12 @@ class DeviceSpec:
     def names(self) -> list[str]:
         """The devices by name: cpu:0, cpu:1."""
         return [f"{self.kind}:{index}" for index in range(self.count)]
+
+
+def refuse_missing_gpus(devices: DeviceSpec, gpus: int) -> None:
+    """Raises BadInput where `devices` are more GPUs than the `gpus` that CUDA shows."""
+    if devices.kind == "cuda" and devices.count > gpus and os.environ.get(SHARED_GPU) != "1":
+        raise BadInput(f"--devices cuda:{devices.count}: CUDA shows {gpus} on this host")
 
 
 @dataclass(frozen=True)

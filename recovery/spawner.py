@@ -32,6 +32,8 @@ class Installation:
 
     torch_version: str
     capability: pb.Capability
+    gpus: int = 0
+    """That the cuda driver finds on this host."""
 
 
 def default_command(
@@ -85,7 +87,8 @@ class Spawner:
         ready = answer.get("ready")
         if not isinstance(ready, dict):
             raise SpawnerError(str(answer.get("error", f"the spawner said {answer!r}")))
-        return Installation(str(ready["torch_version"]), pb.Capability(**ready.get("capability", {})))
+        capability = pb.Capability(**ready.get("capability", {}))
+        return Installation(str(ready["torch_version"]), capability, int(ready.get("gpus", 0)))
 
     async def spawn(self, socket: Path, device: str) -> int:
         """Fork a device server; answers its pid.  Raises SpawnerError."""

@@ -38,6 +38,7 @@ IMPOSSIBLE = {
     "UNDERSTUDY_RELAY": ["/tmp/directory/"],
     "UNDERSTUDY_CRIU": ["/no/such/criu", "/etc"],
     "UNDERSTUDY_TEST_DRIVER": ["gpu"],
+    "UNDERSTUDY_TEST_SHARED_GPU": ["yes"],
     "UNDERSTUDY_TEST_SEED": ["random"],
 }
 POSSIBLE = {
@@ -56,6 +57,7 @@ POSSIBLE = {
     "UNDERSTUDY_RELAY": "/tmp/r1/s",
     "UNDERSTUDY_CRIU": "/bin/true",
     "UNDERSTUDY_TEST_DRIVER": "cuda",
+    "UNDERSTUDY_TEST_SHARED_GPU": "1",
     "UNDERSTUDY_TEST_SEED": "7",
 }
 NAMES = [variable.name for variable in variables.VARIABLES]

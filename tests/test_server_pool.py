@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from proxied import until
 
+from understudy.proxy_server.spawner import visible_gpu
 from understudy.recovery.servers import ServerPool
+from understudy.recovery.settings import BadInput, DeviceSpec, refuse_missing_gpus
 
 SPAWNER = """
 import json, os, pathlib, signal, subprocess, sys
@@ -49,3 +52,20 @@ def test_a_server_that_is_being_forked_while_the_pool_stops_is_ended_with_the_ot
 
     pid = asyncio.run(scene())
     assert not is_running(pid)
+
+
+def test_each_server_sees_its_own_gpu_alone_of_those_that_proxyd_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [visible_gpu(index, 2) for index in range(2)] == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5ebe9fae")
+    assert [visible_gpu(index, 2) for index in range(2)] == ["3", "GPU-5ebe9fae"]
+
+
+def test_more_gpus_than_cuda_shows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNDERSTUDY_TEST_SHARED_GPU", raising=False)
+    refuse_missing_gpus(DeviceSpec("cuda", 2), 2)
+    refuse_missing_gpus(DeviceSpec("cpu", 2), 0)
+    with pytest.raises(BadInput, match="--devices cuda:2: CUDA shows 1 on this host"):
+        refuse_missing_gpus(DeviceSpec("cuda", 2), 1)
