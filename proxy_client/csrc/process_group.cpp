@@ -7,6 +7,7 @@
 #include <random>
 
 #include "proxy_client/csrc/call_encoding.h"
+#include "proxy_client/csrc/collective_types.h"
 #include "proxy_client/csrc/collective_work.h"
 #include "proxy_client/csrc/device.h"
 
@@ -50,8 +51,9 @@ Tensors flatten(const std::vector<Tensors>& lists) {
   return flat;
 }
 
-uint64_t code(const ReduceOp& op) {
+uint64_t code(const ReduceOp& op, const Tensor& tensor) {
   const auto type = static_cast<ReduceOp::RedOpType>(op);
+  if (type == ReduceOp::SUM && tensor.scalar_type() == at::kBool) return ReduceOp::MAX;  // as NCCL is asked
   if (type == ReduceOp::PREMUL_SUM) return ReduceOp::SUM;
   TORCH_CHECK_NOT_IMPLEMENTED(type <= ReduceOp::BXOR,
                               "the virtual device does not support this reduce operation");
@@ -65,6 +67,7 @@ void check(const Tensors& tensors) {
     TORCH_CHECK_WITH(ValueError,
                      tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg(),
                      "Tensors must be contiguous");
+    check_collective_type(tensor);
   }
 }
 
@@ -85,8 +88,9 @@ Tensor multiplied(const Tensor& tensor, const ReduceOp& op, bool in_place) {
 
 // What is reduced of these: themselves, but for one reduction.
 Tensors operands(const Tensors& tensors, const ReduceOp& op, bool in_place) {
-  if (!multiplies(op)) return tensors;
   check(tensors);  // before any of them changes
+  for (const Tensor& tensor : tensors) check_reduction(op, tensor);
+  if (!multiplies(op)) return tensors;
   Tensors products;
   for (const Tensor& tensor : tensors) products.push_back(multiplied(tensor, op, in_place));
   return products;
@@ -199,7 +203,7 @@ WorkPtr ProcessGroup::submit(const Request& request) {
   WordBuffer words;
   words.extend(kHeaderWords);
   for (const Tensors* tensors : {&request.inputs, &request.outputs})
-    for (const Tensor& tensor : *tensors) append_raw_tensor(tensor, words);
+    for (const Tensor& tensor : *tensors) append_raw_tensor(as_it_travels(tensor), words);
   for (const auto* splits : {&request.output_splits, &request.input_splits})
     for (const int64_t split : *splits) words.push(static_cast<uint64_t>(split));
   CollectiveHeader header{static_cast<uint64_t>(request.kind),
@@ -241,7 +245,7 @@ WorkPtr ProcessGroup::allreduce(Tensors& tensors, const c10d::AllreduceOptions& 
   return submit({.kind = CollectiveKind::kAllReduce,
                  .type = OpType::ALLREDUCE,
                  .outputs = operands(tensors, options.reduceOp, /*in_place=*/true),
-                 .reduce_op = code(options.reduceOp)});
+                 .reduce_op = code(options.reduceOp, tensors.at(0))});
 }
 
 WorkPtr ProcessGroup::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -252,7 +256,7 @@ WorkPtr ProcessGroup::reduce(Tensors& tensors, const c10d::ReduceOptions& option
   return submit({.kind = CollectiveKind::kReduce,
                  .type = OpType::REDUCE,
                  .outputs = operands(tensors, options.reduceOp, options.rootRank == getRank()),
-                 .reduce_op = code(options.reduceOp),
+                 .reduce_op = code(options.reduceOp, tensors.at(0)),
                  .peer = static_cast<int>(options.rootRank)});
 }
 
@@ -317,7 +321,7 @@ WorkPtr ProcessGroup::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inp
                  .type = OpType::REDUCE_SCATTER,
                  .inputs = operands(flatten(inputs), options.reduceOp, /*in_place=*/false),
                  .outputs = outputs,
-                 .reduce_op = code(options.reduceOp)});
+                 .reduce_op = code(options.reduceOp, outputs.at(0))});
 }
 
 WorkPtr ProcessGroup::_reduce_scatter_base(Tensor& output, Tensor& input,
@@ -327,7 +331,7 @@ WorkPtr ProcessGroup::_reduce_scatter_base(Tensor& output, Tensor& input,
                  .type = OpType::_REDUCE_SCATTER_BASE,
                  .inputs = operands({input}, options.reduceOp, /*in_place=*/false),
                  .outputs = {output},
-                 .reduce_op = code(options.reduceOp)});
+                 .reduce_op = code(options.reduceOp, output)});
 }
 
 WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
