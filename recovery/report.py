@@ -81,8 +81,8 @@ def account_of_no_step(commits: int) -> str:
     """What a program is protected by whose optimizer is none that we know."""
     many = "1 commit was" if commits == 1 else f"{commits} commits were"
     return (
-        f"no step of a torch.optim optimizer was seen, so {many} made by the size of the log: a fault "
-        "replays what came after the last (UNDERSTUDY_AUTO_COMMIT_BYTES)"
+        f"no step of a torch.optim optimizer was seen, so {many} made by the length of the log: a "
+        "fault replays what came after the last (UNDERSTUDY_AUTO_COMMIT_BYTES)"
     )
 
 

@@ -67,6 +67,17 @@ def check(program: Program, folder: Path, *options: str) -> proxied.Ended:
     return ended
 
 
+def test_a_program_that_updates_its_parameters_itself_is_committed_where_it_reads_its_loss(
+    tmp_path: Path,
+) -> None:
+    """Findings, real programs 7: nothing was, and a fault replayed the whole run."""
+    program = Program("own_update")
+    ended = check(program, tmp_path, "--drill", "kill-server rank=1 step=1 call=15000")
+    assert ended.report["automatic_commits"] >= 3
+    (recovery,) = ended.report["recoveries"]
+    assert recovery["recovered"]
+
+
 def test_a_script_catches_that_there_is_no_memory_and_goes_on(tmp_path: Path) -> None:
     """As accelerate's find_executable_batch_size and Lightning's scaler do."""
     script = tmp_path / "script.py"

@@ -155,6 +155,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("set_session_opener", &set_session_opener);
   module.def("set_driver", &set_driver);
   module.def("session_is_open", [] { return log_if_open() != nullptr; });
+  module.def("device_is_busy", &device_is_busy);
   module.def("bound_device", &bound_device);
   module.def("in_bad_fork", &in_bad_fork);
   module.def("close_session", &close_session, without_gil());

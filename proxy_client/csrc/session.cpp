@@ -19,6 +19,7 @@ using replay::Phase;
 
 constexpr uint64_t kFirstHandle = 1;
 constexpr uint64_t kAutomaticCommitRecords = 1'000'000;
+constexpr uint64_t kCommitRecordsWithoutSteps = 4'096;  // some 50 ms of replay
 
 struct Session {
   std::mutex opening;  // taken without the GIL
@@ -96,7 +97,8 @@ LogWriter& log_for(c10::DeviceIndex device) {
       device == bound, "this worker is bound to cuda:", static_cast<int>(bound),
       " and cannot use cuda:", static_cast<int>(device),
       "; a worker process has one device: start one process per device (torchrun --nproc-per-node N), "
-      "each with its own torch.cuda.set_device(local_rank)");
+      "each with its own torch.cuda.set_device(local_rank), or show this one a single device with "
+      "CUDA_VISIBLE_DEVICES=0 (where a library spreads a model over all it sees, as device_map='auto' does)");
   if (C10_UNLIKELY(!log->usable())) raise_unusable();
   return *log;
 }
@@ -195,14 +197,25 @@ uint64_t step_to_describe() {
   return log->page().worker_steps.load(std::memory_order_relaxed) + 1;
 }
 
+// Where the program waits for the device. As long as no optimizer of torch.optim has stepped, minibatches end
+// unseen, as a rule where a loss is read: then little is reason enough.
 void commit_if_due() {
   Session& s = session();
   LogWriter* log = log_if_open();
   if (!log || s.in_optimizer.load(std::memory_order_relaxed)) return;
   const uint64_t bytes = log->bytes() - s.committed_bytes.load(std::memory_order_relaxed);
   const uint64_t records = log->records() - s.committed_records.load(std::memory_order_relaxed);
-  if (bytes > automatic_commit_bytes(*log) || records > kAutomaticCommitRecords)
+  const bool steps = log->page().worker_steps.load(std::memory_order_relaxed) != 0;
+  if (bytes > automatic_commit_bytes(*log) ||
+      records > (steps ? kAutomaticCommitRecords : kCommitRecordsWithoutSteps))
     commit(*log, replay::CommitKind::kAutomatic);
+}
+
+bool device_is_busy() {
+  const LogWriter* log = log_if_open();
+  if (!log) return false;
+  const uint64_t done = log->page().cursor_index.load(std::memory_order_relaxed);
+  return done < log->page().tail_index.load(std::memory_order_relaxed);
 }
 
 }  // namespace understudy::client

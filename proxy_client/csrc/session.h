@@ -95,5 +95,7 @@ uint64_t step_to_describe();
 // commit, so that long stretches without an optimizer step (evaluation, generation) do not grow the log
 // without bound.
 void commit_if_due();
+// Whether records were appended that the device server has not run yet.
+bool device_is_busy();
 
 }  // namespace understudy::client

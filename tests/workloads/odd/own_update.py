@@ -1,0 +1,23 @@
+"""Parameters that the script updates itself, as word_language_model does: no optimizer steps."""
+
+import torch
+from odd_program import begin, device, on_device, say
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 400
+
+begin()
+model = DistributedDataParallel(
+    torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 8)).to(device),
+    device_ids=[device.index] if on_device else None,
+)
+for step in range(1, STEPS + 1):
+    x = torch.randn(16, 8).to(device)
+    model.zero_grad()
+    loss = (model(x) - x).square().mean()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.5)
+    if step % 20 == 0:
+        say(step, loss, *model.parameters())
