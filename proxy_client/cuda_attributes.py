@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from understudy.proxy_client import capability, cuda_build, cuda_memory, cuda_streams, nvtx
+from understudy.proxy_client import capability, cuda_build, cuda_memory, cuda_streams, device_monitor, nvtx
 
 _COMPILED_VERSION = 13000
 _NCCL_VERSION = 2 << 32 | 27 << 16
@@ -39,19 +39,12 @@ def install(torch_c: ModuleType) -> None:
 def install_late(torch: ModuleType) -> None:
     """Once torch is whole: NVML would look at the host's own GPUs, and a CUDA build names its version."""
     torch.cuda._device_count_nvml = lambda: -1
-    torch.cuda._get_pynvml_handler = _refuse_nvml
+    device_monitor.install(torch)
     # Asked before every recurrent layer; PyTorch's own answer comes with a warning about the build.
     torch.backends.cudnn.is_acceptable = lambda _: False
     cuda_build.close_late(torch)
     if torch.version.cuda is None:
         torch.version.cuda = f"{_COMPILED_VERSION // 1000}.{_COMPILED_VERSION % 1000 // 10}"
-
-
-def _refuse_nvml(*_: Any) -> None:
-    raise RuntimeError(
-        "the virtual device has no NVML, so its utilization, temperature and clocks are not known in the "
-        "worker; look at the device server's host: `recoveryctl status`, nvidia-smi"
-    )
 
 
 def _nothing(*_: Any, **__: Any) -> None:

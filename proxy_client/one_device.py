@@ -5,6 +5,9 @@ A CPU build of PyTorch lacks these functions of `torch._C`; what they do for one
 
 from __future__ import annotations
 
+import functools
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,3 +89,30 @@ FUNCTIONS: dict[str, Callable[[Refusal], Callable[..., Any]]] = {
     "_broadcast_coalesced": _broadcast_coalesced,
 }
 """By their name in `torch._C`; each is made for the row that refuses several devices."""
+
+
+def install_late() -> None:
+    """nn.DataParallel over "all devices", as Trainer and others wrap a model by themselves: over one.
+
+    The process may see several: a script that starts its ranks itself counts them first.
+    """
+    module = sys.modules["torch.nn.parallel.data_parallel"]
+    vars(module)["_get_all_device_indices"] = _the_one_device
+
+
+def _the_one_device() -> list[int]:
+    import torch
+
+    if torch.cuda.device_count() > 1:
+        _say_so()
+    return [torch.cuda.current_device()]
+
+
+@functools.cache  # once
+def _say_so() -> None:
+    warnings.warn(
+        "nn.DataParallel: a worker process has one device, so the batch is not split; for more devices "
+        "start one process per device (torchrun --nproc-per-node N)",
+        UserWarning,
+        stacklevel=4,
+    )

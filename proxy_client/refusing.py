@@ -34,6 +34,7 @@ def install_late(torch: Any) -> None:
     _put(Where.DLPACK, dlpack)
     torch.to_dlpack = dlpack.to_dlpack
     torch.from_dlpack = dlpack.from_dlpack = _within_torch(dlpack.from_dlpack)
+    one_device.install_late()
 
 
 def install_in_extension_builder(cpp_extension: ModuleType) -> None:

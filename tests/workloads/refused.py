@@ -104,7 +104,9 @@ REQUESTS: dict[str, Callable[[], Any]] = {
     "the DLPack export of a cuda tensor to another library": lambda: numpy.from_dlpack(here),
     "the DLPack capsule of a cuda tensor": lambda: torch.utils.dlpack.to_dlpack(here),
     "this call of the CUDA runtime": lambda: torch.cuda.cudart().cudaStreamCreate(0),
-    "nn.DataParallel": lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda())(torch.ones(4, 2).cuda()),
+    "nn.DataParallel": lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2).cuda(), device_ids=[0, 1])(
+        torch.ones(4, 2).cuda()
+    ),
     "the history of device memory": warned,
 }
 
@@ -133,8 +135,37 @@ def what_still_works() -> None:
     model = torch.nn.Linear(2, 1, bias=False).cuda()
     parallel = torch.nn.DataParallel(model, device_ids=[0])
     parallel(torch.ones(4, 2)).sum().backward()
-    assert model.weight.grad is not None and model.weight.grad.tolist() == [[4, 4]]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        everywhere = torch.nn.DataParallel(model)  # as libraries wrap it that count the devices
+        torch.nn.DataParallel(model)
+    assert [str(one.message)[:40] for one in said] == ["nn.DataParallel: a worker process has on"], said
+    everywhere(torch.ones(4, 2)).sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[8, 8]]
     assert not torch.cuda.is_current_stream_capturing()
+    what_is_measured()
+
+
+def what_is_measured() -> None:
+    """As monitors ask: some of it is answered, and the rest is missing as it is without pynvml."""
+    x = torch.ones(1024, 1024, device="cuda")
+    for _ in range(100):
+        x = (x @ x).clamp(max=1)
+    assert 0 < torch.cuda.utilization() <= 100
+    torch.cuda.synchronize()
+    assert 0 <= torch.cuda.utilization(0) <= 100 and torch.cuda.device_memory_used() > 0
+    for question in (
+        torch.cuda.temperature,
+        torch.cuda.power_draw,
+        torch.cuda.clock_rate,
+        torch.cuda.memory_usage,
+    ):
+        try:
+            question()
+        except ModuleNotFoundError as error:
+            assert "pynvml" in str(error)
+        else:
+            raise AssertionError(f"{question.__name__} answered")
 
 
 if __name__ == "__main__":
