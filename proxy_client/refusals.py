@@ -69,7 +69,8 @@ class Refusal:
 REFUSALS = (
     Refusal(
         "a CUDA graph", _STREAMS + " to capture",
-        "run the steps eagerly: operators are sent ahead, which hides the same launch costs",
+        "run the steps eagerly: operators are sent ahead, which hides the same launch costs (torchtitan "
+        "captures by itself: --training.disable_cuda_graphs)",
         Where.TORCH_C, ("_CUDAGraph",), Kind.CLASS,
     ),
     Refusal(
