@@ -98,12 +98,14 @@ def _with_a_fault(program: Program, folder: Path, outcome: Outcome, undisturbed:
 def places(report: dict[str, Any], draw: random.Random, ranks: int) -> list[str]:
     """Where a fault is to strike: amid the run, at a random record; then where there certainly is one.
 
-    Of a program that commits nothing all records are of its first minibatch.
+    Of a program that commits nothing all records are of its first minibatch.  An optimizer of optimizers ends a
+    minibatch of its own right after theirs, so that every other one is empty: then the next has that record.
     """
     rank, steps = draw.randrange(ranks), int(report["steps"])
     calls = max(2, int(report["calls_per_step"] if steps else report["records"]))
-    step = max(1, steps // 2)
-    return [f"rank={rank} step={step} call={draw.randrange(1, calls)}", f"rank={rank} step={step} call=1"]
+    step, call = max(1, steps // 2), draw.randrange(1, calls)
+    amid = [f"rank={rank} step={step + more} call={call}" for more in ((0, 1) if steps > 1 else (0,))]
+    return [*amid, f"rank={rank} step={step} call=1"]
 
 
 def _refusal(program: Program, output: str) -> str:
