@@ -6,7 +6,9 @@ from catalogue import Program, torchrun
 
 TEXT = "{data}/tinyshakespeare.txt"
 ON_DEVICE = "it draws its dropout on the device, where it is not seeded before each step"
+CALLS_CUDA = "it calls torch.cuda by name: it does not run without a GPU"
 EXAMPLES = "pytorch/examples, distributed/"
+MEGATRON = "Megatron-LM, run_simple_mcore_train_loop.py"
 
 PROGRAMS = (
     Program(
@@ -49,5 +51,15 @@ PROGRAMS = (
         written=True, defaults="FSDP2, activation checkpointing, dcp.async_save, a second model resumes",
         not_natively="natively saving and training would share one Gloo group, from two threads",
         launcher=torchrun(2), ranks=2,
+    ),
+    Program(
+        "megatron_tensor", MEGATRON, ("megatron_gpt.py", "tensor", TEXT, "{out}"), environment="megatron", written=True,
+        defaults="megatron-core 0.16's GPTModel, tensor parallel 2: attention dropout by the RNG tracker, its DDP, distributed checkpoint",
+        not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
+    ),
+    Program(
+        "megatron_pipeline", MEGATRON, ("megatron_gpt.py", "pipeline", TEXT, "{out}"), environment="megatron", written=True,
+        defaults="the same with pipeline parallel 2 (1F1B), tied embeddings, bfloat16, its distributed optimizer, clipping",
+        not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
     ),
 )  # fmt: skip
