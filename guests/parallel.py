@@ -8,6 +8,12 @@ TEXT = "{data}/tinyshakespeare.txt"
 ON_DEVICE = "it draws its dropout on the device, where it is not seeded before each step"
 CALLS_CUDA = "it calls torch.cuda by name: it does not run without a GPU"
 EXAMPLES = "pytorch/examples, distributed/"
+TITAN = (
+    "torchtitan_debug.py", TEXT, "--training.seq_len", "64", "--training.local_batch_size", "2", "--training.steps", "8",
+    "--checkpoint.enable", "--checkpoint.interval", "4", "--debug.seed", "42",
+    "--parallelism.spmd_backend", "partial_dtensor",
+)  # fmt: skip
+"""Small, with a seed and checkpoints; its default of how layers are sharded needs a later PyTorch."""
 MEGATRON = "Megatron-LM, run_simple_mcore_train_loop.py"
 
 PROGRAMS = (
@@ -61,5 +67,16 @@ PROGRAMS = (
         "megatron_pipeline", MEGATRON, ("megatron_gpt.py", "pipeline", TEXT, "{out}"), environment="megatron", written=True,
         defaults="the same with pipeline parallel 2 (1F1B), tied embeddings, bfloat16, its distributed optimizer, clipping",
         not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
+    ),
+    Program(
+        "torchtitan_llama3", "torchtitan", (*TITAN, "--training.disable_cuda_graphs"), environment="torchtitan",
+        defaults="its debug model without CUDA graphs: FSDP2 from the meta device in bfloat16, selective checkpointing, checkpoints",
+        not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
+    ),
+    Program(
+        "torchtitan_graphs", "torchtitan", TITAN, environment="torchtitan",
+        defaults="the same as it is, with CUDA graphs", not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
+        fails="CUDA graphs are refused: --training.disable_cuda_graphs is torchtitan's own switch",
+        refusal="a CUDA graph cannot work on understudy's virtual device",
     ),
 )  # fmt: skip
