@@ -11,9 +11,10 @@ EXAMPLES = "pytorch/examples, distributed/"
 TITAN = (
     "torchtitan_debug.py", TEXT, "--training.seq_len", "64", "--training.local_batch_size", "2", "--training.steps", "8",
     "--checkpoint.enable", "--checkpoint.interval", "4", "--debug.seed", "42",
+    "--validator.enable", "--validator.steps", "2", "--validator.dataloader.dataset", "c4_test",
     "--parallelism.spmd_backend", "partial_dtensor",
 )  # fmt: skip
-"""Small, with a seed and checkpoints; its default of how layers are sharded needs a later PyTorch."""
+"""Small, with a seed, checkpoints and validation; its default of how layers are sharded needs a later PyTorch."""
 MEGATRON = "Megatron-LM, run_simple_mcore_train_loop.py"
 
 PROGRAMS = (
@@ -70,12 +71,18 @@ PROGRAMS = (
     ),
     Program(
         "torchtitan_llama3", "torchtitan", (*TITAN, "--training.disable_cuda_graphs"), environment="torchtitan",
-        defaults="its debug model without CUDA graphs: FSDP2 from the meta device in bfloat16, selective checkpointing, checkpoints",
+        defaults="its debug model without CUDA graphs: FSDP2 from the meta device in bfloat16, selective checkpointing, checkpoints, validation",
         not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
     ),
     Program(
+        "torchtitan_tensor", "torchtitan",
+        (*TITAN, "--training.disable_cuda_graphs", "--parallelism.tensor_parallel_degree", "2"), environment="torchtitan",
+        defaults="the same with tensor and sequence parallel 2: DTensors", not_natively=CALLS_CUDA, launcher=torchrun(2),
+        ranks=2,
+    ),
+    Program(
         "torchtitan_graphs", "torchtitan", TITAN, environment="torchtitan",
-        defaults="the same as it is, with CUDA graphs", not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
+        defaults="its debug model as it is, with CUDA graphs", not_natively=CALLS_CUDA, launcher=torchrun(2), ranks=2,
         fails="CUDA graphs are refused: --training.disable_cuda_graphs is torchtitan's own switch",
         refusal="a CUDA graph cannot work on understudy's virtual device",
     ),
