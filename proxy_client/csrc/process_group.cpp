@@ -222,6 +222,7 @@ WorkPtr ProcessGroup::submit(const Request& request) {
     append(log, Kind::kCollective, communicator_, words.size(),
            [&](uint64_t* body) { std::copy_n(words.data(), words.size(), body); });
   }
+  commit_after_collective(log, getSize(), header.sequence);
   CollectiveWork::Details details{
       request.type,       device,
       header.sequence,    request.peer,

@@ -20,6 +20,7 @@ using replay::Phase;
 constexpr uint64_t kFirstHandle = 1;
 constexpr uint64_t kAutomaticCommitRecords = 1'000'000;
 constexpr uint64_t kCommitRecordsWithoutSteps = 4'096;  // some 50 ms of replay
+constexpr uint64_t kCommitCollectivesWithoutSteps = 128;
 
 struct Session {
   std::mutex opening;  // taken without the GIL
@@ -82,6 +83,11 @@ void commit(LogWriter& log, replay::CommitKind kind) {
   s.in_optimizer.store(false, std::memory_order_relaxed);
   s.committed_bytes.store(log.bytes(), std::memory_order_relaxed);
   s.committed_records.store(log.records(), std::memory_order_relaxed);
+}
+
+// An optimizer that is none of torch.optim ends its minibatches unseen.
+bool never_stepped(const LogWriter& log) {
+  return log.page().worker_steps.load(std::memory_order_relaxed) == 0;
 }
 
 }  // namespace
@@ -197,18 +203,24 @@ uint64_t step_to_describe() {
   return log->page().worker_steps.load(std::memory_order_relaxed) + 1;
 }
 
-// Where the program waits for the device. As long as no optimizer of torch.optim has stepped, minibatches end
-// unseen, as a rule where a loss is read: then little is reason enough.
 void commit_if_due() {
   Session& s = session();
   LogWriter* log = log_if_open();
   if (!log || s.in_optimizer.load(std::memory_order_relaxed)) return;
   const uint64_t bytes = log->bytes() - s.committed_bytes.load(std::memory_order_relaxed);
   const uint64_t records = log->records() - s.committed_records.load(std::memory_order_relaxed);
-  const bool steps = log->page().worker_steps.load(std::memory_order_relaxed) != 0;
+  // Minibatches of a rank alone that no optimizer ends do so where it reads its loss, as a rule.
+  const bool soon = never_stepped(*log) && log->page().world == 1;
   if (bytes > automatic_commit_bytes(*log) ||
-      records > (steps ? kAutomaticCommitRecords : kCommitRecordsWithoutSteps))
+      records > (soon ? kCommitRecordsWithoutSteps : kAutomaticCommitRecords))
     commit(*log, replay::CommitKind::kAutomatic);
+}
+
+void commit_after_collective(LogWriter& log, int ranks, uint64_t sequence) {
+  const bool of_all = static_cast<uint64_t>(ranks) == log.page().world;
+  if (of_all && sequence % kCommitCollectivesWithoutSteps == 0 && never_stepped(log) &&
+      !session().in_optimizer.load(std::memory_order_relaxed))
+    commit(log, replay::CommitKind::kAutomatic);
 }
 
 bool device_is_busy() {

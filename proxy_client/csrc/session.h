@@ -95,6 +95,9 @@ uint64_t step_to_describe();
 // commit, so that long stretches without an optimizer step (evaluation, generation) do not grow the log
 // without bound.
 void commit_if_due();
+// Commits behind some collectives of all ranks, as long as no optimizer has stepped: on every rank behind the
+// same ones, whatever each of them reads and when.
+void commit_after_collective(LogWriter& log, int ranks, uint64_t sequence);
 // Whether records were appended that the device server has not run yet.
 bool device_is_busy();
 
