@@ -96,6 +96,11 @@ Tensors operands(const Tensors& tensors, const ReduceOp& op, bool in_place) {
   return products;
 }
 
+bool is_message(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive ||
+         kind == CollectiveKind::kReceiveAny;
+}
+
 // `whole` is to hold a part of the size of `part` for each rank; shapes do not matter.
 void check_whole_and_part(const Tensor& whole, const char* name_of_whole, const Tensor& part,
                           const char* name_of_part, int ranks) {
@@ -214,15 +219,19 @@ WorkPtr ProcessGroup::submit(const Request& request) {
                           request.inputs.size(),
                           request.outputs.size(),
                           request.output_splits.size() + request.input_splits.size()};
+  // The same number on every rank, which that of a message is not.
+  const bool between_all = !is_message(request.kind);
+  uint64_t of_all = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ensure_communicator(log);
     header.sequence = ++sequence_;
+    if (between_all) of_all = ++of_all_;
     std::memcpy(words.data(), &header, sizeof header);
     append(log, Kind::kCollective, communicator_, words.size(),
            [&](uint64_t* body) { std::copy_n(words.data(), words.size(), body); });
   }
-  commit_after_collective(log, getSize(), header.sequence);
+  if (between_all) commit_after_collective(log, getSize(), of_all);
   CollectiveWork::Details details{
       request.type,       device,
       header.sequence,    request.peer,

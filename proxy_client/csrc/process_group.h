@@ -92,6 +92,7 @@ class ProcessGroup final : public c10d::Backend {
   uint64_t uid_low_ = 0, uid_high_ = 0;
   uint64_t communicator_ = 0;  // 0: not created yet
   uint64_t sequence_ = 0;
+  uint64_t of_all_ = 0;  // collectives, without messages
   bool over_ = false;
 };
 

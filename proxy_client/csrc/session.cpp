@@ -216,9 +216,9 @@ void commit_if_due() {
     commit(*log, replay::CommitKind::kAutomatic);
 }
 
-void commit_after_collective(LogWriter& log, int ranks, uint64_t sequence) {
+void commit_after_collective(LogWriter& log, int ranks, uint64_t number) {
   const bool of_all = static_cast<uint64_t>(ranks) == log.page().world;
-  if (of_all && sequence % kCommitCollectivesWithoutSteps == 0 && never_stepped(log) &&
+  if (of_all && number % kCommitCollectivesWithoutSteps == 0 && never_stepped(log) &&
       !session().in_optimizer.load(std::memory_order_relaxed))
     commit(log, replay::CommitKind::kAutomatic);
 }

@@ -97,7 +97,7 @@ uint64_t step_to_describe();
 void commit_if_due();
 // Commits behind some collectives of all ranks, as long as no optimizer has stepped: on every rank behind the
 // same ones, whatever each of them reads and when.
-void commit_after_collective(LogWriter& log, int ranks, uint64_t sequence);
+void commit_after_collective(LogWriter& log, int ranks, uint64_t number);
 // Whether records were appended that the device server has not run yet.
 bool device_is_busy();
 
