@@ -71,6 +71,7 @@ class Round:
 
         `decided` returns once the job's decision outlives us, as it is to before any of it is done.
         """
+        self._repaired: set[int] = set()  # in this round, and in those for the same fault that failed
         self._decided = decided
         self._homes = homes
         self._restorer = restorer
@@ -130,18 +131,15 @@ class Round:
             if isinstance(action, Lose):
                 self._job.sessions[action.rank].lose(action.message)
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
+        repaired = set() if fault.kind is FaultKind.VALIDATION else _repaired(chosen)
+        if len(tried) <= 1:  # the first round of a fault
+            self._repaired.clear()
+        self._repaired |= repaired
         result = await self._go_back(chosen, [session for session in concerned_ranks if session.active])
-        if fault.kind is not FaultKind.VALIDATION:
-            self._count(chosen)
+        for rank in self._repaired if repaired else ():
+            if (recovered := self._job.sessions.get(rank)) is not None:
+                recovered.recoveries += 1
         return result
-
-    def _count(self, chosen: Plan) -> None:
-        """Ranks that were recovered: those that only go back as others do are not."""
-        for kind in (Restart, Reload, Rewind):
-            if of_kind := {action.rank for action in chosen.actions if isinstance(action, kind)}:
-                for rank in of_kind:
-                    self._job.sessions[rank].recoveries += 1
-                return
 
     async def _check_that_deaths_were_noticed(self, sessions: Sequence[Session], fault: FaultFacts) -> None:
         """A server that died a moment ago has to be told of: once it is replaced, its notice means nothing.
@@ -429,6 +427,14 @@ class Round:
 def policy(world: int, keeps_optimizer_preimages: bool) -> pb.Policy:
     """What a server keeps for recovery: nothing where no other rank could hold a replica."""
     return pb.Policy(protect=world > 1, optimizer_preimages=keeps_optimizer_preimages)
+
+
+def _repaired(chosen: Plan) -> set[int]:
+    """Ranks that the plan recovers: those that only go back as others do are not."""
+    for kind in (Restart, Reload, Rewind):
+        if ranks := {action.rank for action in chosen.actions if isinstance(action, kind)}:
+            return ranks
+    return set()
 
 
 def _decision(generation: int, fault: FaultFacts, chosen: Plan) -> pb.JournaledDecision:

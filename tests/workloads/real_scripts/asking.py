@@ -135,7 +135,8 @@ def properties_of_the_device(run: Run) -> None:
     torch.cuda.set_sync_debug_mode(0)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    for question in (cuda.utilization, cuda.temperature, cuda.power_draw, cuda.clock_rate, cuda.memory_usage):
+    expect(0 <= cuda.utilization() <= 100, "utilization")
+    for question in (cuda.temperature, cuda.power_draw, cuda.clock_rate, cuda.memory_usage):
         try:
             question()
             raise AssertionError(f"{question.__name__}() has an answer")
