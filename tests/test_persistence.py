@@ -55,6 +55,15 @@ def complete_sets(store: Path) -> list[StoredSet]:
     return [one for one in read_catalogue(store).sets if one.complete]
 
 
+def newest_complete(store: Path) -> StoredSet:
+    """Of them; what there is instead, if there is none."""
+    found = read_catalogue(store)
+    there = [(one.run, one.serial, one.step, sorted(one.parts)) for one in found.sets]
+    complete = [one for one in found.sets if one.complete]
+    assert complete, (found.problems, there, sorted(map(str, store.rglob("*"))))
+    return complete[0]
+
+
 def writers() -> list[psutil.Process]:
     return [p for p in processes() if name_of("recovery.persistence.writer") in command_of(p)]
 
@@ -104,7 +113,7 @@ def test_newest_complete_snapshot_outlives_every_process_and_all_memory(node: No
     told = persisted_step(node)
     kill_everything(node)
     until(lambda: not writers(), "the end of the writer")
-    newest = complete_sets(store)[0]
+    newest = newest_complete(store)
     assert newest.step >= told
     for stored in complete_sets(store):
         assert_bits(stored)
@@ -126,7 +135,7 @@ def test_what_a_killed_writer_was_writing_is_never_found_and_another_one_goes_on
             assert problems_of(stored) == []
         until(lambda told=told: persisted_step(node) > told, "a newer one")  # type: ignore[misc]
     kill_everything(node)
-    assert_bits(complete_sets(store)[0])
+    assert_bits(newest_complete(store))
 
 
 def test_successor_of_a_proxyd_that_died_goes_on_in_the_same_stores(node: Node, store: Path) -> None:
@@ -141,7 +150,7 @@ def test_successor_of_a_proxyd_that_died_goes_on_in_the_same_stores(node: Node, 
     found = read_catalogue(store)
     assert found.problems == ()
     assert len({one.run for one in found.sets}) == 1
-    assert_bits(complete_sets(store)[0])
+    assert_bits(newest_complete(store))
 
 
 def test_every_nth_step_becomes_durable_where_steps_were_asked_for(
@@ -174,7 +183,7 @@ def test_how_snapshots_are_written_is_up_to_the_options_of_proxyd(
         told = dict(itertools.pairwise(writer))
         assert (told["--threads"], told["--chunk"], told["--pool"]) == ("3", "65536", "262144")
         kill_everything(node)
-    (found,) = complete_sets(store)[:1]
+    found = newest_complete(store)
     assert_bits(found)
     for part in found.parts.values():
         with Store.open(part.path, writable=False) as opened:
@@ -215,7 +224,7 @@ def test_only_as_many_snapshots_stay_as_there_are_slots(node: Node, store: Path)
     until(several, "five snapshots")
     kill_everything(node)
     assert len(read_catalogue(store).sets) <= 3
-    assert_bits(complete_sets(store)[0])
+    assert_bits(newest_complete(store))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
@@ -253,7 +262,7 @@ def test_recoveryctl_lists_and_verifies_and_names_what_is_damaged(node: Node, st
     until(lambda: persisted_step(node) > 0, "a durable snapshot")
     kill_everything(node)
     sets = read_catalogue(store).sets
-    newest = complete_sets(store)[0]
+    newest = newest_complete(store)
     listed, status = ask("list", str(store), "--json")
     assert status == 0 and len(listed["snapshots"]) == len(sets)
     verified, status = ask("verify", str(store), "--json")

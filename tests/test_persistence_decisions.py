@@ -342,6 +342,12 @@ def test_what_is_complete_with_a_part_in_an_outgrown_store_is_kept(tmp_path: Pat
             store.close()
     successor = RunStores(run, range(2), 2, slots=3)
     assert [stores.serials for stores in successor.of_rank.values()] == [{1}, {1}]
+    successor.release(1)  # said once more, as a second tier does when it has copied it
+    assert [stores.serials for stores in successor.of_rank.values()] == [{1}, {1}]
+    write(successor.of_rank[0].fitting([1 << 20], 3), 3, 1 << 20)
+    write(successor.of_rank[1].fitting([1000], 3), 3, 1000)
+    successor.release(3)
+    assert [stores.serials for stores in successor.of_rank.values()] == [{3}, {3}]
 
 
 def test_the_name_of_a_new_store_is_durable_before_anything_is_written_to_it(

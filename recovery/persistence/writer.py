@@ -169,7 +169,7 @@ class RankStores:
                     continue
                 except _store.StoreError as problem:  # damaged, or its writer has not quite ended
                     sys.stderr.write(f"understudy: a new store is begun: {problem}\n")
-            self._outgrown[store.path] = (0, None)  # until the next one is complete
+            self._outgrown[store.path] = (_newest_in(store.path) + 1, None)
         if known and self._current is None:
             self._growth += 1
 
@@ -245,6 +245,15 @@ class RunStores:
                 for serial in sorted(stores.serials - set(known)):
                     if serial < before:
                         stores.discard(serial)
+
+
+def _newest_in(path: Path) -> int:
+    """Serial of the newest snapshot in a store that is not written any more; 0: there is none to be read."""
+    try:
+        with _store.Store.open(str(path), writable=False) as store:
+            return max((entry.serial for entry in store.snapshots()), default=0)
+    except (OSError, _store.StoreError):
+        return 0
 
 
 @contextlib.contextmanager
