@@ -9,17 +9,16 @@ from contextlib import contextmanager
 
 import structlog
 
-log = structlog.get_logger()
+from understudy.recovery.timing import TIMING, Timing
 
-AGAIN_S = 2.0
-"""How long a task that was cancelled may take to end before it is cancelled once more, seconds."""
+log = structlog.get_logger()
 
 
 class BackgroundTasks:
     """The background tasks of one owner, named in the log by `owner`."""
 
-    def __init__(self, owner: str) -> None:
-        self._owner = owner
+    def __init__(self, owner: str, timing: Timing = TIMING) -> None:
+        self._owner, self._timing = owner, timing
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -38,7 +37,7 @@ class BackgroundTasks:
         while pending:
             for task in pending:
                 task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+            _, pending = await asyncio.wait(pending, timeout=self._timing.cancel_again_s)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -30,6 +30,7 @@ from understudy.recovery.persistence.restorer import Restorer
 from understudy.recovery.planner import ENDS, Plan, PlanName, goes_back_a_minibatch, parked_anywhere, plan
 from understudy.recovery.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.standing import Standing
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
@@ -67,6 +68,7 @@ class Coordinator:
         restorer: Restorer | None = None,
         decided: Callable[[], Awaitable[None]] = nobody_else,
         forget: Callable[[int, Collection[int]], None] = lambda oldest, ranks: None,
+        timing: Timing = TIMING,
     ) -> None:
         """`follow` is told of every session that got a new server; `decided` is as in Round.
 
@@ -79,7 +81,7 @@ class Coordinator:
         self._forget = forget
         self._job = job
         self._homes = homes
-        self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer, decided)
+        self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer, decided, timing)
         self._faults: list[Fault] = []
         self._known = 0
         """How many of them the round under way was planned for."""

@@ -95,6 +95,7 @@ async def serve(
             settings.membership, str(settings.socket),
             lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
             must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
+            timing=settings.timing,
         )  # fmt: skip
         look = asyncio.to_thread(Here.look, settings.membership.host, desk.installation.torch_version)
         outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
@@ -115,7 +116,8 @@ async def serve(
         cleanup.push_async_callback(membership.leave)
         cleanup.push_async_callback(spans.stop)
         desk.run_beside(spans.run())
-        rpc.add_DaemonServicer_to_server(DaemonService(desk, pool, membership, spans), server)
+        service = DaemonService(desk, pool, membership, spans, settings.timing)
+        rpc.add_DaemonServicer_to_server(service, server)
         rendezvous = RendezvousService(store, lambda job: desk.job_hosts.where(job))
         rpc.add_RendezvousServicer_to_server(rendezvous, server)
         if settings.metrics:
@@ -137,7 +139,7 @@ async def serve(
 async def _serve_metrics(
     desk: Desk, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
 ) -> None:
-    metrics = Metrics(desk.jobs, membership.status)
+    metrics = Metrics(desk.jobs, membership.status, desk.settings.timing)
     desk.on_closed = metrics.forget
     http = serve_metrics(metrics, address)
     cleanup.callback(http.server_close)

@@ -17,12 +17,11 @@ from understudy.recovery.facts import CommitFacts
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.planner import consistent_floor
 from understudy.recovery.replicas import Group, Points, ReplicaGroups, ReplicaTracker
+from understudy.recovery.timing import TIMING, Timing
 from understudy.recovery.validation import ValidationSchedule
 
 log = structlog.get_logger()
 
-BUSY_S, IDLE_S = 0.02, 0.1
-"""Pause between two looks while commits come, and while none does."""
 REPLICA_CHECK_COMMITS = 16
 EARLY_COMMITS = 8
 """The first ones are learnt from one by one: a job has made them before anybody looks twice."""
@@ -37,8 +36,9 @@ class FloorKeeper:
         coordinator: Coordinator,
         keeps_optimizer_preimages: bool,
         validations: ValidationSchedule,
+        timing: Timing = TIMING,
     ) -> None:
-        self._job = job
+        self._job, self._timing = job, timing
         self._validations = validations
         self._coordinator = coordinator
         self._keeps_optimizer_preimages = keeps_optimizer_preimages
@@ -63,7 +63,7 @@ class FloorKeeper:
                         moved = await self.look()
                     except grpc.RpcError as problem:
                         log.warning("replicas not announced", job=self._job.name, problem=trouble(problem))
-            await asyncio.sleep(BUSY_S if moved else IDLE_S)
+            await asyncio.sleep(self._timing.look_busy_s if moved else self._timing.look_idle_s)
 
     async def look(self) -> bool:
         """One look; whether anything moved."""

@@ -16,12 +16,12 @@ from prometheus_client.registry import Collector
 from understudy.recovery.control import pb
 from understudy.recovery.jobs import CopyCounts, Job, LogCounts, Session
 from understudy.recovery.settings import BadInput, parse_address
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
 PARTS = ("detect", "restart", "copy", "communicators", "replay", "total")
 SECONDS = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-SCRAPE_WITHIN_S = 5
 OF_SESSION: Mapping[str, tuple[str, Callable[[Session], float]]] = {
     "persist_trouble": ("1 while snapshots do not get to storage", lambda s: bool(s.persist_note)),
     "persist_interval": ("Steps between snapshots on storage; 0: time decides", lambda s: s.persist_interval),
@@ -75,9 +75,10 @@ class Metrics(Collector):
     """Of all jobs of a proxyd.  Counters outlive the jobs."""
 
     def __init__(
-        self, jobs: Mapping[str, Job], membership: Callable[[], pb.Membership] = pb.Membership
-    ) -> None:
-        self._jobs = jobs
+        self, jobs: Mapping[str, Job], membership: Callable[[], pb.Membership] = pb.Membership,
+        timing: Timing = TIMING,
+    ) -> None:  # fmt: skip
+        self._jobs, self._timing = jobs, timing
         self._membership = membership
         self._seen: dict[str, tuple[int, int]] = {}
         self._seen_copies: dict[tuple[str, str], CopyCounts] = {}
@@ -147,9 +148,10 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """In a thread of the HTTP server; the jobs are looked at in their own."""
         try:
-            yield from asyncio.run_coroutine_threadsafe(self._look(), self._loop).result(SCRAPE_WITHIN_S)
+            look = asyncio.run_coroutine_threadsafe(self._look(), self._loop)
+            yield from look.result(self._timing.scrape_s)
         except TimeoutError:
-            log.warning("a scrape of the metrics got no answer", within_s=SCRAPE_WITHIN_S)
+            log.warning("a scrape of the metrics got no answer", within_s=self._timing.scrape_s)
         except (CancelledError, RuntimeError):  # proxyd is stopping
             return
 

@@ -20,6 +20,7 @@ from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.restorer import NotRestored, Restorer
 from understudy.recovery.planner import Lose, Plan, Reload, Restart, Rewind, plan
 from understudy.recovery.servers import Server
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 Value = TypeVar("Value")
@@ -30,8 +31,6 @@ PARK_S, ATTACH_S, REWIND_S, RESTORE_S, REBUILD_S, RESUME_S = 20.0, 30.0, 120.0, 
 """Deadlines of the steps, seconds."""
 LINKS = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
 """It may be that hosts do not reach each other."""
-NOTICE_S = 0.1
-"""How long the notice of a death that was found otherwise may be on its way, seconds."""
 END_S = 10.0
 """How long a server that was killed may take to end, seconds: until then its memory cannot be used."""
 
@@ -66,13 +65,14 @@ class Round:
         follow: Callable[[Session], None],
         restorer: Restorer | None = None,
         decided: Callable[[], Awaitable[None]] = nobody_else,
+        timing: Timing = TIMING,
     ) -> None:
         """`follow` is told of every session that got a new server.
 
         `decided` returns once the job's decision outlives us, as it is to before any of it is done.
         """
         self._repaired: set[int] = set()  # in this round, and in those for the same fault that failed
-        self._decided = decided
+        self._decided, self._timing = decided, timing
         self._homes = homes
         self._restorer = restorer
         self._storage_problem = ""
@@ -150,7 +150,7 @@ class Round:
         for session in sessions:
             known = session.rank in broken or session.server.retired
             if session.active and not known and not session.server.process.running:
-                await asyncio.sleep(NOTICE_S)
+                await asyncio.sleep(self._timing.notice_s)
                 raise RoundFailed(f"the device server of rank {session.rank} has died as well")
 
     async def _go_back(self, chosen: Plan, sessions: Sequence[Session]) -> Result:

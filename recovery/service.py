@@ -24,19 +24,20 @@ from understudy.recovery.sessions import Desk
 from understudy.recovery.settings import BadInput
 from understudy.recovery.spanning.deputy import Deputy
 from understudy.recovery.spanning.spans import Spans
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
-LOOK_S = 0.2
-NEWS_S = 2.5
 """For what a host tells of its devices to be here: it looks once a second whether that has changed."""
 
 
 class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     """What workers, proxyrun, recoveryctl and device servers ask of proxyd."""
 
-    def __init__(self, desk: Desk, pool: ServerPool, membership: Membership, spans: Spans) -> None:
-        self._desk = desk
+    def __init__(
+        self, desk: Desk, pool: ServerPool, membership: Membership, spans: Spans, timing: Timing = TIMING,
+    ) -> None:  # fmt: skip
+        self._desk, self._timing = desk, timing
         self._spans = spans
         self._pool = pool
         self._membership = membership
@@ -129,11 +130,11 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         place = parse_place(text)
         if place.host in ("", self._membership.here):
             return place
-        deadline = asyncio.get_running_loop().time() + NEWS_S
+        deadline = asyncio.get_running_loop().time() + self._timing.place_within_s
         while reason := refusal(place, hosts := await self._membership.listing()):
             if not may_pass(place, hosts) or asyncio.get_running_loop().time() > deadline:
                 raise Refused(f"nothing can go to {place}: {reason}")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._timing.place_again_s)
         return place
 
     async def ListHosts(self, request: Any, context: Any) -> pb.HostList:

@@ -82,7 +82,7 @@ class Desk:
         self._pool = pool
         self._store = store
         self.leases = Leases(settings.devices.names, pool)
-        self._background = BackgroundTasks("sessions")
+        self._background = BackgroundTasks("sessions", settings.timing)
         self._keepers: dict[str, list[asyncio.Task[None]]] = {}
         self.snapshots: dict[str, SnapshotKeeper] = {}
         self.validations: dict[str, ValidationSchedule] = {}
@@ -174,8 +174,8 @@ class Desk:
             lead = self.spans.begin(job)
             homes = self.spans.homes(job)
         keeps = self.settings.keeps_optimizer_preimages
-        overhead = self.settings.snapshot_overhead
-        persistence = begin_persisting(job, self.settings.persist, self.spans, lambda: self.note())
+        overhead, timing = self.settings.snapshot_overhead, self.settings.timing
+        persistence = begin_persisting(job, self.settings.persist, self.spans, lambda: self.note(), timing)
         coordinator = self.coordinators[name] = Coordinator(
             job,
             homes,
@@ -185,13 +185,14 @@ class Desk:
             Restorer(persistence),
             partial(self._decided, lead),
             partial(self._store.forget_generations, name),
+            timing,
         )
         images = self.spans.images(job) if job.span is not None and self.spans is not None else None
         snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
         validations = self.validations[name] = ValidationSchedule(
             job, self.settings.validate_every, keeps, self.settings.keeps_snapshots
         )
-        self.keep(job, FloorKeeper(job, coordinator, keeps, validations).run())
+        self.keep(job, FloorKeeper(job, coordinator, keeps, validations, timing).run())
         self.keep(job, snapshots.run())
         if persistence is not None:
             self.keep(job, persistence.writer.run())

@@ -12,6 +12,7 @@ from pathlib import Path
 from understudy.recovery.membership.settings import MembershipSettings
 from understudy.recovery.persistence.settings import PersistenceSettings
 from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.timing import TIMING, Timing
 
 SEGMENT_BYTES = 8 << 20
 SMALLEST_LOG = 4
@@ -77,6 +78,7 @@ class Settings:
     segment_bytes: int = SEGMENT_BYTES
     dictionary_bytes: int = 256 << 20
     reply_bytes: int = 256 << 20
+    timing: Timing = TIMING
 
     @property
     def keeps_optimizer_preimages(self) -> bool:

@@ -13,6 +13,7 @@ from images_of_workers import some_parts
 from understudy.recovery.control import pb
 from understudy.recovery.snapshot_leases import SnapshotLeases
 from understudy.recovery.spanning.cpu_images import FOLDER, CpuImages
+from understudy.recovery.timing import TIMING, Timing
 
 
 def kept(rank: int, serial: int) -> Any:
@@ -62,7 +63,7 @@ class Call:
 class TwoHosts:
     """Two ranks, and host b, which answers as the test says."""
 
-    def __init__(self, folder: Path, every_s: float = 3600.0) -> None:
+    def __init__(self, folder: Path, every_s: float = 3600.0, timing: Timing = TIMING) -> None:
         self.folder = folder
         (folder / FOLDER).mkdir()
         self.asked: list[pb.TakeImageRequest] = []
@@ -85,7 +86,7 @@ class TwoHosts:
             credentials=lambda: {"job": "j", "token": b"t", "leadership": 1},
             run_beside=lambda work: self.work.append(asyncio.ensure_future(work)),
         )  # fmt: skip
-        self.images = CpuImages(cast(Any, self.job), lead, cast(Any, None), folder / FOLDER, every_s)
+        self.images = CpuImages(cast(Any, self.job), lead, cast(Any, None), folder / FOLDER, every_s, timing)
 
     def TakeImage(self, request: pb.TakeImageRequest) -> Call:
         self.asked.append(request)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from understudy.recovery import background
 from understudy.recovery.background import BackgroundTasks
 from understudy.recovery.membership.embedded import EmbeddedStore
 from understudy.recovery.membership.followed import Followed
+from understudy.recovery.timing import Timing
 
 SOON_S = 20.0
 
 
-def test_a_task_that_forgets_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "AGAIN_S", 0.01)
+def test_a_task_that_forgets_a_cancellation_is_cancelled_again() -> None:
     forgotten: list[int] = []
 
     async def forgetful() -> None:
@@ -28,7 +25,7 @@ def test_a_task_that_forgets_a_cancellation_is_cancelled_again(monkeypatch: pyte
                     raise
 
     async def end() -> None:
-        tasks = BackgroundTasks("test")
+        tasks = BackgroundTasks("test", Timing(cancel_again_s=0.01))
         tasks.start(forgetful())
         await asyncio.sleep(0)
         await asyncio.wait_for(tasks.cancel(), SOON_S)

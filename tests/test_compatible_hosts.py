@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery import service
 from understudy.recovery.control import pb
 from understudy.recovery.injector import Refused
 from understudy.recovery.migration.compatible import may_pass, no_room, refusal, why_not
 from understudy.recovery.migration.places import Place, parse_place
+from understudy.recovery.service import DaemonService
 from understudy.recovery.settings import BadInput
+from understudy.recovery.timing import Timing
 
 
 def record(name: str = "node-1", state: str = "idle", **changed: Any) -> pb.HostRecord:
@@ -120,9 +121,7 @@ def test_what_is_no_place_is_refused_in_one_printable_sentence(text: str) -> Non
     assert str(refused.value).isprintable() and len(str(refused.value)) < 300
 
 
-def test_an_order_waits_for_news_of_a_device_that_a_rank_has_just_left_and_of_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_order_waits_for_news_of_a_device_that_a_rank_has_just_left_and_of_no_other() -> None:
     """What a host tells of its devices is up to a second old."""
     left = record("node-2")
     for device in left.node.devices:
@@ -139,14 +138,16 @@ def test_an_order_waits_for_news_of_a_device_that_a_rank_has_just_left_and_of_no
             newest = looks[min(looked, len(looks)) - 1]
             return listing(pb.HostStanding(record=newest, state="alive"))
 
-    asked = service.DaemonService(cast(Any, None), cast(Any, None), cast(Any, News()), cast(Any, None))
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
-    assert asyncio.run(asked._place("node-2:cpu:0")) == parse_place("node-2:cpu:0") and looked == 3
+    def asked(timing: Timing) -> DaemonService:
+        nobody: Any = None
+        return DaemonService(nobody, nobody, cast(Any, News()), nobody, timing)
+
+    waiting = asked(Timing(place_again_s=0.0))
+    assert asyncio.run(waiting._place("node-2:cpu:0")) == parse_place("node-2:cpu:0") and looked == 3
     looked = 0
     with pytest.raises(Refused, match="there is no host node-9"):
-        asyncio.run(asked._place("node-9"))
+        asyncio.run(waiting._place("node-9"))
     assert looked == 1
-    monkeypatch.setattr(service, "NEWS_S", -1.0)
     looked = 0
     with pytest.raises(Refused, match="cpu:0 of node-2 is leased, not idle"):
-        asyncio.run(asked._place("node-2:cpu:0"))
+        asyncio.run(asked(Timing(place_within_s=-1.0))._place("node-2:cpu:0"))

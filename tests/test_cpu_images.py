@@ -22,8 +22,8 @@ from understudy.recovery.planner import PlanName, Reload, Rewind, plan
 from understudy.recovery.proxyd import settings_of
 from understudy.recovery.settings import BadInput
 from understudy.recovery.snapshot_leases import SnapshotLeases
-from understudy.recovery.spanning import cpu_images
 from understudy.recovery.spanning.cpu_images import FOLDER
+from understudy.recovery.timing import Timing
 
 
 @pytest.fixture
@@ -178,10 +178,8 @@ def test_lost_ranks_come_back_to_their_image_and_all_go_back_to_its_set(stage: T
     asyncio.run(take())
 
 
-def test_a_host_that_falls_silent_amid_an_image_is_not_waited_for(
-    stage: TwoHosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_images, "ANSWER_S", 0.05)
+def test_a_host_that_falls_silent_amid_an_image_is_not_waited_for(tmp_path: Path) -> None:
+    stage = TwoHosts(tmp_path, timing=Timing(image_part_s=0.05))
 
     async def silent() -> AsyncIterator[pb.ImagePart]:
         await asyncio.Event().wait()

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from understudy import replay
 from understudy.recovery.floors import FloorKeeper
 from understudy.recovery.jobs import Job
+from understudy.recovery.timing import Timing
 from understudy.recovery.validation import ValidationSchedule
 
 
@@ -29,7 +30,7 @@ class Recovery:
 
 
 def a_keeper(job: Job, recovery: Recovery) -> FloorKeeper:
-    return FloorKeeper(job, cast(Any, recovery), True, ValidationSchedule(job, 0))
+    return FloorKeeper(job, cast(Any, recovery), True, ValidationSchedule(job, 0), Timing(look_idle_s=0.0))
 
 
 def look(keeper: FloorKeeper) -> None:
@@ -174,7 +175,6 @@ def test_trouble_in_a_look_is_logged_once_and_the_next_look_comes(monkeypatch: p
         raise replay.LogError(f"damaged at {len(looks)}")  # each time another message
 
     monkeypatch.setattr(keeper, "look", damaged)
-    monkeypatch.setattr("understudy.recovery.floors.IDLE_S", 0)
     with capture_logs() as said, pytest.raises(asyncio.CancelledError):
         asyncio.run(keeper.run())
     assert len(looks) == 4

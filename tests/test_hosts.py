@@ -14,7 +14,6 @@ from understudy.recovery.membership.embedded import EmbeddedStore
 from understudy.recovery.membership.hosts import Hosts
 from understudy.recovery.membership.records import Keys, read
 from understudy.recovery.membership.registration import NameTaken, Registration
-from understudy.recovery.membership.settings import LEASE_S
 from understudy.recovery.membership.store import (
     Change,
     ClusterStore,
@@ -24,6 +23,7 @@ from understudy.recovery.membership.store import (
     Unchanged,
     Unreachable,
 )
+from understudy.recovery.timing import TIMING
 
 KEYS = Keys("c")
 
@@ -144,7 +144,7 @@ def test_hosts_see_each_other_and_what_changes_about_them() -> None:
         await asyncio.sleep(3)
         (_, standing), _ = await a.hosts.standings()
         assert len(standing.record.node.devices) == 3
-        assert 0 <= standing.sign_age_s <= LEASE_S / 3 + 1
+        assert 0 <= standing.sign_age_s <= TIMING.lease_s / 3 + 1
 
     in_virtual_time(scene)
 
@@ -155,7 +155,7 @@ def test_host_that_dies_is_suspected_when_its_lease_ends_and_lost_when_peers_agr
         await asyncio.sleep(5)
         b.die()
         died = asyncio.get_running_loop().time()
-        await asyncio.sleep(LEASE_S - 5)
+        await asyncio.sleep(TIMING.lease_s - 5)
         assert (await a.seen())["b"] == "alive"
         await asyncio.sleep(8)
         assert (await a.seen())["b"] == "suspected"
@@ -163,7 +163,7 @@ def test_host_that_dies_is_suspected_when_its_lease_ends_and_lost_when_peers_agr
         await asyncio.sleep(5)
         assert (await a.seen())["b"] == "lost"
         (_, standing), _ = await a.hosts.standings()
-        assert died + LEASE_S / 2 < standing.since_ms / 1000 < died + LEASE_S + 2
+        assert died + TIMING.lease_s / 2 < standing.since_ms / 1000 < died + TIMING.lease_s + 2
         assert "1 of 1 that could be asked do not reach it (a)" in standing.why
 
     in_virtual_time(scene)
@@ -176,7 +176,7 @@ def test_only_a_lost_host_can_be_forgotten_and_it_may_come_back_all_the_same() -
         assert await a.hosts.forget("c") == "no host c is registered"
         assert (await a.hosts.forget("b")).startswith("host b is alive: only a host that is lost")
         b.die()
-        await asyncio.sleep(LEASE_S + 3)
+        await asyncio.sleep(TIMING.lease_s + 3)
         assert (await a.hosts.forget("b")).startswith("host b is suspected: only a host that is lost")
         cluster.unreachable.add("b")
         await asyncio.sleep(5)
@@ -256,7 +256,7 @@ def test_name_of_a_living_host_is_refused_but_a_dead_proxyd_at_the_same_socket_i
         await asyncio.sleep(60)
         assert await second.seen() == {"a": "alive"}
         second.die()
-        await asyncio.sleep(LEASE_S + 1)
+        await asyncio.sleep(TIMING.lease_s + 1)
         await Host(cluster, "a", "third", "elsewhere").registration.register()
 
     in_virtual_time(scene)
@@ -266,7 +266,7 @@ def test_host_whose_place_was_taken_while_it_was_cut_off_says_so_and_does_not_fi
     async def scene(cluster: Cluster) -> None:
         first = await Host(cluster, "a").start()
         first.link.cut.set()
-        await asyncio.sleep(LEASE_S + 5)
+        await asyncio.sleep(TIMING.lease_s + 5)
         second = await Host(cluster, "a", "second", "elsewhere").start()
         first.link.cut.clear()
         await asyncio.sleep(60)

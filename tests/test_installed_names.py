@@ -44,7 +44,7 @@ def former_names(text: str) -> list[str]:
         "from recovery.planner import plan", "import replay", "    from protos import control_pb2",
         "import recovery.facts as facts", 'code = "import sys; from replay import Log"',
         'run("-m", "recovery.proxyd")', "python -m proxy_server.spawner",
-        'setattr("recovery.floors.IDLE_S", 0)', 'sys.modules["proxy_client"]',
+        'setattr("recovery.floors.FLOOR", 0)', 'sys.modules["proxy_client"]',
     ],
 )  # fmt: skip
 def test_a_former_name_is_noticed(line: str) -> None:

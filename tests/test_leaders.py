@@ -13,8 +13,8 @@ from understudy.recovery.membership.embedded import EmbeddedStore
 from understudy.recovery.membership.etcd import EtcdStore
 from understudy.recovery.membership.options import parse_endpoints
 from understudy.recovery.membership.store import ClusterStore, LeaseEnded
-from understudy.recovery.spanning import leadership
 from understudy.recovery.spanning.leadership import Claim, NotLed, claim
+from understudy.recovery.timing import Timing
 
 Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]
 
@@ -57,20 +57,18 @@ def test_the_next_leader_has_a_greater_token(check: Checks) -> None:
     check(checks)
 
 
-def test_leader_whose_lease_ends_is_told_and_another_one_follows(
-    check: Checks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leadership, "LEASE_S", 2)
+def test_leader_whose_lease_ends_is_told_and_another_one_follows(check: Checks) -> None:
+    timing = Timing(lease_s=2)
 
     async def checks(store: ClusterStore) -> None:
-        first = (await claim(store, "c", "lease", "a", 2)).leadership
+        first = (await claim(store, "c", "lease", "a", 2, timing=timing)).leadership
         assert first is not None
         leading = asyncio.ensure_future(lead(store, first))
         done, _ = await asyncio.wait({leading}, timeout=3)
         assert not done  # it is kept for longer than its time
-        assert (await claim(store, "c", "lease", "b", 2)).leadership is None
+        assert (await claim(store, "c", "lease", "b", 2, timing=timing)).leadership is None
         await store.revoke(first.lease)
-        second = (await claim(store, "c", "lease", "b", 2)).leadership
+        second = (await claim(store, "c", "lease", "b", 2, timing=timing)).leadership
         assert second is not None and second.token > first.token
         with pytest.raises(Deposed):
             await leading

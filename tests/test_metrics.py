@@ -16,11 +16,11 @@ from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
 from training_run import installed
 
-from understudy.recovery import metrics as metrics_module
 from understudy.recovery.jobs import Job
 from understudy.recovery.metrics import Metrics
 from understudy.recovery.proxyd import settings_of
 from understudy.recovery.settings import BadInput, parse_address
+from understudy.recovery.timing import Timing
 
 TINY = proxied.WORKLOADS / "tiny.py"
 
@@ -60,12 +60,11 @@ def test_proxyd_refuses_a_bad_address_before_it_starts() -> None:
         settings_of(["--devices", "cpu:1", "--metrics", "nowhere"])
 
 
-def test_a_scrape_that_a_busy_proxyd_cannot_answer_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module, "SCRAPE_WITHIN_S", 0.05)
+def test_a_scrape_that_a_busy_proxyd_cannot_answer_is_a_warning() -> None:
     with asyncio.Runner() as runner, capture_logs() as said:
 
         async def made() -> Metrics:
-            return Metrics({})
+            return Metrics({}, timing=Timing(scrape_s=0.05))
 
         metrics = runner.run(made())
         assert list(metrics.collect()) == []  # the loop does not run: it has no time for us

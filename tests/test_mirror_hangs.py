@@ -15,9 +15,9 @@ import pytest
 from mirrors import JOB, RUN, Stores, assert_whole, new_bucket, object_server
 
 from understudy.recovery.jobs import CopyCounts
-from understudy.recovery.persistence import mirroring
 from understudy.recovery.persistence.mirroring import CompleteSet, Mirroring
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.timing import Timing
 
 
 @contextlib.contextmanager
@@ -38,8 +38,7 @@ async def until(holds: Any, within_s: float = 60) -> None:
 def test_an_uploader_that_hangs_is_ended_holds_nothing_then_and_another_one_copies_the_newest_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "HANG_S", 5.0)
-    monkeypatch.setattr(mirroring, "RESTART_S", 0.1)
+    timing = Timing(uploader_hangs_s=5.0, uploader_again_s=0.1)
     stores = Stores(tmp_path / "stores")
     session = cast(Any, SimpleNamespace(rank=0, mirrored_step=0, mirror_note=""))
     counts = CopyCounts()
@@ -48,7 +47,7 @@ def test_an_uploader_that_hangs_is_ended_holds_nothing_then_and_another_one_copi
 
     async def hang_and_go_on(url: str, hole: str) -> None:
         settings = PersistenceSettings(stores.directory)
-        tier = Mirroring(job, settings, MirrorSettings(url), lambda: let_go.append("held no more"))
+        tier = Mirroring(job, settings, MirrorSettings(url), lambda: let_go.append("held no more"), timing)
         running = asyncio.create_task(tier.run())
         try:
             right = os.environ["AWS_ENDPOINT_URL"]

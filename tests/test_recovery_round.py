@@ -9,7 +9,6 @@ import grpc
 import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
-from understudy.recovery import recovery_round
 from understudy.recovery.control import pb
 from understudy.recovery.facts import FaultFacts, FaultKind
 from understudy.recovery.homes import Homes
@@ -18,11 +17,12 @@ from understudy.recovery.leases import Leases
 from understudy.recovery.planner import Plan, PlanName, Reload, Restart
 from understudy.recovery.recovery_round import Round, RoundFailed, _all
 from understudy.recovery.replicas import Copy
+from understudy.recovery.timing import Timing
 
 
 def a_round(job: Job) -> Round:
     pool: Any = None
-    return Round(job, Homes(pool, Leases([], pool)), True, lambda _: None)
+    return Round(job, Homes(pool, Leases([], pool)), True, lambda _: None, timing=Timing(notice_s=0.0))
 
 
 def test_the_steps_of_a_round_are_cancelled_in_their_order_and_have_ended_when_it_fails() -> None:
@@ -175,9 +175,8 @@ def test_facts_of_a_fault_name_who_has_left() -> None:
     assert round_.facts(fault).departed == (1,)
 
 
-def test_a_second_death_is_waited_for_before_its_server_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_death_is_waited_for_before_its_server_is_replaced() -> None:
     """Its notice came when there was another server: the report told of one of the two only."""
-    monkeypatch.setattr(recovery_round, "NOTICE_S", 0.0)
     job = a_job(3)
     step(job, 1, 1, 1)
     end_server_of(job, 0)
@@ -196,11 +195,8 @@ def test_a_second_death_is_waited_for_before_its_server_is_replaced(monkeypatch:
     check(died)
 
 
-def test_a_death_amid_a_move_or_a_validation_of_its_rank_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_death_amid_a_move_or_a_validation_of_its_rank_is_waited_for() -> None:
     """The report told of an orderly move; nobody counted the death."""
-    monkeypatch.setattr(recovery_round, "NOTICE_S", 0.0)
     job = a_job(2)
     step(job, 1, 1)
     end_server_of(job, 1)

@@ -18,12 +18,12 @@ from understudy.recovery.elsewhere import Elsewhere
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.membership.records import read
 from understudy.recovery.report import account_of_adoption, adoption_entry
-from understudy.recovery.spanning import succession
 from understudy.recovery.spanning.estate import Estate
 from understudy.recovery.spanning.leadership import claim_as_heir
 from understudy.recovery.spanning.member import NotAdmitted
 from understudy.recovery.spanning.span import Span
 from understudy.recovery.spanning.succession import Succession, take_over
+from understudy.recovery.timing import Timing
 
 
 class Lost:
@@ -134,9 +134,7 @@ def test_an_heir_without_its_estate_says_so_and_nobody_waits_for_it(tmp_path: Pa
     asyncio.run(check())
 
 
-def test_other_members_wait_for_the_heir_unless_it_is_lost_too_or_takes_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_members_wait_for_the_heir_unless_it_is_lost_too_or_takes_too_long(tmp_path: Path) -> None:
     async def check() -> None:
         lost = Lost(tmp_path, "c")
         assert await lost.why_over() == "it has left the job to nobody"
@@ -145,7 +143,8 @@ def test_other_members_wait_for_the_heir_unless_it_is_lost_too_or_takes_too_long
         assert "host b, which was to lead it on, is lost, too" in await lost.why_over("b")
         await lost.cluster.put(HEIR, heir("", leads="b"))
         assert await lost.why_over() == ""  # it leads, and will follow us
-        monkeypatch.setattr(succession, "FOLLOWS_S", -1.0)
+        impatient = Timing(follows_s=-1.0)
+        lost.succession = Succession("c", lambda: lost.cluster, "c", lost._promote, impatient)
         assert "was to lead it on, and does not" in await lost.why_over()
         await lost.cluster.put(HEIR, b"nonsense")
         assert "cannot be read" in await lost.why_over()

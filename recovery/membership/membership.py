@@ -28,6 +28,7 @@ from understudy.recovery.membership.store import ClusterStore, ClusterStoreError
 from understudy.recovery.membership.this_host import this_machine
 from understudy.recovery.migration import criu
 from understudy.recovery.settings import BadInput
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
@@ -46,6 +47,7 @@ class Membership:
         ranks: Callable[[], list[pb.HostRank]],
         *,
         must: bool,
+        timing: Timing = TIMING,
     ) -> None:
         """`node` and `ranks`: what this host has and runs now.
 
@@ -74,9 +76,9 @@ class Membership:
         self._server: grpc.aio.Server | None = None
         self.services: list[AddService] = []
         """What else other hosts may ask; complete before `start`."""
-        self._background = BackgroundTasks("membership")
+        self._background = BackgroundTasks("membership", timing)
         keys = Keys(settings.cluster)
-        self.registration = Registration(self._store, keys, self.record)
+        self.registration = Registration(self._store, keys, self.record, timing=timing)
         self.hosts = Hosts(self._store, keys, settings.host, self._peers)
         listens = bool(settings.listen) and self._credentials is not None
         self.links = Links(self._registered, self._credentials if listens else None)

@@ -11,7 +11,6 @@ import structlog
 
 from understudy.recovery.control import pb
 from understudy.recovery.membership.records import BadRecord, Keys, read, written
-from understudy.recovery.membership.settings import LEASE_S
 from understudy.recovery.membership.store import (
     ClusterStore,
     ClusterStoreError,
@@ -20,12 +19,12 @@ from understudy.recovery.membership.store import (
     Put,
     Unchanged,
 )
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
 LOOK_S = 1.0
 """How often the record is compared with what there is to tell."""
-RENEW_S = LEASE_S / 3
 
 
 class NameTaken(ClusterStoreError):
@@ -41,12 +40,13 @@ class Registration:
         keys: Keys,
         describe: Callable[[], pb.HostRecord],
         wall_clock: Callable[[], float] = time.time,
+        timing: Timing = TIMING,
     ) -> None:
         """`describe`: what there is to tell of us now, always under the same name and instance."""
         self._store = store
         self._keys = keys
         self._describe = describe
-        self._wall_clock = wall_clock
+        self._wall_clock, self._lease_s = wall_clock, timing.lease_s
         self._lease = 0
         self._alive_revision = 0
         self._renewed_at = 0.0
@@ -60,7 +60,7 @@ class Registration:
         alive = await self._store.get(self._keys.alive(mine.name))
         if alive is not None and alive.value != mine.instance.encode():
             await self._check_predecessor(mine)
-        lease = await self._store.grant(LEASE_S)
+        lease = await self._store.grant(self._lease_s)
         done = await self._store.transact(
             [Unchanged(self._keys.alive(mine.name), alive.revision if alive is not None else 0)],
             [
@@ -114,7 +114,7 @@ class Registration:
 
     async def _renew(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._renewed_at >= RENEW_S or self.trouble:
+        if now - self._renewed_at >= self._lease_s / 3 or self.trouble:
             await self._store.keep(self._lease)
             self._renewed_at = now
         mine = self._describe()

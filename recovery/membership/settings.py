@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-LEASE_S = 10.0
-"""How long a host that gives no sign still counts as alive."""
 LOOPBACK = "127.0.0.1"
 MOST_HOSTS_OF_A_JOB = 4096
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"

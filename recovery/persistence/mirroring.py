@@ -29,13 +29,10 @@ from understudy.recovery.persistence.mirror_messages import (
     encode,
 )
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
-HANG_S = 300.0
-"""An uploader that has handed over nothing for so long is ended, and another one begins anew."""
-RESTART_S = 10.0
-"""After the end of an uploader."""
 END_WITHIN_S = 5.0
 """A process that was killed; longer if its file system hangs."""
 
@@ -53,10 +50,12 @@ class Mirroring:
     """Of one job."""
 
     def __init__(
-        self, job: Job, local: PersistenceSettings, settings: MirrorSettings, let_go: Callable[[], None]
-    ) -> None:
+        self, job: Job, local: PersistenceSettings, settings: MirrorSettings, let_go: Callable[[], None],
+        timing: Timing = TIMING,
+    ) -> None:  # fmt: skip
         """`let_go` is called when slots that were held need not be any more."""
         self._job, self._local, self._settings, self._let_go = job, local, settings, let_go
+        self._timing = timing
         self._newest: CompleteSet | None = None
         """Not copied yet, and not handed out."""
         self._under_way: CompleteSet | None = None
@@ -101,7 +100,7 @@ class Mirroring:
                 reason = str(problem)
             self._ready = False
             self._give_up(f"its uploader ended: {reason}")
-            await asyncio.sleep(RESTART_S)
+            await asyncio.sleep(self._timing.uploader_again_s)
 
     async def _follow_uploader(self) -> str:
         """From its start to its end; how it ended."""
@@ -112,18 +111,19 @@ class Mirroring:
             start_new_session=True,  # Ctrl-C is proxyd's to handle
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
+        hangs_s = self._timing.uploader_hangs_s
         try:
             self._pipe, self._busy_since_s = process.stdin, time.monotonic()
             to = self._settings
             self._pipe.write(encode(Target(to.url, to.keeps.keep_last, to.keeps.keep_every)))
             while True:
                 try:
-                    async with asyncio.timeout(HANG_S):
+                    async with asyncio.timeout(hangs_s):
                         line = await process.stdout.readline()
                 except TimeoutError:
-                    if self._ready or time.monotonic() < self._busy_since_s + HANG_S:
+                    if self._ready or time.monotonic() < self._busy_since_s + hangs_s:
                         continue
-                    return f"it handed over nothing for {HANG_S:.0f} s"
+                    return f"it handed over nothing for {hangs_s:.0f} s"
                 if not line:
                     return f"status {await process.wait()}"
                 self._busy_since_s = time.monotonic()

@@ -27,6 +27,7 @@ from understudy.recovery.persistence.part_writer import Parts, PartWriter
 from understudy.recovery.persistence.request import Discard, Release, Written
 from understudy.recovery.persistence.settings import PersistenceSettings, Writing
 from understudy.recovery.spanning.span import Stored
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
@@ -75,7 +76,7 @@ class Persistence:
 
     def __init__(
         self, job: Job, settings: PersistenceSettings, note: Callable[[], None] = lambda: None,
-        reduced: str = "",
+        reduced: str = "", timing: Timing = TIMING,
     ) -> None:  # fmt: skip
         """`note` writes down what is durable; `reduced`: what was asked for and is not possible, if so."""
         self._note, self._reduced = note, reduced
@@ -97,7 +98,9 @@ class Persistence:
         self.parts: Parts = self.writer
         """Who writes them, if it is not the writer of this host alone."""
         mirror = settings.mirror
-        self.mirroring = Mirroring(job, settings, mirror, self._release) if mirror is not None else None
+        self.mirroring = (
+            Mirroring(job, settings, mirror, self._release, timing) if mirror is not None else None
+        )
         """To the second tier, if there is one."""
         self.log_keeping = LogKeeping(job, settings, run_name) if settings.keeps_log else None
         """Of the log behind the sets, if that goes to storage too."""

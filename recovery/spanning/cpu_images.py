@@ -35,6 +35,7 @@ from understudy.recovery.spanning.bequest import Bequest, NotLeft
 from understudy.recovery.spanning.estate import Estate
 from understudy.recovery.spanning.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
 from understudy.recovery.spanning.remote import NotMoved, SteerFailed
+from understudy.recovery.timing import TIMING, Timing
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.lead import Lead
@@ -47,8 +48,6 @@ AGAIN_S = 10.0
 """After one that was not taken."""
 PRESSED_S = 5.0
 """Between two, where a log is filling up with what only newer images can let go."""
-ANSWER_S = 60.0
-"""For the next part of one that is being taken."""
 HOLDER = "CPU images"
 
 Worker = tuple[str, int, int]
@@ -89,11 +88,14 @@ class Pair:
 class CpuImages:
     """Of one job that we lead."""
 
-    def __init__(self, job: Job, lead: Lead, moves: Moves, folder: Path, every_s: float) -> None:
+    def __init__(
+        self, job: Job, lead: Lead, moves: Moves, folder: Path, every_s: float,
+        timing: Timing = TIMING,
+    ) -> None:  # fmt: skip
         """`folder`: of all jobs' images here; `every_s`: the least time between two."""
         self._job, self._lead, self._moves = job, lead, moves
         self._folder = folder / lead.here / job.name
-        self._every_s = every_s
+        self._every_s, self._timing = every_s, timing
         self._due_s = 0.0
         self._pair: Pair | None = None
         self._taking: Pair | None = None
@@ -296,7 +298,7 @@ class CpuImages:
         answers, last = aiter(call), pb.ImagePart()
         try:
             while True:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(self._timing.image_part_s):
                     answer = await anext(answers, None)
                 if answer is None:
                     return float(last.paused_s)

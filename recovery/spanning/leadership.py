@@ -12,7 +12,6 @@ import structlog
 from understudy.recovery.control import pb
 from understudy.recovery.membership.election import Deposed, Leadership, lead
 from understudy.recovery.membership.records import VERSION, BadRecord, read, written
-from understudy.recovery.membership.settings import LEASE_S
 from understudy.recovery.membership.store import (
     ClusterStore,
     ClusterStoreError,
@@ -21,6 +20,7 @@ from understudy.recovery.membership.store import (
     Put,
     Unchanged,
 )
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
@@ -59,6 +59,7 @@ async def claim(
     hosts: int,
     token: bytes = b"",
     estate: str = "",
+    timing: Timing = TIMING,
 ) -> Claim:
     """Lead the job, or learn who does; raises NotLed, and ClusterStoreError if the store does not answer.
 
@@ -71,7 +72,7 @@ async def claim(
         version=VERSION, host=here, hosts=hosts, token=token or secrets.token_bytes(TOKEN_BYTES)
     )
     began = asyncio.get_running_loop().time()
-    lease = await store.grant(LEASE_S)
+    lease = await store.grant(timing.lease_s)
     try:
         known, whose = await store.get(key), await store.get(heir)
         if known is None or _leader(known, job).host == here:
@@ -83,7 +84,7 @@ async def claim(
                 [Put(key, written(mine), lease), Put(heir, written(_ours(mine, estate)))],
             )
             if elected:
-                return Claim(mine, Leadership(key, elected, lease, LEASE_S, began))
+                return Claim(mine, Leadership(key, elected, lease, timing.lease_s, began))
             known = await store.get(key)
     except BaseException:
         await _let_go(store, lease)
@@ -119,8 +120,9 @@ def _other_owner(entry: Entry | None, mine: pb.JobLeader) -> str:
 
 
 async def claim_as_heir(
-    store: ClusterStore, cluster: str, job: str, mine: pb.JobLeader, estate: str, revision: int
-) -> Leadership | None:
+    store: ClusterStore, cluster: str, job: str, mine: pb.JobLeader, estate: str, revision: int,
+    timing: Timing = TIMING,
+) -> Leadership | None:  # fmt: skip
     """Lead a job whose leader is lost, if we still are its heir by the record of that revision.
 
     `estate`: what we lead it on with; it stays in the record, for whoever does not hear that this succeeded.
@@ -129,7 +131,7 @@ async def claim_as_heir(
     """
     key, heir = key_of(cluster, job), heir_key_of(cluster, job)
     began = asyncio.get_running_loop().time()
-    lease = await store.grant(LEASE_S)
+    lease = await store.grant(timing.lease_s)
     try:
         elected = await store.transact(
             [Unchanged(key, 0), Unchanged(heir, revision)],
@@ -141,7 +143,7 @@ async def claim_as_heir(
     if not elected:
         await _let_go(store, lease)
         return None
-    return Leadership(key, elected, lease, LEASE_S, began)
+    return Leadership(key, elected, lease, timing.lease_s, began)
 
 
 def _leader(entry: Entry, job: str) -> pb.JobLeader:
@@ -168,10 +170,11 @@ class Leading:
         job: str,
         record: pb.JobLeader,
         leadership: Leadership | None = None,
+        timing: Timing = TIMING,
     ) -> None:
         """Without a leadership it is still to be claimed: a proxyd before us had it."""
         self._store, self._cluster, self._job = store, cluster, job
-        self._leadership = leadership
+        self._leadership, self._timing = leadership, timing
         self.record = record
         self.key = key_of(cluster, job)
         self.token = leadership.token if leadership is not None else 0
@@ -203,8 +206,9 @@ class Leading:
         while True:
             try:
                 claimed = await claim(
-                    self._store, self._cluster, self._job, record.host, record.hosts, record.token
-                )
+                    self._store, self._cluster, self._job, record.host, record.hosts, record.token,
+                    timing=self._timing,
+                )  # fmt: skip
             except (ClusterStoreError, NotLed) as problem:
                 log.debug("cannot lead again yet", job=self._job, problem=str(problem))
             else:

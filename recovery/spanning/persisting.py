@@ -10,13 +10,15 @@ from understudy.recovery.jobs import Job
 from understudy.recovery.persistence.persistence import Persistence
 from understudy.recovery.persistence.settings import PersistenceSettings, left_out, on_several_hosts
 from understudy.recovery.spanning.interface import JobSpans
+from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 
 
 def begin_persisting(
-    job: Job, settings: PersistenceSettings | None, spans: JobSpans | None, note: Callable[[], None]
-) -> Persistence | None:
+    job: Job, settings: PersistenceSettings | None, spans: JobSpans | None, note: Callable[[], None],
+    timing: Timing = TIMING,
+) -> Persistence | None:  # fmt: skip
     """Of a job that we lead."""
     if settings is None:
         return None
@@ -26,7 +28,7 @@ def begin_persisting(
             reduced = f"a job on several hosts has no {' and no '.join(options)}"
             log.warning("not all that was asked for is possible", job=job.name, reason=reduced)
         settings = on_several_hosts(settings)
-    persistence = Persistence(job, settings, note, reduced)
+    persistence = Persistence(job, settings, note, reduced, timing)
     if job.span is not None and spans is not None:
         persistence.parts = spans.parts(job, persistence.writer, persistence.take_now)
     return persistence

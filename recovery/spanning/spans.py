@@ -99,8 +99,9 @@ class Spans:
         if settings.cpu_image_every_s and settings.persist is not None:
             self._images_folder = settings.persist.directory / FOLDER
         self._succession = Succession(
-            membership.here, lambda: membership.store, membership.cluster, self._promote
-        )
+            membership.here, lambda: membership.store, membership.cluster, self._promote,
+            settings.timing,
+        )  # fmt: skip
         self._migration = Migration(desk, pool, moves, self._member, membership.here)
         self._member.send = self._migration.send_for_leader
         self._member.image = self._migration.image
@@ -233,8 +234,9 @@ class Spans:
             )
         try:
             claimed = await claim(
-                self._membership.store, self._membership.cluster, name, self._membership.here, max(hosts, 1)
-            )
+                self._membership.store, self._membership.cluster, name, self._membership.here, max(hosts, 1),
+                timing=self._desk.settings.timing,
+            )  # fmt: skip
         except NotLed as problem:
             raise Refused(str(problem)) from problem
         except ClusterStoreError as problem:
@@ -245,7 +247,10 @@ class Spans:
         record = claimed.record
         if claimed.leadership is None:
             return Span(record.hosts, record.token, record.host)
-        leading = Leading(self._membership.store, self._membership.cluster, name, record, claimed.leadership)
+        leading = Leading(
+            self._membership.store, self._membership.cluster, name, record, claimed.leadership,
+            self._desk.settings.timing,
+        )  # fmt: skip
         return Span(record.hosts, record.token, leading=leading)
 
     async def join(self, name: str, span: Span) -> pb.JoinJobReply:
@@ -282,7 +287,7 @@ class Spans:
         if job.span.leading is None:  # a proxyd before us led it
             store, cluster, here = self._membership.store, self._membership.cluster, self._membership.here
             record = pb.JobLeader(version=VERSION, host=here, hosts=job.span.hosts, token=job.span.token)
-            job.span.leading = Leading(store, cluster, job.name, record)
+            job.span.leading = Leading(store, cluster, job.name, record, timing=self._desk.settings.timing)
         lead = Lead(
             job, job.span, self._membership.links, self._runtime,
             Doors(self._desk, self._pool, self._migration), self._membership.here,
@@ -291,7 +296,9 @@ class Spans:
         job.span.leading.superseded = partial(self._give_way, job)
         if self._images_folder is not None:
             every_s = self._desk.settings.cpu_image_every_s
-            images = lead.images = CpuImages(job, lead, self._moves, self._images_folder, every_s)
+            images = lead.images = CpuImages(
+                job, lead, self._moves, self._images_folder, every_s, self._desk.settings.timing
+            )
             store, key = self._membership.store, heir_key_of(self._membership.cluster, job.name)
             images.bequest = lead.bequest = Bequest(job, lead, store, key, self._sources())
             images.bequest.lapsed = images.not_left

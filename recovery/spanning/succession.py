@@ -25,14 +25,13 @@ from understudy.recovery.membership.store import ClusterStore, ClusterStoreError
 from understudy.recovery.spanning.deputy import Deputy
 from understudy.recovery.spanning.estate import Estate
 from understudy.recovery.spanning.leadership import Leading, NotLed, claim, claim_as_heir, heir_key_of
+from understudy.recovery.timing import TIMING, Timing
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.lead import Lead
 
 log = structlog.get_logger()
 
-FOLLOWS_S = 60.0
-"""For the heir to lead the job, from when its leader is known to be lost."""
 LOOK_S = 0.1
 
 
@@ -45,9 +44,11 @@ class Succession:
         store: Callable[[], ClusterStore],
         cluster: str,
         promote: Callable[[Job], Awaitable[Lead]],
+        timing: Timing = TIMING,
     ) -> None:
         """`promote` makes a coordinator of the deputy of a job that is led from here by now."""
         self._here, self._store, self._cluster, self._promote = here, store, cluster, promote
+        self._timing = timing
         self._since: dict[tuple[str, str], float] = {}
         """When the loss of a job's leader was seen first: by the job's name and that host."""
 
@@ -62,7 +63,7 @@ class Succession:
         """
         assert job.span is not None
         since = self._since.setdefault((job.name, job.span.leader), time.monotonic())
-        too_late = time.monotonic() > since + FOLLOWS_S
+        too_late = time.monotonic() > since + self._timing.follows_s
         key = heir_key_of(self._cluster, job.name)
         try:
             entry = await self._store().get(key)
@@ -84,11 +85,11 @@ class Succession:
             log.warning("nobody can tell who leads a job on", job=job.name, problem=str(problem))
             return ""
 
-    @staticmethod
-    def _why_not_led(host: str, lost: Collection[str], too_late: bool) -> str:
+    def _why_not_led(self, host: str, lost: Collection[str], too_late: bool) -> str:
         if host in lost:
             return f"host {host}, which was to lead it on, is lost, too"
-        return f"host {host} was to lead it on, and does not within {FOLLOWS_S:g} s" if too_late else ""
+        within = f"{self._timing.follows_s:g} s"
+        return f"host {host} was to lead it on, and does not within {within}" if too_late else ""
 
     async def _lead_on(
         self, job: Job, deputy: Deputy, entry: Entry, heir: pb.JobHeir, why: str, too_late: bool
@@ -108,7 +109,7 @@ class Succession:
         log.warning("leads a job on", job=job.name, former=former, why=why)
         deputy.estates.bequeath(heir.estate)
         job.span.leader = ""
-        job.span.leading = Leading(self._store(), self._cluster, job.name, record, leadership)
+        job.span.leading = Leading(self._store(), self._cluster, job.name, record, leadership, self._timing)
         _know(job, known, former, self._here, time.monotonic() - deputy.followed_at)
         lead = await self._promote(job)
         take_over(lead, estate, former, why)
@@ -119,11 +120,14 @@ class Succession:
     ) -> Leadership | None:
         """None: the former leader's lease has some seconds to go, it may be.  Raises ClusterStoreError."""
         if heir.leader != self._here:
-            return await claim_as_heir(self._store(), self._cluster, job, record, heir.estate, revision)
+            return await claim_as_heir(
+                self._store(), self._cluster, job, record, heir.estate, revision, self._timing
+            )
         try:
             claimed = await claim(
-                self._store(), self._cluster, job, self._here, record.hosts, record.token, heir.estate
-            )
+                self._store(), self._cluster, job, self._here, record.hosts, record.token, heir.estate,
+                self._timing,
+            )  # fmt: skip
         except NotLed:
             return None
         return claimed.leadership

@@ -34,7 +34,7 @@ from understudy.recovery.control import address, pb
 from understudy.recovery.coordinator import Coordinator
 from understudy.recovery.evidence import rank_facts
 from understudy.recovery.facts import Facts
-from understudy.recovery.floors import BUSY_S, IDLE_S, FloorKeeper
+from understudy.recovery.floors import FloorKeeper
 from understudy.recovery.homes import Homes
 from understudy.recovery.jobs import Job as RecoveryJob
 from understudy.recovery.jobs import Session
@@ -47,6 +47,7 @@ from understudy.recovery.recovery_round import policy
 from understudy.recovery.roll_forward import RollForward
 from understudy.recovery.servers import Server, ServerPool
 from understudy.recovery.snapshots import LOOK_S, SnapshotKeeper
+from understudy.recovery.timing import TIMING
 from understudy.recovery.validation import ValidationSchedule
 
 LONGEST = 4000.0
@@ -389,7 +390,7 @@ class World:
                     moved = await self._observed_look()
             if not moved:
                 await self._stirred_again()
-            await asyncio.sleep(BUSY_S if moved else IDLE_S)
+            await asyncio.sleep(TIMING.look_busy_s if moved else TIMING.look_idle_s)
 
     async def _observed_look(self) -> bool:
         """What floors let go of cannot be had again: together they must be a cut."""
