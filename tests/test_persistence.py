@@ -60,7 +60,8 @@ def newest_complete(store: Path) -> StoredSet:
     found = read_catalogue(store)
     there = [(one.run, one.serial, one.step, sorted(one.parts)) for one in found.sets]
     complete = [one for one in found.sets if one.complete]
-    assert complete, (found.problems, there, sorted(map(str, store.rglob("*"))))
+    if not complete:
+        pytest.fail(f"{found.problems}, {there}, {sorted(map(str, store.rglob('*')))}")
     return complete[0]
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from understudy.recovery.jobs import CopyCounts, Session
-from understudy.recovery.persistence import Store
+from understudy.recovery.persistence import Store, StoreError
 from understudy.recovery.persistence.layout import stores_of
 from understudy.recovery.persistence.persistence import RETRY_S, Persistence
 from understudy.recovery.persistence.request import (
@@ -280,6 +280,21 @@ def test_a_snapshot_that_outgrows_its_store_gets_a_larger_one_and_the_old_one_go
     write(large, 3, 1 << 20)
     stores.release(3)
     assert [store.growth for store in stores_of(run)] == [1]
+
+
+def test_an_old_set_that_comes_late_and_outgrows_the_store_leaves_a_newer_one_in_it(tmp_path: Path) -> None:
+    """The newest complete set went with its store: seen under load, in 1 of 30 runs."""
+    run = tmp_path / "job" / "run"
+    stores = RankStores(run, 0, slots=3, agreed=True)
+    write(stores.fitting([1000], serial=3), 3, 1000)
+    large = stores.fitting([1 << 20], serial=1)  # it waited for a thread of the writer
+    stores.release(3)
+    assert stores.serials == {3}
+    with pytest.raises(StoreError, match="below the floor"):
+        write(large, 1, 1 << 20)
+    write(large, 4, 1 << 20)
+    stores.release(4)
+    assert stores.serials == {4} and [store.growth for store in stores_of(run)] == [1]
 
 
 def test_a_writer_of_the_same_run_goes_on_where_another_one_was_killed(tmp_path: Path) -> None:

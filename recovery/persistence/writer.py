@@ -99,6 +99,8 @@ class RankStores:
         self._lock = threading.Lock()
         self._growth = 0
         self._current: _store.Store | None = None
+        self._newest = 0
+        """Serial of the newest snapshot that the current store holds, or that is under way to it."""
         self._outgrown: dict[Path, tuple[int, _store.Store | None]] = {}
         """Stores whose snapshots are needed until this serial is complete; open ones may still be written."""
         self._find()
@@ -124,6 +126,7 @@ class RankStores:
             ):
                 self._grow(round(needed * SLACK), serial)
             assert self._current is not None
+            self._newest = max(self._newest, serial)
             return self._current
 
     def release(self, serial: int, held: int = 0) -> None:
@@ -166,6 +169,7 @@ class RankStores:
             if store.growth == self._growth:
                 try:
                     self._current = self._open(store.path)
+                    self._newest = _newest_in(store.path)
                     continue
                 except _store.StoreError as problem:  # damaged, or its writer has not quite ended
                     sys.stderr.write(f"understudy: a new store is begun: {problem}\n")
@@ -175,8 +179,11 @@ class RankStores:
 
     def _grow(self, slot_bytes: int, serial: int) -> None:
         if self._current is not None:
-            self._outgrown[store_path(self._run, self._rank, self._growth)] = (serial, self._current)
+            # Not only until `serial`: a set that was slow may outgrow what holds a newer one already.
+            until = max(serial, self._newest + 1)
+            self._outgrown[store_path(self._run, self._rank, self._growth)] = (until, self._current)
             self._growth += 1
+            self._newest = 0
         path = store_path(self._run, self._rank, self._growth)
         half_made = path.with_suffix(".new")
         half_made.unlink(missing_ok=True)
