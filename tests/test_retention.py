@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mirrors import Stores
 
+from understudy.recovery.persistence.catalogue import read_catalogue
 from understudy.recovery.persistence.retention import (
     KeptSet,
     LocalRun,
     Retention,
+    newest_first,
     superfluous_runs,
     superfluous_sets,
 )
@@ -129,3 +133,15 @@ def test_old_runs_go_only_once_the_present_one_holds_a_complete_set(
                 if r.complete and (r.name == present or r.newest_ns >= by_name[name].newest_ns)
             ]
             assert len(newer) >= keep
+
+
+def test_a_newer_set_comes_first_though_an_older_one_of_its_run_was_written_later(tmp_path: Path) -> None:
+    stores = Stores(tmp_path)
+    stores.put(1, run="first")
+    stores.put(3, run="second")
+    stores.put(2, run="second")  # it waited for a thread of its writer
+    assert [(one.run, one.serial) for one in read_catalogue(tmp_path).sets] == [
+        ("second", 3), ("second", 2), ("first", 1),
+    ]  # fmt: skip
+    ages = [("a", 9, 5), ("b", 1, 6), ("b", 2, 4)]
+    assert newest_first(ages, lambda one: one) == [("b", 2, 4), ("b", 1, 6), ("a", 9, 5)]

@@ -16,6 +16,7 @@ from typing_extensions import Buffer
 
 from understudy.recovery.persistence._store import Store, StoreError
 from understudy.recovery.persistence.layout import runs_of, stores_of
+from understudy.recovery.persistence.retention import newest_first
 
 
 class Payload(Protocol):
@@ -94,7 +95,7 @@ def read_catalogue(directory: Path) -> Catalogue:
     """Raises OSError if there is no such directory."""
     runs = [read_run(run) for run in runs_of(directory)]
     sets = [one for found in runs for one in found.sets]
-    sets.sort(key=lambda one: (one.time_ns, one.serial), reverse=True)
+    sets = newest_first(sets, lambda one: (f"{one.job}/{one.run}", one.serial, one.time_ns))
     return Catalogue(tuple(sets), tuple(problem for found in runs for problem in found.problems))
 
 

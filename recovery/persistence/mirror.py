@@ -20,7 +20,7 @@ from understudy.recovery.persistence.mirror_manifest import (
     encode_manifest,
 )
 from understudy.recovery.persistence.remote import MANIFEST, Remote, RemoteFile, SetName, part_name
-from understudy.recovery.persistence.retention import KeptSet, Retention, superfluous_sets
+from understudy.recovery.persistence.retention import KeptSet, Retention, newest_first, superfluous_sets
 
 Tell = Callable[[int], object]
 """Called with the bytes that were moved since the last call."""
@@ -67,7 +67,7 @@ class Mirror:
             named = {MANIFEST, *(part.name for part in stored.parts)}
             orphans += (file for name, file in found.items() if name not in named)
             sets.append(stored)
-        sets.sort(key=lambda one: (one.time_ns, one.of.serial), reverse=True)
+        sets = newest_first(sets, lambda one: (f"{one.of.job}/{one.of.run}", one.of.serial, one.time_ns))
         return MirrorCatalogue(tuple(sets), tuple(problems), tuple(orphans))
 
     def upload(self, stored: StoredSet, tell: Tell = lambda _: None) -> MirroredSet:

@@ -1,9 +1,12 @@
-"""What may go: of the second tier, and of runs of a job in its local stores.  Pure."""
+"""Which set is newer, and what may go: of the second tier, and of runs of a job in its stores.  Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Set = TypeVar("Set")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,22 @@ class KeptSet:
     serial: int
     step: int
     time_ns: int
+
+
+def newest_first(sets: Collection[Set], age: Callable[[Set], tuple[str, int, int]]) -> list[Set]:
+    """`age`: of a set its run (JOB/RUN), serial, and when it was written, nanoseconds.
+
+    Between runs time decides.  Within a run serials do: an older set may be written later.
+    """
+    newest: dict[str, int] = {}
+    for run, _, time_ns in map(age, sets):
+        newest[run] = max(newest.get(run, 0), time_ns)
+
+    def key(one: Set) -> tuple[int, str, int]:
+        run, serial, _ = age(one)
+        return newest[run], run, serial
+
+    return sorted(sets, key=key, reverse=True)
 
 
 def superfluous_sets(sets: Collection[KeptSet], present: str, rule: Retention) -> list[KeptSet]:
