@@ -16,6 +16,7 @@ from understudy.recovery.control import pb, rpc
 from understudy.recovery.homes import NoHome
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.processes import Watched
+from understudy.recovery.settings import DeviceSpec, Settings
 from understudy.recovery.spanning.deputy import Deputy, Pace
 from understudy.recovery.spanning.job_link import JobLinkService
 from understudy.recovery.spanning.lead import Lead
@@ -103,7 +104,10 @@ class Member:
         self.name, self._folder = name, folder / name
         self._folder.mkdir()
         self.homes = Homes()
-        settings = SimpleNamespace(reply_bytes=1 << 16, shadow_bytes=1 << 16, snapshot_overhead=0)
+        devices = DeviceSpec("cpu", 1)
+        settings = Settings(
+            devices, Path("unused"), reply_bytes=1 << 16, shadow_bytes=1 << 16, snapshot_overhead=0
+        )
         elsewhere = SimpleNamespace(close_guest=lambda job: None)
         self.desk: Any = SimpleNamespace(
             jobs={},

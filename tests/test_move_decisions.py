@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from understudy.recovery.membership.settings import MembershipSettings
 from understudy.recovery.migration.planned import PlannedMoves
 from understudy.recovery.planner import Plan, PlanName, Rewind
+from understudy.recovery.settings import DeviceSpec, Settings
 
 
 def moved_meanwhile(session: Any) -> Any:
@@ -33,7 +36,7 @@ def test_a_move_that_a_recovery_has_carried_out_meanwhile_is_not_refused() -> No
 
     desk: Any = SimpleNamespace(
         leases=None,
-        settings=SimpleNamespace(membership=SimpleNamespace(host="a")),
+        settings=Settings(DeviceSpec("cpu", 1), Path("unused"), membership=MembershipSettings("a")),
         snapshots={"job": SimpleNamespace(hasten=hasten)},
     )
     told = asyncio.run(PlannedMoves(desk, None).carry_out(session, moved_meanwhile(session)))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from understudy.recovery.control import pb
 from understudy.recovery.membership.links import NoLink
 from understudy.recovery.migration.homes import Away
 from understudy.recovery.migration.moves import Moves
+from understudy.recovery.settings import DeviceSpec, Settings
 from understudy.recovery.spanning.spans import Spans
 
 SOON_S = 10.0
@@ -64,7 +65,7 @@ def moves_of(folder: Path) -> Moves:
 
 
 def spans_of(moves: Moves, hosts: Hosts) -> Spans:
-    settings = SimpleNamespace(cpu_image_every_s=0.0, persist=None)
+    settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
     desk: Any = SimpleNamespace(jobs={}, coordinators={}, leases=None, settings=settings)
     membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts)
     return Spans(desk, cast(Any, None), membership, cast(Any, None), moves)

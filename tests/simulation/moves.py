@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -10,6 +11,7 @@ from understudy.recovery.leases import Leases
 from understudy.recovery.migration.places import Place
 from understudy.recovery.migration.planned import PlannedMoves
 from understudy.recovery.servers import ServerPool
+from understudy.recovery.settings import DeviceSpec, Settings
 from understudy.recovery.snapshots import SnapshotKeeper
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Moves:
         name = world.job.name
         desk = SimpleNamespace(
             leases=leases, coordinators={name: world.coordinator}, snapshots={name: snapshots}, spans=None,
-            note=lambda: None, settings=SimpleNamespace(membership=SimpleNamespace(host="here")),
+            note=lambda: None, settings=Settings(DeviceSpec("cpu", 1), Path("unused")),
         )  # fmt: skip
         self._moves = PlannedMoves(cast("Desk", desk), cast(ServerPool, world.pool))
         self.begun = 0
