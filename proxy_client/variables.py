@@ -65,6 +65,10 @@ VARIABLES = (
     Variable(
         "UNDERSTUDY_LOG_LEVEL", "debug, info, warning or error", _one_of("debug", "info", "warning", "error")
     ),
+    Variable(
+        "UNDERSTUDY_HISTORY", "the absolute path of a file",
+        lambda text: os.path.isabs(text) and not text.endswith("/") and not os.path.isdir(text),
+    ),
     Variable("UNDERSTUDY_RELAYS", "the directory of this job's relays", os.path.isdir),
     Variable("UNDERSTUDY_RELAY", "the path of a relay's socket", lambda text: not text.endswith("/")),
     Variable("UNDERSTUDY_CRIU", "the path of a CRIU that can be started", _is_executable),

@@ -180,6 +180,7 @@ class Successor:
     # ------------------------------------------------------------------ what is done
     def _install(self, job: Job, taken: Sequence[Taken]) -> None:
         """Without a pause: from here on everybody else may look at the job."""
+        job.history = self._desk.history
         if job.corruption is not None:
             self._desk.run_beside(self._desk.elsewhere.go_on_repairing(job))
         active = [one for one in taken if one.session.active and one.session.worker.running]
@@ -189,12 +190,12 @@ class Successor:
             servers_lost=sum(one.account is None for one in active),
             recovery_redone=job.decision is not None or any(one.cut_short for one in active),
         )  # fmt: skip
-        job.adoptions.append(adoption)
         job.decision = None  # it is made anew
         for one in taken:
             one.session.log.supervise(os.getpid(), start_ticks(os.getpid()))
             one.session.log.snapshot_suspended = False  # whoever suspended them finds out again why
             job.note_fired(one.session)
+        job.note_adoption(adoption)
         self._desk.adopt(job, [one.session for one in taken])
         log.warning(
             "adopted", job=job.name, former=adoption.former_pid, away_s=round(adoption.away_s, 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,41 +11,86 @@ from typing import Annotated, Any
 import grpc
 import typer
 
+from understudy.recovery import embedded
 from understudy.recovery.control import blocking_channel, pb, rpc, trouble
+from understudy.recovery.errors import Failure as Failure
+from understudy.recovery.errors import NobodyAnswers
 from understudy.recovery.socket_path import default_socket, is_answering
 
-SocketOption = Annotated[Path | None, typer.Option("--socket", help="Of the proxyd.")]
+SocketOption = Annotated[
+    Path | None,
+    typer.Option("--socket", help="Of the proxyd; needed if several of yours have jobs that have no name."),
+]
 JobOption = Annotated[str, typer.Option("--job", help="Needed if several jobs run.")]
 
 
-class Failure(RuntimeError):
-    """A sentence for the user; exit status 2."""
+def ask(socket: Path | None, question: Callable[[Any], Any], job: str = "") -> Any:
+    """One conversation with the proxyd at `socket`, or the one that has `job`, or the only one.
 
-
-def ask(socket: Path | None, question: Callable[[Any], Any]) -> Any:
-    """One conversation with proxyd; raises Failure."""
-    path = (socket or default_socket()).absolute()
-    if not is_answering(path):
-        raise Failure(
-            f"no proxyd answers at {path}: start one with proxyd --devices cpu:2, or name its --socket"
-        )
+    Raises NobodyAnswers, Failure.
+    """
+    path = find(socket, job)
     try:
         with blocking_channel(path) as channel:
             return question(rpc.DaemonStub(channel))
     except grpc.RpcError as problem:
-        raise Failure(f"proxyd at {path} did not answer: {trouble(problem)}") from problem
+        raise NobodyAnswers(f"proxyd at {path} did not answer: {trouble(problem)}") from problem
 
 
-def get_status(socket: Path | None) -> Any:
+def get_status(socket: Path | None, job: str = "") -> Any:
     """What proxyd knows now."""
-    return ask(socket, lambda daemon: daemon.GetStatus(pb.StatusRequest(), timeout=10))
+    return ask(socket, _status, job)
+
+
+def all_status(socket: Path | None) -> dict[Path, Any]:
+    """Of all that answer, by socket: the node's own and those of single runs; raises NobodyAnswers."""
+    if socket is not None or os.environ.get("UNDERSTUDY_SOCKET"):
+        return {find(socket): get_status(socket)}
+    return {path: get_status(path) for path in _answering()}
+
+
+def find(socket: Path | None, job: str = "") -> Path:
+    """The socket of the proxyd that is to be asked; raises NobodyAnswers, Failure."""
+    if socket is not None or os.environ.get("UNDERSTUDY_SOCKET"):
+        path = (socket or default_socket()).absolute()
+        if not is_answering(path):
+            raise NobodyAnswers(_nobody_at(path))
+        return path
+    found = _answering()
+    if len(found) == 1:
+        return found[0]
+    jobs = {path: sorted({rank.job for rank in get_status(path).ranks}) for path in found}
+    fitting = [path for path in found if job in jobs[path]] if job else [path for path in found if jobs[path]]
+    if len(fitting) == 1:
+        return fitting[0]
+    listed = "; ".join(f"{path}: {', '.join(jobs[path]) or 'no job'}" for path in found)
+    what = f"none of them has job {job}" if job and not fitting else "name one with --job or --socket"
+    raise Failure(f"{len(found)} proxyds answer, {what} ({listed})")
+
+
+def _answering() -> list[Path]:
+    """Not empty; raises NobodyAnswers."""
+    path = default_socket().absolute()
+    found = ([path] if is_answering(path) else []) + embedded.answering()
+    if not found:
+        raise NobodyAnswers(_nobody_at(path))
+    return found
+
+
+def _nobody_at(path: Path) -> str:
+    return f"no proxyd answers at {path}: start one with proxyd --devices cpu:2, or name its --socket"
+
+
+def _status(daemon: Any) -> Any:
+    return daemon.GetStatus(pb.StatusRequest(), timeout=10)
 
 
 @contextlib.contextmanager
-def looking(socket: Path | None) -> Iterator[Callable[[], Any] | None]:
+def looking(socket: Path | None, job: str = "") -> Iterator[Callable[[], Any] | None]:
     """Many looks at the status over one channel, each of which raises Failure; None if nobody answers."""
-    path = (socket or default_socket()).absolute()
-    if not is_answering(path):
+    try:
+        path = find(socket, job)
+    except NobodyAnswers:
         yield None
         return
     with blocking_channel(path) as channel:
@@ -53,8 +99,8 @@ def looking(socket: Path | None) -> Iterator[Callable[[], Any] | None]:
         def look() -> Any:
             is_answering(path)  # raises, if another user does
             try:
-                return daemon.GetStatus(pb.StatusRequest(), timeout=10)
+                return _status(daemon)
             except grpc.RpcError as problem:
-                raise Failure(f"proxyd at {path} did not answer: {trouble(problem)}") from problem
+                raise NobodyAnswers(f"proxyd at {path} did not answer: {trouble(problem)}") from problem
 
         yield look

@@ -1,23 +1,111 @@
-"""How our commands speak: one sentence per mistake, exit status 2."""
+"""How our commands speak: options by typer, one sentence per mistake, one table of exit statuses (errors.py).
+
+A command's options are a frozen dataclass: each field is an option, its default the option's, its `option(…)`
+what `--help` says of it.  So they are declared once, and read with types.
+"""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import inspect
 import os
+import signal
 import sys
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, get_type_hints
+
+import typer
+import typer.main
 
 from understudy.proxy_client import variables
-from understudy.recovery.settings import BadInput
+from understudy.recovery.errors import BadInput, ExitStatus, ForTheUser
 
-BAD_INPUT = 2
+# typer carries click along or requires it, by its version; what either raises at a mistake derives from this.
+_Mistake: type[Any] = typer.BadParameter.__mro__[2]
+INTERRUPTED = 128 + signal.SIGINT
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+STATUSES = (
+    "Exit status: 0 done, 1 found what is not as it should be, 2 usage, 3 nobody answers, "
+    "4 refused or failed, 130 interrupted."
+)
+"""The end of every command's help."""
+
+Options = TypeVar("Options")
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse that answers a mistake with one sentence."""
+def option(flag: str, text: str, panel: str, metavar: str | None = None, **more: Any) -> Any:
+    """For a field of a class of options: its help is one sentence, in the box `panel`."""
+    return typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar, **more)
 
-    def error(self, message: str) -> NoReturn:
-        fail(self.prog, f"{message} (see {self.prog} --help)")
+
+def show_version(wanted: bool) -> None:
+    """What `--version` does."""
+    if wanted:
+        from understudy import __version__
+
+        typer.echo(f"torch-understudy {__version__}")
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", help="Say which version this is.", callback=show_version, is_eager=True)
+
+
+def command_of(options: type[Options], text: str) -> Any:
+    """A command whose call answers its `options`; from its first word on that is none, all are arguments."""
+
+    def read(version: bool = False, **given: Any) -> Options:
+        return options(**given)
+
+    hints = get_type_hints(options, include_extras=True)
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(options)  # type: ignore[arg-type]
+    ]
+    hints["version"] = type_of_version()
+    parameters.append(
+        inspect.Parameter(
+            "version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hints["version"]
+        )
+    )
+    read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    read.__annotations__ = hints
+    app = typer.Typer(context_settings=CONTEXT | {"allow_interspersed_args": False})
+    app.command(help=text, epilog=STATUSES)(read)
+    return typer.main.get_command(app)
+
+
+def type_of_version() -> Any:
+    """Of the parameter that stands for `--version`."""
+    from typing import Annotated
+
+    return Annotated[bool, VERSION]
+
+
+def given_to(command: Any, program: str, arguments: Sequence[str] | None = None) -> Any:
+    """The options on a command line, by default ours; raises BadInput, and SystemExit after `--help`."""
+    try:
+        read = command.main(
+            args=None if arguments is None else list(arguments), prog_name=program, standalone_mode=False
+        )
+    except _Mistake as mistake:
+        raise BadInput(_sentence_of(mistake, program)) from None
+    if isinstance(read, int):
+        raise SystemExit(read)
+    return read
+
+
+def _sentence_of(mistake: Any, program: str) -> str:
+    near = list(getattr(mistake, "possibilities", None) or ())
+    said = f"{mistake.message if near else mistake.format_message()}".strip().rstrip(".")
+    if near:
+        said += f": is {near[0]} meant?"
+    context = getattr(mistake, "ctx", None)
+    return f"{said[:1].lower()}{said[1:]} (see {context.command_path if context else program} --help)"
 
 
 def say(program: str, sentence: str) -> None:
@@ -25,10 +113,31 @@ def say(program: str, sentence: str) -> None:
     print(f"{program}: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def fail(program: str, sentence: str) -> NoReturn:
-    """Say why not, and end."""
-    say(program, sentence)
-    sys.exit(BAD_INPUT)
+def ends_of(program: str, work: Callable[[], int]) -> int:
+    """The exit status of `work`; what is wrong is told in a sentence."""
+    try:
+        return work()
+    except ForTheUser as problem:
+        say(program, str(problem))
+        return problem.status
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def ends_of_app(program: str, app: typer.Typer) -> int:
+    """The same of a command that has further ones."""
+
+    def work() -> int:
+        try:
+            status = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
+        except _Mistake as mistake:
+            if type(mistake).__name__ == "NoArgsIsHelpError":
+                mistake.show()
+                return ExitStatus.USAGE
+            raise BadInput(_sentence_of(mistake, program)) from None
+        return status if isinstance(status, int) else ExitStatus.DONE
+
+    return ends_of(program, work)
 
 
 def check_variables(program: str, *, warn: bool = True) -> None:

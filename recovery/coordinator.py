@@ -11,6 +11,7 @@ from enum import Enum, auto
 import structlog
 
 from understudy.recovery.control import pb
+from understudy.recovery.events import validation_failed
 from understudy.recovery.facts import ECHOES, WISHES, FaultFacts, FaultKind
 from understudy.recovery.faults import BY_NUMBER
 from understudy.recovery.holding import hold, let_go
@@ -513,10 +514,11 @@ class Coordinator:
             if fault.rank not in {cause.rank for cause in told}:
                 self._failures.pop((fault.rank, fault.kind), None)
         for fault in told:
-            self._job.recoveries.append(with_transfer(entry_of(fault, outcome), self._job))
-            log.info("recovery", job=self._job.name, rank=fault.rank, plan=plan_name.value,
+            entry = with_transfer(entry_of(fault, outcome), self._job)
+            self._job.note_recovery(entry)
+            log.info("recovery", job=self._job.name, id=entry.id, rank=fault.rank, plan=plan_name.value,
                      recovered=outcome.recovered, reason=outcome.reason,
-                     total_s=round(self._job.recoveries[-1].total_s, 6))  # fmt: skip
+                     total_s=round(entry.total_s, 6))  # fmt: skip
         self._judge_replay(faults, outcome)
         self._faults, self._tried, self._trusted, self._job.decision = later, [], {}, None
         self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}
@@ -535,4 +537,6 @@ class Coordinator:
             "delivered before"
         )
         log.error("the log is not replayable", job=self._job.name, difference=message)
+        cause = told_of(faults)[0]
+        self._job.history.add(validation_failed(self._job.name, cause.rank, cause.step, message))
         self._job.distrust_replay(message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,10 @@ import grpc.aio
 import structlog
 
 from understudy.recovery.adoption import Successor
+from understudy.recovery.command_line import say
 from understudy.recovery.control import OPTIONS, address, pb, rpc
 from understudy.recovery.data_network import DataNetwork, data_network
+from understudy.recovery.history import recorder
 from understudy.recovery.inheritance import Inheritance, claim_inheritance
 from understudy.recovery.journaling import Journaling
 from understudy.recovery.meeting import MeetingService, RendezvousService
@@ -35,10 +36,13 @@ from understudy.recovery.settings import BadInput, Settings, refuse_missing_gpus
 from understudy.recovery.socket_path import claim
 from understudy.recovery.spanning.cpu_images import FOLDER
 from understudy.recovery.spanning.spans import Spans
-from understudy.recovery.spawner import SpawnerError, default_command
+from understudy.recovery.spawner import default_command
+from understudy.recovery.stop_signals import StopSignals, account_of_running
 
 log = structlog.get_logger()
 
+HISTORY_S = 2.0
+"""How long the last lines of the history are waited for."""
 SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork], list[str]]
 """(proxyd's socket, runtime directory, driver, grace of device servers, network) -> command."""
 
@@ -48,16 +52,15 @@ async def serve(
     ready: Callable[[], None] = lambda: None,
     parent_pid: int = 0,
     spawner_command: SpawnerCommand = default_command,
-) -> None:
+) -> bool:
     """Serve until SIGINT, SIGTERM, or the end of `parent_pid`; leaves nothing behind.
 
-    First adopts the jobs of a proxyd that died at the same socket.  Raises BadInput or SpawnerError, with a
-    sentence for the user, if it cannot start.
+    Answers whether it has served: it may be stopped before.  First adopts the jobs of a proxyd that died at
+    the same socket.  Raises ForTheUser if it cannot start.
     """
     manager = ServiceManager()
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    signals = StopSignals(lambda sentence: say("proxyd", sentence))
+    stop = signals.came
     server = grpc.aio.server(options=OPTIONS)
     with claim(settings.socket):
         inheritance = claim_inheritance(settings, settings.log_directory)
@@ -87,10 +90,17 @@ async def serve(
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-            return
+            return False
         refuse_missing_gpus(settings.devices, starting.result().gpus)
+        if settings.persist is not None:
+            settings.persist.make_directory()
         store = Store(Notes(runtime.path / STORE))
         desk = Desk(settings, runtime, pool, starting.result(), store)
+        desk.history = recorder()
+        cleanup.push_async_callback(asyncio.to_thread, desk.history.settle, HISTORY_S)
+        signals.running = lambda: account_of_running(
+            {job.name: len(job.active_sessions()) for job in desk.jobs.values()}
+        )
         membership = Membership(
             settings.membership, str(settings.socket),
             lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
@@ -134,6 +144,7 @@ async def serve(
         await _stopped(stop, parent_pid)
         log.info("stopping")
         manager.tell("STOPPING=1")
+    return True
 
 
 async def _serve_metrics(
@@ -185,6 +196,3 @@ def _warn_of_little_memory(settings: Settings) -> None:
         log.warning(
             "little shared memory: a full one ends workers with SIGBUS", free_bytes=free, may_need=wanted
         )
-
-
-__all__ = ["BadInput", "SpawnerError", "serve"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from understudy.recovery.control import pb
+from understudy.recovery.errors import BadInput
 from understudy.recovery.faults import BY_NAME
-from understudy.recovery.settings import BadInput
 
 _EXAMPLE = "write for example 'kill-server rank=1 step=30 call=120'"
 
@@ -31,8 +32,12 @@ class Drill:
 
 def unknown(kind: str) -> str:
     """What to say of a fault that does not exist."""
-    named = repr(kind) if kind else "an empty drill"
-    return f"unknown drill {named} (there are: {', '.join(BY_NAME)})"
+    if not kind:
+        return f"no fault is named (there are: {', '.join(BY_NAME)})"
+    near = difflib.get_close_matches(kind, BY_NAME, n=1)
+    return (
+        f"unknown drill {kind!r} ({f'is {near[0]} meant? ' if near else ''}there are: {', '.join(BY_NAME)})"
+    )
 
 
 def parse_drill(text: str) -> Drill:
@@ -50,7 +55,8 @@ def parse_drill(text: str) -> Drill:
         if not value.isascii() or not value.isdigit():
             raise BadInput(f"drill {text!r}: {name} must be a whole number, not {value!r}")
         numbers[name] = int(value)
-    for name in ("rank", "step", "call"):
+    numbers.setdefault("call", 1)
+    for name in ("rank", "step"):
         if name not in numbers:
             raise BadInput(f"drill {text!r} does not say which {name}; {_EXAMPLE}")
     for name in ("step", "call"):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from understudy.recovery.errors import BadInput, ExitStatus, Failure, ForTheUser
 from understudy.recovery.own_modules import module_command
 from understudy.recovery.runtime_directory import SHARED_MEMORY, RuntimeDirectory
-from understudy.recovery.settings import BadInput
+from understudy.recovery.socket_path import is_answering
 
 MOST_RESTARTS = 5
 """Of a proxyd that is killed again and again."""
 STOP_S = 20.0
+SOCKET = "proxyd.sock"
 
 
 class EmbeddedDaemon:
@@ -27,24 +31,26 @@ class EmbeddedDaemon:
     def __init__(
         self,
         devices: str,
-        spares: int,
-        more: Sequence[str] = (),
+        options: Mapping[str, str],
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Start it, with `more` options, and wait until it serves; raises BadInput with its sentence.
+        """Start it and wait until it serves; raises ForTheUser with its sentence.
+
+        `options`: by flag, "" of a switch.
 
         `tell` gets a sentence whenever it has to be started again.
         """
         try:  # where the next proxyd looks for what dead ones left behind, should we be killed
             self._directory = RuntimeDirectory.make()
         except OSError as full:
-            raise BadInput(f"cannot make a directory in {SHARED_MEMORY}: {full.strerror}") from full
-        self.socket = self._directory.path / "own" / "proxyd.sock"
+            raise Failure(f"cannot make a directory in {SHARED_MEMORY}: {full.strerror}") from full
+        self.socket = self._directory.path / "own" / SOCKET
         """In a directory that the daemon makes, and locks while it begins to listen; we have locked ours."""
         self._command = [
             *module_command("recovery.proxyd"), "--devices", devices, "--socket", str(self.socket),
-            "--spares", str(spares), "--log-level", os.environ.get("UNDERSTUDY_LOG_LEVEL", "error"),
-            "--parent-pid", str(os.getpid()), *more,
+            "--log-level", os.environ.get("UNDERSTUDY_LOG_LEVEL") or "error",
+            "--parent-pid", str(os.getpid()),
+            *(f"{flag}={value}" if value else flag for flag, value in options.items()),
         ]  # fmt: skip
         self._tell = tell
         self._lock = threading.Lock()
@@ -53,7 +59,7 @@ class EmbeddedDaemon:
         problem = _answer(ready)
         if problem:
             self.stop()
-            raise BadInput(problem)
+            raise problem
         self._guard = threading.Thread(target=self._restart_when_killed, name="embedded proxyd", daemon=True)
         self._guard.start()
 
@@ -104,11 +110,22 @@ class EmbeddedDaemon:
                 self._tell(f"the embedded proxyd did not start again: {problem}")
 
 
-def _answer(ready: int) -> str:
-    """Empty once it serves, or why it does not."""
+def answering() -> list[Path]:
+    """Sockets of those that serve runs of this user now."""
+    found = []
+    for path in sorted(SHARED_MEMORY.glob(f"understudy-{os.getuid()}-*/own/{SOCKET}")):
+        with contextlib.suppress(BadInput, OSError):  # another user's, or gone meanwhile
+            if is_answering(path):
+                found.append(path)
+    return found
+
+
+def _answer(ready: int) -> ForTheUser | None:
+    """None once it serves, or why it does not."""
     with open(ready, "rb") as pipe:
         line = pipe.readline()
     answer = json.loads(line) if line else {}
-    return (
-        "" if answer.get("ready") else str(answer.get("error", "the embedded proxyd ended while it started"))
-    )
+    if answer.get("ready"):
+        return None
+    kind = BadInput if answer.get("status") == ExitStatus.USAGE else Failure
+    return kind(str(answer.get("error", "the embedded proxyd ended while it started")))

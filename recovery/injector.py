@@ -57,24 +57,29 @@ class Injector:
                 raise Refused(str(problem)) from problem
             job.drills.append(scheduled)
         else:
-            scheduled.fired = True
+            job.note_done(scheduled, session)
             job.drills.append(scheduled)
+            if fault.name == "kill-proxyd":  # nobody will come back to say so
+                job.history.settle(SETTLED_S)
             done = self._acts[fault.name](job, session)
         if fault.noticed_as is None:
             return done or await self._observed(job, session, scheduled)
         return await _recovered(job, session, fault, drill, before)
 
     def act_on_fired(self, job: Job) -> None:
-        """Do our part of scheduled drills whose record has been reached."""
+        """Do our part of scheduled drills whose record has been reached, and take note of the others."""
         for scheduled in job.drills:
             session = job.sessions.get(scheduled.drill.rank)
             if scheduled.fired or scheduled.slot < 0 or session is None or not session.active:
                 continue
             fault = BY_NAME[scheduled.drill.kind]
-            if fault.by_proxyd and session.log.drills()[scheduled.slot][3] == DRILL_FIRED:
-                scheduled.fired = True
-                if fault.name == "kill-proxyd":  # nobody will come back to say so
+            if not fault.by_proxyd:
+                job.note_fired(session)
+            elif session.log.drills()[scheduled.slot][3] == DRILL_FIRED:
+                if fault.name == "kill-proxyd":  # nobody will come back to say so; who adopts takes note
+                    scheduled.fired = True
                     session.log.drill_done(scheduled.slot)
+                job.note_done(scheduled, session)
                 scheduled.account = self._acts[fault.name](job, session)
                 session.log.drill_done(scheduled.slot)
 
@@ -149,8 +154,9 @@ async def _recovered(job: Job, session: Session, fault: InjectedFault, drill: Dr
 def account_of(done: pb.Recovery) -> str:
     """A recovery in words: what was noticed, what was decided and why, how long it took, what was checked."""
     where = f"rank {done.rank} in step {done.step}, call {done.call}, {done.phase}"
+    called = f"\n  recovery: {done.id} (recoveryctl history)" if done.id else ""
     if not done.recovered:
-        return f"{done.fault} ({where}): {done.plan}: {done.reason}\n  noticed: {done.evidence}"
+        return f"{done.fault} ({where}): {done.plan}: {done.reason}\n  noticed: {done.evidence}{called}"
     went = ""
     if done.HasField("transfer"):
         by = done.transfer
@@ -163,5 +169,5 @@ def account_of(done: pb.Recovery) -> str:
         f"{done.fault} ({where}): {done.plan} in {done.total_s:.3f} s: detect {done.detect_s:.3f}, "
         f"restart {done.restart_s:.3f}, copy {done.copy_s:.3f}, communicators {done.communicators_s:.3f}, "
         f"replay {done.replay_s:.3f}{went}\n  noticed: {done.evidence}\n  why: {done.reason}\n"
-        f"  verified: {done.verified}"
+        f"  verified: {done.verified}{called}"
     )

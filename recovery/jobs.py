@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy import replay
+from understudy.recovery import events
 from understudy.recovery.control import pb
 from understudy.recovery.drills import Drill
 from understudy.recovery.facts import Phase, RankFacts
 from understudy.recovery.faults import BY_NAME
+from understudy.recovery.history import Recorder, new_id, now_ms
 from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.processes import Watched
 from understudy.recovery.servers import Server
@@ -22,6 +24,8 @@ from understudy.recovery.spanning.span import Span
 SESSION_LOST = 1
 SESSION_CLOSED = 2
 """SessionState of the log."""
+MOST_REFUSED = 8
+"""Sentences about sessions that were not opened; the ranks of a job tend to fail alike."""
 DRILL_FIRED = 1
 DRILL_DONE = 2
 """DrillState of the log; 0 is armed."""
@@ -328,6 +332,8 @@ class Job:
     persist: CopyCounts = field(default_factory=CopyCounts)
     mirror: CopyCounts = field(default_factory=CopyCounts)
     stored_log: LogCounts = field(default_factory=LogCounts)
+    refused: list[str] = field(default_factory=list)
+    """Why sessions were not opened."""
     generation: int = 0
     openings: int = 0
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -341,6 +347,7 @@ class Job:
     """If it spans hosts, or may come to."""
     leases: SnapshotLeases = field(default_factory=SnapshotLeases)
     """Of snapshots in host memory."""
+    history: Recorder = field(default_factory=Recorder)
 
     @property
     def token(self) -> bytes:
@@ -369,11 +376,31 @@ class Job:
             counts[session.rank] = counts.get(session.rank, 0) + session.log.replies_different
         return counts
 
+    def note_recovery(self, recovery: pb.Recovery) -> None:
+        """One that is over, whatever came of it: from here on it has a name."""
+        recovery.id, recovery.at_ms = new_id(), now_ms()
+        self.recoveries.append(recovery)
+        self.history.add(events.recovery_made(self.name, recovery))
+
+    def note_adoption(self, adoption: pb.Adoption) -> None:
+        """We have taken it over."""
+        self.adoptions.append(adoption)
+        self.history.add(events.adopted(adoption))
+
     def distrust_replay(self, message: str) -> None:
         """Replay was seen to give other bits: from now on only what needs none may be relied on."""
         self.not_replayable = self.not_replayable or message
         for session in self.active_sessions():
             session.note = f"not replayable, so no fault can be survived: {message}"
+
+    def note_refused(self, sentence: str) -> None:
+        """Why a session was not opened: its worker says so in the midst of what its launcher prints."""
+        if sentence not in self.refused and len(self.refused) < MOST_REFUSED:
+            self.refused.append(sentence)
+
+    def rehearses(self, kind: str, rank: int) -> bool:
+        """Whether somebody has ordered that fault for a rank."""
+        return any((one.drill.kind, one.drill.rank) == (kind, rank) for one in self.drills)
 
     def arm(self, session: Session) -> None:
         """Write the drills for a session's rank that have not fired into its log."""
@@ -407,7 +434,24 @@ class Job:
             if scheduled.drill.rank == session.rank and 0 <= scheduled.slot < len(marks):
                 state = marks[scheduled.slot][3]
                 ours = BY_NAME[scheduled.drill.kind].by_proxyd
-                scheduled.fired = scheduled.fired or state >= (DRILL_DONE if ours else DRILL_FIRED)
+                if state >= (DRILL_DONE if ours else DRILL_FIRED):
+                    self.note_done(scheduled, session)
+
+    def note_done(self, scheduled: ScheduledDrill, session: Session) -> None:
+        """A drill was done, or is about to be."""
+        if not scheduled.fired:
+            scheduled.fired = True
+            self.history.add(events.drill_told(self.name, scheduled.drill, session.log.step))
+
+    def note_end(self, why: str, report: pb.JobReport) -> None:
+        """Nothing of it runs any more, or what does has been given up."""
+        for scheduled in self.drills:
+            if not scheduled.fired:
+                self.history.add(events.drill_told(self.name, scheduled.drill, 0, fired=False))
+        orderly = {ended.rank: ended.clean for ended in self.ended} | dict.fromkeys(self.sessions, False)
+        disorderly = [rank for rank, clean in orderly.items() if not clean]
+        steps = max([report.steps, *(session.log.step for session in self.sessions.values())])
+        self.history.add(events.job_ended(self.name, why, report, steps, disorderly))
 
     def remember(self, session: Session, clean: bool) -> None:
         """Keep what the report needs before the log goes."""
@@ -455,4 +499,5 @@ class Job:
             adoptions=self.adoptions,
             automatic_commits=max((ended.automatic_commits for ended in self.ended), default=0),
             records=max((ended.records for ended in self.ended), default=0),
+            refused=self.refused,
         )

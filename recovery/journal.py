@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from understudy.recovery.control import pb
 from understudy.recovery.faults import BY_NAME
+from understudy.recovery.job_names import JOB_NAME
 from understudy.recovery.runtime_directory import SHARED_MEMORY
 from understudy.recovery.settings import BadInput, parse_devices
 
@@ -25,7 +26,6 @@ FILE = "journal"
 _HEADER = b"understudy journal 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LARGEST = 64 << 20
-_JOB = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SOCKET = re.compile(r"server-[0-9a-z-]{1,64}\.sock")
 _LOG = re.compile(r"rank-[0-9]{1,9}(-[0-9]{1,9})?")
 _FAR_LOG = re.compile(r"understudy-\d+-\d+-\d+-\w+/[A-Za-z0-9_-]{1,64}/rank-\d+(-\d+)?")
@@ -109,7 +109,7 @@ def _check(journal: pb.Journal) -> None:
 
 
 def _check_job(job: pb.JournaledJob, devices: int) -> None:
-    _demand(_JOB.fullmatch(job.name) is not None, f"{job.name[:80]!r} is no name for a job")
+    _demand(JOB_NAME.fullmatch(job.name) is not None, f"{job.name[:80]!r} is no name for a job")
     _demand(not job.HasField("launcher") or _is_process(job.launcher), "a launcher is no process")
     for drill in job.drills:
         _demand(drill.drill.kind in BY_NAME and drill.drill.rank >= 0, "it names an unknown drill")

@@ -11,7 +11,8 @@ from understudy.recovery.servers import ServerPool
 
 
 class Leases:
-    """The devices of a node.  A device that failed is fenced: nobody gets it until proxyd is started anew.
+    """The devices of a node.  A device that failed is fenced: nobody gets it until somebody lifts that, or
+    until the job ends that had it fail in a drill.
 
     One that is drained is kept free until that is undone; while a session holds it, it is yet to leave.
     """
@@ -23,6 +24,8 @@ class Leases:
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
         """Device -> what happened to it."""
+        self._rehearsed: dict[int, str] = {}
+        """Fenced device -> the job whose drill did it."""
         self.draining: set[int] = set()
         self._kept: dict[int, Session] = {}
         """Device -> who is on its way there."""
@@ -115,6 +118,20 @@ class Leases:
     def fence(self, session: Session, reason: str) -> None:
         """Its device has failed."""
         self.fenced.setdefault(session.device_index, reason)
+        if session.job.rehearses("device-gone", session.rank):
+            self._rehearsed[session.device_index] = session.job.name
+
+    def lift(self, index: int) -> None:
+        """A device that had failed is sound again, as somebody says."""
+        del self.fenced[index]
+        self._rehearsed.pop(index, None)
+        if index not in self._holders and not self._barred(index):
+            self._pool.unlease(self._names[index])
+
+    def lift_rehearsed(self, job: str) -> None:
+        """What failed only because `job` was to rehearse that."""
+        for index in [index for index, name in self._rehearsed.items() if name == job]:
+            self.lift(index)
 
     def is_homeless(self, session: Session) -> bool:
         """Whether it needs another device, and none is kept for it."""

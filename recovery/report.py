@@ -22,7 +22,7 @@ def ended_with_peer(recovery: Any) -> bool:
 
 def recovery_entry(recovery: Any) -> dict[str, Any]:
     """One recovery as it stands in the report."""
-    entry: dict[str, Any] = {name: getattr(recovery, name) for name in _FACTS}
+    entry: dict[str, Any] = {name: getattr(recovery, name) for name in ("id", "at_ms", *_FACTS)}
     entry |= {name: round(getattr(recovery, name), 6) for name in _SPLIT}
     return entry | {
         "generation": recovery.generation,

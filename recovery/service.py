@@ -9,6 +9,7 @@ import structlog
 
 from understudy.recovery.control import pb, rpc
 from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.drill_refusals import FLAG, would_end
 from understudy.recovery.drills import Drill, unknown
 from understudy.recovery.faults import BY_NAME
 from understudy.recovery.injector import Refused
@@ -64,6 +65,8 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             session = await asyncio.shield(self._desk.open_session(request))
         except Refused as refusal:
             log.warning("session refused", job=request.job, rank=request.rank, reason=str(refusal))
+            if request.job in self._desk.jobs:
+                self._desk.jobs[request.job].note_refused(str(refusal))
             return pb.Session(error=str(refusal))
         return pb.Session(log_directory=str(session.directory), capability=self._desk.installation.capability)
 
@@ -83,9 +86,18 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             drill = _drill(request.drill)
             job = self._led_here(request.job)
             session = _running(job, drill)
+            self._refuse_to_end(job, session, drill, may=request.may_end_the_job)
             return pb.DrillReply(detail=await self._desk.injector.run(job, session, drill))
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
+
+    def _refuse_to_end(self, job: Job, session: Session, drill: Drill, *, may: bool) -> None:
+        """Raises Refused."""
+        elsewhere = job.span is not None and job.span.hosts > 1
+        can_move = bool(self._desk.leases.free()) or elsewhere
+        how = "" if may else would_end(drill.kind, device=session.device, can_move=can_move)
+        if how:
+            raise Refused(f"{drill.kind} would end job {job.name}: {how}; {FLAG} orders it all the same")
 
     async def RehearseRestore(self, request: Any, context: Any) -> pb.DrillReply:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,13 @@ from understudy.recovery.control import answer, pb, trouble
 from understudy.recovery.coordinator import Coordinator
 from understudy.recovery.drills import Drill
 from understudy.recovery.elsewhere import Elsewhere, is_cleaned_up
+from understudy.recovery.events import job_started, worker_moved
 from understudy.recovery.evidence import rank_facts
 from understudy.recovery.floors import FloorKeeper
+from understudy.recovery.history import Recorder
 from understudy.recovery.homes import Homes
 from understudy.recovery.injector import Injector, Refused
+from understudy.recovery.job_names import trouble_with
 from understudy.recovery.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
 from understudy.recovery.leases import Leases
 from understudy.recovery.migration.mover import move_worker
@@ -96,6 +100,7 @@ class Desk:
         self.injector = Injector(pool)
         self.planned = PlannedMoves(self, pool)
         self.on_closed: Callable[[Job], None] = lambda _: None
+        self.history = Recorder()
         self.watch = Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s)
         self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
@@ -114,8 +119,8 @@ class Desk:
         span: Span | None = None,
     ) -> str:
         """Answers the directory of its relays, if it is migratable; raises Refused."""
-        if not name or len(name) > 64 or not name.replace("-", "").replace("_", "").isalnum():
-            raise Refused(f"{name!r} is no name for a job: letters, digits, - and _ only, at most 64")
+        if trouble := trouble_with(name):
+            raise Refused(f"job {trouble}")
         if migratable:
             check_that_logs_can_move(self.settings.log_directory)
         relays = str(self.runtime.relays(name)) if migratable else ""
@@ -141,6 +146,10 @@ class Desk:
         name = job.name
         self.jobs[name] = job
         self._keepers[name] = []
+        job.history = self.history
+        if not job.adoptions:
+            launcher = job.launcher.pid if job.launcher is not None else 0
+            self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))
         if (relays := self.runtime.relays(name)).is_dir():
             self.keep_store(job, relays)
         if job.guest is not None and job.name not in self.worker_stores:
@@ -244,20 +253,21 @@ class Desk:
         if elsewhere:  # they go on, and need us
             self._background.start(self._close_later(job, elsewhere))
             return job.report()
-        return await self._finish(job)
+        return await self._finish(job, message)
 
     async def _close_later(self, job: Job, elsewhere: Sequence[Session]) -> None:
         log.info("ranks of other hosts go on", job=job.name, ranks=[session.rank for session in elsewhere])
         await asyncio.gather(*(session.closed.wait() for session in elsewhere))
-        await self._finish(job)
+        await self._finish(job, "ranks of other hosts went on")
 
-    async def _finish(self, job: Job) -> pb.JobReport:
+    async def _finish(self, job: Job, why: str) -> pb.JobReport:
         """Nothing runs any more."""
         report = None
         if job.span is not None and self.spans is not None:
             report = await self.spans.close(job)
         for keeper in self._keepers.pop(job.name):
             keeper.cancel()
+        self.leases.lift_rehearsed(job.name)
         del self.validations[job.name]
         self.snapshots.pop(job.name, None)
         await self.dismiss(self.coordinators.pop(job.name))
@@ -273,8 +283,10 @@ class Desk:
         self.note()
         async with job.changed:
             job.changed.notify_all()
+        told = report if report is not None and not report.error else job.report()
+        job.note_end(why, told)
         log.info("job closed", job=job.name, recoveries=len(job.recoveries))
-        return report if report is not None and not report.error else job.report()
+        return told
 
     async def dismiss(self, coordinator: Coordinator | Deputy) -> None:
         """Nobody asks it any more."""
@@ -416,7 +428,10 @@ class Desk:
         """Answers what happened; raises Refused."""
         if session.destination is not None:
             raise Refused(f"rank {session.rank} is on its way to another device: move its worker afterwards")
+        began, step = time.monotonic(), session.log.step
         detail = await move_worker(session, criu, images)
+        took = time.monotonic() - began
+        session.job.history.add(worker_moved(session.job.name, session.rank, step, took, detail))
         self.note()
         return detail
 
@@ -484,6 +499,7 @@ class Desk:
             await self.coordinators[job.name].cancel()
             for keeper in self._keepers[job.name]:
                 keeper.cancel()
+            job.note_end(message, job.report())
         await self._background.cancel()
 
 

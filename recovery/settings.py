@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from understudy.recovery.errors import BadInput as BadInput
 from understudy.recovery.membership.settings import MembershipSettings
 from understudy.recovery.persistence.settings import PersistenceSettings
 from understudy.recovery.runtime_directory import SHARED_MEMORY
@@ -23,10 +24,6 @@ DRIVERS = ("cpu", "cuda")
 SHARED_GPU = "UNDERSTUDY_TEST_SHARED_GPU"
 """Set to 1, ranks may share a GPU, which NCCL does not let them: for tests on a host that has one."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-class BadInput(ValueError):
-    """Something the user wrote is wrong; its text is the sentence to print."""
 
 
 @dataclass(frozen=True)

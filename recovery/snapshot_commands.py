@@ -136,7 +136,7 @@ def restore(
     job: Annotated[str, typer.Argument(help="Which, if several run.")] = "", socket: SocketOption = None
 ) -> None:
     """A drill: take a running job back to its snapshot on storage, replay its log, and show how that went."""
-    reply = ask(socket, lambda daemon: daemon.RehearseRestore(pb.RehearseRestoreRequest(job=job)))
+    reply = ask(socket, lambda daemon: daemon.RehearseRestore(pb.RehearseRestoreRequest(job=job)), job)
     if reply.error:
         raise Failure(reply.error)
     typer.echo(reply.detail)
@@ -294,7 +294,7 @@ def tune(
     progress = Console(stderr=True)
     with progress.status("") as line:  # nothing of it shows where nobody looks
         if order.needs_job:
-            with looking(socket) as look:
+            with looking(socket, job) as look:
                 advice = measure(order, look, line.update)
         else:
             advice = measure(order, None, line.update)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from understudy.recovery import private_socket
-from understudy.recovery.settings import BadInput
+from understudy.recovery.errors import BadInput
 
 _LONGEST = 107
 """Bytes of a Unix socket's path that the kernel takes."""
@@ -75,7 +75,7 @@ def listening_pid(path: Path) -> int:
 
 def _make_private(directory: Path) -> None:
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)  # not its parents: a path that is mistyped has none
         private_socket.check_directory(directory)
     except private_socket.NotOurs as problem:
         raise BadInput(str(problem)) from problem

@@ -16,13 +16,14 @@ from typing import Any
 
 from understudy.recovery.control import pb
 from understudy.recovery.data_network import DataNetwork
+from understudy.recovery.errors import Failure
 from understudy.recovery.own_modules import module_command
 
 _LONGEST_START = 180.0
 """Seconds; importing PyTorch from a cold disk takes long."""
 
 
-class SpawnerError(RuntimeError):
+class SpawnerError(Failure):
     """The spawner cannot work; its text is the sentence for the user."""
 
 

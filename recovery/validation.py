@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from understudy.recovery.events import validation_failed
 from understudy.recovery.jobs import Job, Session
 
 log = structlog.get_logger()
@@ -111,4 +112,6 @@ class ValidationSchedule:
         self._failed[session.rank] = failed
         message = f"rank {session.rank}, step {session.log.validated_step}: {session.log.validation_message}"
         log.error("the log is not replayable", job=self._job.name, rank=session.rank, difference=message)
+        found = validation_failed(self._job.name, session.rank, session.log.validated_step, message)
+        self._job.history.add(found)
         self._job.distrust_replay(message)

@@ -16,6 +16,7 @@ from zygotes import COLD, Zygotes, obstacle
 pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they import each other
 
 VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
+HISTORY = "UNDERSTUDY_HISTORY"
 COLD_EVERY = 25
 ZYGOTES = pytest.StashKey[Zygotes]()
 
@@ -23,9 +24,12 @@ ZYGOTES = pytest.StashKey[Zygotes]()
 def pytest_configure(config: pytest.Config) -> None:
     """Shared memory of our own: a test process beside us looks for what was left there, too.
 
+    A history of our own as well: that of whoever runs the tests is about trainings.
+
     And zygotes of our own, where tests run: not in the process that hands them out.
     """
     os.environ[VARIABLE] = tempfile.mkdtemp(prefix="understudy-test-", dir="/dev/shm")
+    os.environ[HISTORY] = tempfile.mkdtemp(prefix="understudy-test-history-") + "/history.jsonl"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as what a shell has put into the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # else all that tests start would ignore it
     os.environ.update(needs.environment())
@@ -45,6 +49,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if ZYGOTES in config.stash:
         config.stash[ZYGOTES].stop()
     shutil.rmtree(os.environ.pop(VARIABLE), ignore_errors=True)
+    shutil.rmtree(os.path.dirname(os.environ.pop(HISTORY)), ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

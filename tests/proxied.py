@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 from training_run import driver, installed
 
+from understudy.recovery.gpus import gpus_of_machine
 from understudy.recovery.launch import ranks_wanted
 from understudy.recovery.runtime_directory import SHARED_MEMORY
 
@@ -40,7 +41,10 @@ class Ended:
 
 def run(command: list[str], *, folder: Path, options: tuple[str, ...] = (), timeout_s: float = 240) -> Ended:
     """`proxyrun OPTIONS COMMAND` with one thread per process."""
-    if driver() != "cpu" and "--devices" not in options:
+    chosen = "--devices" in options or "--socket" in options
+    if not chosen and (
+        driver() != "cpu" or gpus_of_machine()
+    ):  # where there are GPUs proxyrun wants to be told
         options = ("--devices", f"{driver()}:{ranks_wanted(command)}", *options)
     report = folder / f"report-{random.randrange(10**9)}.json"
     done = subprocess.run(

@@ -19,7 +19,7 @@ from training_run import ROOT
 from understudy.proxy_client import placement, variables
 from understudy.proxy_client.placement import Placement
 from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput
 
 IMPOSSIBLE = {
@@ -34,6 +34,7 @@ IMPOSSIBLE = {
     "UNDERSTUDY_SPIN_US": ["fast", "-1", "10000000000"],
     "UNDERSTUDY_STATISTICS": ["yes", "2"],
     "UNDERSTUDY_LOG_LEVEL": ["loud", "ERROR"],
+    "UNDERSTUDY_HISTORY": ["history.jsonl", "/tmp", "/no/such/directory/"],
     "UNDERSTUDY_RELAYS": ["/no/such/directory", "/etc/passwd"],
     "UNDERSTUDY_RELAY": ["/tmp/directory/"],
     "UNDERSTUDY_CRIU": ["/no/such/criu", "/etc"],
@@ -53,6 +54,7 @@ POSSIBLE = {
     "UNDERSTUDY_SPIN_US": "0",
     "UNDERSTUDY_STATISTICS": "1",
     "UNDERSTUDY_LOG_LEVEL": "debug",
+    "UNDERSTUDY_HISTORY": "/tmp/history.jsonl",
     "UNDERSTUDY_RELAYS": "/tmp",
     "UNDERSTUDY_RELAY": "/tmp/r1/s",
     "UNDERSTUDY_CRIU": "/bin/true",
@@ -212,7 +214,7 @@ def test_a_process_beside_the_one_that_uses_its_device_is_refused(tmp_path: Path
     ended = proxied.run(python(script), folder=tmp_path)
     assert ended.status == 1
     assert ended.output.count("sum 2.0") == 1
-    assert re.search(r"rank 0 asked for cuda:0, which rank 0 of job \w+ \(pid \d+\) holds", ended.output)
+    assert re.search(r"rank 0 asked for cuda:0, which rank 0 of job [\w-]+ \(pid \d+\) holds", ended.output)
 
 
 @pytest.mark.parametrize(("place", "why"), [
@@ -229,7 +231,7 @@ def test_a_migratable_job_whose_logs_lie_on_a_disk_is_refused_before_it_begins(t
     with tempfile.TemporaryDirectory(prefix="understudy-test-") as disk:
         options = ("--devices", "cpu:1", "--migratable", "--log-dir", disk)
         ended = proxied.run(python("-c", "print('began')"), folder=tmp_path, options=options)
-    assert (ended.status, ended.output.count("began")) == (2, 0)
+    assert (ended.status, ended.output.count("began")) == (4, 0)
     assert "--migratable needs its logs in" in ended.output and "(--log-dir)" in ended.output
 
 

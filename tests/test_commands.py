@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from understudy.recovery.conclusion import conclude
 from understudy.recovery.control import pb
 from understudy.recovery.drills import Drill, parse_drill
 from understudy.recovery.launch import ranks_wanted
 from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd import settings_of
-from understudy.recovery.proxyrun import _conclude, parse
+from understudy.recovery.proxyd_settings import settings_of
+from understudy.recovery.proxyrun_options import parse
 from understudy.recovery.settings import BadInput, parse_bytes, parse_devices
 
 
@@ -27,8 +28,8 @@ def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
-def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert done.returncode == 2
+def assert_one_sentence(done: subprocess.CompletedProcess[str], *words: str, status: int = 2) -> None:
+    assert done.returncode == status
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
 
@@ -44,11 +45,10 @@ def test_drill_is_read_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "unknown drill an empty drill"),
+        ("", "no fault is named"),
         ("melt rank=1 step=1 call=1", "unknown drill 'melt'"),
         ("kill-server step=1 call=1", "does not say which rank"),
         ("kill-server rank=1 call=1", "does not say which step"),
-        ("kill-server rank=1 step=1", "does not say which call"),
         ("kill-server rank=1 step=0 call=1", "step counts from 1"),
         ("kill-server rank=1 step=1 call=0", "call counts from 1"),
         ("kill-server rank=-1 step=1 call=1", "rank must be a whole number"),
@@ -86,15 +86,15 @@ def test_sizes_have_units() -> None:
 
 
 def test_optimizer_preimages_are_kept_on_cpu_only_unless_asked_for() -> None:
-    assert settings_of(["--devices", "cpu:1"])[0].keeps_optimizer_preimages
-    assert not settings_of(["--devices", "cuda:1"])[0].keeps_optimizer_preimages
-    assert settings_of(["--devices", "cuda:1", "--optimizer-preimages", "on"])[0].keeps_optimizer_preimages
+    assert settings_of(["--devices", "cpu:1"]).keeps_optimizer_preimages
+    assert not settings_of(["--devices", "cuda:1"]).keeps_optimizer_preimages
+    assert settings_of(["--devices", "cuda:1", "--optimizer-preimages", "on"]).keeps_optimizer_preimages
 
 
 def test_snapshots_that_are_to_be_on_storage_only_need_a_storage(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--persist-only is of no use without --persist"):
         settings_of(["--devices", "cpu:1", "--persist-only"])
-    given = settings_of(["--devices", "cpu:1", "--persist-only", "--persist", str(tmp_path)])[0].persist
+    given = settings_of(["--devices", "cpu:1", "--persist-only", "--persist", str(tmp_path)]).persist
     assert given is not None and not given.stays_in_memory
 
 
@@ -159,7 +159,7 @@ def test_bad_input_ends_proxyrun_with_one_sentence(
 def test_recoveryctl_without_a_proxyd_says_so_in_one_sentence(arguments: list[str], tmp_path: Path) -> None:
     socket = str(tmp_path / "none.sock")
     assert_one_sentence(
-        run("recoveryctl", *arguments, UNDERSTUDY_SOCKET=socket), "no proxyd answers at", socket
+        run("recoveryctl", *arguments, UNDERSTUDY_SOCKET=socket), "no proxyd answers at", socket, status=3
     )
 
 
@@ -193,21 +193,38 @@ DIFFERENT = "1 replayed value differs from what the program was given before"
     [
         (pb.JobReport(), 0, 0),
         (pb.JobReport(), 7, 7),
-        (pb.JobReport(error="no report"), 0, 2),
-        (pb.JobReport(faults=[NEVER_FIRED]), 0, 3),
-        (pb.JobReport(replies_different=1), 0, 4),
-        (pb.JobReport(replies_different=1, faults=[NEVER_FIRED], error="no report"), 0, 4),
+        (pb.JobReport(error="no report"), 0, 4),
+        (pb.JobReport(faults=[NEVER_FIRED]), 0, 4),
+        (pb.JobReport(replies_different=1), 0, 1),
+        (pb.JobReport(replies_different=1, faults=[NEVER_FIRED], error="no report"), 0, 1),
         (pb.JobReport(replies_different=1), 7, 7),
         (pb.JobReport(replies_different=1), 128 + 9, 128 + 9),
     ],
 )
 def test_a_run_whose_replayed_values_differed_never_ends_in_silence(
-    report: Any, status: int, ends: int, capsys: pytest.CaptureFixture[str]
+    report: Any, status: int, ends: int
 ) -> None:
-    assert _conclude(parse(["true"]), report, status, 1.0) == ends
-    lines = capsys.readouterr().err.splitlines()
+    lines, found = conclude(report, [], status, whole=True)
+    assert found == ends
     if report.replies_different:
-        assert lines[-1].startswith(f"proxyrun: {DIFFERENT}")
-        assert lines[-1].endswith("(exit status 4)") == (ends == 4)
+        assert lines[-1].startswith(DIFFERENT)
+        assert lines[-1].endswith("(exit status 1)") == (ends == 1)
     else:
         assert not any("replayed" in line for line in lines)
+
+
+def test_the_reason_why_a_rank_was_refused_is_said_last() -> None:
+    report = pb.JobReport(error="the run ended", refused=["all 2 devices are leased"])
+    assert conclude(report, [], 1, whole=True)[0][-1] == "all 2 devices are leased"
+    assert conclude(pb.JobReport(refused=["tried again later"], records=3), [], 0, whole=True)[0] == []
+
+
+def test_a_run_that_used_no_device_is_told_that_nothing_was_protected() -> None:
+    said = "no rank used a device: nothing was protected"
+    assert conclude(pb.JobReport(), [], 0, whole=True) == ([said], 0)
+    silent = [
+        conclude(pb.JobReport(), [], 1, whole=True),
+        conclude(pb.JobReport(), [], 0, whole=False),
+        conclude(pb.JobReport(records=1), [], 0, whole=True),
+    ]
+    assert [sentences for sentences, _ in silent] == [[], [], []]

@@ -19,7 +19,7 @@ from understudy.recovery.evidence import rank_facts
 from understudy.recovery.facts import Facts, FaultFacts, FaultKind
 from understudy.recovery.jobs import Job
 from understudy.recovery.planner import PlanName, Reload, Rewind, plan
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput
 from understudy.recovery.snapshot_leases import SnapshotLeases
 from understudy.recovery.spanning.cpu_images import FOLDER
@@ -208,7 +208,7 @@ def test_leases_of_all_who_need_snapshots_are_held_together() -> None:
 
 
 def test_a_log_has_places_for_all_leases_that_may_be_held_at_once() -> None:
-    settings, *_ = settings_of(["--devices=cpu:1", "--persist=/tmp", "--persist-slots=16"])
+    settings = settings_of(["--devices=cpu:1", "--persist=/tmp", "--persist-slots=16"])
     assert settings.persist is not None
     assert settings.persist.in_flight == 4 and settings.persist.in_flight + 2 <= replay.SNAPSHOT_LEASES
 
@@ -278,9 +278,9 @@ def test_a_mistake_in_how_often_is_one_sentence(options: list[str], sentence: st
 
 
 def test_how_often_is_what_was_asked_for_and_off_without() -> None:
-    asked = settings_of(["--devices=cpu:1", *ETCD, "--persist=/tmp", "--cpu-image-every=90s"])[0]
+    asked = settings_of(["--devices=cpu:1", *ETCD, "--persist=/tmp", "--cpu-image-every=90s"])
     assert asked.cpu_image_every_s == 90
-    assert settings_of(["--devices=cpu:1"])[0].cpu_image_every_s == 0
+    assert settings_of(["--devices=cpu:1"]).cpu_image_every_s == 0
 
 
 def test_time_is_measured_from_the_beginning_of_the_last_image(tmp_path: Path) -> None:

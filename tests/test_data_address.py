@@ -15,7 +15,7 @@ from understudy.recovery.data_network import DataNetwork, data_network, interfac
 from understudy.recovery.membership.options import membership_of, parse_data_address
 from understudy.recovery.membership.settings import MembershipSettings
 from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd import parser
+from understudy.recovery.proxyd_settings import options_of
 from understudy.recovery.settings import BadInput
 
 LISTEN = "10.0.0.1:9400"
@@ -23,7 +23,7 @@ NOT_HERE = "192.0.2.7"  # of a network that exists in documents only
 
 
 def settings(*arguments: str) -> MembershipSettings:
-    return membership_of(parser().parse_args(["--devices", "cpu:1", "--host-name", "a", *arguments]))
+    return membership_of(options_of(["--devices", "cpu:1", "--host-name", "a", *arguments]))
 
 
 def listening(listen: str, *more: str) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from manifests import OF_CUSTOM_KINDS, Pod, documents, pods, templates, words
 from proxied import left_behind, until
 from training_run import BIN, ROOT
 
-from understudy.recovery.proxyd import settings_of
-from understudy.recovery.proxyrun import parse
+from understudy.recovery.proxyd_settings import settings_of
+from understudy.recovery.proxyrun_options import Order, parse
 
 VERSIONS = ("1.33", "1.37")
 """Sidecars are stable from the first on; the second is the newest that the library knows."""
@@ -65,6 +65,11 @@ def test_a_misspelt_field_would_be_noticed() -> None:
 
 
 # ------------------------------------------------------------------ what worker and proxyd share
+def ordered(arguments: list[str]) -> Order:
+    """Of proxyrun, with what the kubelet fills in."""
+    return parse([word.replace("$(JOB)", "training") for word in arguments])
+
+
 def test_there_is_one_of_each_kind() -> None:
     assert len(SIDECARS) == 3 and len(WITH_PROXYD) == len(WITH_TRAINER) == 4
 
@@ -96,8 +101,8 @@ def test_logs_and_socket_are_at_the_same_place_for_both(place: str, mode: str) -
     for of_proxyd, of_trainer in together:
         ours, theirs = of_proxyd.container("proxyd"), of_trainer.container("proxyrun")
         assert ours is not None and theirs is not None
-        path = parse(words(theirs)[1:]).socket
-        assert path == settings_of(proxyd_options(ours, Path("/tmp")))[0].socket
+        path = ordered(words(theirs)[1:]).socket
+        assert path == settings_of(proxyd_options(ours, Path("/tmp"))).socket
         at = place if place != "socket" else str(path.parent.parent)
         volumes = of_proxyd.volume_at(ours, at), of_trainer.volume_at(theirs, at)
         assert volumes[0] is not None and volumes[1] is not None
@@ -109,8 +114,8 @@ def test_logs_and_socket_are_at_the_same_place_for_both(place: str, mode: str) -
 
 def test_a_trainjob_overrides_nothing_that_its_proxyd_needs() -> None:
     (job,) = [one for _, one in documents() if one["kind"] == "TrainJob"]
-    order = parse(job["spec"]["trainer"]["args"])
-    assert order.socket == parse(words(trainers()[0])[1:]).socket and order.job == "$(JOB)"
+    order = ordered(job["spec"]["trainer"]["args"])
+    assert order.socket == ordered(words(trainers()[0])[1:]).socket and order.job == "training"
 
 
 def trainers() -> list[dict[str, Any]]:
@@ -144,6 +149,7 @@ def test_the_commands_of_a_pod_train_together(tmp_path: Path) -> None:
     proxyd, trainer = pod.container("proxyd"), pod.container("proxyrun")
     assert proxyd is not None and trainer is not None
     (tmp_path / "bin").mkdir()
+    (tmp_path / "run").mkdir()  # the volume
     for name in ("proxyd", "proxyrun", "recoveryctl", "torchrun"):
         (tmp_path / "bin" / name).symlink_to(BIN / name)
     (tmp_path / "bin" / "supervise").symlink_to(ROOT / "deploy" / "supervise")

@@ -18,7 +18,7 @@ from proxied import WORKLOADS, left_behind, until
 from training_run import installed
 from unit_file import SYSTEMD, UNIT, environment_file, exec_start, of_this_installation, settings
 
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 
 pytestmark = pytest.mark.cold  # the service manager's child is proxyd itself
 MOST_EXPOSED = 2.5
@@ -111,7 +111,7 @@ def test_the_unit_is_no_more_exposed_than_it_has_to_be(unit: Path) -> None:
 def test_options_in_the_environment_file_are_what_proxyd_takes(tmp_path: Path) -> None:
     options = environment_file(SYSTEMD / "proxyd.env")["PROXYD_OPTIONS"]
     arguments = options.replace("/var/lib/understudy", str(tmp_path)).split()
-    given = settings_of(arguments)[0]
+    given = settings_of(arguments)
     assert given.persist is not None and given.persist.directory.parent == tmp_path
     assert settings()["StateDirectory"] == ["understudy"]  # /var/lib/understudy may be written
 

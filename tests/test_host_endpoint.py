@@ -26,7 +26,7 @@ from understudy.recovery.membership.options import membership_of, parse_listen
 from understudy.recovery.membership.peers import TlsPeers
 from understudy.recovery.membership.settings import MembershipSettings
 from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd import parser
+from understudy.recovery.proxyd_settings import options_of
 from understudy.recovery.settings import BadInput
 
 NOW = datetime.now(UTC)
@@ -212,7 +212,7 @@ def test_address_that_is_taken_is_told(certs: Path) -> None:
 
 # ------------------------------------------------------------------ the command line
 def options(*arguments: str) -> MembershipSettings:
-    return membership_of(parser().parse_args(["--devices", "cpu:1", "--host-name", "a", *arguments]))
+    return membership_of(options_of(["--devices", "cpu:1", "--host-name", "a", *arguments]))
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:1", "[::]:1", "8.8.8.8:1", "[2606:4700::1111]:1"])

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from understudy.recovery.drills import Drill
 from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import Session
+from understudy.recovery.jobs import Job, ScheduledDrill, Session
 from understudy.recovery.leases import Leases
 from understudy.recovery.servers import ServerPool
 
@@ -32,8 +33,9 @@ class Pool:
 def session(leases: Leases, index: int) -> Session:
     """One that holds a device."""
     made: Any = SimpleNamespace(
-        rank=index, device_index=index, device=NAMES[index], asked_index=index, destination=None
-    )
+        rank=index, device_index=index, device=NAMES[index], asked_index=index, destination=None,
+        job=Job("a job", None, []),
+    )  # fmt: skip
     leases._pool.lease(NAMES[index])
     leases.hold(cast(Session, made))
     return cast(Session, made)
@@ -99,3 +101,18 @@ def test_a_rank_whose_device_fails_on_its_way_goes_where_it_was_to_go(leases: Le
 def test_a_device_that_does_not_exist_is_named_beside_those_that_do(leases: Leases) -> None:
     with pytest.raises(Refused, match="there is no device cpu:9; there are: cpu:0, cpu:1, cpu:2"):
         leases.index("cpu:9")
+
+
+def test_what_failed_in_a_drill_can_be_had_again_once_the_job_has_ended(leases: Leases, pool: Pool) -> None:
+    struck, broken = session(leases, 0), session(leases, 1)
+    struck.job.drills.append(ScheduledDrill(Drill("device-gone", rank=0, step=0, call=0)))
+    for one in (struck, broken):
+        leases.fence(one, "it is gone")
+        leases.release(one)
+    assert leases.free() == [2]
+    leases.lift_rehearsed("another job")
+    assert leases.free() == [2]
+    leases.lift_rehearsed("a job")
+    assert leases.free() == [0, 2] and wanted(pool) == [1, 0, 1], "what truly failed stays fenced"
+    leases.lift(1)
+    assert leases.free() == [0, 1, 2] and wanted(pool) == [1, 1, 1]

@@ -18,7 +18,7 @@ from training_run import installed
 
 from understudy.recovery.jobs import Job
 from understudy.recovery.metrics import Metrics
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput, parse_address
 from understudy.recovery.timing import Timing
 

@@ -30,7 +30,7 @@ from understudy.recovery.persistence.request import Discard, Release, Written
 from understudy.recovery.persistence.retention import Retention
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
 from understudy.recovery.persistence.writer import RunStores
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput
 from understudy.recovery.snapshot_leases import SnapshotLeases
 
@@ -237,7 +237,7 @@ def test_what_cannot_be_a_mirror_is_refused_with_a_sentence(
 
 
 def test_a_mirror_is_taken_over_from_the_command_line(tmp_path: Path) -> None:
-    settings, *_ = settings_of(
+    settings = settings_of(
         ["--devices", "cpu:1", "--persist", str(tmp_path), "--mirror", "file:///mnt/nfs",
          "--keep-last", "2", "--keep-every", "1000"]
     )  # fmt: skip

@@ -10,6 +10,8 @@ import pytest
 from migratable_run import MigratableRun, skip_without_criu
 from proxied import WORKLOADS, left_behind, python, until
 
+from understudy.recovery.errors import ExitStatus
+
 BELONGINGS = WORKLOADS / "migration" / "belongings.py"
 
 STEPS, LONG = 30, 150
@@ -90,7 +92,8 @@ def test_a_worker_that_dies_after_a_move_ends_the_run_as_its_launcher_expects(tm
         run.train(STEPS, 5)
         run.await_step(5)
         run.move()
-        assert run.recoveryctl("drill", "kill-worker", "--rank", "0").returncode == 0
+        order = ("drill", "kill-worker", "--rank", "0", "--even-if-it-ends-the-job")
+        assert run.recoveryctl(*order).returncode == 0
         assert run.run is not None
         assert run.run.wait(60) == 128 + 9
     assert left_behind() == []
@@ -101,7 +104,7 @@ def test_a_worker_without_a_relay_is_refused_and_trains_on(tmp_path: Path) -> No
         run.train(STEPS, 5, migratable=False)
         run.await_step(5)
         done = run.recoveryctl("migrate", "--rank", "0")
-        assert done.returncode == 2
+        assert done.returncode == ExitStatus.REFUSED
         assert "start the run with proxyrun --migratable" in done.stderr
         run.finish()
 
@@ -144,7 +147,7 @@ def test_what_cannot_be_dumped_refuses_the_move_and_the_worker_runs_on(tmp_path:
             run.start([*python("-c"), code, str(tmp_path)])
             until((tmp_path / "ready").exists, "a worker with a connection")
             done = run.recoveryctl("migrate", "--rank", "0")
-            assert done.returncode == 2
+            assert done.returncode == ExitStatus.REFUSED
             assert f"is a TCP connection to 127.0.0.1:{port}" in done.stderr
             (tmp_path / "go").touch()
             assert run.finish()[0] == "2.0\n4.0\n"
@@ -164,7 +167,7 @@ def test_a_disk_that_fills_up_amid_a_dump_refuses_the_move_and_the_worker_trains
             run.await_step(10)
             worker = run.rank().worker_pid
             done = run.recoveryctl("migrate", "--rank", "0", "--images", str(tiny))
-            assert (done.returncode, done.stdout) == (2, "")
+            assert (done.returncode, done.stdout) == (ExitStatus.REFUSED, "")
             said = " ".join(done.stderr.split())
             assert f"the worker of rank 0 was not moved: there is no room for its images in {tiny}" in said
             assert not list(tiny.iterdir())

@@ -21,8 +21,8 @@ STEPS = 160
 SMALL_DICTIONARY = f"""
 import sys
 from functools import partial
-from understudy.recovery import proxyd
-proxyd.Settings = partial(proxyd.Settings, dictionary_bytes={DICTIONARY})
+from understudy.recovery import proxyd, proxyd_settings
+proxyd_settings.Settings = partial(proxyd_settings.Settings, dictionary_bytes={DICTIONARY})
 sys.exit(proxyd.main())
 """
 

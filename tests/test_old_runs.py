@@ -19,7 +19,7 @@ from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
 from understudy.recovery.persistence.layout import in_use, store_path
 from understudy.recovery.persistence.old_runs import remove_old_runs
 from understudy.recovery.persistence.writer import RunStores
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput
 
 

@@ -26,7 +26,7 @@ from understudy.recovery.persistence import Store
 from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
 from understudy.recovery.persistence.checking import problems_of
 from understudy.recovery.persistence.reading import SetReader
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput
 
 STEPS = 200_000

@@ -14,8 +14,9 @@ from training_run import installed
 
 from understudy.recovery.persistence.catalogue import read_catalogue
 from understudy.recovery.persistence.checking import problems_of
-from understudy.recovery.proxyd import OF_PERSIST, settings_of
-from understudy.recovery.proxyrun import parse
+from understudy.recovery.proxyd_options import OF_PERSIST
+from understudy.recovery.proxyd_settings import settings_of
+from understudy.recovery.proxyrun_options import parse
 from understudy.recovery.settings import BadInput
 
 MISTAKES = [
@@ -86,8 +87,10 @@ def test_proxyd_refuses_what_is_not_possible_and_names_it(
     ids=str,
 )
 def test_proxyd_takes_what_lies_just_within(options: list[str], tmp_path: Path) -> None:
-    settings, *_ = settings_of(["--devices", "cpu:1", "--persist", str(tmp_path / "a" / "b"), *options])
+    settings = settings_of(["--devices", "cpu:1", "--persist", str(tmp_path / "a" / "b"), *options])
     assert settings.persist is not None and settings.persist.directory == tmp_path / "a" / "b"
+    assert not list(tmp_path.iterdir()), "a proxyd that refuses to start leaves nothing"
+    settings.persist.make_directory()
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
@@ -129,9 +132,7 @@ def test_proxyrun_refuses_companions_of_persist_without_it(options: list[str]) -
 def test_a_mistake_in_options_of_the_embedded_proxyd_is_one_sentence_of_proxyrun(
     options: list[str], sentence: str, tmp_path: Path
 ) -> None:
-    status, said = command(
-        "proxyrun", "--socket", str(tmp_path / "socket"), f"--persist={tmp_path}", *equals(options), "true"
-    )
+    status, said = command("proxyrun", f"--persist={tmp_path}", *equals(options), "true")
     assert status == 2
     assert re.fullmatch(rf"proxyrun: {sentence}.*\n", said), said
 
@@ -142,7 +143,7 @@ def test_proxyrun_refuses_to_persist_where_a_proxyd_already_decides(tmp_path: Pa
             "proxyrun", "--socket", str(proxyd.socket), "--persist", str(tmp_path / "store"), "true"
         )
     assert status == 2 and said.count("\n") == 1
-    assert "decides about snapshots on storage: leave out --persist, or stop it" in said
+    assert "decides about --persist: leave out --persist, or stop it" in said
     assert not (tmp_path / "store").exists()
 
 
@@ -152,8 +153,7 @@ def test_proxyrun_persists_what_its_command_trains(tmp_path: Path) -> None:
         ended = run(
             python("-P", "-c", TRAIN_UNTIL_COMPLETE, str(store), str(runs)), folder=tmp_path,
             options=(
-                "--socket", str(tmp_path / "socket"), "--job", "night-7", "--persist", str(store),
-                "--persist-every", "1", "--persist-slots", "2",
+                "--job", "night-7", "--persist", str(store), "--persist-every", "1", "--persist-slots", "2",
             ),
         )  # fmt: skip
         assert ended.status == 0, ended.output
@@ -165,9 +165,9 @@ def test_proxyrun_persists_what_its_command_trains(tmp_path: Path) -> None:
 
 
 def test_a_job_has_a_name_that_fits_in_a_path(tmp_path: Path) -> None:
-    status, said = command("proxyrun", "--socket", str(tmp_path / "socket"), "--job", "../night", "true")
+    status, said = command("proxyrun", "--job", "../night", "true")
     assert status == 2
-    assert said == "proxyrun: '../night' is no name for a job: letters, digits, - and _ only, at most 64\n"
+    assert said == "proxyrun: --job '../night' is no name: letters, digits, - and _ only, at most 64\n"
 
 
 @pytest.mark.parametrize("program", ["proxyd", "proxyrun"])

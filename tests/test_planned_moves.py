@@ -17,6 +17,7 @@ from running_node import LONG_S, RANK, Node
 from running_proxyd import RunningProxyd
 from test_proxyd_recovery import LAUNCH, expected
 
+from understudy.recovery.errors import ExitStatus
 from understudy.recovery.own_modules import module_command
 
 variables = test_proxyd_recovery.variables  # the fixture
@@ -30,11 +31,11 @@ class RoomyNode(Node):
     def start(self, ranks: int = 3) -> RunningProxyd:
         return super().start(ranks)
 
-    def refused(self, *arguments: str) -> str:
+    def refused(self, *arguments: str, status: int = ExitStatus.REFUSED) -> str:
         """What `recoveryctl` says of an order that cannot be carried out."""
         command = [*module_command("recovery.recoveryctl"), *arguments, "--socket", str(self.socket)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
-        assert (done.returncode, done.stdout) == (2, ""), done
+        assert (done.returncode, done.stdout) == (status, ""), done
         return " ".join(done.stderr.split())
 
     def devices(self) -> list[tuple[str, int]]:
@@ -100,7 +101,9 @@ def test_what_cannot_be_drained_or_moved_is_one_sentence_and_changes_nothing(nod
         ("migrate", "--rank", "1", "--to", "cpu:2", "--images", "/tmp"): "of no use with --to",
     }
     for arguments, sentence in said.items():
-        assert sentence in node.refused(*arguments), arguments
+        wrong = "cpu:x" in arguments or "--images" in arguments
+        status = ExitStatus.USAGE if wrong else ExitStatus.REFUSED
+        assert sentence in node.refused(*arguments, status=status), arguments
     assert node.devices() == [("leased", 0), ("leased", 1), ("idle", -1)]
     assert node.recoveryctl("drain", "cpu:2") == "cpu:2 is drained: no session held it"
     assert "cpu:2 is drained already" in node.refused("drain", "cpu:2")
@@ -128,7 +131,7 @@ def test_a_drain_goes_on_under_the_successor_of_a_proxyd_that_died_amid_it(node:
         node.kill()
     finally:
         os.kill(stopped, signal.SIGCONT)
-    assert order.wait(LONG_S) == 2
+    assert order.wait(LONG_S) == ExitStatus.NOBODY_ANSWERS
     node.restart()
     until(lambda: node.devices() == [("leased", 0), ("drained", -1), ("leased", 1)], "the drained device")
     node.kill()

@@ -27,6 +27,7 @@ from training_run import installed
 from zygotes import descendants
 
 from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.errors import ExitStatus
 from understudy.recovery.own_modules import module_command, name_of
 from understudy.recovery.persistence.layout import logs_of, runs_of
 from understudy.recovery.persistence.stored_log import Chain, Kind, read_commit, read_frames
@@ -257,7 +258,8 @@ def test_a_replay_that_is_told_to_stop_leaves_everything_as_it_was(lost: Path) -
     until(runtime_directories, "its runtime directory")
     replaying.terminate()
     said, _ = replaying.communicate(timeout=60)
-    assert replaying.returncode == 2 and "it was interrupted; nothing has changed" in said, said
+    assert replaying.returncode == ExitStatus.REFUSED, said
+    assert "it was interrupted; nothing has changed" in said
     assert sorted(lost.rglob("*")) == before
     assert proxied.left_behind() == []
 
@@ -266,7 +268,7 @@ def test_a_replay_that_gives_other_values_than_the_script_was_given_is_refused(l
     for one in [file for run in runs_of(lost) for file in logs_of(run)]:
         spoil_inputs(one.path)
     before = sorted(lost.rglob("*"))
-    said = snapshots("replay", str(lost), status=2)
+    said = snapshots("replay", str(lost), status=ExitStatus.REFUSED)
     assert "are others in the replay: this program's log is not replayable" in said
     assert "can still be exported" in said
     assert sorted(lost.rglob("*")) == before

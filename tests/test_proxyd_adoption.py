@@ -397,7 +397,7 @@ def test_a_proxyd_with_other_devices_does_not_adopt_and_says_why(node: Node) -> 
     node.train(steps=60, limit=20)
     node.await_step(20)
     node.kill()
-    sentence = r"left job \w+ running on --devices cpu:2: start with the same to adopt it"
+    sentence = r"left job [\w-]+ running on --devices cpu:2: start with the same to adopt it"
     with pytest.raises(RunFailed, match=f"ended with status 2: .*{sentence}"):
         node.start(ranks=1)
     node.restart()

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from understudy.recovery.errors import ExitStatus
 from understudy.recovery.own_modules import module_command
 from understudy.recovery.runtime_directory import SHARED_MEMORY
 
@@ -348,7 +349,7 @@ def test_drill_that_never_fires_is_named_and_an_error(variables: dict[str, str],
     done, report = proxyrun(
         variables, tmp_path, "--drill", "kill-server rank=1 step=99 call=1", "--devices", "cpu:2"
     )
-    assert done.returncode == 3
+    assert done.returncode == ExitStatus.REFUSED
     assert "'kill-server rank=1 step=99 call=1' never fired" in done.stderr
     assert report["faults"] == [{"kind": "kill-server", "rank": 1, "step": 99, "call": 1, "fired": False}]
 

@@ -9,6 +9,8 @@ import proxied
 import pytest
 from test_training import EXAMPLES
 
+from understudy.recovery.conclusion import DRILL_NEVER_FIRED
+
 KILLS = 44
 FIRST = 4  # the first minibatch to be struck: shapes are learnt, replicas known
 
@@ -55,7 +57,7 @@ def test_a_drill_that_never_fires_is_named_and_is_an_error(tmp_path: Path) -> No
     ended = proxied.run(
         proxied.python(script), folder=tmp_path, options=("--drill", "kill-server rank=0 step=9999 call=1")
     )
-    assert ended.status == 3
+    assert ended.status == DRILL_NEVER_FIRED
     assert "kill-server rank=0 step=9999 call=1" in ended.output and "never fired" in ended.output
     assert [f["fired"] for f in ended.report["faults"]] == [False]
 

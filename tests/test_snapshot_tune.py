@@ -28,7 +28,7 @@ from understudy.recovery.persistence import probe
 from understudy.recovery.persistence.advice import Advice, Known, Slowdown, advise, usable
 from understudy.recovery.persistence.probe import Point, Timings, medians, points
 from understudy.recovery.persistence.tuner import CannotTune
-from understudy.recovery.proxyd import settings_of
+from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput
 from understudy.recovery.tuning import Order, at_once, known_of, running, slowdown_of
 
@@ -224,7 +224,7 @@ def test_the_options_are_the_tuners_choice_and_proxyd_takes_them(
 ) -> None:
     said = advice(slowdown, overhead)
     options = [str(tmp_path) if option == said.directory else option for option in said.options]
-    settings = settings_of(["--devices", "cpu:1", *options])[0].persist
+    settings = settings_of(["--devices", "cpu:1", *options]).persist
     assert settings is not None and settings.directory == tmp_path
     assert settings.in_flight == said.choice.in_flight == 2
     assert 0 <= settings.every_s - said.choice.interval * KNOWN.step_s < 1

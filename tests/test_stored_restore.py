@@ -20,6 +20,7 @@ from running_proxyd import running_proxyd
 from test_snapshot_recovery import Killer, steps_of
 
 from understudy import replay
+from understudy.recovery.errors import ExitStatus
 from understudy.recovery.evidence import LogManifests
 from understudy.recovery.facts import Manifest
 from understudy.recovery.own_modules import module_command, name_of
@@ -170,7 +171,7 @@ def test_restore_is_rehearsed_on_a_running_job_and_refused_where_storage_is_dama
     damage_stores(store)
     command = [*module_command("recovery.recoveryctl"), "snapshots", "restore", "--socket", str(node.socket)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 2 and "is of no use" in refused.stderr, refused
+    assert refused.returncode == ExitStatus.REFUSED and "is of no use" in refused.stderr, refused
     assert node.servers() == servers
     report = node.finish()
     assert {(r["fault"], r["plan"]) for r in report["recoveries"]} == {("rehearsal", STORAGE)}

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import os
 import re
 import socket
 from pathlib import Path
-from typing import Any
 
+from understudy.recovery.errors import BadInput
 from understudy.recovery.membership.settings import LOOPBACK, Endpoint, MembershipSettings, is_name
-from understudy.recovery.settings import BadInput
+from understudy.recovery.proxyd_options import ProxydOptions
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """To proxyd's command line."""
-    parser.add_argument(
-        "--etcd", default="", metavar="URL[,URL]",
-        help="where hosts know each other from: http://10.0.0.1:2379 (off: this host is by itself)",
-    )  # fmt: skip
-    parser.add_argument("--cluster", default="", metavar="NAME", help="which of those there (default)")
-    parser.add_argument(
-        "--host-name", default="", metavar="NAME", help="of this host among them (this machine's)"
-    )
-    parser.add_argument(
-        "--listen", default="", metavar="IP:PORT",
-        help="where proxyds of other hosts may ask this one, with certificates (nowhere)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--certs", type=Path, metavar="DIRECTORY",
-        help="ca.pem, and certificate and key of this host: recoveryctl certs makes them",
-    )  # fmt: skip
-    parser.add_argument(
-        "--listen-anywhere", action="store_true",
-        help="let --listen and --data-address name what the whole world may reach (off)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data-address", default="", metavar="IP",
-        help="of this host, for what device servers of several hosts send each other (that of --listen)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--shared-directory", type=Path, metavar="DIRECTORY",
-        help="on storage that all hosts mount: state that a device server cannot read of another host's "
-        "goes that way, encrypted (off)",
-    )  # fmt: skip
-
-
-def membership_of(given: Any) -> MembershipSettings:
+def membership_of(given: ProxydOptions) -> MembershipSettings:
     """What they say; raises BadInput."""
     if given.cluster and not given.etcd:
         raise BadInput(f"--cluster {given.cluster} is of no use without --etcd URL")

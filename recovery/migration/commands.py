@@ -11,8 +11,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from understudy.recovery.asking import Failure, JobOption, SocketOption, ask, get_status
+from understudy.recovery.asking import JobOption, SocketOption, ask, get_status
 from understudy.recovery.control import pb
+from understudy.recovery.errors import BadInput, ExitStatus, Failure
 from understudy.recovery.migration.criu import find
 from understudy.recovery.migration.doctor import Check, Verdict, examine, look
 from understudy.recovery.migration.places import parse_place
@@ -20,8 +21,6 @@ from understudy.recovery.migration.survey import survey, trouble_of_machine
 from understudy.recovery.tables import make_console
 
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs.")]
-FOUND_SOMETHING = 1
-"""Exit status of a look that found what stands in the way."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,7 +43,7 @@ def doctor(
     else:
         _show(checks)
     if any(check.verdict is Verdict.BAD for check in checks):
-        raise typer.Exit(FOUND_SOMETHING)
+        raise typer.Exit(ExitStatus.FOUND_BAD)
 
 
 def preflight(
@@ -53,7 +52,7 @@ def preflight(
     as_json: JsonOption = False,
 ) -> None:
     """What stands in the way of moving workers, now.  Exit status 1 if anything does."""
-    ranks = [rank for rank in get_status(socket).ranks if job in ("", rank.job)]
+    ranks = [rank for rank in get_status(socket, job).ranks if job in ("", rank.job)]
     if job and not ranks:
         raise Failure(f"no rank of a job {job} is running")
     sentences = [text for rank in ranks if not rank.host for text in survey(rank.rank, rank.worker_pid)]
@@ -68,7 +67,7 @@ def preflight(
         for text in sentences or [f"nothing: {len(ranks)} workers could be moved"]:
             typer.echo(text)
     if sentences:
-        raise typer.Exit(FOUND_SOMETHING)
+        raise typer.Exit(ExitStatus.FOUND_BAD)
 
 
 def migrate(
@@ -83,12 +82,12 @@ def migrate(
     if to:
         parse_place(to)
         if criu or images:
-            raise Failure("--criu and --images are of no use with --to: the worker's process stays as it is")
+            raise BadInput("--criu and --images are of no use with --to: the worker's process stays as it is")
     request = pb.MoveWorkerRequest(
         job=job, rank=rank, criu=str(criu.absolute()) if criu else "",
         images=str(images.absolute()) if images else "", to=to,
     )  # fmt: skip
-    reply = ask(socket, lambda daemon: daemon.MoveWorker(request))
+    reply = ask(socket, lambda daemon: daemon.MoveWorker(request), job)
     if reply.error:
         raise Failure(reply.error)
     typer.echo(reply.detail)
@@ -96,7 +95,7 @@ def migrate(
 
 def drain(
     device: Annotated[str, typer.Argument(help="cpu:1, cuda:0")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let it be had again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it be had again, drained or failed.")] = False,
     socket: SocketOption = None,
 ) -> None:
     """Free a device for maintenance: the rank that has it goes to another one, and nobody new gets it."""

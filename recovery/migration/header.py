@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.recovery.control import pb
+from understudy.recovery.job_names import JOB_NAME
 from understudy.recovery.membership.this_host import Machine, this_machine
 from understudy.recovery.migration.criu import Criu, find
 from understudy.recovery.migration.survey import trouble_of_machine
@@ -22,7 +23,6 @@ LONGEST_TEXT = 4096
 MOST_RANKS = 1 << 20
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _MOVE = re.compile(r"[0-9a-f]{32}")
-_JOB = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 _LOG = re.compile(r"(understudy-(\d+)-\d+-\d+-\w+)/([A-Za-z0-9_-]{1,64})/rank-(\d+)(?:-\d+)?")
 _RELAY = re.compile(r"(understudy-(\d+)-\d+-\d+-\w+)/r\.[0-9a-f]{8}/r\w{1,32}")
@@ -78,7 +78,7 @@ def check_form(header: pb.WorkerHeader) -> Places:
     """Raises Refusal."""
     if header.version != VERSION:
         raise Refusal(f"it is sent in version {header.version}, and {VERSION} is spoken here")
-    forms = ((_MOVE, header.move), (_JOB, header.job), (_HOST, header.home))
+    forms = ((_MOVE, header.move), (JOB_NAME, header.job), (_HOST, header.home))
     numbers = (
         0 < header.world <= MOST_RANKS, 0 <= header.rank < header.world, header.threads >= 0,
         header.image_bytes <= MOST_BYTES, header.log_bytes <= MOST_BYTES, len(header.more) <= 1 << 20,

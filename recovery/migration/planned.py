@@ -15,6 +15,7 @@ import structlog
 
 from understudy.recovery.control import pb
 from understudy.recovery.coordinator import Coordinator
+from understudy.recovery.events import move_failed
 from understudy.recovery.facts import FaultKind
 from understudy.recovery.injector import Refused, account_of
 from understudy.recovery.jobs import Session
@@ -121,6 +122,11 @@ class PlannedMoves:
     def undo(self, place: Place) -> str:
         """Let whoever comes have a device again; raises Refused."""
         name, index = self._device(place, "given back")
+        if (failed := self._leases.fenced.get(index)) is not None:
+            self._leases.lift(index)
+            self._leases.draining.discard(index)
+            self._desk.note()
+            return f"{name} can be had again (it had failed: {failed})"
         if index not in self._leases.draining:
             raise Refused(f"{name} is not drained")
         holder = self._leases.holder(index)
@@ -196,6 +202,8 @@ class PlannedMoves:
                     return f"rank {session.rank} runs on {session.device}\n{problem}"
                 if not session.active:
                     return f"the session of rank {session.rank} is over"
+            step = session.log.step
+            session.job.history.add(move_failed(session.job.name, session.rank, step, problem))
             raise Refused(f"rank {session.rank} stays on {session.device}: {problem}")
         except BaseException:
             if left in self._leases.draining and session.device_index == left:

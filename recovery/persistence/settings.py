@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy import replay
+from understudy.recovery.errors import BadInput
 from understudy.recovery.persistence.retention import DEFAULT, Retention
 
 IMAGE_LEASES = 2
 """Of those that a log has: CPU images need one, and one more while the next ones are taken."""
+
+
+def check_directory(directory: Path) -> None:
+    """That --persist can be there, or be made; nothing is.  Raises BadInput."""
+    there = directory
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        raise BadInput(f"--persist {directory} cannot be made: Not a directory")
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        raise BadInput(f"--persist {directory} cannot be {'written' if there == directory else 'made'}")
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,14 @@ class PersistenceSettings:
 
     keeps_log: bool = False
     """Whether the log behind the newest set goes there, too."""
+
+    def make_directory(self) -> None:
+        """Raises BadInput."""
+        try:  # mkdir waits for a disk that hangs, even where there is nothing to do
+            if not self.directory.is_dir():
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as problem:
+            raise BadInput(f"--persist {self.directory} cannot be made: {problem.strerror}") from problem
 
     @property
     def all_slots(self) -> int:

@@ -49,9 +49,10 @@ IMPORTS = {
     ),
     "control": (
         "understudy.recovery.proxyd", "understudy.recovery.proxyrun", "understudy.recovery.recoveryctl",
+        "understudy.recovery.daemon",
     ),
 }  # fmt: skip
-RUN_AS_MAIN = IMPORTS["control"]
+RUN_AS_MAIN = IMPORTS["control"][:3]
 """What they import is wanted; they themselves are to be run."""
 BOOT = ("proxy_client", "boot", "sitecustomize.py")
 JOB = "zygote"

@@ -1,0 +1,99 @@
+"""`recoveryctl log`: a rank's replay log as a person reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from understudy import replay
+from understudy.recovery.asking import JobOption, SocketOption, get_status
+from understudy.recovery.errors import BadInput, Failure
+from understudy.recovery.tables import log_table, make_console
+
+app = typer.Typer(no_args_is_help=True, help="Read a rank's replay log.")
+
+LAST = 50
+"""Records that are shown if none are named."""
+MOST = 1000
+"""That one table holds."""
+
+
+@app.command("dump")
+def dump(
+    rank: Annotated[int, typer.Argument(help="Whose log.", min=0)],
+    job: JobOption = "",
+    records: Annotated[
+        str, typer.Option(metavar="A:B", help=f"By index, B not included [the last {LAST}].")
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line, of all of them.")
+    ] = False,
+    socket: SocketOption = None,
+) -> None:
+    """Show records of a rank's log; of more than a thousand the first thousand, but for --json."""
+    parse_range(records, 0)  # refused before anybody is asked
+    try:
+        log = replay.Log(_log_directory(get_status(socket, job), rank, job))
+        first, end = parse_range(records, log.tail_index)
+        pages = _pages(log, first, end)
+        if as_json:
+            for page in pages:
+                for row in page:
+                    typer.echo(json.dumps(row))
+            return
+        rows = next(pages, [])
+        make_console().print(log_table(rows, rank, log.tail_index, log.cursor_index))
+    except replay.LogError as problem:
+        raise Failure(str(problem)) from problem
+    for sentence in _left_out(rows, first, min(end, log.tail_index)):
+        typer.echo(sentence)
+
+
+def _pages(log: Any, first: int, end: int) -> Iterator[list[dict[str, Any]]]:
+    """Records of [first, end) that the log still has, a thousand at a time."""
+    while first < end:
+        rows = log.dump(first=first, count=min(MOST, end - first))
+        rows = [row for row in rows if row["index"] < end]
+        if not rows:
+            return
+        yield rows
+        first = rows[-1]["index"] + 1
+
+
+def _left_out(rows: list[dict[str, Any]], first: int, end: int) -> list[str]:
+    """What was asked for and is not shown."""
+    if not rows:
+        return [f"records {first} to {end - 1} are let go of"] if first < end else []
+    told = []
+    begins, last = rows[0]["index"], rows[-1]["index"]
+    if begins > first:
+        told.append(f"records {first} to {begins - 1} are let go of: no recovery needs them any more")
+    if last + 1 < end:
+        told.append(f"go on with --records {last + 1}:{end}, or take all with --json")
+    return told
+
+
+def parse_range(text: str, tail_index: int) -> tuple[int, int]:
+    """`A:B`, either may be left out -> [A, B); raises BadInput."""
+    if not text:
+        return max(0, tail_index - LAST), tail_index
+    first, colon, end = text.partition(":")
+    if not colon or not all(not part or (part.isascii() and part.isdigit()) for part in (first, end)):
+        raise BadInput(f"--records {text!r} is no range: write A:B, for example 100:150")
+    begin, stop = int(first or 0), int(end) if end else max(tail_index, int(first or 0))
+    if stop < begin:
+        raise BadInput(f"--records {text!r} ends before it begins")
+    return begin, stop
+
+
+def _log_directory(status: Any, rank: int, job: str) -> str:
+    jobs = sorted({entry.job for entry in status.ranks})
+    if not job and len(jobs) > 1:
+        raise Failure(f"several jobs run, name one with --job: {', '.join(jobs)}")
+    for entry in status.ranks:
+        if entry.rank == rank and job in ("", entry.job):
+            return str(entry.log_directory)
+    raise Failure(f"no rank {rank} is running" + (f" in job {job}" if job else ""))
