@@ -25,7 +25,7 @@ REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
+.PHONY: tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration conformance lint format clean install
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -64,6 +64,9 @@ $(INSTALLED): $(SOURCES) $(REQUIREMENTS)
 
 demo: setup  ## train natively, under the proxy, and with a device server killed; compare
 	@$(PY) bench/demo.py
+
+tour: setup  ## type the commands of the README's "Use it", and show what they say
+	@$(PY) bench/tour.py
 
 test-binaries: setup  ## the C++ programs of the tests, where a source of them has changed
 	@$(PY) tests/compiled_programs.py

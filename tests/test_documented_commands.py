@@ -1,4 +1,7 @@
-"""Every command line of ours in docs/operations.md and deploy/ is one that its program takes, and works."""
+"""Every command line of ours in docs/operations.md and deploy/ is one that its program takes, and works.
+
+Those in sentences of docs/tutorial.md are at least taken; its others are typed by test_tutorial.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 import proxied
 import pytest
 import yaml
-from documented_commands import OPERATIONS, STORED, check, of_page, of_script
+from documented_commands import OPERATIONS, STORED, TUTORIAL, check, of_page, of_script
 from manifests import pods, words
 from migratable_run import skip_without_criu
 from proxied import left_behind, until
@@ -26,6 +29,7 @@ ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "understudy.rules.yaml").read_t
 def lines() -> Iterator[tuple[str, str]]:
     """Where from, and what."""
     yield from (("operations.md", line) for line in of_page(OPERATIONS))
+    yield from (("tutorial.md", line) for line in of_page(TUTORIAL) if "--version" not in line)
     for path in sorted([*DEPLOY.rglob("*.sbatch"), *DEPLOY.rglob("*.sh")]):
         yield from ((path.name, line) for line in of_script(path))
     for pod in pods():
