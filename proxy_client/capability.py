@@ -18,6 +18,7 @@ class Capability:
     major: int = 9
     minor: int = 0
     multi_processor_count: int = 1
+    cudnn_version: int = 0
 
 
 def _parse(values: object) -> Capability:

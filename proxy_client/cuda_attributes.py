@@ -40,8 +40,11 @@ def install_late(torch: ModuleType) -> None:
     """Once torch is whole: NVML would look at the host's own GPUs, and a CUDA build names its version."""
     torch.cuda._device_count_nvml = lambda: -1
     device_monitor.install(torch)
-    # Asked before every recurrent layer; PyTorch's own answer comes with a warning about the build.
+    # Asked before every recurrent layer, which takes PyTorch's own kernels here; its answer comes with a
+    # warning about the build.
     torch.backends.cudnn.is_acceptable = lambda _: False
+    torch.backends.cudnn.is_available = lambda: capability.current().cudnn_version > 0
+    torch.backends.cudnn.version = lambda: capability.current().cudnn_version or None
     cuda_build.close_late(torch)
     if torch.version.cuda is None:
         torch.version.cuda = f"{_COMPILED_VERSION // 1000}.{_COMPILED_VERSION % 1000 // 10}"

@@ -23,7 +23,15 @@ def install() -> None:
     from understudy.proxy_client import _client
 
     _client.set_session_opener(_open)
-    _client.set_driver(capability.current().driver)
+    tell_of_driver()
+
+
+def tell_of_driver() -> None:
+    """What the C++ half decides by."""
+    from understudy.proxy_client import _client
+
+    device = capability.current()
+    _client.set_driver(device.driver, device.cudnn_version)
 
 
 def _open(device_index: int) -> str:
@@ -33,8 +41,6 @@ def _open(device_index: int) -> str:
     socket is ever in the worker: data loaders fork, and CRIU dumps.
     """
     import torch
-
-    from understudy.proxy_client import _client
 
     _check_openmp(os.environ, torch.get_num_threads())
     place = placement.current(device_index, int(os.environ.get("UNDERSTUDY_DEVICE_COUNT") or 1))
@@ -54,7 +60,7 @@ def _open(device_index: int) -> str:
     if reply.get("error"):
         raise RuntimeError(str(reply["error"]))
     capability.update(reply["capability"])
-    _client.set_driver(capability.current().driver)
+    tell_of_driver()
     global log_directory
     log_directory = str(reply["log_directory"])
     return log_directory

@@ -24,6 +24,8 @@ class Capability:
     major: int
     minor: int
     multi_processor_count: int
+    cudnn_version: int
+    """As 91900; 0: it has none."""
 
     def message(self) -> pb.Capability:
         return pb.Capability(**asdict(self))
@@ -36,7 +38,7 @@ def find_capability(driver: str) -> tuple[Capability, int]:
     """
     if driver == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Capability("cpu", "Understudy virtual device (cpu driver)", memory, 9, 0, 132), 0
+        return Capability("cpu", "Understudy virtual device (cpu driver)", memory, 9, 0, 132, 0), 0
     if driver == "cuda":
         properties = _properties_of_the_gpu()
         count = properties.pop("count")
@@ -53,6 +55,7 @@ if torch.cuda.is_available():
     gpu = torch.cuda.get_device_properties(0)
     names = ("total_memory", "major", "minor", "multi_processor_count")
     found = {"count": torch.cuda.device_count(), "device_name": gpu.name}
+    found["cudnn_version"] = torch.backends.cudnn.version() or 0
     print(json.dumps({**found, **{name: getattr(gpu, name) for name in names}}))
 """
 

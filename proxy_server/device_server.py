@@ -382,11 +382,12 @@ def _serve_other_hosts(service: DeviceService, address: str, identity: HostIdent
 
 def serve(
     socket: Path, device: str, daemon_socket: str, capability: Capability, proxyd: Identity, grace_s: float,
-    data_address: str, identity: HostIdentity | None, shared: Path | None,
+    data_address: str, identity: HostIdentity | None, shared: Path | None, *, exact: bool = False,
 ) -> None:  # fmt: skip
     """Run one device server until it is told to end, or its guardian finds that nobody needs it. Does not
-    return.
+    return.  `exact`: only kernels that give the same bits each time.
     """
+    _server.set_exact(exact)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for proxyd, which ends us in good order

@@ -39,6 +39,8 @@ MOST_ROUNDS = 8
 """Plans tried for one incident before giving up."""
 PEER_DEATH_WITHIN = 0.25
 """Seconds a failed collective waits for the notice of a death that explains it."""
+ENDED = "its process ended"
+"""Evidence of a device server's death; what it could still say of the reason goes behind it."""
 LONGEST_PAUSE = 16.0
 """Seconds between two plans, the most; each pause is twice the one before (networks heal, spares start)."""
 
@@ -130,8 +132,10 @@ class Coordinator:
         if gone:
             self._homes.fence(session, gone)
         kind = FaultKind.DEVICE_GONE if gone else FaultKind.SERVER_DIED
-        self._notice(session, kind, session.log.progress_ns, session.server.process.ended_ns,
-                     gone or "its process ended", message=gone)  # fmt: skip
+        words = session.log.take_last_words()
+        evidence = gone or (f"{ENDED}: {words}" if words else ENDED)
+        self._notice(session, kind, session.log.progress_ns, session.server.process.ended_ns, evidence,
+                     message=gone)  # fmt: skip
 
     def collective_failed(self, session: Session, generation: int, message: str, record_index: int) -> None:
         """A device server reported that a collective failed on it."""
@@ -423,6 +427,7 @@ class Coordinator:
         if not message and attempts > 1:
             message = (
                 f"the device server of rank {worst.rank} died {attempts} times at record {worst.record_index}"
+                f"{worst.evidence.removeprefix(ENDED)}"
             )
         ranks = tuple(sorted({fault.rank for fault in self._faults}))
         broken = {fault.rank for fault in self._faults if fault.kind not in WISHES}

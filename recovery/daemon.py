@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 HISTORY_S = 2.0
 """How long the last lines of the history are waited for."""
-SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork], list[str]]
+SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, bool], list[str]]
 """(proxyd's socket, runtime directory, driver, grace of device servers, network) -> command."""
 
 
@@ -76,8 +76,9 @@ async def serve(
         leaving.callback(runtime.release if inheritance is not None else runtime.remove)
         network = data_network(settings.membership, must=inheritance is None)
         command = spawner_command(
-            settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network
-        )
+            settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network,
+            settings.exact,
+        )  # fmt: skip
         pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
         cleanup.push_async_callback(pool.stop)
         held = {session.device_index for session in _sessions(inheritance)}

@@ -41,6 +41,7 @@ def environment(job: str, socket: Path, node: Any, relays: str = "") -> dict[str
                 "major": capability.major,
                 "minor": capability.minor,
                 "multi_processor_count": capability.multi_processor_count,
+                "cudnn_version": capability.cudnn_version,
             }
         ),
         "PYTHONPATH": f"{boot}{os.pathsep}{before}" if before else boot,

@@ -186,6 +186,15 @@ class ProxydOptions(OfRuns):
             RECOVERY,
         ),
     ] = "auto"
+    exact: Annotated[
+        Literal["on", "off"],
+        option(
+            "--exact",
+            "On GPUs: take kernels that give the same bits each time, as torch.use_deterministic_algorithms; "
+            "off: a recovery restores the state of a correct run, not its bits.",
+            RECOVERY,
+        ),
+    ] = "on"
     persist_threads: Annotated[
         int, option("--persist-threads", "Threads that write each rank's part of a snapshot.", STORAGE, "P")
     ] = Writing.threads

@@ -58,6 +58,8 @@ class Settings:
     """Share of the time that snapshots may take; 0: none are taken."""
     snapshot_bytes: int = 8 << 30
     optimizer_preimages: str = "auto"
+    exact: bool = True
+    """On GPUs: only kernels that give the same bits each time."""
     validate_every: int = 1000
     hang_timeout_s: float = 300.0
     cpu_image_every_s: float = 0.0

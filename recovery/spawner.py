@@ -38,7 +38,7 @@ class Installation:
 
 
 def default_command(
-    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork
+    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: bool = True
 ) -> list[str]:
     """How the real spawner is started."""
     command = [*module_command("proxy_server.spawner")]
@@ -55,6 +55,7 @@ def default_command(
         "--grace",
         str(grace_s),
         *network.options,
+        *([] if exact else ["--inexact"]),
     ]
 
 

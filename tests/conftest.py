@@ -63,6 +63,12 @@ def _cold_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(COLD, "1")
 
 
+@pytest.fixture(autouse=True)
+def _of_this_driver(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("cpu_driver") and os.environ.get("UNDERSTUDY_TEST_DRIVER") == "cuda":
+        pytest.skip("the cpu driver")
+
+
 @pytest.fixture
 def seed() -> int:
     """A seed for this test: `UNDERSTUDY_TEST_SEED`, or a new one. Captured output shows it on failure."""

@@ -87,6 +87,7 @@ def test_generators_are_part_of_a_commit() -> None:
         assert (h.log.replies_compared, h.log.replies_different) == (1, 0)
 
 
+@pytest.mark.cpu_driver
 def test_generators_go_back_in_place_though_the_shadow_is_full() -> None:
     with Harness(shadow_bytes=12 << 10) as h:
         h.new(1, [0, 0, 0, 0])
@@ -101,6 +102,7 @@ def test_generators_go_back_in_place_though_the_shadow_is_full() -> None:
         assert (h.log.replies_compared, h.log.replies_different) == (1, 0)
 
 
+@pytest.mark.cpu_driver
 def test_nobody_goes_back_to_a_commit_whose_generators_found_no_room() -> None:
     with Harness(shadow_bytes=4 << 10) as h:
         h.new(1, [0, 0, 0, 0])
@@ -370,6 +372,7 @@ def test_operators_that_write_undeclared_arguments_really_do() -> None:
     assert not torch.equal(mean, torch.zeros(3)) and not torch.equal(variance, torch.ones(3))
 
 
+@pytest.mark.cpu_driver
 def test_a_session_that_ends_gives_its_memory_back_to_the_system() -> None:
     buffers, floats = 8, 4 << 20  # of 16 MiB: from the heap, which keeps what is freed meanwhile
     process = psutil.Process()

@@ -98,6 +98,7 @@ def test_a_nested_argument_is_rebuilt_and_its_result_described() -> None:
         assert h.read(1000) == (10, 0, 20, 30)
 
 
+@pytest.mark.cpu_driver
 def test_positions_of_picked_elements_are_looked_into() -> None:
     """`torch.sparse.mm(..., "amax")`: its backward kernel would read wherever they point."""
     with Harness() as h:

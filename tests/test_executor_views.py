@@ -73,6 +73,7 @@ def test_what_an_operator_conjugates_lazily_is_conjugated_in_memory() -> None:
             assert h.read(4, 2) == pytest.approx((0.4, -0.2))
 
 
+@pytest.mark.cpu_driver
 def test_an_operator_that_fails_half_way_leaves_no_changed_view_behind() -> None:
     with Harness() as h:
         h.new(1, [1, 2, 3, 4])

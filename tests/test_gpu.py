@@ -16,6 +16,7 @@ GPUS = gpu.gpus()
 needs_a_gpu = pytest.mark.skipif(GPUS == 0, reason="PyTorch finds no GPU here")
 needs_two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, PyTorch finds {GPUS} here")
 TINY = ["--batch", "4", "--tiny"]
+EXACT = [*TINY, "--deterministic"]
 
 
 @pytest.fixture
@@ -24,13 +25,28 @@ def cuda_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+@pytest.fixture
+def cpu_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNDERSTUDY_TEST_DRIVER", "cpu")
+
+
 @needs_a_gpu
 @pytest.mark.usefixtures("cuda_driver")
 @pytest.mark.parametrize("model", gpu.MODELS)
 def test_losses_equal_those_of_native_cuda_bit_for_bit(model: str, tmp_path: Path) -> None:
-    training = Training("bench/workloads/large_models.py", 1, 12, [model, *TINY])
+    training = Training("bench/workloads/large_models.py", 1, 12, [model, *EXACT])
     native = training.run(tmp_path / "native", proxied=False)
     assert training.run(tmp_path / "proxied", proxied=True).losses == native.losses
+
+
+@needs_a_gpu
+@pytest.mark.usefixtures("cuda_driver")
+def test_a_server_killed_amid_what_natively_differs_each_time_changes_no_bit(tmp_path: Path) -> None:
+    training = Training("digits_convnet.py", 1, 20)
+    undisturbed = training.run(tmp_path / "undisturbed", proxied=True)
+    killed = training.run(tmp_path / "killed", proxied=True, drills=("kill-server rank=0 step=9 call=50",))
+    assert [recovery["recovered"] for recovery in killed.report["recoveries"]] == [True]
+    assert (killed.losses, killed.report["replies_different"]) == (undisturbed.losses, 0)
 
 
 @needs_two_gpus
@@ -95,6 +111,7 @@ def test_operators_give_the_bytes_that_native_cuda_gives(tmp_path: Path) -> None
     assert {n: s for n, s in repeatable.items() if under_proxy[n] != s} == {}
 
 
+@pytest.mark.usefixtures("cpu_driver")
 def test_operators_on_cpu_devices_give_the_bytes_of_the_cpu_in_the_same_comparison(tmp_path: Path) -> None:
     script = proxied.WORKLOADS / "operator_digests.py"
     few = ["--every", "40"]
@@ -107,11 +124,30 @@ def test_operators_on_cpu_devices_give_the_bytes_of_the_cpu_in_the_same_comparis
     assert {name for name, seen in under_proxy.items() if name in native and native[name] != seen} == set()
 
 
+@pytest.mark.usefixtures("cpu_driver")
 @pytest.mark.parametrize("model", ["gpt2", pytest.param("resnet50", marks=pytest.mark.long)])
 def test_the_models_of_the_gpu_bench_train_on_cpu_devices_bit_for_bit(model: str, tmp_path: Path) -> None:
     training = Training("bench/workloads/large_models.py", 1, 4, [model, *TINY])
     native = training.run(tmp_path / "native", proxied=False)
     assert training.run(tmp_path / "proxied", proxied=True).losses == native.losses
+
+
+@needs_a_gpu
+@pytest.mark.usefixtures("cuda_driver")
+def test_a_device_side_assertion_ends_the_script_with_its_own_text(tmp_path: Path) -> None:
+    """No process survives one: device servers are started anew, and find it at the same record again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "x = torch.ones(1, device='cuda')[torch.tensor([10**9], device='cuda')]\n"
+        "try:\n"
+        "    x.sum().item()\n"
+        "except RuntimeError as error:\n"
+        "    print('raised:', error)\n"
+    )
+    ended = proxied.run(proxied.python(script), folder=tmp_path)
+    said = next(line for line in ended.output.splitlines() if line.startswith("raised: "))
+    assert "died 3 times" in said and "CUDA error: device-side assert triggered" in said
 
 
 @pytest.mark.skipif(GPUS > 0, reason="there is a GPU: the bench would run")

@@ -27,6 +27,14 @@ class VirtualCudaHooks final : public CUDAHooksInterface {
   long versionCUDART() const override { return 13000; }
   std::string showConfig() const override { return "  - understudy: virtual CUDA devices\n"; }
 
+  // Where PyTorch chooses between cuDNN's operators and its own above the dispatcher: batch normalisation,
+  // grid samplers. Convolutions are chosen by the device.
+  bool hasCuDNN() const override { return client::cudnn_version() > 0; }
+  bool compiledWithCuDNN() const override { return client::cudnn_version() > 0; }
+  long versionCuDNN() const override { return static_cast<long>(client::cudnn_version()); }
+  long versionRuntimeCuDNN() const override { return static_cast<long>(client::cudnn_version()); }
+  double batchnormMinEpsilonCuDNN() const override { return 0; }  // CUDNN_BN_MIN_EPSILON since cuDNN 7.5
+
   int getNumGPUs() const override { return client::device_count(); }
   DeviceIndex deviceCount() const override { return client::device_count(); }
   DeviceIndex current_device() const override { return client::current_device(); }

@@ -13,6 +13,7 @@ namespace {
 
 thread_local c10::DeviceIndex current = 0;
 std::atomic<bool> cpu_driver{true};
+std::atomic<int64_t> of_cudnn{0};
 
 int environment_count() {
   const char* text = std::getenv("UNDERSTUDY_DEVICE_COUNT");
@@ -79,7 +80,11 @@ c10::Device resolve_device(c10::Device device) {
   return {c10::kCUDA, index};
 }
 
-void set_driver(const std::string& name) { cpu_driver = name != "cuda"; }
+void set_driver(const std::string& name, int64_t its_cudnn_version) {
+  cpu_driver = name != "cuda";
+  of_cudnn = its_cudnn_version;
+}
+int64_t cudnn_version() noexcept { return of_cudnn.load(std::memory_order_relaxed); }
 bool driver_is_cpu() noexcept { return cpu_driver.load(std::memory_order_relaxed); }
 
 }  // namespace understudy::client

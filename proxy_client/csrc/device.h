@@ -33,8 +33,10 @@ class DeviceScope {
   c10::DeviceIndex previous_;
 };
 
-// What executes on the other side: "cpu" or "cuda". The client decides as that driver would.
-void set_driver(const std::string& name);
+// What executes on the other side: "cpu" or "cuda", and its cuDNN as 91900, or 0. The client decides as that
+// driver would.
+void set_driver(const std::string& name, int64_t its_cudnn_version);
+int64_t cudnn_version() noexcept;
 bool driver_is_cpu() noexcept;
 
 }  // namespace understudy::client

@@ -306,6 +306,11 @@ bool runs_on_driver(const Template& t) {
 
 // oneDNN's recurrent layer chooses its algorithm by whether gradients are recorded. That is known to the
 // worker alone, which says so in `train`, an argument that the kernel does not look at.
+bool gives_gradients_of_attention(const std::string& name) {
+  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
+  return has("_backward") && (has("flash_attention") || has("efficient_attention"));
+}
+
 bool recorded_no_gradients(const Template& t) {
   constexpr size_t kTrain = 15;
   return t.name == "aten::mkldnn_rnn_layer" && t.arguments[kTrain].tag == Tag::kBool &&
@@ -381,6 +386,7 @@ std::unique_ptr<Template> parse_template(const replay::LogMap& log, uint64_t id,
   mark_writes(*t);
   t->on_driver = driver.device().is_cpu() && runs_on_driver(*t);  // on cuda a buffer may lie on the host
   t->without_gradients = recorded_no_gradients(*t);
+  t->of_attention = gives_gradients_of_attention(t->name);
   if (driver.device().is_cpu()) t->widening = widening_of(*t);
   t->digest = replay::digest(name.data(), name.size());
   for (const auto& [words, count] :

@@ -77,6 +77,7 @@ struct Template {
   bool only_allocates = false;  // nothing writes its result
   bool leaves_unwritten = false;   // bytes of its results, which are to be zero
   uint64_t digest = 0;             // of the name and everything else that it says
+  bool of_attention = false;       // gradients of fused attention: see OnlyExact
   bool without_gradients = false;  // run it where no gradients are recorded: its kernel asks
   std::shared_ptr<const Widening> widening = nullptr;  // if its kernel does not know these element types
 };

@@ -149,10 +149,7 @@ void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t by
 
 uint64_t Driver::digest(const c10::Storage& storage) const {
   if (storage.device().is_cpu()) return replay::digest(storage.data(), storage.nbytes());
-  // Through the host: exact and slow. A digest on the GPU belongs to the GPU work of a later issue.
-  std::vector<uint8_t> host(storage.nbytes());
-  to_host(storage, 0, host.size(), host.data());
-  return replay::digest(host.data(), host.size());
+  return staging_->digest(bytes_of(storage, 0, storage.nbytes()));
 }
 
 at::Generator Driver::default_generator() const {

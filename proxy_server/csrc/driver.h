@@ -2,11 +2,13 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "proxy_server/csrc/content.h"
+#include "proxy_server/csrc/digest_staging.h"
 
 namespace understudy::server {
 
@@ -48,6 +50,7 @@ class Driver {
                       bool asynchronous) const;
   at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const;
   c10::Device device_;
+  std::shared_ptr<DigestStaging> staging_ = std::make_shared<DigestStaging>();  // copies share it
 };
 
 // Keeps contents for the rewind rules; storages of pre-images are used again (a fresh page costs more than a

@@ -177,6 +177,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
   return {out, sums, at::zeros({2}, state), at::zeros({}, state), at::empty({0}, query.options())};
 }
 
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward_unpaged(
+    const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& cum_seq_q,
+    const OptionalTensor& cum_seq_k, int64_t max_q, int64_t max_k, double dropout_p, bool is_causal,
+    bool return_debug_mask, std::optional<double> scale, OptionalLength window_size_left,
+    OptionalLength window_size_right, const OptionalTensor& seqused_k, const OptionalTensor& alibi_slopes) {
+  return flash_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal,
+                       return_debug_mask, scale, window_size_left, window_size_right, seqused_k, alibi_slopes,
+                       std::nullopt, std::nullopt);
+}
+
 std::tuple<Tensor, Tensor, Tensor> flash_backward(
     const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out,
     const Tensor& logsumexp, const Tensor& cum_seq_q, const Tensor& cum_seq_k, int64_t, int64_t,

@@ -23,6 +23,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
     OptionalLength window_size_right, const OptionalTensor& seqused_k, const OptionalTensor& alibi_slopes,
     const OptionalTensor& block_table, OptionalLength num_splits);
 
+// As PyTorch 2.11 has it, without pages and splits.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward_unpaged(
+    const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& cum_seq_q,
+    const OptionalTensor& cum_seq_k, int64_t max_q, int64_t max_k, double dropout_p, bool is_causal,
+    bool return_debug_mask, std::optional<double> scale, OptionalLength window_size_left,
+    OptionalLength window_size_right, const OptionalTensor& seqused_k, const OptionalTensor& alibi_slopes);
+
 std::tuple<Tensor, Tensor, Tensor> flash_backward(
     const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& out,
     const Tensor& logsumexp, const Tensor& cum_seq_q, const Tensor& cum_seq_k, int64_t max_q, int64_t max_k,

@@ -1,6 +1,7 @@
 #include "proxy_server/csrc/equivalents.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/Metaprogramming.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -156,7 +157,11 @@ std::vector<Equivalent> equivalents() {
   table.emplace_back("addmm.dtype_out", TORCH_FN(addmm_wide_out));
   table.emplace_back("baddbmm.dtype", TORCH_FN(baddbmm_wide));
   table.emplace_back("baddbmm.dtype_out", TORCH_FN(baddbmm_wide_out));
-  table.emplace_back("_flash_attention_forward", TORCH_FN(attention::flash_forward));
+  using FlashForward = c10::guts::infer_function_traits_t<at::_ops::_flash_attention_forward::schema>;
+  if constexpr (FlashForward::number_of_parameters == 17)
+    table.emplace_back("_flash_attention_forward", TORCH_FN(attention::flash_forward));
+  else
+    table.emplace_back("_flash_attention_forward", TORCH_FN(attention::flash_forward_unpaged));
   table.emplace_back("_flash_attention_backward", TORCH_FN(attention::flash_backward));
   table.emplace_back("_efficient_attention_forward", TORCH_FN(attention::efficient_forward));
   table.emplace_back("_efficient_attention_backward", TORCH_FN(attention::efficient_backward));

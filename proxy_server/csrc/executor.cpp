@@ -268,6 +268,9 @@ void Executor::thread_main() {
 // The driver's context is lost, and with it all memory of the device: what proxyd does when a device server
 // dies is what is needed now.
 void Executor::end_with_the_driver(const Session& s, const std::string& error) const {
+  auto& page = s.log.page();
+  std::snprintf(page.lost_message, sizeof page.lost_message, "CUDA error: %s%s",
+                std::string(sticky_error(error)).c_str(), when_it_happened(s, error).c_str());
   std::fprintf(stderr,
                "understudy: the driver of %s is lost for this device server (%s)%s; it ends, and another one "
                "takes over\n",

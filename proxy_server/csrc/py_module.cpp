@@ -114,6 +114,8 @@ PYBIND11_MODULE(_server, m) {
   m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
   m.attr("EQUIVALENT_OPERATORS") = understudy::server::equivalent_operators();
   m.attr("WIDENED_OPERATORS") = understudy::server::widened_operators();
+  m.def("set_exact", &understudy::server::set_exact, py::arg("exact"),
+        "Take only kernels that give the same bits each time, in all sessions of this process.");
   m.def(
       "sticky_error",
       [](const std::string& message) { return std::string(understudy::server::sticky_error(message)); },

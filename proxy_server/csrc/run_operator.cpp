@@ -203,7 +203,9 @@ bool is_view(const at::Tensor& result, const TensorSpec& want) {
 
 // A GPU's allocator cannot be told to.
 void clear_results(const torch::jit::Stack& stack) {
-  if (at::globalContext().deterministicAlgorithms()) return;  // they are filled already
+  if (at::globalContext().deterministicAlgorithms() &&
+      at::globalContext().deterministicFillUninitializedMemory())
+    return;  // they are filled already
   for (const c10::IValue& value : stack)
     if (value.isTensor() && value.toTensor().layout() == at::kStrided) value.toTensor().zero_();
 }
@@ -242,6 +244,8 @@ void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, 
   const ClearedMemory cleared(t.leaves_unwritten || s.validation.active());
   std::optional<at::NoGradGuard> unrecorded;
   if (__builtin_expect(t.without_gradients, 0)) unrecorded.emplace();
+  std::optional<OnlyExact> only_exact;
+  if (__builtin_expect(t.of_attention, 0)) only_exact.emplace();
   if (__builtin_expect(t.widening != nullptr, 0)) {
     run_widened(t, c10::DispatchKeySet(s.driver.key()), s.stack);
   } else if (t.on_driver) {

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -17,6 +19,13 @@ using replay::ManifestSetting;
 using replay::Setting;
 using replay::SettingRow;
 using Values = std::array<uint64_t, replay::kSettings>;
+
+std::atomic<bool> only_exact{false};
+
+// What makes libraries exact: cuBLAS has one workspace for each stream, NCCL adds in the order of its ring or
+// tree and not in that of switches.
+constexpr std::string_view kOfExact[] = {"CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS"};
+enum Deterministic : uint64_t { kAny = 0, kStrict = 1, kWarnOnly = 2 };
 
 size_t number_of(const SettingRow& row) { return static_cast<size_t>(row.setting); }
 
@@ -67,6 +76,38 @@ void put_environment(const std::vector<std::string>& entries) {
 
 }  // namespace
 
+void set_exact(bool exact) { only_exact = exact; }
+
+OnlyExact::OnlyExact() : changed_(only_exact && at::globalContext().deterministicAlgorithmsWarnOnly()) {
+  if (changed_) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+}
+OnlyExact::~OnlyExact() {
+  if (changed_) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+}
+
+// What the script has chosen, but for what would give other bits each time.
+uint64_t Settings::effective(Setting setting) const {
+  const auto value = [this](Setting of) { return values_[static_cast<size_t>(of)]; };
+  if (!only_exact) return value(setting);
+  if (setting == Setting::kDeterministic && value(setting) == kAny) return kWarnOnly;
+  if (setting == Setting::kFillUninitialized && value(Setting::kDeterministic) == kAny) return 0;
+  if (setting == Setting::kCudnnBenchmark) return 0;  // it takes what happens to be fastest today
+  return value(setting);
+}
+
+std::vector<std::string> Settings::effective_environment() const {
+  std::vector<std::string> entries = environment_;
+  for (const std::string_view entry : kOfExact) {
+    const std::string_view name = entry.substr(0, entry.find('=') + 1);
+    const auto same = [&](const std::string& one) {
+      return std::string_view(one).substr(0, name.size()) == name;
+    };
+    if (only_exact && std::none_of(environment_.begin(), environment_.end(), same))
+      entries.emplace_back(entry);
+  }
+  return entries;
+}
+
 Settings::Settings(int threads) : threads_(threads) { reset(); }
 
 void Settings::reset() {
@@ -99,24 +140,25 @@ std::vector<ManifestSetting> Settings::manifest() const {
 }
 
 void Settings::apply() const {
-  put_environment(environment_);
-  for (const SettingRow& row : replay::torch_settings()) put(row, values_[number_of(row)]);
+  put_environment(effective_environment());
+  for (const SettingRow& row : replay::torch_settings()) put(row, effective(row.setting));
 }
 
 void Settings::apply(Setting setting) const {
-  const uint64_t value = values_[static_cast<size_t>(setting)];
+  const uint64_t value = effective(setting);
   put(row_of(static_cast<uint64_t>(setting), value), value);
 }
 
 void Settings::set_environment(std::string_view text) {
   environment_ = replay::read_environment(text);
-  put_environment(environment_);
+  put_environment(effective_environment());
 }
 
 void Settings::set(Setting setting, uint64_t value) {
   const SettingRow& row = row_of(static_cast<uint64_t>(setting), value);
   values_[number_of(row)] = value;
-  put(row, value);
+  put(row, effective(setting));
+  if (setting == Setting::kDeterministic) apply(Setting::kFillUninitialized);
 }
 
 }  // namespace understudy::server

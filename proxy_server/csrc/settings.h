@@ -10,6 +10,22 @@
 
 namespace understudy::server {
 
+// Of this process: sessions take only kernels that give the same bits each time, whatever the script says.
+// For GPUs, on which many add in any order unless told otherwise; on the CPU none does.
+void set_exact(bool exact);
+
+// For gradients of fused attention, which are exact only where what cannot be exact is refused.
+class OnlyExact {
+ public:
+  OnlyExact();
+  ~OnlyExact();
+  OnlyExact(const OnlyExact&) = delete;
+  OnlyExact& operator=(const OnlyExact&) = delete;
+
+ private:
+  const bool changed_;
+};
+
 class Settings {
  public:
   // `threads`: of one operator, until the log says otherwise; 0: as the process has it.
@@ -30,6 +46,9 @@ class Settings {
   void apply(replay::Setting setting) const;
 
  private:
+  uint64_t effective(replay::Setting setting) const;
+  std::vector<std::string> effective_environment() const;
+
   const int threads_;
   std::array<uint64_t, replay::kSettings> values_{};
   std::vector<std::string> environment_;

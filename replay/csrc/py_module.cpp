@@ -346,6 +346,16 @@ void bind_log(py::module_& m) {
           py::arg("pid"), py::arg("start_ticks"), "This proxyd supervises the session from here on.")
       .def_property_readonly("lost_message",
                              [](const LogMap& l) { return as_text(text_of(l.page().lost_message)); })
+      .def(
+          "take_last_words",
+          [](LogMap& l) {
+            auto& page = l.page();
+            if (page.session_state.load(std::memory_order_acquire) != 0) return py::str();
+            py::str words = as_text(text_of(page.lost_message));
+            page.lost_message[0] = '\0';
+            return words;
+          },
+          "Why the device server of a session that goes on has ended, if it could say so; empty after that.")
       .def_property_readonly("proxyd_pid", [](const LogMap& l) { return l.page().proxyd_pid.load(); })
       .def("commits", &commits, "Commits still in the ring, oldest first.")
       .def("digests", &digests, py::arg("commit"), py::arg("handles"),

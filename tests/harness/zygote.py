@@ -324,7 +324,7 @@ def refresh_client() -> None:
     if sentence := variables.complaint(os.environ):
         raise ValueError(sentence)
     capability._current = None  # type: ignore[attr-defined]
-    sys.modules["understudy.proxy_client._client"].set_driver(capability.current().driver)
+    sys.modules["understudy.proxy_client.session"].tell_of_driver()
 
 
 def run(request: dict[str, Any], kind: str) -> None:

@@ -77,6 +77,8 @@ class Log:
         self.in_collective = 0
         self.device_lost = 0
         self.device_message = ""
+        self.last_words = ""
+        """What its server says as it dies."""
         self.takes_snapshots = False
         self.snapshot_floor = self.snapshot_begun = self.snapshot_ordered = self.snapshot_failed = 0
         self.snapshot_suspended = False
@@ -149,6 +151,11 @@ class Log:
     def drills(self) -> list[tuple[int, ...]]:
         """None are ordered here."""
         return []
+
+    def take_last_words(self) -> str:
+        """As of shared memory."""
+        words, self.last_words = self.last_words, ""
+        return words
 
     def lose(self, message: str) -> None:
         """Its worker will raise `message`."""
