@@ -62,6 +62,7 @@ class Training:
     """A training to run, always with the same threads and arguments: `run` says how.
 
     `script` lies in examples/, or is a path from the root. `pinned`: all its processes share one core.
+    `launched`: by torchrun, as several ranks always are.
     """
 
     script: str
@@ -69,6 +70,7 @@ class Training:
     steps: int
     arguments: list[str] = field(default_factory=list)
     pinned: bool = False
+    launched: bool = False
 
     def run(
         self,
@@ -112,7 +114,7 @@ class Training:
     def command(self, folder: Path, *, native: bool) -> list[str]:
         """Without proxyrun; what it leaves goes into `folder`."""
         words = [sys.executable]
-        if self.ranks > 1:
+        if self.ranks > 1 or self.launched:
             words = [*installed("torchrun"), "--standalone", "--nproc-per-node", str(self.ranks)]
         script = Path(self.script) if "/" in self.script else Path("examples", self.script)
         words += [str(ROOT / script), "--steps", str(self.steps), *self.arguments]

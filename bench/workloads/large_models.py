@@ -1,10 +1,14 @@
 """Trains GPT-2 (124M) or ResNet-50 on random data: the step times that `make bench-gpu` compares.
 
 python bench/workloads/large_models.py gpt2 --steps 30 --timings times.json
+
+Under torchrun each rank trains a model of its own, all the same: replicas without a word between them.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +128,10 @@ def resnet50_step(device: str, batch: int, tiny: bool) -> Step:
 MODELS: dict[str, Callable[[str, int, bool], Step]] = {"gpt2": gpt2_step, "resnet50": resnet50_step}
 
 
+def _of_rank(path: Path, rank: int) -> Path:
+    return path if rank == 0 else path.with_name(f"{path.name}.rank{rank}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
@@ -131,22 +139,35 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tiny", action="store_true", help="a model of the same kind for a quick look")
+    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="fp32")
+    parser.add_argument("--deterministic", action="store_true", help="torch.use_deterministic_algorithms")
     parser.add_argument("--losses", type=Path, help="where the bits of every loss go")
     parser.add_argument("--timings", type=Path, help="where the seconds of every step go, as JSON")
     asked = parser.parse_args()
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if asked.device == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_float32_matmul_precision("high" if asked.precision == "tf32" else "highest")
+    mixed = (
+        torch.autocast(asked.device, torch.bfloat16)
+        if asked.precision == "bf16"
+        else contextlib.nullcontext()
+    )
+    torch.use_deterministic_algorithms(asked.deterministic)
     torch.manual_seed(20)
     step = MODELS[asked.model](asked.device, asked.batch, asked.tiny)
     losses, seconds = [], []
     for number in range(asked.steps):
         begin = time.perf_counter()
-        loss = step().item()  # waits for the device
+        with mixed:
+            loss = step().item()  # waits for the device
         seconds.append(time.perf_counter() - begin)
         losses.append(float(loss).hex())
         print(f"step {number} loss {loss:.4f}", flush=True)
     if asked.losses:
-        asked.losses.write_text("\n".join(losses))
+        _of_rank(asked.losses, rank).write_text("\n".join(losses))
     if asked.timings:
-        asked.timings.write_text(json.dumps(seconds))
+        _of_rank(asked.timings, rank).write_text(json.dumps(seconds))
 
 
 if __name__ == "__main__":
