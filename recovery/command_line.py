@@ -6,8 +6,10 @@ what `--help` says of it.  So they are declared once, and read with types.
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import inspect
+import io
 import os
 import signal
 import sys
@@ -113,8 +115,28 @@ def say(program: str, sentence: str) -> None:
     print(f"{program}: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
 
 
+_PLAIN = {"–": "-", "…": "...", "✓": "x", "→": "->", "·": "-", "×": "x", "≥": ">=", "≤": "<="}
+
+
+def _plainly(problem: UnicodeError) -> tuple[str, int]:
+    assert isinstance(problem, UnicodeEncodeError)
+    letters = problem.object[problem.start : problem.end]
+    return "".join(_PLAIN.get(letter, "?") for letter in letters), problem.end
+
+
+codecs.register_error("understudy.plain", _plainly)
+
+
+def speak_as_the_terminal_does() -> None:
+    """A letter that its encoding lacks becomes one that is like it, or a question mark: never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="understudy.plain")
+
+
 def ends_of(program: str, work: Callable[[], int]) -> int:
     """The exit status of `work`; what is wrong is told in a sentence."""
+    speak_as_the_terminal_does()
     try:
         return work()
     except ForTheUser as problem:
@@ -135,6 +157,9 @@ def ends_of_app(program: str, app: typer.Typer) -> int:
                 mistake.show()
                 return ExitStatus.USAGE
             raise BadInput(_sentence_of(mistake, program)) from None
+        except BrokenPipeError:  # of `| head`: nobody reads on, and Python would complain as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
         return status if isinstance(status, int) else ExitStatus.DONE
 
     return ends_of(program, work)

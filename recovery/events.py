@@ -9,9 +9,9 @@ from understudy.recovery.drills import Drill
 from understudy.recovery.facts import FaultKind
 from understudy.recovery.history import Event, Kind
 from understudy.recovery.report import (
-    PLANNED,
     account_of_adoption,
     adoption_entry,
+    counts_of,
     ended_with_peer,
     recovery_entry,
 )
@@ -28,11 +28,12 @@ def job_started(job: str, launcher: int, drills: Sequence[str]) -> Event:
 
 def job_ended(job: str, why: str, report: Any, steps: int, disorderly: Collection[int]) -> Event:
     """`disorderly`: ranks whose program did not end its session itself."""
-    faults = [one for one in report.recoveries if one.fault not in PLANNED and not ended_with_peer(one)]
+    of_recoveries = counts_of(report.recoveries)
+    faults = of_recoveries.recovered + of_recoveries.given_up
     counts = {
         "step": steps,
-        "recovery": len(faults),
-        "move": sum(one.fault == FaultKind.PLANNED_MOVE.value for one in report.recoveries),
+        "recovery": faults,
+        "move": of_recoveries.moves,
         "validation": report.validations,
         "adoption": len(report.adoptions),
     }
@@ -43,8 +44,8 @@ def job_ended(job: str, why: str, report: Any, steps: int, disorderly: Collectio
     if disorderly:
         ends = f"not in order: rank {', '.join(map(str, sorted(disorderly)))}"
     more = {
-        "why": why, "steps": steps, "recoveries": len(faults),
-        "given_up": sum(not one.recovered for one in faults), "moves": counts["move"],
+        "why": why, "steps": steps, "recoveries": faults,
+        "given_up": of_recoveries.given_up, "moves": counts["move"],
         "validations": report.validations, "adoptions": len(report.adoptions),
         "drills_fired": sum(one.fired for one in report.faults),
         "replies_different": report.replies_different, "not_replayable": report.not_replayable,

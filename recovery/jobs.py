@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ from understudy.recovery.drills import Drill
 from understudy.recovery.facts import Phase, RankFacts
 from understudy.recovery.faults import BY_NAME
 from understudy.recovery.history import Recorder, new_id, now_ms
+from understudy.recovery.pace import StepClock
 from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.processes import Watched
+from understudy.recovery.report import counts_of
 from understudy.recovery.servers import Server
 from understudy.recovery.snapshot_leases import SnapshotLeases
 from understudy.recovery.spanning.span import Span
@@ -49,6 +52,7 @@ class Session:
     directory: Path
     log: replay.Log
     server: Server
+    clock: StepClock = field(default_factory=StepClock)
     state: str = "running"
     """"running", "recovering", "ended" or "lost"."""
     generation: int = 0
@@ -245,6 +249,8 @@ class Session:
             not_validated=self.not_validated,
             snapshot_bytes=log.snapshot_used_bytes,
             snapshots=log.snapshots_taken,
+            step_s=self.clock.step_s,
+            step_age_s=self.clock.age_s(time.monotonic_ns()),
             snapshot_s=log.snapshot_ns / 1e9,
             snapshot_commit=max(
                 (kept.commit.number for kept in log.snapshots() if kept.serial == log.snapshot_floor),
@@ -375,6 +381,20 @@ class Job:
         for session in self.active_sessions():
             counts[session.rank] = counts.get(session.rank, 0) + session.log.replies_different
         return counts
+
+    def device_of(self, rank: int) -> str:
+        """Where it runs, or ran last; empty if it never did."""
+        if rank in self.sessions:
+            return self.sessions[rank].device
+        return next((ended.status.device for ended in reversed(self.ended) if ended.rank == rank), "")
+
+    def status(self) -> pb.JobStatus:
+        """As `recoveryctl status` shows it; its ranks have answers of their own."""
+        counts = counts_of(self.recoveries)
+        return pb.JobStatus(
+            name=self.name, faults=counts.recovered, given_up=counts.given_up, moves=counts.moves,
+            validations=self.validations, last=counts.last,
+        )  # fmt: skip
 
     def note_recovery(self, recovery: pb.Recovery) -> None:
         """One that is over, whatever came of it: from here on it has a name."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import time
 from typing import Annotated
 
 import typer
-from rich.live import Live
 
 from understudy.recovery import (
     certificate_commands,
@@ -16,8 +13,8 @@ from understudy.recovery import (
     host_commands,
     log_commands,
     snapshot_commands,
+    status_command,
 )
-from understudy.recovery.asking import SocketOption, get_status
 from understudy.recovery.command_line import (
     CONTEXT,
     STATUSES,
@@ -27,7 +24,6 @@ from understudy.recovery.command_line import (
     ends_of_app,
 )
 from understudy.recovery.migration import commands as migration_commands
-from understudy.recovery.tables import make_console, status_json, status_tables
 
 PROGRAM = "recoveryctl"
 
@@ -48,26 +44,7 @@ migration_commands.add_to(app)
 app.add_typer(certificate_commands.app, name="certs")
 app.command("hosts")(host_commands.hosts)
 app.command("history")(history_command.history)
-
-
-@app.command()
-def status(
-    socket: SocketOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it.")] = False,
-) -> None:
-    """Devices, servers, sessions and ranks."""
-    if as_json:
-        typer.echo(json.dumps(status_json(get_status(socket)), indent=2))
-        return
-    console = make_console()
-    if not watch:
-        console.print(status_tables(get_status(socket)))
-        return
-    with Live(status_tables(get_status(socket)), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(0.5)
-            live.update(status_tables(get_status(socket)), refresh=True)
+app.command("status")(status_command.status)
 
 
 def main() -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from understudy.recovery.drills import Drill
-from understudy.recovery.facts import WISHES
+from understudy.recovery.facts import WISHES, FaultKind
 from understudy.recovery.planner import PlanName
 
 PLANNED = tuple(kind.value for kind in WISHES)
@@ -18,6 +20,24 @@ _SPLIT = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "tot
 def ended_with_peer(recovery: Any) -> bool:
     """Whether nothing was broken, but a rank waited for one whose program had ended."""
     return bool(recovery.plan == PlanName.END_WITH_PEER.value)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What came of a job's recoveries; `last`: of its newest fault."""
+
+    recovered: int
+    given_up: int
+    moves: int
+    last: Any | None
+
+
+def counts_of(recoveries: Sequence[Any]) -> Counts:
+    """Moves, rehearsals, and ranks that ended with their peer, are no faults."""
+    faults = [one for one in recoveries if one.fault not in PLANNED and not ended_with_peer(one)]
+    recovered = sum(one.recovered for one in faults)
+    moves = sum(one.fault == FaultKind.PLANNED_MOVE.value for one in recoveries)
+    return Counts(recovered, len(faults) - recovered, moves, faults[-1] if faults else None)
 
 
 def recovery_entry(recovery: Any) -> dict[str, Any]:

@@ -74,8 +74,9 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         sessions = [job.sessions[rank] for job in self._desk.jobs.values() for rank in sorted(job.sessions)]
         adoptions = [adoption for job in self._desk.jobs.values() for adoption in job.adoptions]
         return pb.Status(
-            node=self._node(), ranks=[session.status() for session in sessions], adoptions=adoptions
-        )
+            node=self._node(), ranks=[session.status() for session in sessions], adoptions=adoptions,
+            jobs=[job.status() for job in self._desk.jobs.values()],
+        )  # fmt: skip
 
     async def ReportFault(self, request: Any, context: Any) -> pb.FaultReply:
         self._desk.elsewhere.tell(request)

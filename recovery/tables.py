@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from understudy.recovery.faults import FAULTS
-from understudy.recovery.report import account_of_adoption, account_of_different
+from understudy.recovery.report import recovery_entry
 
 
 def make_console() -> Console:
@@ -33,53 +32,6 @@ def binary_size(number: int) -> str:
     return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def status_tables(status: Any) -> RenderableType:
-    """Devices above, ranks below."""
-    node = status.node
-    devices = Table(title=f"proxyd {node.pid}, PyTorch {node.torch_version}, {node.spares} warm spare(s)")
-    for heading in ("device", "cuda", "state", "server", "job", "rank"):
-        devices.add_column(heading)
-    for device in node.devices:
-        devices.add_row(
-            device.spec, str(device.index), device.state, str(device.server_pid or "–"),
-            device.job[:8] or "–", "–" if device.rank < 0 else str(device.rank),
-        )  # fmt: skip
-    parts: list[RenderableType] = [devices, _ranks(status.ranks) if status.ranks else Text("no sessions")]
-    parts += [Text(f"{device.spec}: {device.note}") for device in node.devices if device.note]
-    parts += [Text(f"rank {rank.rank}: {rank.note}") for rank in status.ranks if rank.note]
-    choices = {rank.job: rank.persist_choice for rank in status.ranks if rank.persist_choice}
-    parts += [Text(f"job {job[:8]}: snapshots go to storage {choice}") for job, choice in choices.items()]
-    parts += [
-        Text(f"rank {rank.rank}: migratable: {rank.migratable}") for rank in status.ranks if rank.migratable
-    ]
-    different = {rank.job: rank.replies_different for rank in status.ranks if rank.replies_different}
-    parts += [Text(f"job {job[:8]}: {account_of_different(count)}") for job, count in different.items()]
-    parts += [
-        Text(f"job {job[:8]}: {account}")
-        for job, account in {rank.job: _account_of_replay(rank) for rank in status.ranks}.items()
-        if account
-    ]
-    leaders = {rank.job: rank.leader for rank in status.ranks if rank.leader}
-    parts += [Text(f"job {job[:8]}: host {host} leads it") for job, host in leaders.items()]
-    heirs = {rank.job: rank.heir for rank in status.ranks if rank.heir}
-    parts += [
-        Text(f"job {job[:8]}: host {host} leads it on if this one is lost") for job, host in heirs.items()
-    ]
-    parts += [_adopted(adoption) for adoption in status.adoptions]
-    if node.membership.trouble:
-        parts.append(Text(account_of_trouble(node.membership)))
-    if node.membership.note:
-        parts.append(Text(node.membership.note))
-    return Group(*parts)
-
-
-def _account_of_replay(rank: Any) -> str:
-    """Why its job's log may not be relied on."""
-    if rank.not_replayable:
-        return f"replay would give other numbers: {rank.not_replayable}"
-    return f"not validated: {rank.not_validated}" if rank.not_validated else ""
-
-
 def account_of_trouble(membership: Any) -> str:
     """Why a host is not registered, in one sentence."""
     since = moment(membership.trouble_since_ms)
@@ -91,11 +43,8 @@ def moment(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(" ", "seconds")
 
 
-def _adopted(adoption: Any) -> Text:
-    return Text(f"job {adoption.job[:8]}, {moment(adoption.at_ms)}: {account_of_adoption(adoption)}")
-
-
-def _ranks(ranks: Sequence[Any]) -> Table:
+def ranks_table(ranks: Sequence[Any]) -> Table:
+    """Every number of every rank."""
     table = Table()
     headings = (
         "job", "rank", "state", "worker", "server", "step", "phase", "log", "lag", "commit", "floor", "gen.",
@@ -133,8 +82,14 @@ def status_json(status: Any) -> dict[str, Any]:
     return {
         "node": node,
         "ranks": [plain(rank) for rank in status.ranks],
+        "jobs": [_of_job(job) for job in status.jobs],
         "adoptions": [plain(adoption) for adoption in status.adoptions],
     }
+
+
+def _of_job(job: Any) -> dict[str, Any]:
+    told = {name: getattr(job, name) for name in ("name", "faults", "given_up", "moves", "validations")}
+    return told | {"last": recovery_entry(job.last) if job.HasField("last") else None}
 
 
 def log_table(rows: Sequence[dict[str, Any]], rank: int, tail_index: int, cursor_index: int) -> Table:

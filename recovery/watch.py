@@ -68,6 +68,7 @@ class Watch:
     def _look(self, job: Job, coordinator: Coordinator | Deputy, now_ns: int) -> None:
         sessions = [session for session in job.active_sessions() if _watched(session)]
         for session in sessions:
+            session.clock.look(session.log.step, now_ns)
             if session.host:
                 continue  # its own proxyd looks
             _, progress = self._of(session.server)
