@@ -70,6 +70,9 @@ OF_LOGS = {
 }
 """Of each job's `stored_log`."""
 
+MOST_JOBS = 100
+"""Whose recoveries are counted, each with its labels; that many names of jobs a Prometheus can bear."""
+
 
 class Metrics(Collector):
     """Of all jobs of a proxyd.  Counters outlive the jobs."""
@@ -87,7 +90,7 @@ class Metrics(Collector):
         self.registry.register(self)  # before the counters: a scrape counts first what is new
         self._recoveries = Counter(
             "understudy_recoveries", "Faults that were recovered from or given up",
-            ("fault", "plan", "recovered"), registry=self.registry,
+            ("job", "rank", "device", "fault", "plan", "recovered"), registry=self.registry,
         )  # fmt: skip
         self._seconds = Histogram(
             "understudy_recovery_seconds", "How long each part of a recovery took",
@@ -111,12 +114,16 @@ class Metrics(Collector):
             for name, text in OF_LOGS.items()
         }
         self._seen_logs: dict[str, LogCounts] = {}
+        self._labels: dict[str, set[tuple[str, ...]]] = {}
 
     def absorb(self, job: Job) -> None:
         """Count what has come since the last time; to be called once more before a job is forgotten."""
         recoveries, validations = self._seen.get(job.name, (0, 0))
         for recovery in job.recoveries[recoveries:]:
-            self._recoveries.labels(recovery.fault, recovery.plan, str(recovery.recovered).lower()).inc()
+            self._count(
+                job.name, str(recovery.rank), job.device_of(recovery.rank), recovery.fault, recovery.plan,
+                str(recovery.recovered).lower(),
+            )  # fmt: skip
             for part in PARTS:
                 self._seconds.labels(part).observe(getattr(recovery, f"{part}_s"))
             self._copied.inc(recovery.copied_bytes)
@@ -132,6 +139,16 @@ class Metrics(Collector):
                 getattr(job.stored_log, name) - getattr(self._seen_logs.get(job.name, LogCounts()), name)
             )
         self._seen_logs[job.name] = replace(job.stored_log)
+
+    def _count(self, job: str, *more: str) -> None:
+        """A recovery.  Jobs have ever new names: of those that recovered longest ago it forgets."""
+        labels = self._labels.pop(job, set()) | {more}
+        self._labels[job] = labels
+        self._recoveries.labels(job, *more).inc()
+        while len(self._labels) > MOST_JOBS:
+            oldest = next(iter(self._labels))
+            for gone in self._labels.pop(oldest):
+                self._recoveries.remove(oldest, *gone)
 
     def forget(self, job: Job) -> None:
         """A job has ended."""

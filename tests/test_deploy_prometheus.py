@@ -58,7 +58,9 @@ def selectors(expression: Any) -> list[Any]:
 
 def test_the_metrics_that_are_served_are_all_found() -> None:
     names = served()
-    assert names["understudy_recoveries_total"] == {"fault", "plan", "recovered"}
+    assert names["understudy_recoveries_total"] == {
+        "job", "rank", "device", "fault", "plan", "recovered",
+    }  # fmt: skip
     assert names["understudy_step"] == {"job", "rank", "device"}
     assert names["understudy_recovery_seconds_bucket"] == {"part", "le"}
     assert len(names) > 25
@@ -81,6 +83,10 @@ def test_a_rule_asks_for_what_is_served(rule: dict[str, Any]) -> None:
     named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
     assert named <= labels | OF_PROMETHEUS
     assert rule["labels"]["severity"] in ("page", "ticket")
+    page, heading = rule["annotations"]["runbook_url"].split("#")
+    text = (ROOT / page).read_text()
+    assert heading in {line[3:].lower().replace(" ", "-") for line in text.splitlines() if line[:3] == "## "}
+    assert f"| `{rule['alert']}` |" in text
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
 
 

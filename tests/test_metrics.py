@@ -9,6 +9,7 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
+import made_up_ranks
 import proxied
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,8 +17,9 @@ from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
 from training_run import installed
 
+from understudy.recovery.control import pb
 from understudy.recovery.jobs import Job
-from understudy.recovery.metrics import Metrics
+from understudy.recovery.metrics import MOST_JOBS, Metrics
 from understudy.recovery.proxyd_settings import settings_of
 from understudy.recovery.settings import BadInput, parse_address
 from understudy.recovery.timing import Timing
@@ -94,6 +96,31 @@ def test_ranks_and_recoveries_are_told_and_counters_outlive_their_job(tmp_path: 
         assert ended["understudy_recoveries_total", "server-died"] == 1
         assert ended["understudy_recovery_seconds_count", "replay"] == 1
         assert 0 < ended["understudy_recovery_seconds_sum", "total"] < 60
+
+
+def test_recoveries_name_job_rank_and_device_and_old_jobs_are_forgotten() -> None:
+    async def counted() -> list[dict[str, str]]:
+        metrics = Metrics({})
+        for number in range(MOST_JOBS + 20):
+            job = made_up_ranks.a_job(2)
+            job.name = f"job-{number}"
+            job.recoveries += [
+                pb.Recovery(fault="server-died", rank=rank, plan="give-up") for rank in (0, 1, 1)
+            ]
+            metrics.absorb(job)
+            metrics.forget(job)
+        families = metrics.registry._collector_to_names
+        samples = [
+            s for one in families if one is not metrics for family in one.collect() for s in family.samples
+        ]
+        return [s.labels | {"=": str(s.value)} for s in samples if s.name == "understudy_recoveries_total"]
+
+    found = asyncio.run(counted())
+    assert {labels["job"] for labels in found} == {f"job-{number}" for number in range(20, MOST_JOBS + 20)}
+    device = made_up_ranks.a_job(2).sessions[1].device
+    newest = {"job": "job-119", "rank": "1", "device": device, "fault": "server-died"}
+    (of_rank_1,) = [labels for labels in found if newest.items() <= labels.items()]
+    assert (of_rank_1["plan"], of_rank_1["recovered"], of_rank_1["="]) == ("give-up", "false", "2.0")
 
 
 def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
