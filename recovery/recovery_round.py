@@ -472,10 +472,10 @@ async def _all(works: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        unfinished = [task for task in tasks if not task.done()]
-        for task in unfinished:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+        # Of those that have failed as well: asyncio complains of an exception that nobody has looked at.
+        await asyncio.gather(*tasks, return_exceptions=True)
     failures = [task.exception() for task in tasks if not task.cancelled()]
     for failure in failures:
         if failure is not None:

@@ -7,6 +7,13 @@ import sys
 
 import structlog
 
+FIRST = ("timestamp", "level", "event")
+
+
+def in_order(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """When, how bad and what stand first in each line, for eyes that read JSON."""
+    return {name: event[name] for name in FIRST if name in event} | dict(event)
+
 
 def configure(level: str = "info") -> None:
     """Log to stderr from `level` on."""
@@ -18,6 +25,7 @@ def configure(level: str = "info") -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
+            in_order,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

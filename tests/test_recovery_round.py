@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import grpc
@@ -207,3 +208,24 @@ def test_a_death_amid_a_move_or_a_validation_of_its_rank_is_waited_for() -> None
     ):
         with pytest.raises(RoundFailed, match="rank 1 has died as well"):
             asyncio.run(round_._check_that_deaths_were_noticed(list(job.sessions.values()), fault))
+
+
+def test_of_failures_that_nobody_waits_for_any_more_asyncio_does_not_complain(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A round that is interrupted while its servers fail."""
+
+    async def fails() -> None:
+        raise RuntimeError
+
+    async def interrupted() -> None:
+        works = asyncio.gather(_all(fails() for _ in range(3)))
+        for _ in range(2):  # they begin, and have failed
+            await asyncio.sleep(0)
+        works.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await works
+
+    asyncio.run(interrupted())
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []

@@ -96,4 +96,5 @@ class Survey:
             return
         told, session.obstacles = session.obstacles, (*found, *filter(None, [self._machine]))
         if session.obstacles and told is None:
-            log.info("not migratable", job=session.job.name, rank=session.rank, obstacles=session.obstacles)
+            told_by = log.info if session.relay else log.debug  # nobody else has asked
+            told_by("not migratable", job=session.job.name, rank=session.rank, obstacles=session.obstacles)
