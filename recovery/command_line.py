@@ -101,9 +101,18 @@ def given_to(command: Any, program: str, arguments: Sequence[str] | None = None)
     return read
 
 
+_WORDS = {
+    "Input should be a valid integer, unable to parse string as an integer": "a whole number is wanted",
+    "Input should be a valid number, unable to parse string as a number": "a number is wanted",
+}
+"""Ours for those of a library that is meant for programmers."""
+
+
 def _sentence_of(mistake: Any, program: str) -> str:
     near = list(getattr(mistake, "possibilities", None) or ())
     said = f"{mistake.message if near else mistake.format_message()}".strip().rstrip(".")
+    for theirs, ours in _WORDS.items():
+        said = said.replace(theirs, ours)
     if near:
         said += f": is {near[0]} meant?"
     context = getattr(mistake, "ctx", None)
