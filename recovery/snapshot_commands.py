@@ -21,7 +21,9 @@ from rich.table import Table
 from understudy.recovery.asking import Failure, SocketOption, ask, looking
 from understudy.recovery.asking import JobOption as RunningJobOption
 from understudy.recovery.control import pb
+from understudy.recovery.errors import ExitStatus
 from understudy.recovery.persistence.catalogue import Catalogue, StoredSet
+from understudy.recovery.persistence.formats import FORMATS
 from understudy.recovery.persistence.layout import logs_of
 from understudy.recovery.persistence.mirror import Mirror
 from understudy.recovery.persistence.remote import Remote
@@ -71,12 +73,18 @@ def with_newest(
 
 @app.command("list")
 def list_snapshots(where: PlaceArgument, job: JobOption = "", as_json: JsonOption = False) -> None:
-    """Every snapshot, newest first, and whether all ranks have it."""
+    """Every snapshot, newest first, and whether all ranks have it; exit status 1 if there is none."""
     found = read(tier_at(where), where, job)
     if as_json:
         rows = [as_row(one) | {"complete": one.complete} for one in found.sets]
         typer.echo(json.dumps({"snapshots": rows, "problems": found.problems}, indent=2))
-        return
+    else:
+        _show(found, where)
+    if not found.sets:
+        raise typer.Exit(ExitStatus.FOUND_BAD)
+
+
+def _show(found: Catalogue, where: str) -> None:
     table = Table()
     for heading in ("job", "run", "serial", "step", "ranks", "complete", "size", "written"):
         table.add_column(heading)
@@ -128,7 +136,7 @@ def verify(where: PlaceArgument, job: JobOption = "", as_json: JsonOption = Fals
         )
     broken = [one for one in found.sets if one.complete and damaged[id(one)]]
     if whole is None or broken or found.problems:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FOUND_BAD)
 
 
 @app.command()
@@ -153,15 +161,11 @@ def export(
     form: Annotated[str, typer.Option("--format", help="torch, dcp or safetensors.")] = "torch",
 ) -> None:
     """Write a snapshot as a checkpoint that scripts load."""
-    from understudy.recovery.persistence.export import (
-        FORMATS,  # PyTorch: a second, which other commands need not spend
-    )
-    from understudy.recovery.persistence.export import export as write
-
     if form not in FORMATS:
         raise BadInput(f"--format {form!r} is not known: {', '.join(FORMATS)}")
     if out.exists():
         raise BadInput(f"{out} exists: name a directory that does not")
+    from understudy.recovery.persistence.export import export as write  # PyTorch, with all that it loads
 
     def use(ready: StoredSet) -> list[str]:  # every byte is checked
         return [f"not included: {what}" for what in write(ready, out, form)]

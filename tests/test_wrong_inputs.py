@@ -63,6 +63,13 @@ def ends_with(program: str) -> int:
         ("recoveryctl status --watch --json", USAGE, "leave out RANK, --json and --wide"),
         ("recoveryctl log dump 0 --socket {}/typo", NOBODY, "no proxyd answers at {}/typo"),
         ("recoveryctl history --since yesterday", USAGE, "yesterday"),
+        ("recoveryctl snapshots export {} {}", USAGE, "{} exists: name a directory that does not"),
+        (
+            "recoveryctl snapshots export {} {}/out --format zip",
+            USAGE,
+            "is not known: torch, dcp, safetensors",
+        ),
+        ("recoveryctl snapshots verify {}/typo", USAGE, "{}/typo cannot be read: No such file"),
     ],
 )
 def test_a_wrong_line_is_answered_in_one_sentence(
@@ -71,13 +78,16 @@ def test_a_wrong_line_is_answered_in_one_sentence(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.delenv("UNDERSTUDY_SOCKET", raising=False)
-    words = [word.replace("_", " ") if "servr_" in word else word for word in line.format(folder).split()]
+    words = [
+        word.replace("_", " ") if "servr_" in word else word
+        for word in line.replace("{}", str(folder)).split()
+    ]
     monkeypatch.setattr(sys, "argv", words)
     assert ends_with(words[0]) == status
     said = capsys.readouterr()
     assert said.out == ""
     (one,) = said.err.splitlines()
-    assert one.startswith(f"{words[0]}: ") and sentence.format(folder) in one, one
+    assert one.startswith(f"{words[0]}: ") and sentence.replace("{}", str(folder)) in one, one
     assert sorted(path.name for path in folder.iterdir()) in ([], ["understudy"]), "it made nothing"
 
 
@@ -104,6 +114,29 @@ def test_help_and_version_are_asked_for_in_the_same_way(
 
 def test_a_drill_has_the_same_call_by_default_wherever_it_is_ordered() -> None:
     assert str(parse(["--drill", "kill-server rank=1 step=6", "true"]).drills[0]).endswith("call=1")
+
+
+def test_a_directory_without_a_snapshot_is_not_found_to_be_well(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["recoveryctl", "snapshots", "list", str(folder), *more])
+        assert ends_with("recoveryctl") == ExitStatus.FOUND_BAD
+    assert f"no snapshots in {folder}" in capsys.readouterr().out
+
+
+@pytest.mark.cold
+def test_what_is_wrong_with_an_export_is_said_before_pytorch_is_loaded() -> None:
+    code = (
+        "import sys\n"
+        "from understudy.recovery import recoveryctl\n"
+        "sys.argv = ['recoveryctl', 'snapshots', 'export', '/', '/']\n"
+        "print(recoveryctl.main(), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        proxied.python("-P", "-c", code), capture_output=True, text=True, timeout=LONG_S, check=False
+    )
+    assert done.stdout == "2 False\n", done
 
 
 # ------------------------------------------------------------------ what nobody would say otherwise

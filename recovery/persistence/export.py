@@ -35,7 +35,6 @@ from understudy.recovery.persistence.description import (
 from understudy.recovery.persistence.reading import Damaged, SetReader
 from understudy.recovery.persistence.whole import Block, NotWhole, put_together
 
-FORMATS = ("torch", "dcp", "safetensors")
 NOT_INCLUDED = "position in the data, random states of Python, and other objects"
 _DTYPE = re.compile(r"[a-z0-9_]{1,40}")
 
