@@ -24,6 +24,7 @@ from understudy.recovery.metrics import Metrics, serve_metrics
 from understudy.recovery.migration.header import Here
 from understudy.recovery.migration.moves import Moves
 from understudy.recovery.node import describe_node, describe_ranks
+from understudy.recovery.persistence.first_contact import tell_of_first_contact
 from understudy.recovery.processes import Watched
 from understudy.recovery.rendezvous import FILE as STORE
 from understudy.recovery.rendezvous import Notes, Store
@@ -140,6 +141,8 @@ async def serve(
             "ready", socket=str(settings.socket), devices=settings.devices.names, runtime=str(runtime.path)
         )
         _warn_of_little_memory(settings)
+        if settings.persist is not None and settings.persist.mirror is not None:
+            desk.run_beside(tell_of_first_contact(settings.persist.mirror.url))
         ready()
         manager.tell("READY=1")
         await _stopped(stop, parent_pid)

@@ -67,6 +67,14 @@ class Remote:
         """Whether it is a directory of this system, mounted from wherever."""
         return isinstance(self._files, LocalFileSystem)
 
+    def greet(self) -> None:
+        """Raises OSError if it does not answer, or has no such bucket or directory."""
+        of_buckets = not self.is_local and "://" not in self._root
+        top = self._root.partition("/")[0] if of_buckets else self._root
+        with _as_os_error():
+            if not self._files.exists(top):
+                raise FileNotFoundError(f"there is no {top}")
+
     def files(self, job: str = "") -> list[RemoteFile]:
         """What bears our names, of one job or of all.  Raises FileNotFoundError if there is no such place."""
         top = f"{self._root}/{job}" if job else self._root
