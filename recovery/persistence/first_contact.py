@@ -2,8 +2,8 @@
 
 python -m understudy.recovery.persistence.first_contact
 
-reads the URL from its stdin, where no list of processes shows it, and prints what is wrong, or nothing.  A
-process of its own: libraries of object stores take seconds to load, and may wait for longer than anybody likes.
+reads the URL from its stdin, where no list of processes shows it, and prints what is wrong, or nothing.
+A process of its own: libraries of object stores take seconds to load, and may wait for longer than is liked.
 """
 
 from __future__ import annotations
