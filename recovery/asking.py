@@ -43,10 +43,24 @@ def get_status(socket: Path | None, job: str = "") -> Any:
 
 
 def all_status(socket: Path | None) -> dict[Path, Any]:
-    """Of all that answer, by socket: the node's own and those of single runs; raises NobodyAnswers."""
+    """Of all that answer, by socket: the node's own and those of single runs; raises NobodyAnswers.
+
+    One that hangs, or has just ended, is told of, and keeps nobody from seeing the others.
+    """
     if socket is not None or os.environ.get("UNDERSTUDY_SOCKET"):
         return {find(socket): get_status(socket)}
-    return {path: get_status(path) for path in _answering()}
+    found: dict[Path, Any] = {}
+    silent: list[NobodyAnswers] = []
+    for path in _answering():
+        try:
+            found[path] = get_status(path)
+        except NobodyAnswers as problem:
+            silent.append(problem)
+    if not found:
+        raise silent[0]
+    for problem in silent:
+        typer.echo(f"recoveryctl: {problem}", err=True)
+    return found
 
 
 def find(socket: Path | None, job: str = "") -> Path:

@@ -237,6 +237,26 @@ def test_status_of_a_running_job_where_there_is_no_terminal(
         assert shown.startswith("rank 1 of job ") and "usually" in shown
 
 
+def test_a_proxyd_that_hangs_keeps_nobody_from_seeing_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("UNDERSTUDY_SOCKET", raising=False)
+    paths = [Path("/hangs"), Path("/answers")]
+    monkeypatch.setattr(asking, "_answering", lambda: paths)
+
+    def answer(path: Path) -> pb.Status:
+        if path == Path("/hangs"):
+            raise NobodyAnswers(f"proxyd at {path} did not answer")
+        return status(rank(0))
+
+    monkeypatch.setattr(asking, "get_status", answer)
+    assert list(asking.all_status(None)) == [Path("/answers")]
+    assert capsys.readouterr().err == "recoveryctl: proxyd at /hangs did not answer\n"
+    del paths[1]
+    with pytest.raises(NobodyAnswers):
+        asking.all_status(None)
+
+
 def test_a_socket_at_which_nobody_listens_is_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(NobodyAnswers):
         asking.all_status(tmp_path / "nobody")
