@@ -49,17 +49,22 @@ def all_status(socket: Path | None) -> dict[Path, Any]:
     """
     if socket is not None or os.environ.get("UNDERSTUDY_SOCKET"):
         return {find(socket): get_status(socket)}
+    return _statuses(_answering())
+
+
+def _statuses(paths: list[Path]) -> dict[Path, Any]:
+    """Of those that answer; raises NobodyAnswers if none does."""
     found: dict[Path, Any] = {}
     silent: list[NobodyAnswers] = []
-    for path in _answering():
+    for path in paths:
         try:
             found[path] = get_status(path)
         except NobodyAnswers as problem:
             silent.append(problem)
     if not found:
         raise silent[0]
-    for problem in silent:
-        typer.echo(f"recoveryctl: {problem}", err=True)
+    for one in silent:
+        typer.echo(f"recoveryctl: {one}", err=True)
     return found
 
 
@@ -73,13 +78,13 @@ def find(socket: Path | None, job: str = "") -> Path:
     found = _answering()
     if len(found) == 1:
         return found[0]
-    jobs = {path: sorted({rank.job for rank in get_status(path).ranks}) for path in found}
-    fitting = [path for path in found if job in jobs[path]] if job else [path for path in found if jobs[path]]
+    jobs = {path: sorted({rank.job for rank in one.ranks}) for path, one in _statuses(found).items()}
+    fitting = [path for path in jobs if job in jobs[path]] if job else [path for path in jobs if jobs[path]]
     if len(fitting) == 1:
         return fitting[0]
-    listed = "; ".join(f"{path}: {', '.join(jobs[path]) or 'no job'}" for path in found)
+    listed = "; ".join(f"{path}: {', '.join(jobs[path]) or 'no job'}" for path in jobs)
     what = f"none of them has job {job}" if job and not fitting else "name one with --job or --socket"
-    raise Failure(f"{len(found)} proxyds answer, {what} ({listed})")
+    raise Failure(f"{len(jobs)} proxyds answer, {what} ({listed})")
 
 
 def _answering() -> list[Path]:
