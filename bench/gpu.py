@@ -30,7 +30,9 @@ def step_times(folder: Path) -> list[dict[str, Any]]:
     """Native and proxied runs in turns: the ratio of each pair, and whether their losses were the same."""
     results = []
     for model, batch in MODELS.items():
-        training = Training("bench/workloads/large_models.py", 1, STEPS, [model, "--batch", batch])
+        # Deterministic natively, too: else no two runs have the same losses, and ours do more than they.
+        arguments = [model, "--batch", batch, "--deterministic"]
+        training = Training("bench/workloads/large_models.py", 1, STEPS, arguments)
         native, proxied, same = [], [], []
         for turn in range(ROUNDS):
             one = training.run(folder / f"{model}-{turn}-native", proxied=False, timeout_s=1800)
@@ -71,6 +73,7 @@ def main() -> int:
         print("bench-gpu: skipped, PyTorch finds no GPU here")
         return 0
     os.environ["UNDERSTUDY_TEST_DRIVER"] = "cuda"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         with tempfile.TemporaryDirectory() as name:
             steps = step_times(Path(name))

@@ -12,14 +12,14 @@ import grpc
 import typer
 
 from understudy.recovery import embedded
+from understudy.recovery.command_line import say
 from understudy.recovery.control import blocking_channel, pb, rpc, trouble
-from understudy.recovery.errors import Failure as Failure
-from understudy.recovery.errors import NobodyAnswers
+from understudy.recovery.errors import Failure, NobodyAnswers
 from understudy.recovery.socket_path import default_socket, is_answering
 
 SocketOption = Annotated[
     Path | None,
-    typer.Option("--socket", help="Of the proxyd; needed if several of yours have jobs that have no name."),
+    typer.Option("--socket", help="Of the proxyd; needed if several answer, and --job does not tell which."),
 ]
 JobOption = Annotated[str, typer.Option("--job", help="Needed if several jobs run.")]
 
@@ -48,7 +48,8 @@ def all_status(socket: Path | None) -> dict[Path, Any]:
     One that hangs, or has just ended, is told of, and keeps nobody from seeing the others.
     """
     if socket is not None or os.environ.get("UNDERSTUDY_SOCKET"):
-        return {find(socket): get_status(socket)}
+        path = find(socket)
+        return {path: get_status(path)}
     return _statuses(_answering())
 
 
@@ -64,7 +65,7 @@ def _statuses(paths: list[Path]) -> dict[Path, Any]:
     if not found:
         raise silent[0]
     for one in silent:
-        typer.echo(f"recoveryctl: {one}", err=True)
+        say("recoveryctl", str(one))
     return found
 
 

@@ -45,6 +45,12 @@ LONGEST_PAUSE = 16.0
 """Seconds between two plans, the most; each pause is twice the one before (networks heal, spares start)."""
 
 
+def _last_words(evidence: str) -> str:
+    """Of a server that could still say why it ended, behind a colon; empty of one that could not, or hung."""
+    _, colon, words = evidence.partition(f"{ENDED}: ")
+    return f": {words}" if colon else ""
+
+
 class _Stage(Enum):
     """What a recovery's task does."""
 
@@ -427,7 +433,7 @@ class Coordinator:
         if not message and attempts > 1:
             message = (
                 f"the device server of rank {worst.rank} died {attempts} times at record {worst.record_index}"
-                f"{worst.evidence.removeprefix(ENDED)}"
+                f"{_last_words(worst.evidence)}"
             )
         ranks = tuple(sorted({fault.rank for fault in self._faults}))
         broken = {fault.rank for fault in self._faults if fault.kind not in WISHES}

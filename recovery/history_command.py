@@ -16,14 +16,14 @@ from rich.text import Text
 
 from understudy.recovery.errors import BadInput, Failure
 from understudy.recovery.history import Event, History, Kind, history_file, read
-from understudy.recovery.tables import make_console
+from understudy.recovery.tables import duration, make_console, readable
 
 HEADINGS = ("when", "job", "what", "rank", "step", "took", "outcome")
 NUMBERS = (3, 4, 5)
 """Columns that are aligned at their right."""
 SHORTEST_JOB, SHORTEST_OUTCOME = 8, len("recovered r-7f3a9c")
 """Letters that these columns get, however narrow the terminal is."""
-LONGEST_CELL, LONGEST_TEXT = 26, 400
+LONGEST_CELL = 26
 """Letters of what a file may have anything in."""
 WIDE = 100
 """Columns from which on times have their year."""
@@ -124,7 +124,7 @@ def table(events: Sequence[Event], width: int) -> Iterator[tuple[str, bool]]:
 
     An outcome for which there is no room is below, and so is the reason of one that is bad.
     """
-    hosts = {_readable(event.more.get("host")) for event in events}
+    hosts = {readable(event.more.get("host")) for event in events}
     rows = [_cells(event, width >= WIDE, len(hosts) > 1) for event in events]
     widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     fixed = sum(widths) - widths[1] - widths[-1] + len(widths) - 1
@@ -135,7 +135,7 @@ def table(events: Sequence[Event], width: int) -> Iterator[tuple[str, bool]]:
         bad = event.outcome.startswith(BAD)
         fits = len(row[-1]) <= widths[-1]
         yield _line(row if fits else (*row[:-1], ""), widths), bad
-        reason = _readable(event.more.get("reason")) if bad else ""
+        reason = readable(event.more.get("reason")) if bad else ""
         for text in ("" if fits else row[-1], reason):
             for line in textwrap.wrap(
                 text, max(SHORTEST_OUTCOME, width), initial_indent=INDENT, subsequent_indent=INDENT
@@ -154,12 +154,12 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _cells(event: Event, with_year: bool, with_host: bool) -> tuple[str, ...]:
     when = datetime.fromtimestamp(event.at_ms / 1000).astimezone()
-    outcome = " ".join(_readable(text) for text in (event.outcome, event.id) if text)
-    if with_host and (host := _readable(event.more.get("host"))):
+    outcome = " ".join(readable(text) for text in (event.outcome, event.id) if text)
+    if with_host and (host := readable(event.more.get("host"))):
         outcome += f", on {host}"
     return (
         when.strftime("%Y-%m-%d %H:%M:%S" if with_year else "%m-%d %H:%M:%S"),
-        _readable(event.job) or "-",
+        readable(event.job) or "-",
         _what(event)[:LONGEST_CELL],
         "-" if event.rank is None else _number(event.rank),
         "-" if event.step is None else _number(event.step),
@@ -170,31 +170,13 @@ def _cells(event: Event, with_year: bool, with_host: bool) -> tuple[str, ...]:
 
 def _what(event: Event) -> str:
     if event.kind == Kind.RECOVERY:
-        return _readable(event.what) or event.kind
+        return readable(event.what) or event.kind
     if event.kind == Kind.DRILL:
-        return f"drill {_readable(event.what)}"
+        return f"drill {readable(event.what)}"
     if event.kind not in KINDS:
         return f"{event.kind} (unknown)"
     return event.kind
 
 
-def _readable(text: object) -> str:
-    """In one line, and without what would control a terminal."""
-    words = " ".join(text.split()) if isinstance(text, str) else ""
-    return "".join(letter if letter.isprintable() else "?" for letter in words[:LONGEST_TEXT])
-
-
 def _number(number: int) -> str:
     return str(number) if number < 10**9 else f"{number:.1e}"
-
-
-def duration(seconds: float) -> str:
-    """As a person reads it: 0.77 s, 12.3 s, 4m 05s, 3h 12m, 2d 07h."""
-    if seconds < 59.95:
-        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, of_hour = divmod(minutes, 60)
-    days, of_day = divmod(hours, 24)
-    if days:
-        return f"{days}d {of_day:02d}h"
-    return f"{hours}h {of_hour:02d}m" if hours else f"{minutes}m {rest:02d}s"

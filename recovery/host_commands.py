@@ -11,8 +11,9 @@ from google.protobuf import json_format
 from rich.table import Table
 from rich.text import Text
 
-from understudy.recovery.asking import Failure, SocketOption, ask
+from understudy.recovery.asking import SocketOption, ask
 from understudy.recovery.control import pb
+from understudy.recovery.errors import Failure
 from understudy.recovery.tables import account_of_trouble, make_console, moment
 
 

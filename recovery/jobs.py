@@ -418,9 +418,9 @@ class Job:
         if sentence not in self.refused and len(self.refused) < MOST_REFUSED:
             self.refused.append(sentence)
 
-    def rehearses(self, kind: str, rank: int) -> bool:
-        """Whether somebody has ordered that fault for a rank."""
-        return any((one.drill.kind, one.drill.rank) == (kind, rank) for one in self.drills)
+    def fired(self, kind: str, rank: int) -> int:
+        """How often that fault has been injected at a rank."""
+        return sum(one.fired and (one.drill.kind, one.drill.rank) == (kind, rank) for one in self.drills)
 
     def arm(self, session: Session) -> None:
         """Write the drills for a session's rank that have not fired into its log."""

@@ -24,8 +24,8 @@ class Leases:
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
         """Device -> what happened to it."""
-        self._rehearsed: dict[int, str] = {}
-        """Fenced device -> the job whose drill did it."""
+        self._rehearsed: dict[int, tuple[str, int]] = {}
+        """Fenced device -> job and rank of the drill that did it."""
         self.draining: set[int] = set()
         self._kept: dict[int, Session] = {}
         """Device -> who is on its way there."""
@@ -118,8 +118,10 @@ class Leases:
     def fence(self, session: Session, reason: str) -> None:
         """Its device has failed."""
         self.fenced.setdefault(session.device_index, reason)
-        if session.job.rehearses("device-gone", session.rank):
-            self._rehearsed[session.device_index] = session.job.name
+        struck = session.job.name, session.rank
+        session.job.note_fired(session)
+        if session.job.fired("device-gone", session.rank) > list(self._rehearsed.values()).count(struck):
+            self._rehearsed[session.device_index] = struck
 
     def lift(self, index: int) -> None:
         """A device that had failed is sound again, as somebody says."""
@@ -130,7 +132,7 @@ class Leases:
 
     def lift_rehearsed(self, job: str) -> None:
         """What failed only because `job` was to rehearse that."""
-        for index in [index for index, name in self._rehearsed.items() if name == job]:
+        for index in [index for index, (name, _) in self._rehearsed.items() if name == job]:
             self.lift(index)
 
     def is_homeless(self, session: Session) -> bool:

@@ -18,10 +18,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from understudy.recovery.asking import Failure, SocketOption, ask, looking
 from understudy.recovery.asking import JobOption as RunningJobOption
+from understudy.recovery.asking import SocketOption, ask, looking
 from understudy.recovery.control import pb
-from understudy.recovery.errors import ExitStatus
+from understudy.recovery.errors import ExitStatus, Failure
 from understudy.recovery.persistence.catalogue import Catalogue, StoredSet
 from understudy.recovery.persistence.formats import FORMATS
 from understudy.recovery.persistence.layout import logs_of

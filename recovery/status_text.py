@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from understudy.recovery.history_command import duration
-from understudy.recovery.tables import binary_size
+from understudy.recovery.tables import binary_size, duration, printable
 from understudy.recovery.view import RUNNING, JobView, Recovery, Row, View, notes_of, numbers
 
 COLUMNS = ("ranks", "state", "device", "step", "a step", "log", "saved")
@@ -103,7 +102,7 @@ def _facts(rank: Any) -> Iterator[tuple[str, str]]:
     yield "live state", f"{binary_size(rank.live_bytes)} in {rank.live_buffers:,} buffers"
     yield (
         "to go back",
-        f"{binary_size(rank.undo_bytes)} before-images, {binary_size(rank.shadow_bytes)} shadows",
+        f"{binary_size(rank.undo_bytes)} pre-images, {binary_size(rank.shadow_bytes)} shadows",
     )
     if rank.snapshot_bytes:
         yield "in memory", f"{binary_size(rank.snapshot_bytes)} at commit {rank.snapshot_commit:,}"
@@ -164,7 +163,7 @@ def _short(text: str) -> str:
 
 
 def _wrapped(text: str, width: int, bad: bool = False) -> Iterator[Line]:
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    text = printable(text)
     deeper = "    " if width > 20 else ""
     lines = textwrap.wrap(text, max(width, 10), subsequent_indent=deeper, break_on_hyphens=False)
     yield from ((line, bad) for line in lines)

@@ -13,6 +13,9 @@ from rich.table import Table
 from understudy.recovery.faults import FAULTS
 from understudy.recovery.report import recovery_entry
 
+LONGEST_TEXT = 400
+"""Letters of one text that anybody may have written."""
+
 
 def make_console() -> Console:
     """As wide as the terminal; where there is none (a pipe, a file) rows stay whole for grep."""
@@ -41,6 +44,29 @@ def account_of_trouble(membership: Any) -> str:
 def moment(ms: int) -> str:
     """Milliseconds since 1970 as a person reads them."""
     return datetime.fromtimestamp(ms / 1000).astimezone().isoformat(" ", "seconds")
+
+
+def duration(seconds: float) -> str:
+    """As a person reads it: 0.77 s, 12.3 s, 4m 05s, 3h 12m, 2d 07h."""
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, of_hour = divmod(minutes, 60)
+    days, of_day = divmod(hours, 24)
+    if days:
+        return f"{days}d {of_day:02d}h"
+    return f"{hours}h {of_hour:02d}m" if hours else f"{minutes}m {rest:02d}s"
+
+
+def readable(text: object) -> str:
+    """In one line, and without what would control a terminal."""
+    words = " ".join(text.split()) if isinstance(text, str) else ""
+    return printable(words[:LONGEST_TEXT])
+
+
+def printable(text: str) -> str:
+    """Without what would control a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def ranks_table(ranks: Sequence[Any]) -> Table:

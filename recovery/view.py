@@ -191,7 +191,7 @@ def _saved(ranks: Sequence[Any]) -> str:
         ("disk", [rank.persisted_step for rank in ranks]),
     ):
         if all(steps):
-            return f"{place} {min(steps)}"
+            return f"{place} {min(steps):,}"
     return "memory" if all(rank.snapshot_bytes for rank in ranks) else ""
 
 

@@ -36,10 +36,11 @@ from understudy.recovery.history import (
     parse,
     read,
 )
-from understudy.recovery.history_command import duration, seconds_of, table, with_durations
 from understudy.recovery.history_command import history as command
+from understudy.recovery.history_command import seconds_of, table, with_durations
 from understudy.recovery.jobs import Ended, Job, ScheduledDrill
 from understudy.recovery.own_modules import module_command
+from understudy.recovery.tables import duration
 
 T0 = 1_700_000_000_000
 END = b'{"at_ms": 1, "kind": "end", '

@@ -34,7 +34,7 @@ def session(leases: Leases, index: int) -> Session:
     """One that holds a device."""
     made: Any = SimpleNamespace(
         rank=index, device_index=index, device=NAMES[index], asked_index=index, destination=None,
-        job=Job("a job", None, []),
+        job=Job("a job", None, []), log=SimpleNamespace(drills=list),
     )  # fmt: skip
     leases._pool.lease(NAMES[index])
     leases.hold(cast(Session, made))
@@ -105,7 +105,9 @@ def test_a_device_that_does_not_exist_is_named_beside_those_that_do(leases: Leas
 
 def test_what_failed_in_a_drill_can_be_had_again_once_the_job_has_ended(leases: Leases, pool: Pool) -> None:
     struck, broken = session(leases, 0), session(leases, 1)
-    struck.job.drills.append(ScheduledDrill(Drill("device-gone", rank=0, step=0, call=0)))
+    drills = [ScheduledDrill(Drill("device-gone", rank=rank, step=0, call=0)) for rank in (0, 1)]
+    drills[0].fired = True  # the other one is still to come: what failed before it has failed
+    struck.job.drills, broken.job.drills = [drills[0]], [drills[1]]
     for one in (struck, broken):
         leases.fence(one, "it is gone")
         leases.release(one)

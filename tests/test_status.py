@@ -66,7 +66,7 @@ def test_a_job_of_two_ranks_is_seven_columns_at_eighty() -> None:
         "  2 faults recovered from, 1 move, 3 validations; last: server-died on rank 1,",
         "    recovered in 0.77 s, 31.0 s ago (r-7f3a9c)",
         "ranks  state    device   step   a step      log  saved",
-        "0      running  cpu:0   1,204  12.3 ms  1.0 MiB  disk 1200",
+        "0      running  cpu:0   1,204  12.3 ms  1.0 MiB  disk 1,200",
         "1      running  cpu:1   1,204  12.3 ms  1.0 MiB  -",
     ]
 
