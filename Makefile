@@ -19,23 +19,27 @@ SOURCES := $(sort pyproject.toml CMakeLists.txt $(shell find understudy replay p
 	proxy_server protos recovery third_party \( -type f -o -type l \) ! -path '*/__pycache__/*' ! -name '*.md' 2>/dev/null))
 SOURCES := $(wildcard $(SOURCES))
 INSTALLED := $(VENV)/.installed-$(firstword $(shell echo $(SOURCES) | cksum))
-# One stamp for each PyTorch asked for: `make setup TORCH=torch==2.11.0` replaces the one that is there.
-REQUIREMENTS := $(VENV)/.requirements$(if $(filter-out torch==2.13.0,$(TORCH)),-$(TORCH))
+# Stamps of what is installed: for building and `make demo`, and for all else. There is one of each for each
+# PyTorch asked for: `make setup TORCH=torch==2.11.0` replaces the one that is there.
+ASKED := $(if $(filter-out torch==2.13.0,$(TORCH)),-$(TORCH))
+FOR_DEMO := $(VENV)/.for-demo$(ASKED)
+FOR_ALL := $(VENV)/.for-all$(ASKED)
 # The tests whose scripts run on the device that UNDERSTUDY_TEST_DRIVER names.
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py
 
-.PHONY: tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup demo test test-long test-gpu bench bench-gpu \
-	bench-snapshots bench-migration conformance lint format clean install
+.PHONY: tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
+	bench-snapshots bench-migration conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 
 # One at a time: two terminals may both ask.
+LOCKED := mkdir -p build && flock build/.setup-lock $(MAKE) --no-print-directory
 setup:  ## everything into .venv; quickly a no-op when nothing changed
-	@mkdir -p build && flock build/.setup-lock $(MAKE) --no-print-directory install
+	@$(LOCKED) $(INSTALLED) $(FOR_ALL)
 
-install: $(INSTALLED)
-	@:
+setup-demo:  ## only what `make demo` and `make tour` need
+	@$(LOCKED) $(INSTALLED)
 
 $(PY):
 	@set -e; for python in $(PYTHON) python3.11 python3 python3.12 python3.13 python3.14; do \
@@ -45,27 +49,46 @@ $(PY):
 	done; echo "setup: Python 3.11 or newer is needed; found none (name one with PYTHON=...)" >&2; exit 1
 
 # PyTorch first and by itself; the rest comes from pyproject.toml without it, so nothing else can pull it.
-$(REQUIREMENTS): pyproject.toml Makefile | $(PY)
+$(FOR_DEMO): pyproject.toml Makefile | $(PY)
 	@echo "setup: $(TORCH)"; $(PIP) "$(TORCH)"
-	@$(PY) -c 'import tomllib; \
-	p = tomllib.load(open("pyproject.toml", "rb")); \
-	r = p["build-system"]["requires"] + p["project"]["dependencies"] + p["project"]["optional-dependencies"]["dev"]; \
-	print(*(x for x in r if not x.startswith("torch")), sep="\n")' > $@.new
-	@echo "setup: build tools and libraries"; $(PIP) "$(TORCH)" -r $@.new
-	@mv $@.new $(VENV)/.wanted && rm -f $(VENV)/.requirements* && mv $(VENV)/.wanted $@
+	@echo "setup: build tools and libraries"
+	@$(PY) -c "$$REQUIREMENTS" demo > $(VENV)/.wanted && $(PIP) "$(TORCH)" -r $(VENV)/.wanted
+	@rm -f $(VENV)/.for-demo* && mv $(VENV)/.wanted $@
 
-$(INSTALLED): $(SOURCES) $(REQUIREMENTS)
-	@echo "setup: building and installing the project"
+$(FOR_ALL): $(FOR_DEMO)
+	@echo "setup: what tests and lint need"
+	@$(PY) -c "$$REQUIREMENTS" test lint deploy > $(VENV)/.wanted && $(PIP) "$(TORCH)" -r $(VENV)/.wanted
+	@rm -f $(VENV)/.for-all* && mv $(VENV)/.wanted $@
+
+define REQUIREMENTS
+import sys, tomllib
+file = tomllib.load(open("pyproject.toml", "rb"))
+project = file["project"]
+wanted = file["build-system"]["requires"] + project["dependencies"]
+for extra in sys.argv[1:]:
+    wanted += project["optional-dependencies"][extra]
+print(*(one for one in wanted if not one.startswith("torch")), sep="\n")
+endef
+export REQUIREMENTS
+
+$(INSTALLED): $(SOURCES) $(FOR_DEMO)
+	@echo "setup: building and installing the project; build/wheel.log has all that is said"
 	@touch $(VENV)/.begun  # the stamp is as old as the start: a file saved meanwhile is newer
 	@$(PY) -m pip uninstall --quiet --yes understudy 2>/dev/null  # its name in former checkouts
-	@rm -rf $(WHEELS) && $(PY) -m pip wheel --quiet --no-build-isolation --no-deps --no-index -w $(WHEELS) .
+	@rm -rf $(WHEELS) && set -o pipefail && \
+	  { $(PY) -m pip wheel --verbose --no-build-isolation --no-deps --no-index -w $(WHEELS) . 2>&1 \
+	    | tee build/wheel.log | $(COMPILED); } || { grep -B2 -A20 -m3 -E 'error|FAILED' build/wheel.log >&2; exit 1; }
 	@$(PIP) --no-deps --no-index --force-reinstall $(WHEELS)/*.whl
 	@rm -f $(VENV)/.installed-* && mv $(VENV)/.begun $@
 
-demo: setup  ## train natively, under the proxy, and with a device server killed; compare
+# Of the compiler's lines `[12/80] Building …`, each fifth: progress for people, and few lines for a file.
+COMPILED := awk -F'[][/]' '/^ *\[[0-9]+\/[0-9]+\]/ { if ($$2 && ($$2 % 5 == 0 || $$2 == $$3)) { \
+	printf "setup: compiled %d of %d\n", $$2, $$3; fflush() } }'
+
+demo: setup-demo  ## train natively, under the proxy, and with a device server killed; compare
 	@$(PY) bench/demo.py
 
-tour: setup  ## type the commands of the README's "Use it", and show what they say
+tour: setup-demo  ## type the commands of the README's "Use it", and show what they say
 	@$(PY) bench/tour.py
 
 test-binaries: setup  ## the C++ programs of the tests, where a source of them has changed

@@ -34,7 +34,7 @@ NO_CRIU = "no worker can be moved here: this machine has no CRIU that is recent 
         ("this processor has no avx512", "avx512"),
         ("strace is not installed here", "strace"),
         ("instructions cannot be counted here: valgrind is not installed", "valgrind"),
-        ("transformers and lightning not installed: pip install .[dev]", "transformers and lightning"),
+        ("transformers and lightning not installed: pip install .[test]", "transformers and lightning"),
         ("root may write everywhere", ""),
         ("there is a GPU: the bench would run", ""),
         ("the baseline is PyTorch 2.12.0's, this is 2.13.0", ""),

@@ -23,7 +23,7 @@ TWO_DEVICES = ("--devices", "cpu:2")
 def needs(*packages: str) -> pytest.MarkDecorator:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     return pytest.mark.skipif(
-        bool(missing), reason=f"{' and '.join(missing)} not installed: pip install .[dev]"
+        bool(missing), reason=f"{' and '.join(missing)} not installed: pip install .[test]"
     )
 
 
