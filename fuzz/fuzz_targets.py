@@ -14,8 +14,10 @@ SANITIZERS = "fuzzer,address,undefined"
 # What each target reads with, besides itself. None of it includes PyTorch.
 TARGETS: dict[str, tuple[str, ...]] = {
     "record_reader": (
+        "replay/csrc/buffer_uses.cpp",
         "replay/csrc/log_map.cpp",
         "replay/csrc/log_view.cpp",
+        "replay/csrc/log_walk.cpp",
         "replay/csrc/manifest.cpp",
         "replay/csrc/marks.cpp",
         "replay/csrc/templates.cpp",

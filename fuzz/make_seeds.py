@@ -107,6 +107,13 @@ def records() -> dict[str, bytes]:
     later = Log(first=100)
     for i in range(8):
         later.append(SEED, i, i)
+    # An argument of each kind, between tensors.
+    tensor_word = 1 | 6 << 8 | 1 << 16
+    key = [tensor_word, 0, 4, 1, 0, 2, 3 | 6 << 8, 4 | 2 << 8, 2, tensor_word, 0, 4, 1, 6, 7, 7, 8 | 1 << 8,
+           9 | 3 << 8, 0x636261, 10, 11, 12 | 2 << 8, 1, 2, 13 | 1 << 8, 16, 17, 0, 18,
+           20 | 4 << 8 | 1 << 16, 4, 21 | 6 << 8 | 1 << 16]  # fmt: skip
+    arguments = Log(dictionary=template(b"aten::all", key, [1 | 1 << 8, 6 << 8 | 1 << 16, 0, 16, 4, 1]))
+    arguments.append(OPERATOR, 0, 1, 0, 2, 0, 5, 3, 0, 0, *tensor, *tensor, *tensor, 1, *tensor, 4, 1, 0, 9)
     # Each by itself: the first one that is refused ends the reading.
     outside = {}
     for aux in (2**64 - 8, 2**64 - 16, 2**64 - 24, len(every.dictionary) - 8, len(every.dictionary), 2**32):
@@ -135,6 +142,7 @@ def records() -> dict[str, bytes]:
         **outside,
         **turned,
         "every-kind": every.encode(),
+        "every-argument": arguments.encode(fill=0x78),
         "full-page": every.encode(fill=0x78),
         "pads": long.encode(),
         "shuffled": long.encode(segment_0=0, segment_1=1, segment_2=3, segment_3=2),

@@ -3,6 +3,7 @@
 #include "proxy_server/csrc/words.h"
 #include "replay/csrc/log_reader.h"
 #include "replay/csrc/log_view.h"
+#include "replay/csrc/log_walk.h"
 #include "replay/csrc/names.h"
 #include "replay/csrc/templates.h"
 
@@ -104,6 +105,22 @@ void dump(const LogMap& log) {
   });
 }
 
+void walk(const LogMap& log) {
+  replay::LogWalk walk(log);
+  std::vector<uint64_t> named;
+  for (uint64_t records = 0; const auto record = walk.next(1, ~0ull); records++) {
+    require(records <= log.segment_count() * log.segment_bytes() / sizeof(Record), "a walk never ends");
+    require(record->buffers.size() <= replay::LogWalk::kMostNamed, "a record names more than may be shown");
+    for (const replay::NamedBuffer& buffer : record->buffers) {
+      if (buffer.use.type != nullptr) use(buffer.use.type->name, 1);
+      sink = sink + buffer.use.sizes[0];
+      named.push_back(buffer.use.handle);
+    }
+    named.resize(std::min<size_t>(named.size(), 1000));
+  }
+  sink = sink + replay::LogWalk(log).freed(named).size();
+}
+
 template <class Reading>
 void refuse_or(Reading&& reading) {
   try {
@@ -124,6 +141,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   refuse_or([&] { run(*log, memory.input.from, memory.input.from_index); });
   refuse_or([&] { (void)log->record(memory.input.from, memory.input.tail); });
   refuse_or([&] { dump(*log); });
+  refuse_or([&] { walk(*log); });
   read_texts(log->page());
   return 0;
 }

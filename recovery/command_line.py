@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -37,7 +38,12 @@ Options = TypeVar("Options")
 
 def option(flag: str, text: str, panel: str, metavar: str | None = None, **more: Any) -> Any:
     """For a field of a class of options: its help is one sentence, in the box `panel`."""
-    return typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar, **more)
+    return typer.Option(flag, help=verbatim(text), rich_help_panel=panel, metavar=metavar, **more)
+
+
+def verbatim(text: str) -> str:
+    """For a help text: `[its newest]` would be taken for markup, and vanish."""
+    return re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
 
 
 def show_version(wanted: bool) -> None:

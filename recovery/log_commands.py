@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from understudy import replay
 from understudy.recovery.asking import JobOption, SocketOption, get_status
+from understudy.recovery.command_line import verbatim
 from understudy.recovery.errors import BadInput, Failure
-from understudy.recovery.tables import log_table, make_console
+from understudy.recovery.log_text import Buffers, Origin, lines, log_table, state_names
+from understudy.recovery.tables import make_console
 
 app = typer.Typer(no_args_is_help=True, help="Read a rank's replay log.")
 
@@ -19,6 +22,10 @@ LAST = 50
 """Records that are shown if none are named."""
 MOST = 1000
 """That one table holds."""
+AT_A_TIME = 100
+"""Of --json; a hostile worker's may be large."""
+MOST_BUFFERS = 200
+"""That are told of below a table."""
 
 
 @app.command("dump")
@@ -26,44 +33,55 @@ def dump(
     rank: Annotated[int, typer.Argument(help="Whose log.", min=0)],
     job: JobOption = "",
     records: Annotated[
-        str, typer.Option(metavar="A:B", help=f"By index, B not included [the last {LAST}].")
+        str, typer.Option(metavar="A:B", help=verbatim(f"By index, B not included [the last {LAST}]."))
     ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per line, of all of them.")
     ] = False,
     socket: SocketOption = None,
 ) -> None:
-    """Show records of a rank's log; of more than a thousand the first thousand, but for --json."""
+    """Show records of a rank's log and what their buffers are; a thousand at most, all with --json."""
     parse_range(records, 0)  # refused before anybody is asked
     try:
-        log = replay.Log(_log_directory(get_status(socket, job), rank, job))
+        directory = _log_directory(get_status(socket, job), rank, job)
+        log = replay.Log(directory)
         first, end = parse_range(records, log.tail_index)
-        pages = _pages(log, first, end)
+        names = state_names(Path(directory))
+        walk = replay.LogWalk(log)
         if as_json:
-            for page in pages:
-                for row in page:
-                    typer.echo(json.dumps(row))
+            dump_json(walk, first, end, names)
             return
-        rows = next(pages, [])
+        rows = walk.rows(first, end, MOST)
         make_console().print(log_table(rows, rank, log.tail_index, log.cursor_index))
+        told = [*_left_out(rows, first, min(end, log.tail_index)), *buffer_lines(rows, walk, names)]
     except replay.LogError as problem:
         raise Failure(str(problem)) from problem
-    for sentence in _left_out(rows, first, min(end, log.tail_index)):
-        typer.echo(sentence)
+    for line in told:
+        typer.echo(line)
 
 
-def _pages(log: Any, first: int, end: int) -> Iterator[list[dict[str, Any]]]:
-    """Records of [first, end) that the log still has, a thousand at a time."""
-    while first < end:
-        rows = log.dump(first=first, count=min(MOST, end - first))
-        rows = [row for row in rows if row["index"] < end]
-        if not rows:
-            return
-        yield rows
-        first = rows[-1]["index"] + 1
+def dump_json(walk: replay.LogWalk, first: int, end: int, names: Mapping[int, str]) -> None:
+    """A line as soon as its record is read."""
+    while rows := walk.rows(first, end, AT_A_TIME):
+        for row in rows:
+            for buffer in row["buffers"]:
+                if buffer["handle"] in names:
+                    buffer["state"] = names[buffer["handle"]]
+            typer.echo(json.dumps(row))
 
 
-def _left_out(rows: list[dict[str, Any]], first: int, end: int) -> list[str]:
+def buffer_lines(rows: Sequence[dict[str, Any]], walk: replay.LogWalk, names: Mapping[int, str]) -> list[str]:
+    """One line for each that the table names, and what became of it up to the end of the log."""
+    if not rows or walk.first_index is None:
+        return []
+    buffers = Buffers()
+    for row in rows:
+        buffers.note(row)
+    buffers.note_freed(walk.freed(buffers.alive()))
+    return lines(buffers.found.values(), Origin(walk.first_index, walk.knows_all), names, MOST_BUFFERS)
+
+
+def _left_out(rows: Sequence[dict[str, Any]], first: int, end: int) -> list[str]:
     """What was asked for and is not shown."""
     if not rows:
         return [f"records {first} to {end - 1} are let go of"] if first < end else []

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from understudy.recovery.asking import JobOption as RunningJobOption
 from understudy.recovery.asking import SocketOption, ask, looking
+from understudy.recovery.command_line import verbatim
 from understudy.recovery.control import pb
 from understudy.recovery.errors import ExitStatus, Failure
 from understudy.recovery.persistence.catalogue import Catalogue, StoredSet
@@ -187,7 +188,7 @@ def export(
 def replay_log(
     directory: DirectoryArgument,
     job: JobOption = "",
-    run: Annotated[str, typer.Option("--run", help="Of the job [its newest].")] = "",
+    run: Annotated[str, typer.Option("--run", help=verbatim("Of the job [its newest]."))] = "",
 ) -> None:
     """After a power cut: replay the log that proxyd --persist-log stored, and store the state it leads to.
 
@@ -256,8 +257,12 @@ def copy(
 @app.command()
 def tune(
     directory: DirectoryArgument,
-    state: Annotated[str, typer.Option(metavar="SIZE", help="Of a snapshot [the running job's].")] = "",
-    step: Annotated[str, typer.Option(metavar="SECONDS", help="That a step takes [the running job's].")] = "",
+    state: Annotated[
+        str, typer.Option(metavar="SIZE", help=verbatim("Of a snapshot [the running job's]."))
+    ] = "",
+    step: Annotated[
+        str, typer.Option(metavar="SECONDS", help=verbatim("That a step takes [the running job's]."))
+    ] = "",
     overhead: Annotated[str, typer.Option(metavar="SHARE", help="Of the time, for persisting.")] = "3%",
     storage: Annotated[str, typer.Option(metavar="SIZE", help="For snapshots [90% of what is free].")] = "",
     dram: Annotated[

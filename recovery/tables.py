@@ -118,19 +118,6 @@ def _of_job(job: Any) -> dict[str, Any]:
     return told | {"last": recovery_entry(job.last) if job.HasField("last") else None}
 
 
-def log_table(rows: Sequence[dict[str, Any]], rank: int, tail_index: int, cursor_index: int) -> Table:
-    """Records of a log; those the device server has run carry a mark."""
-    table = Table(title=f"rank {rank}: {tail_index} records appended, {cursor_index} run")
-    for heading in ("record", "run", "kind", "call", "bytes", "names", "frees"):
-        table.add_column(heading)
-    for row in rows:
-        table.add_row(
-            str(row["index"]), "✓" if row["done"] else "", row["kind"], str(row.get("operator", "")),
-            str(row["bytes"]), str(row["aux"]), " ".join(map(str, row["frees"])),
-        )  # fmt: skip
-    return table
-
-
 def fault_table() -> Table:
     """Every fault that can be injected."""
     table = Table(title="faults for --drill 'FAULT rank=R step=S call=C' and recoveryctl drill FAULT")

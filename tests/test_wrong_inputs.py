@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -175,6 +176,7 @@ def test_the_proxyd_of_a_run_is_found_by_the_name_of_its_job(folder: Path) -> No
         assert "job found: 1 rank" in ask("status", "--job", "found").stdout
         dumped = ask("log", "dump", "0", "--records", "0:10000", "--job", "found")
         assert dumped.returncode == 0 and "aten::add_" in dumped.stdout, dumped
+        assert re.search(r"^buffer \d+ \(float32 \[4\], made by record \d+ \S+\)$", dumped.stdout, re.M)
         run.stdin.write("\n")
         run.stdin.flush()
         assert run.wait(LONG_S) == 0

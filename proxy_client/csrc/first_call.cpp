@@ -11,6 +11,7 @@
 #include "proxy_client/csrc/server_reply.h"
 #include "proxy_client/csrc/shape_inference.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
+#include "replay/csrc/handles.h"
 
 namespace understudy::client {
 namespace {
@@ -21,7 +22,6 @@ using Arguments = c10::ArrayRef<IValue>;
 
 // An operator with more templates than this is called with ever new shapes: infer them instead of asking.
 constexpr uint32_t kLearnLimit = 24;
-constexpr uint64_t kHandlesPerSyncCall = 1024;
 
 bool has_boolean_index(Arguments arguments) {
   for (const IValue& argument : arguments) {
@@ -140,7 +140,7 @@ void learn_results(const OperatorInfo& info, Arguments arguments, const std::vec
 std::vector<IValue> exchange(const PendingCall& pending, const CallTemplate& entry,
                              c10::ArrayRef<Tensor> device_arguments) {
   count(&Statistics::synchronous);
-  const uint64_t base = new_handles(kHandlesPerSyncCall);
+  const uint64_t base = new_handles(replay::kHandlesPerSyncCall);
   const WordBuffer& sent = pending.encoding.values;
   std::vector<IValue> values;
   send_with_template(pending.log, entry, [&](uint64_t id) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "replay/csrc/log_reader.h"
 #include "replay/csrc/names.h"
 #include "replay/csrc/templates.h"
 
@@ -112,6 +111,24 @@ std::string template_name(const LogMap& log, uint64_t id) {
   }
 }
 
+RecordView view_record(const LogMap& log, const LogReader::Entry& entry, uint64_t here) {
+  const auto& [r, all] = entry;
+  const auto kind = static_cast<Kind>(r.kind);
+  RecordView view{r.index, here, r.bytes, kind, r.aux, {}, {}, {}, {}, {}};
+  view.frees.assign(all, all + r.frees);
+  view.done = here < log.page().cursor.load(std::memory_order_relaxed);
+  const uint64_t words = (r.bytes - sizeof(Record)) / 8 - r.frees;
+  const uint64_t* body = all + r.frees;
+  if (is_operator(kind)) view.operation = template_name(log, r.aux);
+  if (kind == Kind::kCollective && words >= sizeof(CollectiveHeader) / 8) {
+    const auto header = copy_once(*reinterpret_cast<const CollectiveHeader*>(body));
+    view.operation = name_of(static_cast<CollectiveKind>(header.kind));
+    view.sequence = header.sequence;
+  }
+  view.words.assign(body, body + std::min<uint64_t>(words, 16));
+  return view;
+}
+
 void for_each_record(const LogMap& log, std::optional<uint64_t> first, std::optional<uint64_t> count,
                      const std::function<void(RecordView&&)>& see) {
   const ControlPage& page = log.page();
@@ -128,19 +145,7 @@ void for_each_record(const LogMap& log, std::optional<uint64_t> first, std::opti
     offset += r.bytes;
     const auto kind = static_cast<Kind>(r.kind);
     if (kind == Kind::kPad || (first && r.index < *first)) continue;
-    RecordView view{r.index, here, r.bytes, kind, r.aux, {}, {}, {}, {}, {}};
-    view.frees.assign(all, all + r.frees);
-    view.done = here < page.cursor.load(std::memory_order_relaxed);
-    const uint64_t words = (r.bytes - sizeof(Record)) / 8 - r.frees;
-    const uint64_t* body = all + r.frees;
-    if (is_operator(kind)) view.operation = template_name(log, r.aux);
-    if (kind == Kind::kCollective && words >= sizeof(CollectiveHeader) / 8) {
-      const auto* header = reinterpret_cast<const CollectiveHeader*>(body);
-      view.operation = name_of(static_cast<CollectiveKind>(header->kind));
-      view.sequence = header->sequence;
-    }
-    view.words.assign(body, body + std::min<uint64_t>(words, 16));
-    see(std::move(view));
+    see(view_record(log, {r, all}, here));
     seen++;
   }
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "replay/csrc/log_map.h"
+#include "replay/csrc/log_reader.h"
 #include "replay/csrc/manifest.h"
 #include "replay/csrc/marks.h"
 
@@ -59,6 +60,9 @@ struct RecordView {
   std::optional<uint64_t> sequence;      // of collectives
   std::vector<uint64_t> words;           // the first of the body
 };
+
+// `entry` of the log's offset `here`; nothing of it is taken on trust.
+RecordView view_record(const LogMap& log, const LogReader::Entry& entry, uint64_t here);
 
 // The operator of a template, "?" if there is no such template.
 std::string template_name(const LogMap& log, uint64_t id);

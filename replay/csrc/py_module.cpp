@@ -14,7 +14,9 @@
 #include "replay/csrc/names.h"
 #include "replay/csrc/mirror.h"
 #include "replay/csrc/py_log_copy.h"
+#include "replay/csrc/py_log_rows.h"
 #include "replay/csrc/py_mirror.h"
+#include "replay/csrc/py_text.h"
 #include "replay/csrc/rewind.h"
 #include "replay/csrc/snapshot_restore.h"
 
@@ -92,32 +94,6 @@ void finish_restore(LogMap& log, uint64_t serial, const Contents& contents) {
   const std::vector<uint8_t> manifest(rest.begin(), rest.end());
   py::gil_scoped_release release;
   publish_restored_snapshot(log, serial, commit, manifest);
-}
-
-// A worker may write anything there, and a message that was cut may end within a character.
-py::str as_text(const std::string& bytes) {
-  return py::reinterpret_steal<py::str>(
-      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
-}
-
-// Records still in the log, as dictionaries; [first, first + count) by index.
-py::list dump(const LogMap& log, std::optional<uint64_t> first, std::optional<uint64_t> count) {
-  py::list found;
-  for_each_record(log, first, count, [&](RecordView&& r) {
-    py::dict row;
-    row["index"] = r.index;
-    row["offset"] = r.offset;
-    row["bytes"] = r.bytes;
-    row["kind"] = name_of(r.kind);
-    row["aux"] = r.aux;
-    row["frees"] = r.frees;
-    row["done"] = r.done;
-    if (r.operation) row["operator"] = as_text(*r.operation);
-    if (r.sequence) row["sequence"] = *r.sequence;
-    row["words"] = r.words;
-    found.append(row);
-  });
-  return found;
 }
 
 // ---- the rewind rules over byte strings, for tests ----
@@ -464,6 +440,7 @@ PYBIND11_MODULE(_replay, m) {
   m.attr("SNAPSHOT_ORDERS") = kSnapshotOrders;
   bind_log(m);
   bind_log_copy(m);
+  bind_log_walk(m);
   bind_mirror(m);
   bind_writer(m);
   bind_rewind(m);

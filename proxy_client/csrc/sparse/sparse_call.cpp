@@ -13,6 +13,7 @@
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/statistics.h"
 #include "proxy_client/csrc/thread_state.h"
+#include "replay/csrc/handles.h"
 
 namespace understudy::client {
 namespace {
@@ -21,8 +22,6 @@ using at::Tensor;
 using c10::IValue;
 using replay::Tag;
 using Arguments = c10::ArrayRef<IValue>;
-
-constexpr uint64_t kHandlesPerSyncCall = 1024;
 
 bool is_list(const IValue& value) { return value.isTensorList() || value.isOptionalTensorList(); }
 
@@ -168,7 +167,7 @@ class SparseCall {
   c10::SmallVector<IValue, 4> run_sync(const CallTemplate& entry) {
     count(&Statistics::synchronous);
     const std::vector<Tensor> known = dense_arguments(arguments_);
-    const uint64_t base = new_handles(kHandlesPerSyncCall);
+    const uint64_t base = new_handles(replay::kHandlesPerSyncCall);
     const WordBuffer& sent = (*lease_).values;
     std::vector<IValue> values;
     send_with_template(log_, entry, [&](uint64_t id) {
