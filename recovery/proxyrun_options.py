@@ -105,11 +105,14 @@ class Order:
     hosts: int = 1
 
 
+def proxyrun_command() -> object:
+    """proxyrun's command line."""
+    return command_of(ProxyrunOptions, "Run a training command whose devices may fail.")
+
+
 def parse(arguments: Sequence[str] | None = None) -> Order:
     """A command line, by default ours; raises BadInput."""
-    given: ProxyrunOptions = given_to(
-        command_of(ProxyrunOptions, "Run a training command whose devices may fail."), PROGRAM, arguments
-    )
+    given: ProxyrunOptions = given_to(proxyrun_command(), PROGRAM, arguments)
     if not given.command:
         raise BadInput("no command: write for example proxyrun torchrun --nproc-per-node 2 train.py")
     if given.report is not None and not os.access(given.report.absolute().parent, os.W_OK):
