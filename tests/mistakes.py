@@ -14,6 +14,7 @@ COMMIT_RULE = "recovery/persistence/csrc/commit_rule.h"
 INDEX_RING = "recovery/persistence/csrc/index_ring.h"
 SLOT_TABLE = "recovery/persistence/csrc/slot_table.h"
 COPY_LIST = "proxy_server/csrc/copy_list.cpp"
+DIGEST = "replay/csrc/digest.h"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,16 @@ MISTAKES = (
         "copy_stress", "piece_is_taken_without_exchanging", COPY_LIST,
         right="!piece.state.compare_exchange_strong(state, kCopying, std::memory_order_acquire)",
         wrong="piece.state.load() != state",
+    ),
+    Mistake(
+        "digest_pieces", "last_byte_of_a_piece_is_left_out", DIGEST,
+        right="XXH3_64bits_update(&state_, data, bytes);",
+        wrong="XXH3_64bits_update(&state_, data, bytes - (bytes > 1));",
+    ),
+    Mistake(
+        "digest_pieces", "each_piece_begins_anew", DIGEST,
+        right="XXH3_64bits_update(&state_, data, bytes);",
+        wrong="XXH3_64bits_reset(&state_), XXH3_64bits_update(&state_, data, bytes);",
     ),
 )  # fmt: skip
 
