@@ -41,7 +41,7 @@ def rendered(source: str) -> str:
 def test_a_page_has_each_option_argument_and_command_of_its_help_in_the_same_words(
     path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TERMINAL_WIDTH", "1000")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)  # the variable is read only once in a process
     command = COMMANDS[path]
     command.main(args=["--help"], prog_name=" ".join(path), standalone_mode=False)
     shown = [" ".join(line.strip("│ \n").split()) for line in capsys.readouterr().out.splitlines()]
