@@ -120,6 +120,8 @@ class Round:
             raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
         await self._check_that_deaths_were_noticed(sessions, fault)
         chosen = plan(facts)
+        if self._restorer is not None and any(isinstance(a, Reload) and a.stored for a in chosen.actions):
+            self._restorer.break_off()
         log.info(
             "plan", job=self._job.name, plan=chosen.name.value, reason=chosen.reason, targets=chosen.targets
         )

@@ -179,7 +179,7 @@ def test_a_remote_that_never_answers_costs_one_slot_and_nothing_else(tmp_path: P
     local.put(1, run=RUN)
     held = find_set(tmp_path / "job" / RUN, 1)
     before = contents_of(held)
-    stores = RunStores(tmp_path / "job" / RUN, [0], 1, 4, holds=True)
+    stores = RunStores(tmp_path / "job" / RUN, [0], 1, 4)
     (of_rank,) = stores.of_rank.values()
     assert of_rank._current is not None
     for serial in range(2, 30):
@@ -196,7 +196,7 @@ def test_a_remote_that_never_answers_costs_one_slot_and_nothing_else(tmp_path: P
 
 def test_a_store_with_too_few_slots_to_hold_a_set_is_followed_by_another(tmp_path: Path) -> None:
     Stores(tmp_path, ranks=1, slots=3).put(1, run=RUN)
-    (of_rank,) = RunStores(tmp_path / "job" / RUN, [0], 1, 4, holds=True).of_rank.values()
+    (of_rank,) = RunStores(tmp_path / "job" / RUN, [0], 1, 4).of_rank.values()
     assert of_rank.fitting([100], 2).capacity == 4
     assert of_rank.serials == {1}
 

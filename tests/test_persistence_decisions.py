@@ -268,7 +268,7 @@ def test_messages_arrive_as_they_were_sent_and_others_are_refused() -> None:
 
 def test_a_snapshot_that_outgrows_its_store_gets_a_larger_one_and_the_old_one_goes(tmp_path: Path) -> None:
     run = tmp_path / "job" / "run"
-    stores = RankStores(run, 0, slots=3, agreed=True)
+    stores = RankStores(run, 0, slots=3)
     small = stores.fitting([1000], serial=1)
     assert stores.fitting([1100], serial=2) is small
     write(small, 2, 1000)
@@ -282,10 +282,43 @@ def test_a_snapshot_that_outgrows_its_store_gets_a_larger_one_and_the_old_one_go
     assert [store.growth for store in stores_of(run)] == [1]
 
 
+def test_stores_let_go_of_a_set_only_after_it_is_written_down_which_one_has_taken_its_place() -> None:
+    """Whoever follows a proxyd that dies in between looks for what is written down."""
+    rig = Rig(stays=False)
+    orders: list[str] = []
+    rig.persistence._note = lambda: orders.append("noted")
+    rig.persistence.parts = cast(
+        Any,
+        SimpleNamespace(
+            persist=lambda *_: None, tell=lambda request, _=0: orders.append(type(request).__name__)
+        ),
+    )
+    rig.offer(4, 100.0)
+    for rank in (0, 1):
+        rig.persistence.take(Written(4, RUN, rank, step=40, bytes=1), 101.0)
+    assert orders == ["noted", "Release"]
+
+
+@pytest.mark.parametrize("order", [(2, 3), (3, 2)])
+def test_a_store_of_a_rank_alone_lets_go_of_no_snapshot_before_it_is_told_to(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    """Its state was lost: the older of two that were under way was the later one to ask for its place."""
+    (stores,) = RunStores(tmp_path / "job" / "run", [0], 1, slots=3).of_rank.values()
+    for serial in order:
+        write(stores.fitting([1000], serial=serial), serial, 1000)
+    assert stores.serials == {2, 3}
+    stores.release(3)
+    assert 3 in stores.serials
+    write(stores.fitting([1000], serial=4), 4, 1000)
+    stores.release(4)
+    assert stores.serials == {4}
+
+
 def test_an_old_set_that_comes_late_and_outgrows_the_store_leaves_a_newer_one_in_it(tmp_path: Path) -> None:
     """The newest complete set went with its store: seen under load, in 1 of 30 runs."""
     run = tmp_path / "job" / "run"
-    stores = RankStores(run, 0, slots=3, agreed=True)
+    stores = RankStores(run, 0, slots=3)
     write(stores.fitting([1000], serial=3), 3, 1000)
     large = stores.fitting([1 << 20], serial=1)  # it waited for a thread of the writer
     stores.release(3)
@@ -299,14 +332,14 @@ def test_an_old_set_that_comes_late_and_outgrows_the_store_leaves_a_newer_one_in
 
 def test_a_writer_of_the_same_run_goes_on_where_another_one_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "job" / "run"
-    first = RankStores(run, 0, slots=3, agreed=True)
+    first = RankStores(run, 0, slots=3)
     write(first.fitting([1000], serial=1), 1, 1000)
     write(first.fitting([1 << 20], serial=2), 2, 1 << 20)
     for open_store in (first._current, *(former for _, former in first._outgrown.values())):
         assert open_store is not None
         open_store.close()
     (run / "rank-0.2.new").write_bytes(b"half")  # it was making a larger one
-    second = RankStores(run, 0, slots=3, agreed=True)
+    second = RankStores(run, 0, slots=3)
     store = second.fitting([1000], serial=3)
     assert [entry.serial for entry in store.snapshots()] == [2]
     write(store, 3, 1000)
@@ -316,9 +349,9 @@ def test_a_writer_of_the_same_run_goes_on_where_another_one_was_killed(tmp_path:
 
 def test_a_store_that_cannot_be_opened_again_is_left_and_another_one_begun(tmp_path: Path) -> None:
     run = tmp_path / "job" / "run"
-    first = RankStores(run, 0, slots=3, agreed=True)
+    first = RankStores(run, 0, slots=3)
     write(first.fitting([1000], serial=1), 1, 1000)
-    second = RankStores(run, 0, slots=3, agreed=True)  # while the first one still has its lock
+    second = RankStores(run, 0, slots=3)  # while the first one still has its lock
     store = second.fitting([1000], serial=2)
     assert [found.growth for found in stores_of(run)] == [0, 1]
     write(store, 2, 1000)
@@ -375,7 +408,7 @@ def test_the_name_of_a_new_store_is_durable_before_anything_is_written_to_it(
         synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (run / "rank-0.store").exists()))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    RankStores(run, 0, slots=2, agreed=False).fitting([1000], serial=1)
+    RankStores(run, 0, slots=2).fitting([1000], serial=1)
     assert synced == [(str(folder), True) for folder in (run, tmp_path / "job", tmp_path)]
 
 

@@ -124,7 +124,6 @@ class PartWriter:
             "--job", self._job, "--slots", str(settings.all_slots), "--threads", str(writing.threads),
             "--chunk", str(writing.chunk_bytes), "--pool", str(writing.pool_bytes),
             "--keep-runs", str(settings.keep_runs), "--parent", str(os.getpid()),
-            *(["--holds"] if settings.mirror is not None else []),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is proxyd's to handle
         )  # fmt: skip

@@ -235,8 +235,8 @@ class Persistence:
         self._job.persist.bytes += of.bytes
         if self.mirroring is not None and of.is_within_reach:
             self.mirroring.offer(CompleteSet(of.serial, of.run, of.sessions))
-        self._release(of.step)
         self._remember(of)
+        self._release(of.step)  # only now: who follows a proxyd that dies here looks for what is written down
         self._pace(of, now)
         log.debug(
             "snapshot is durable", job=self._job.name, serial=of.serial, step=of.step, bytes=of.bytes,

@@ -32,13 +32,20 @@ class Restorer:
     def __init__(self, persistence: Persistence | None) -> None:
         self._persistence = persistence
 
-    async def restore(self, durable: Durable, directories: Mapping[int, Path]) -> int:
-        """Bring it back into the logs of these ranks, whose device servers have ended; answers the bytes.
+    def break_off(self) -> None:
+        """Stop what is under way to storage.
 
-        Raises NotRestored.
+        Called with the decision for a stored snapshot, before anything is waited for: a newer one that became
+        durable meanwhile would take its place, and no recovery knows of that.
         """
         if self._persistence is not None:
             self._persistence.break_off()
+
+    async def restore(self, durable: Durable, directories: Mapping[int, Path]) -> int:
+        """Bring it back into the logs of these ranks, whose device servers have ended; answers the bytes.
+
+        Raises NotRestored.  Precondition: `break_off`.
+        """
         return await _ask(durable, [f"{rank}={path}" for rank, path in sorted(directories.items())])
 
 

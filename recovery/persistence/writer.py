@@ -92,10 +92,8 @@ class Source:
 class RankStores:
     """A rank's stores of one run: the newest is written, older ones were too small."""
 
-    def __init__(
-        self, run: Path, rank: int, slots: int, agreed: bool, writing: Writing = DEFAULT_WRITING
-    ) -> None:
-        self._run, self._rank, self._slots, self._agreed, self._writing = run, rank, slots, agreed, writing
+    def __init__(self, run: Path, rank: int, slots: int, writing: Writing = DEFAULT_WRITING) -> None:
+        self._run, self._rank, self._slots, self._writing = run, rank, slots, writing
         self._lock = threading.Lock()
         self._growth = 0
         self._current: _store.Store | None = None
@@ -202,19 +200,19 @@ class RankStores:
         self._current = self._open(path)
 
     def _open(self, path: Path) -> _store.Store:
-        return _store.Store.open(str(path), agreed=self._agreed, pool_bytes=self._writing.pool_bytes)
+        # Of a rank alone, too, nothing goes before proxyd says so: until it has heard of a newer snapshot, a
+        # recovery asks for the one that it knows.
+        return _store.Store.open(str(path), agreed=True, pool_bytes=self._writing.pool_bytes)
 
 
 class RunStores:
     """Of one run: those of its ranks that are on this host."""
 
     def __init__(
-        self, run: Path, ranks: Iterable[int], world: int, slots: int,
-        writing: Writing = DEFAULT_WRITING, holds: bool = False,
-    ) -> None:  # fmt: skip
-        """`holds`: an older set may have to stay beside the newest.  Raises OSError."""
-        agreed = world > 1 or holds
-        self.of_rank = {rank: RankStores(run, rank, slots, agreed, writing) for rank in ranks}
+        self, run: Path, ranks: Iterable[int], world: int, slots: int, writing: Writing = DEFAULT_WRITING
+    ) -> None:
+        """Raises OSError."""
+        self.of_rank = {rank: RankStores(run, rank, slots, writing) for rank in ranks}
         self.parts_elsewhere = len(self.of_rank) < world
         """Whether other hosts write some of the run."""
         self._in_use = contextlib.ExitStack()
@@ -275,11 +273,9 @@ def _complaint() -> Iterator[None]:
 class JobWriter:
     """Of one job's ranks on this host."""
 
-    def __init__(
-        self, directory: Path, job: str, slots: int, writing: Writing, holds: bool, keep_runs: int
-    ) -> None:
+    def __init__(self, directory: Path, job: str, slots: int, writing: Writing, keep_runs: int) -> None:
         self._directory, self._job, self._slots, self._writing = directory, job, slots, writing
-        self._holds, self._keep_runs = holds, keep_runs
+        self._keep_runs = keep_runs
         self._tidied: set[str] = set()
         """Runs since whose first complete set former ones have gone."""
         self._runs: dict[str, RunStores] = {}
@@ -348,7 +344,7 @@ class JobWriter:
             if request.run not in self._runs:
                 self._runs[request.run] = RunStores(
                     self._directory / self._job / request.run, request.directories, request.world,
-                    self._slots, self._writing, self._holds,
+                    self._slots, self._writing,
                 )  # fmt: skip
             stores = self._runs[request.run]
         if stores.of_rank.keys() != request.directories.keys():
@@ -434,12 +430,11 @@ def main() -> int:
     parser.add_argument("--chunk", type=int, required=True)
     parser.add_argument("--pool", type=int, required=True)
     parser.add_argument("--keep-runs", type=int, required=True)
-    parser.add_argument("--holds", action="store_true", help="older sets may be held for a second tier")
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args()
     replay.die_with_parent(given.parent)
     writing = Writing(given.threads, given.chunk, given.pool)
-    writer = JobWriter(given.directory, given.job, given.slots, writing, given.holds, given.keep_runs)
+    writer = JobWriter(given.directory, given.job, given.slots, writing, given.keep_runs)
     for line in sys.stdin.buffer:
         writer.take(decode_request(line))
     os._exit(0)  # what is under way is cut short, which stores survive

@@ -20,12 +20,15 @@ from understudy.recovery.persistence.restorer import NotRestored
 if TYPE_CHECKING:
     from simulation.world import World
 
-LONGEST_WRITE, LONGEST_READ = 0.03, 0.5
+LONGEST_WRITE, LONGEST_ANSWER, LONGEST_READ = 0.03, 0.03, 0.5
 """Seconds, the most."""
 
 
 class Storage:
-    """As `Persistence` and `Restorer` with --persist-only."""
+    """As `Persistence`, its writer and `Restorer` with --persist-only.
+
+    The writer's answer takes a while, too.  Stores keep what is there until they hear what counts.
+    """
 
     stays_in_memory = False
 
@@ -35,6 +38,8 @@ class Storage:
         self._announced = 0
         self._written: dict[int, dict[int, Snapshot]] = {}
         """Serial -> rank -> what is there; a set that is lost is so for ever."""
+        self._under_way: dict[int, dict[int, Snapshot]] = {}
+        """Being written, or to be told of."""
         self.restored = 0
 
     def due(self, sessions: Sequence[Session], now: float, pressed: bool) -> bool:
@@ -57,19 +62,32 @@ class Storage:
             session.rank: next(s for s in self._world.logs[session.rank].published if s.serial == serial)
             for session in sessions
         }
-        self._written[serial] = parts
+        self._under_way[serial] = parts
         pause = self._chance.uniform(0.001, LONGEST_WRITE)
-        self._world.later(pause, lambda: self._durable(serial, parts, sessions))
+        self._world.later(pause, lambda: self._store(serial, parts, sessions))
 
-    def _durable(self, serial: int, parts: Mapping[int, Snapshot], sessions: Sequence[Session]) -> None:
-        if self._written.get(serial) is not parts:
+    def _store(self, serial: int, parts: dict[int, Snapshot], sessions: Sequence[Session]) -> None:
+        if self._under_way.get(serial) is parts:
+            self._written[serial] = parts
+            pause = self._chance.uniform(0.0, LONGEST_ANSWER)
+            self._world.later(pause, lambda: self._durable(serial, parts, sessions))
+
+    def _durable(self, serial: int, parts: dict[int, Snapshot], sessions: Sequence[Session]) -> None:
+        if self._under_way.get(serial) is not parts:
             return
+        del self._under_way[serial]
         for session in sessions:
             log, commit = self._world.logs[session.rank], parts[session.rank].commit
             session.durable = [Durable(serial, Path("/run"), 0, facts_of(commit), segment_of(commit))]  # type: ignore[arg-type]
             log.log_kept_from = commit.index
             log.snapshot_floor = max(log.snapshot_floor, serial + 1)
+        for older in [older for older in self._written if older < serial]:
+            del self._written[older]
         self._world.stir()
+
+    def break_off(self) -> None:
+        """As Restorer.break_off: a writer that is killed answers nothing any more."""
+        self._under_way.clear()
 
     def part(self, rank: int, serial: int) -> Snapshot | None:
         """What a rank could get back."""
@@ -82,8 +100,8 @@ class Storage:
             if session.server.process.running:
                 raise Violation(f"the memory of rank {rank} is written while its device server lives")
             self._world.logs[rank].published.clear()
-        for serial in [serial for serial in self._written if serial > durable.serial]:
-            del self._written[serial]  # was being copied from that memory
+        if self._under_way:
+            raise Violation("memory is written from which a snapshot is being copied")
         await asyncio.sleep(self._chance.uniform(0.01, LONGEST_READ))
         if self._chance.random() < 0.2:
             self._world.faults["storage: damaged"] += 1
