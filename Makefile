@@ -10,8 +10,10 @@ WORKERS := $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 DISTRIBUTION := --dist loadfile --no-loadscope-reorder
 WHEELS := build/wheels
 WHEEL_ENV := build/wheel-env
-PIP := $(PY) -m pip --disable-pip-version-check install --quiet
-CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client proxy_server tests -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
+PIP := -m pip --disable-pip-version-check install
+# What takes long says how far it is; the whole output goes to build/.
+PATIENTLY := $(PY) bench/patiently.py
+CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client proxy_server understudy tests -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
 
 # What the installed project is made of. The stamp's name holds a checksum of the list, so that a file
 # that went away counts as a change too.
@@ -50,14 +52,14 @@ $(PY):
 
 # PyTorch first and by itself; the rest comes from pyproject.toml without it, so nothing else can pull it.
 $(FOR_DEMO): pyproject.toml Makefile | $(PY)
-	@echo "setup: $(TORCH)"; $(PIP) "$(TORCH)"
-	@echo "setup: build tools and libraries"
-	@$(PY) -c "$$REQUIREMENTS" demo > $(VENV)/.wanted && $(PIP) "$(TORCH)" -r $(VENV)/.wanted
+	@$(PATIENTLY) "setup: $(TORCH)" build/torch.log $(PY) $(PIP) "$(TORCH)"
+	@$(PY) -c "$$REQUIREMENTS" demo > $(VENV)/.wanted
+	@$(PATIENTLY) "setup: build tools and libraries" build/libraries.log $(PY) $(PIP) "$(TORCH)" -r $(VENV)/.wanted
 	@rm -f $(VENV)/.for-demo* && mv $(VENV)/.wanted $@
 
 $(FOR_ALL): $(FOR_DEMO)
-	@echo "setup: what tests and lint need"
-	@$(PY) -c "$$REQUIREMENTS" test lint deploy > $(VENV)/.wanted && $(PIP) "$(TORCH)" -r $(VENV)/.wanted
+	@$(PY) -c "$$REQUIREMENTS" test lint deploy > $(VENV)/.wanted
+	@$(PATIENTLY) "setup: what tests and lint need" build/tests.log $(PY) $(PIP) "$(TORCH)" -r $(VENV)/.wanted
 	@rm -f $(VENV)/.for-all* && mv $(VENV)/.wanted $@
 
 define REQUIREMENTS
@@ -72,18 +74,13 @@ endef
 export REQUIREMENTS
 
 $(INSTALLED): $(SOURCES) $(FOR_DEMO)
-	@echo "setup: building and installing the project; build/wheel.log has all that is said"
 	@touch $(VENV)/.begun  # the stamp is as old as the start: a file saved meanwhile is newer
 	@$(PY) -m pip uninstall --quiet --yes understudy 2>/dev/null  # its name in former checkouts
-	@rm -rf $(WHEELS) && set -o pipefail && \
-	  { $(PY) -m pip wheel --verbose --no-build-isolation --no-deps --no-index -w $(WHEELS) . 2>&1 \
-	    | tee build/wheel.log | $(COMPILED); } || { grep -B2 -A20 -m3 -E 'error|FAILED' build/wheel.log >&2; exit 1; }
-	@$(PIP) --no-deps --no-index --force-reinstall $(WHEELS)/*.whl
+	@rm -rf $(WHEELS); $(PATIENTLY) "setup: building the project" build/wheel.log \
+	  $(PY) -m pip wheel --verbose --no-build-isolation --no-deps --no-index -w $(WHEELS) .
+	@$(PATIENTLY) "setup: installing it" build/install.log \
+	  $(PY) $(PIP) --no-deps --no-index --force-reinstall $(WHEELS)/*.whl
 	@rm -f $(VENV)/.installed-* && mv $(VENV)/.begun $@
-
-# Of the compiler's lines `[12/80] Building …`, each fifth: progress for people, and few lines for a file.
-COMPILED := awk -F'[][/]' '/^ *\[[0-9]+\/[0-9]+\]/ { if ($$2 && ($$2 % 5 == 0 || $$2 == $$3)) { \
-	printf "setup: compiled %d of %d\n", $$2, $$3; fflush() } }'
 
 demo: setup-demo  ## train natively, under the proxy, and with a device server killed; compare
 	@$(PY) bench/demo.py
