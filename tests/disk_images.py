@@ -116,10 +116,10 @@ class Workload:
     """Snapshots in several threads; `promises[i]` was made at mark i of the disk."""
 
     rng: random.Random
-    agreed: bool
     slots: int
     slot_bytes: int = 6 * BLOCK
     contents: dict[int, list[bytes]] = field(default_factory=dict)  # by serial
+    serials: list[int] = field(default_factory=list)  # the next ones
     promises: list[Promise] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     failures: list[OSError] = field(default_factory=list)
@@ -135,8 +135,12 @@ class Workload:
             self.promises.append(made)
 
     def new_content(self) -> tuple[int, list[bytes]]:
+        """Now and then an older snapshot asks after a newer one."""
         with self.lock:
-            serial = len(self.contents) + 1
+            if not self.serials:
+                first = len(self.contents) + 1
+                self.serials = self.rng.choice([[first], [first + 1, first]])
+            serial = self.serials.pop(0)
             left = self.slot_bytes - BLOCK - 512
             sizes = [self.rng.randrange(left // 3) for _ in range(self.rng.randrange(4))]
             self.contents[serial] = [self.rng.randbytes(size) for size in sizes]
@@ -166,7 +170,7 @@ class Workload:
         self.promise(disk, Promise(0, receipt.sequence, serial, receipt.registered))
 
     def release(self, store: Store, disk: RecordedDisk) -> None:
-        """At most two agreed snapshots stay, so that there is always a slot to go on with."""
+        """At most two snapshots stay, so that there is always a slot to go on with."""
         with self.lock:
             floor = max((p.floor for p in self.promises), default=0)
             kept = sorted(p.serial for p in self.promises if p.registered and p.serial >= floor)
@@ -181,9 +185,9 @@ class Workload:
             store.release_before(released)  # else there would soon be no slot to go on with
 
     def run(self, disk: RecordedDisk, in_flight: int, rounds: int) -> None:
-        store = Store.open_on(disk, agreed=self.agreed, pool_bytes=4 * CHUNK)
+        store = Store.open_on(disk, pool_bytes=4 * CHUNK)
         errors: list[BaseException] = []
-        if self.promises and self.agreed:  # what a crash may have kept from happening
+        if self.promises:  # what a crash may have kept from happening
             store.release_before(max((p.floor for p in self.promises), default=0))
             self.release(store, disk)
 
@@ -191,8 +195,7 @@ class Workload:
             try:
                 for _ in range(rounds):
                     self.persist(store, disk)
-                    if self.agreed:
-                        self.release(store, disk)
+                    self.release(store, disk)
             except StoreError as error:
                 errors.append(error)
 
@@ -209,9 +212,9 @@ class Workload:
         """Empty if a store that is opened from `image` keeps the first `marks` promises."""
         promises = self.promises[:marks]
         floor = max((p.floor for p in promises), default=0)
-        newest = max((p.sequence for p in promises if p.registered or not self.agreed), default=0)
+        newest = max((p.serial for p in promises if p.registered), default=0)
         try:
-            with Store.open_on(RecordedDisk(image), writable=False, agreed=self.agreed) as store:
+            with Store.open_on(RecordedDisk(image), writable=False) as store:
                 found = {}
                 for entry in store.snapshots():
                     if not entry.valid_header:
@@ -224,14 +227,17 @@ class Workload:
                         if into != content:
                             return f"extent {index} of {entry} is another one"
                     found[entry.serial] = entry.sequence
+                released = sorted(serial for serial in found if serial < store.floor)
         except StoreError as error:
             return str(error)
-        if newest > max(found.values(), default=0):
-            return f"{newest} was acknowledged, and there are {found}"
+        if newest > max(found, default=0):
+            return f"serial {newest} was acknowledged, and there are {found}"
+        if released:
+            return f"serials {released} were released, and there are {found}"
         superfluous = max((p.serial for p in promises if p.sequence and not p.registered), default=0)
-        if self.agreed and superfluous >= max(found, default=1):
+        if superfluous >= max(found, default=1):
             return f"serial {superfluous} was dropped, and there are {found}"
-        needed = {p.serial for p in promises if p.registered and p.serial >= floor} if self.agreed else set()
+        needed = {p.serial for p in promises if p.registered and p.serial >= floor}
         if not needed <= found.keys():
             return f"serials {sorted(needed)} are needed from floor {floor} on, and there are {found}"
         return ""

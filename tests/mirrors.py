@@ -44,7 +44,7 @@ class Stores:
                 slot_bytes = Store.needed_slot_bytes(sizes)
                 Store.create(path, slots=self.slots, slot_bytes=-(-slot_bytes // 4096) * 4096)
             contents = [random.Random(f"{serial} {rank} {i}").randbytes(n) for i, n in enumerate(sizes)]
-            with Store.open(path, agreed=True) as store:
+            with Store.open(path) as store:
                 store.persist(
                     job=JOB, rank=rank, world=self.ranks, step=step or 10 * serial, serial=serial,
                     timeout_s=1,

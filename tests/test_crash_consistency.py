@@ -24,7 +24,6 @@ class Tried:
 def try_crashes(
     rng: random.Random,
     *,
-    agreed: bool,
     in_flight: int,
     rounds: int = 4,
     ignore: str = "",
@@ -33,7 +32,7 @@ def try_crashes(
     exhaustive: int = 5,
 ) -> Tried:
     """Runs a workload, then opens what crashes may leave of it."""
-    work = Workload(rng, agreed, slots=in_flight + (3 if agreed else 1))
+    work = Workload(rng, slots=in_flight + 3)
     disk = work.empty_disk()
     start = disk.content()
     for slot in range(work.slots):
@@ -68,24 +67,22 @@ def try_many(seed: int, images_wanted: int, at_each: int, exhaustive: int) -> No
     rng = random.Random(seed)
     total = different = runs = failures = 0
     while total < images_wanted:
-        for agreed in (False, True):
-            for in_flight in (1, 2, 3):
-                for failing in (False, True):
-                    tried = try_crashes(
-                        rng,
-                        agreed=agreed,
-                        in_flight=in_flight,
-                        failing=failing,
-                        rounds=5 - in_flight,
-                        at_each=at_each,
-                        exhaustive=exhaustive,
-                    )
-                    where = f"agreed={agreed}, in_flight={in_flight}, failing={failing}"
-                    assert not tried.first, f"image {tried.images} of {where}: {tried.first}"
-                    total += tried.images
-                    different += tried.different
-                    failures += tried.failures
-                    runs += 1
+        for in_flight in (1, 2, 3):
+            for failing in (False, True):
+                tried = try_crashes(
+                    rng,
+                    in_flight=in_flight,
+                    failing=failing,
+                    rounds=5 - in_flight,
+                    at_each=at_each,
+                    exhaustive=exhaustive,
+                )
+                where = f"in_flight={in_flight}, failing={failing}"
+                assert not tried.first, f"image {tried.images} of {where}: {tried.first}"
+                total += tried.images
+                different += tried.different
+                failures += tried.failures
+                runs += 1
     print(f"{total} images of {runs} runs with {failures} failed calls, {different} of them different")
     assert failures > 0
 
@@ -99,34 +96,32 @@ def test_a_crash_at_any_moment_loses_nothing_in_many_more_images(seed: int) -> N
     try_many(seed, 150_000, at_each=6, exhaustive=7)
 
 
-@pytest.mark.parametrize("agreed", [False, True])
 @pytest.mark.parametrize("ignore", ["payload", "header", "superblock"])
-def test_the_same_crashes_find_each_sync_that_is_left_out(seed: int, ignore: str, agreed: bool) -> None:
+def test_the_same_crashes_find_each_sync_that_is_left_out(seed: int, ignore: str) -> None:
     rng = random.Random(seed)
-    tried = try_crashes(rng, agreed=agreed, in_flight=1, rounds=6, ignore=ignore)
+    tried = try_crashes(rng, in_flight=1, rounds=6, ignore=ignore)
     print(f"{tried.violations} violations in {tried.different} images; the first: {tried.first}")
     assert tried.violations > 0
 
 
 def test_a_store_goes_on_from_what_a_crash_left_and_survives_the_next_one(seed: int) -> None:
     rng = random.Random(seed)
-    for agreed in (False, True):
-        work = Workload(rng, agreed, slots=5)
-        start = work.empty_disk().content()
-        marks_before = 0
-        for _ in range(8):
-            disk = RecordedDisk(start)
-            work.run(disk, in_flight=2, rounds=2)
-            left = list(images(disk.log(), start, rng, at_each=1, exhaustive=0))
-            for image, marks in rng.sample(left, min(40, len(left))):
-                assert not work.violation(image, marks_before + marks)
-            start, marks = rng.choice(left)
-            del work.promises[marks_before + marks :]  # what was promised after that crash has not happened
-            with Store.open_on(RecordedDisk(start), writable=False) as store:
-                listed = store.snapshots()
-            known = {promise.sequence for promise in work.promises}
-            for entry in listed:  # what was found will be found again
-                assert entry.valid_header
-                if entry.sequence not in known:
-                    work.promises.append(Promise(0, entry.sequence, entry.serial, True))
-            marks_before = len(work.promises)
+    work = Workload(rng, slots=5)
+    start = work.empty_disk().content()
+    marks_before = 0
+    for _ in range(8):
+        disk = RecordedDisk(start)
+        work.run(disk, in_flight=2, rounds=2)
+        left = list(images(disk.log(), start, rng, at_each=1, exhaustive=0))
+        for image, marks in rng.sample(left, min(40, len(left))):
+            assert not work.violation(image, marks_before + marks)
+        start, marks = rng.choice(left)
+        del work.promises[marks_before + marks :]  # what was promised after that crash has not happened
+        with Store.open_on(RecordedDisk(start), writable=False) as store:
+            listed = store.snapshots()
+        known = {promise.sequence for promise in work.promises}
+        for entry in listed:  # what was found will be found again
+            assert entry.valid_header
+            if entry.sequence not in known:
+                work.promises.append(Promise(0, entry.sequence, entry.serial, True))
+        marks_before = len(work.promises)

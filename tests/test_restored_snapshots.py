@@ -40,7 +40,7 @@ def persist(h: Harness, run: Path, world: int = 1) -> None:
         size = Store.needed_slot_bytes([memoryview(content).nbytes for _, _, content in extents])
         path = store_path(run, source.rank, 0)
         Store.create(path, slots=2, slot_bytes=size)
-        with Store.open(path, agreed=world > 1) as store:
+        with Store.open(path) as store:
             store.persist(
                 job="job", rank=source.rank, world=world, step=1, serial=SERIAL, extents=extents, timeout_s=1
             )

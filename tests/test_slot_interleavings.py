@@ -13,9 +13,10 @@ from compiled_programs import program
 from mistakes import Mistake, mistakes_of
 
 MODEL = "slot_model"
-SHORT = ["ring-1-2", "ring-2-2", "alone-2-2", "alone-3-2", "alone-2-2-failing", "alone-3-2-failing"]
-SHORT += ["agreed-3-2", "agreed-3-2-failing", "ring-2-3"]
-LONG = ["ring-3-3", "alone-2-3", "alone-3-3", "agreed-4-3"]
+SHORT = ["ring-1-2", "ring-2-2", "ring-2-3", "each-releases-2-2", "each-releases-3-2"]
+SHORT += ["each-releases-2-2-failing", "each-releases-3-2-failing"]
+SHORT += ["other-releases-3-2", "other-releases-3-2-failing"]
+LONG = ["ring-3-3", "each-releases-2-3", "each-releases-3-3", "other-releases-4-3"]
 
 
 def run_model(name: str, *scenarios: str) -> list[str]:

@@ -28,16 +28,25 @@ def contents(serial: int) -> list[bytes]:
     return [rng.randbytes(size) for size in (9000, 0, 77, 6000)]
 
 
+def persist(store: Store, serial: int) -> None:
+    extents = [(1, number, content) for number, content in enumerate(contents(serial))]
+    store.persist(job="job", rank=0, world=1, step=0, serial=serial, extents=extents, threads=1, timeout_s=0)
+
+
+def flipped(image: bytes, at: int, bit: int = 0) -> bytes:
+    """With one bit changed."""
+    changed = bytearray(image)
+    changed[at] ^= 1 << bit
+    return bytes(changed)
+
+
 def whole_image() -> bytes:
     """Three snapshots that all count, of serials 1 to 3 in slots 0 to 2; slot 3 is free."""
     disk = RecordedDisk(bytes(SUPERBLOCKS + SLOTS * STRIDE))
     Store.create_on(disk, slots=SLOTS, slot_bytes=SLOT_BYTES, chunk_bytes=CHUNK)
-    with Store.open_on(disk, agreed=True) as store:
+    with Store.open_on(disk) as store:
         for serial in (1, 2, 3):
-            extents = [(1, number, content) for number, content in enumerate(contents(serial))]
-            store.persist(
-                job="job", rank=0, world=1, step=0, serial=serial, extents=extents, threads=1, timeout_s=0
-            )
+            persist(store, serial)
     return disk.content()
 
 
@@ -47,7 +56,7 @@ IMAGE = whole_image()
 def look(image: bytes) -> dict[int, str]:
     """What a reader makes of each serial: "whole" or a sentence. Wrong bytes fail the test."""
     found = {}
-    with Store.open_on(RecordedDisk(image), writable=False, agreed=True) as store:
+    with Store.open_on(RecordedDisk(image), writable=False) as store:
         for entry in store.snapshots():
             try:
                 damaged = store.verify(entry.sequence)
@@ -72,9 +81,7 @@ def try_flips(seed: int, flips: int) -> None:
         at = rng.randrange(len(IMAGE))
         if rng.random() < 0.5:
             at = rng.choice(blocks + tables) + rng.choice([rng.randrange(512), rng.randrange(BLOCK)])
-        image = bytearray(IMAGE)
-        image[at] ^= 1 << rng.randrange(8)
-        found = look(bytes(image))
+        found = look(flipped(IMAGE, at, rng.randrange(8)))
         slot = (at - SUPERBLOCKS) // STRIDE
         for serial in (1, 2, 3):
             if at < SUPERBLOCKS or serial != slot + 1:
@@ -106,13 +113,29 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless_in_many_more_places(seed: i
 def test_verify_names_the_chunk_that_was_hit_and_no_other() -> None:
     payload = SUPERBLOCKS + BLOCK
     for chunk in range(2):
-        image = bytearray(IMAGE)
-        image[payload + chunk * CHUNK + 5000] ^= 1
-        with Store.open_on(RecordedDisk(bytes(image)), writable=False) as store:
+        image = flipped(IMAGE, payload + chunk * CHUNK + 5000)
+        with Store.open_on(RecordedDisk(image), writable=False) as store:
             assert store.verify(1) == [chunk]
             assert store.verify(2) == store.verify(3) == []
             with pytest.raises(StoreError, match=f"snapshot 1 .*chunk {chunk} is not what it was"):
                 store.read(1, 0 if chunk == 0 else 3, bytearray(9000 if chunk == 0 else 6000))
+
+
+def test_what_was_released_stays_so_when_a_superblock_is_damaged() -> None:
+    """Though it was the last to ask, and lies there whole."""
+    disk = RecordedDisk(bytes(SUPERBLOCKS + SLOTS * STRIDE))
+    Store.create_on(disk, slots=SLOTS, slot_bytes=SLOT_BYTES, chunk_bytes=CHUNK)
+    with Store.open_on(disk) as store:
+        for serial in (3, 2):
+            persist(store, serial)
+        assert list(look(disk.content())) == [3, 2]
+        store.release_before(3)
+    image = disk.content()
+    assert look(image) == {3: "whole"}
+    epochs = {at: struct.unpack_from("<Q", image, at + EPOCH)[0] for at in (0, BLOCK)}
+    older, newer = sorted(epochs, key=lambda at: epochs[at])
+    assert look(flipped(image, older)) == {3: "whole"}
+    assert look(flipped(image, newer)) == {3: "whole", 2: "whole"}, "as it was before the release"
 
 
 # ---------------------------------------------------------------- files that nobody of ours wrote

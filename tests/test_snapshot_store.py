@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def test_any_bytes_come_back_as_they_were(path: Path, seed: int) -> None:
             assert content_of(store, serial) == contents
             assert all_content_of(store, serial) == contents
             assert store.verify(serial) == []
+            store.release_before(serial)
 
 
 def test_kinds_ids_and_sizes_of_extents_come_back_in_their_order(path: Path) -> None:
@@ -184,10 +186,11 @@ def test_requests_that_make_no_sense_are_refused_with_a_sentence(path: Path) -> 
         assert store.free_slots == 3 and store.snapshots() == []
 
 
-def test_a_store_alone_keeps_the_latest_across_a_reopening(path: Path) -> None:
+def test_what_is_kept_and_the_floor_are_the_same_after_a_reopening(path: Path) -> None:
     with new_store(path) as store:
         for serial in range(1, 8):
             keep(store, serial, b"%d" % serial)
+            store.release_before(serial)
         assert [entry.serial for entry in store.snapshots()] == [7]
         assert store.free_slots == 2 and store.floor == 7
         epoch = store.epoch
@@ -197,8 +200,8 @@ def test_a_store_alone_keeps_the_latest_across_a_reopening(path: Path) -> None:
         assert keep(store, 8, b"8").sequence == 8
 
 
-def test_agreed_snapshots_stay_until_they_are_released(path: Path) -> None:
-    with new_store(path, slots=4, agreed=True) as store:
+def test_snapshots_stay_until_they_are_released(path: Path) -> None:
+    with new_store(path, slots=4) as store:
         for serial in (1, 2, 3):
             keep(store, serial, b"%d" % serial)
         assert [entry.serial for entry in store.snapshots()] == [3, 2, 1]
@@ -209,11 +212,52 @@ def test_agreed_snapshots_stay_until_they_are_released(path: Path) -> None:
         with pytest.raises(StoreError, match="below the floor"):
             keep(store, 1, b"1")
         store.release_before(1000)
-        assert [entry.serial for entry in store.snapshots()] == [3], "the latest is never dropped"
+        assert [entry.serial for entry in store.snapshots()] == [3], "the newest is never dropped"
+
+
+@pytest.mark.parametrize("order", list(permutations((1, 2, 3))))
+def test_the_newest_has_the_largest_serial_in_whatever_order_they_asked(
+    path: Path, order: tuple[int, ...]
+) -> None:
+    with new_store(path, slots=4) as store:
+        for serial in order:
+            assert keep(store, serial, b"%d" % serial).registered
+        assert [entry.serial for entry in store.snapshots()] == [3, 2, 1]
+        store.release_before(2)
+        assert [entry.serial for entry in store.snapshots()] == [3, 2]
+        store.release_before(3)
+        assert [entry.serial for entry in store.snapshots()] == [3] and store.free_slots == 3
+        store.release_before(1000)
+        assert [entry.serial for entry in store.snapshots()] == [3]
+    with Store.open(path) as store:
+        assert [entry.serial for entry in store.snapshots()] == [3] and store.free_slots == 3
+        assert content_of(store, store.snapshots()[0].sequence) == [b"3"]
+        assert keep(store, 1000, b"1000").sequence == 4, "no sequence is used again"
+        assert [entry.serial for entry in store.snapshots()] == [1000]
+
+
+def test_of_one_serial_the_last_that_asked_is_the_newest(path: Path) -> None:
+    with new_store(path) as store:
+        keep(store, 1, b"first")
+        keep(store, 1, b"second")
+        store.release_before(2)
+        assert [content_of(store, entry.sequence) for entry in store.snapshots()] == [[b"second"]]
+
+
+def test_a_snapshot_that_ends_below_the_floor_is_dropped_and_its_slot_is_free(path: Path) -> None:
+    with new_store(path) as store:
+
+        def release() -> bool:
+            keep(store, 2, b"newer")
+            store.release_before(2)
+            return True
+
+        assert not keep(store, 1, b"older", confirm=release).registered
+        assert [entry.serial for entry in store.snapshots()] == [2] and store.free_slots == 2
 
 
 def test_a_full_store_says_so_after_the_time_it_was_given(path: Path) -> None:
-    with new_store(path, slots=2, agreed=True) as store:
+    with new_store(path, slots=2) as store:
         keep(store, 1, b"1")
         keep(store, 2, b"2")
         with pytest.raises(StoreFull, match=r"no slot of .* became free in time: 2 slots"):
@@ -222,7 +266,7 @@ def test_a_full_store_says_so_after_the_time_it_was_given(path: Path) -> None:
 
 
 def test_a_release_lets_a_waiting_snapshot_go_on(path: Path) -> None:
-    with new_store(path, slots=2, agreed=True) as store:
+    with new_store(path, slots=2) as store:
         keep(store, 1, b"1")
         keep(store, 2, b"2")
         receipts = []
@@ -235,7 +279,7 @@ def test_a_release_lets_a_waiting_snapshot_go_on(path: Path) -> None:
 
 
 def test_closing_waits_for_what_is_under_way_and_ends_what_waits(path: Path) -> None:
-    store = new_store(path, slots=2, agreed=True)
+    store = new_store(path, slots=2)
     keep(store, 1, b"1")
     keep(store, 2, b"2")
     errors = []
@@ -265,17 +309,20 @@ def test_snapshots_in_many_threads_leave_the_newest(path: Path, seed: int) -> No
 
         def persist(serials: list[int]) -> None:
             for serial in serials:
-                receipts[serial] = keep(store, serial, contents[serial], threads=2)
+                try:
+                    receipts[serial] = keep(store, serial, contents[serial], threads=2)
+                except StoreError as error:
+                    assert "below the floor" in str(error)
+                store.release_before(serial)
 
         threads = [threading.Thread(target=persist, args=(list(range(1 + i, 41, 3)),)) for i in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        newest = max(receipts.values(), key=lambda receipt: receipt.sequence)
         [entry] = store.snapshots()
-        assert len(receipts) == 40 and newest.registered and entry.sequence == newest.sequence
-        assert content_of(store, entry.sequence) == [contents[entry.serial]]
+        assert receipts[40].registered and (entry.serial, entry.sequence) == (40, receipts[40].sequence)
+        assert content_of(store, entry.sequence) == [contents[40]]
         assert store.free_slots == 3
 
 
@@ -286,6 +333,7 @@ def test_two_writers_of_a_store_are_refused_and_readers_are_not(path: Path) -> N
             Store.open(path)
         with Store.open(path, writable=False) as reader:
             keep(store, 2, b"2")
+            store.release_before(2)
             assert [content_of(reader, entry.sequence) for entry in reader.snapshots()] == [[b"2"]]
             assert reader.free_slots == 2
             for write in (lambda: keep(reader, 3, b"3"), lambda: reader.release_before(3)):
@@ -324,6 +372,7 @@ def test_a_reader_beside_a_writer_never_sees_wrong_bytes(path: Path) -> None:
             assert process.stdout and process.stdout.readline() == "open\n"
             while process.poll() is None:
                 sequence = keep(store, sequence + 1, bytes([(sequence + 1) % 256]) * 50_000).sequence
+                store.release_before(sequence)
             wrong, right, refused = map(int, process.stdout.read().split())
     print(f"{sequence} snapshots written, {right} read, {refused} gone before they were read")
     assert wrong == 0 and right > 0
@@ -369,7 +418,7 @@ def test_a_pool_smaller_than_a_chunk_is_refused(path: Path) -> None:
 
 
 def test_what_will_never_be_complete_is_discarded_and_its_slot_is_free_at_once(path: Path) -> None:
-    with new_store(path, slots=4, agreed=True) as store:
+    with new_store(path, slots=4) as store:
         for serial in (1, 2, 3):
             keep(store, serial, b"content")
             store.release_before(1)
@@ -380,7 +429,7 @@ def test_what_will_never_be_complete_is_discarded_and_its_slot_is_free_at_once(p
         store.discard(3)  # nothing is left of it
         keep(store, 4, b"content")
         store.discard(1)
-    with Store.open(path, agreed=True) as store:
+    with Store.open(path) as store:
         assert [entry.serial for entry in store.snapshots()] == [4, 2]
         store.discard(2)
         store.discard(4)

@@ -33,9 +33,8 @@ def keep(store: Store, serial: int, threads: int = 1) -> Receipt:
 class Run:
     """Snapshots 1 to 4 and what a caller who goes on after an error sees."""
 
-    def __init__(self, disk: RecordedDisk, agreed: bool, threads: int) -> None:
+    def __init__(self, disk: RecordedDisk, threads: int) -> None:
         self.disk = disk
-        self.agreed = agreed
         self.threads = threads
         self.errors: list[OSError] = []
         self.kept: dict[int, int] = {}  # serial: sequence
@@ -51,7 +50,7 @@ class Run:
         store = None
         while store is None:
             try:
-                store = Store.open_on(self.disk, agreed=self.agreed, pool_bytes=3 * CHUNK)
+                store = Store.open_on(self.disk, pool_bytes=3 * CHUNK)
             except OSError as error:
                 self.errors.append(error)
                 if len(self.errors) > 2:
@@ -59,7 +58,7 @@ class Run:
         with store:
             for serial in range(1, 5):
                 self.attempt(self.persist, store, serial)
-                if self.agreed and serial in self.kept:
+                if serial in self.kept:
                     self.attempt(self.release, store, serial)
                 self.check(store)
 
@@ -72,12 +71,7 @@ class Run:
 
     def check(self, store: Store) -> None:
         """What was kept is there, and no slot is lost, whatever failed."""
-        needed = (
-            [serial for serial in self.kept if serial >= self.floor]
-            if self.agreed
-            else sorted(self.kept)[-1:]
-        )
-        for serial in needed:
+        for serial in [serial for serial in self.kept if serial >= self.floor]:
             for attempt in (1, 2):  # a read may be what fails
                 try:
                     assert serial in [entry.serial for entry in store.snapshots()]
@@ -91,10 +85,9 @@ class Run:
                         raise
 
 
-@pytest.mark.parametrize("agreed", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_one_failure_at_any_operation_costs_at_most_one_snapshot(agreed: bool, threads: int) -> None:
-    whole = Run(new_disk(), agreed, threads)
+def test_one_failure_at_any_operation_costs_at_most_one_snapshot(threads: int) -> None:
+    whole = Run(new_disk(), threads)
     whole.run()
     assert whole.errors == [] and len(whole.kept) == 4
     operations = whole.disk.operations
@@ -102,32 +95,30 @@ def test_one_failure_at_any_operation_costs_at_most_one_snapshot(agreed: bool, t
         for error in (errno.ENOSPC, errno.EIO, errno.EROFS):
             disk = new_disk()
             disk.fail(operation, error)
-            run = Run(disk, agreed, threads)
+            run = Run(disk, threads)
             run.run()
             assert [failed.errno for failed in run.errors] in ([], [error]), operation
             assert len(run.kept) >= 4 - len(run.errors)
-            with Store.open_on(disk, agreed=agreed) as store:
+            with Store.open_on(disk) as store:
                 run.check(store)
-                if agreed:
-                    store.release_before(4)
+                store.release_before(4)
                 assert keep(store, 5).registered
                 assert store.free_slots + len(store.snapshots()) == SLOTS, "a slot was lost"
     print(f"{operations} operations, each with three errors")
 
 
-@pytest.mark.parametrize("agreed", [False, True])
-def test_a_storage_that_dies_at_any_operation_and_comes_back_has_lost_nothing(agreed: bool) -> None:
-    whole = Run(new_disk(), agreed, 1)
+def test_a_storage_that_dies_at_any_operation_and_comes_back_has_lost_nothing() -> None:
+    whole = Run(new_disk(), 1)
     whole.run()
     for operation in range(whole.disk.operations):
         disk = new_disk()
-        with Store.open_on(disk, agreed=agreed, pool_bytes=3 * CHUNK) as store:
+        with Store.open_on(disk, pool_bytes=3 * CHUNK) as store:
             start = disk.operations
-            run = Run(disk, agreed, 1)
+            run = Run(disk, 1)
             disk.fail(start + operation, errno.EIO, forever=True)
             for serial in range(1, 5):
                 run.attempt(run.persist, store, serial)
-                if agreed and serial in run.kept:
+                if serial in run.kept:
                     run.attempt(run.release, store, serial)
             disk.fail(2**63, 0)
             run.check(store)

@@ -48,6 +48,7 @@ def several_at_a_time(effort: Effort, folder: Path, tell: Callable[[str], object
         with Understudy(here / "store") as ours, ThreadPoolExecutor(most) as pool:
             for _ in range(most + 1):  # each slot once
                 ours.persist(state)
+            ours.release()
             actions: dict[str, Callable[[], Turn]] = {}
             for number in effort.at_a_time:
                 actions[f"{OURS} {number}"] = partial(together, ours, state, pool, number)
@@ -64,5 +65,6 @@ def together(way: Understudy, state: State, pool: ThreadPoolExecutor, number: in
     begin, processor = time.perf_counter(), time.process_time()
     for future in [pool.submit(way.persist, state) for _ in range(number)]:
         future.result()
+    way.release()
     seconds = time.perf_counter() - begin
     return Turn(seconds, seconds, time.process_time() - processor)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
 import torch
@@ -159,27 +160,38 @@ class Understudy(Way):
         self.opened = Store.open(store, engine=engine, pool_bytes=POOL)
         self.threads, self.copies = threads, copies
         self.serial = max((entry.serial for entry in self.opened.snapshots()), default=0)
+        self.counting = Lock()
         self.area: State = {}
         self.background = ThreadPoolExecutor(1)
 
     def save(self, state: State) -> Future[None]:
         if not self.copies:
-            self.persist(state)
+            self.persist_and_release(state)
             return DONE
         if not self.area:
             self.area = {name: tensor.clone() for name, tensor in state.items()}
         else:
             copy_into(self.area, state)
-        return self.background.submit(self.persist, self.area)
+        return self.background.submit(self.persist_and_release, self.area)
+
+    def persist_and_release(self, state: State) -> None:
+        self.persist(state)
+        self.release()
 
     def persist(self, state: State) -> None:
-        self.serial += 1
+        with self.counting:
+            self.serial += 1
+            serial = self.serial
         tensors = [(DEVICE_BUFFER, i, memory_of(tensor)) for i, tensor in enumerate(state.values())]
         extents = [(CLIENT_STATE, 0, memoryview(description_of(state))), *tensors]
         self.opened.persist(
-            job="bench", rank=0, world=1, step=self.serial, serial=self.serial, extents=extents,
+            job="bench", rank=0, world=1, step=serial, serial=serial, extents=extents,
             threads=self.threads, timeout_s=60,
         )  # fmt: skip
+
+    def release(self) -> None:
+        """All but the newest go, as when proxyd has heard that all ranks have it."""
+        self.opened.release_before(self.serial)
 
     def newest(self) -> int:
         return self.opened.snapshots()[0].sequence

@@ -18,11 +18,11 @@ class StoreFull(StoreError):
     """No slot became free in time."""
 
 class Receipt:
-    """A snapshot that is durable, or superfluous (see `registered`)."""
+    """A snapshot that is durable, or no longer wanted (see `registered`)."""
 
     @property
     def sequence(self) -> int:
-        """Its name in this store; rises in the order in which persist() was called."""
+        """Its name in this store; rises in the order in which persist() was called, whatever the serials."""
     @property
     def slot(self) -> int: ...
     @property
@@ -35,9 +35,7 @@ class Receipt:
         """Of `seconds`, those spent waiting for a slot and for memory of the pool."""
     @property
     def registered(self) -> bool:
-        """False: while this one was written, a newer one became durable (or the floor rose above it), and
-        this one was dropped. The store then holds something at least as new.
-        """
+        """False: while this one was written, the floor rose above it, and it was dropped."""
 
 class Entry:
     """A snapshot that the superblock registers. With a damaged header only sequence, serial and slot are
@@ -72,7 +70,7 @@ class Store:
         """Makes a file (owner-only, all blocks allocated) with an empty store, or one on a raw partition that
         begins with 8192 zeros.
 
-        `slots`: one more than snapshots under way at a time, 2 to 128. `slot_bytes`: what the largest
+        `slots`: for all that is under way or kept at a time, 2 to 128. `slot_bytes`: what the largest
         snapshot takes (needed_slot_bytes), rounded up to 4096. `chunk_bytes`: unit of writes and checksums,
         4096 bytes to 256 MiB, a multiple of 4096. FileExistsError where there is a file.
         """
@@ -83,14 +81,12 @@ class Store:
         engine: str = "auto",
         writable: bool = True,
         pool_bytes: int = 64 << 20,
-        agreed: bool = False,
     ) -> Store:
         """Opens a store; writes nothing yet. One writer at a time; any number of readers, also beside a
         writer.
 
         `engine`: auto, uring, direct, buffered, mmap or dax. `pool_bytes`: memory for chunks under way,
-        shared by all snapshots. `agreed`: False keeps only the latest snapshot (a rank alone, one rank in a
-        store); True keeps all from the floor on, until release_before() raises it.
+        shared by all snapshots. The store keeps all from the floor on, until release_before() raises it.
         """
     @staticmethod
     def needed_slot_bytes(extents: Sequence[int], *, chunk_bytes: int = 4 << 20) -> int:
@@ -119,16 +115,15 @@ class Store:
         moment fail.
         """
     def release_before(self, serial: int) -> None:
-        """`serial` is complete on all ranks: slots below it are free once this is durable, except the
-        latest's.
+        """`serial` is complete on all ranks: slots below it are free once this is durable, except that of
+        the largest serial.
 
-        Without `agreed` it does nothing. OSError: slots are not used again, but a reopened store
-        may have released them.
+        OSError: slots are not used again, but a reopened store may have released them.
         """
     def discard(self, serial: int) -> None:
         """`serial` will not be complete on all ranks: its slot is free once this is durable."""
     def snapshots(self) -> list[Entry]:
-        """What the superblock registers, newest first."""
+        """What the superblock registers, newest first: by serial."""
     def extents(self, sequence: int) -> list[tuple[int, int, int]]:
         """(kind, id, bytes) of each extent. StoreError if there is no such snapshot, or its tables are
         damaged.
@@ -186,7 +181,6 @@ class Store:
         *,
         writable: bool = True,
         pool_bytes: int = 64 << 20,
-        agreed: bool = False,
         depth: int = 3,
     ) -> Store: ...
 

@@ -210,7 +210,7 @@ def _nameless_store(folder: Path, count: int, most: int) -> Store:
 
     def create_and_open() -> Store:
         Store.create(path, slots=most + 1, slot_bytes=_slot_bytes(count))
-        return Store.open(path, agreed=True)  # so that no snapshot is dropped half-written for a newer one
+        return Store.open(path)
 
     # In a thread, as a signal is only heard between calls: some file systems take long to find blocks.
     with ThreadPoolExecutor(max_workers=1) as maker:

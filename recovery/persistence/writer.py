@@ -200,9 +200,7 @@ class RankStores:
         self._current = self._open(path)
 
     def _open(self, path: Path) -> _store.Store:
-        # Of a rank alone, too, nothing goes before proxyd says so: until it has heard of a newer snapshot, a
-        # recovery asks for the one that it knows.
-        return _store.Store.open(str(path), agreed=True, pool_bytes=self._writing.pool_bytes)
+        return _store.Store.open(str(path), pool_bytes=self._writing.pool_bytes)
 
 
 class RunStores:

@@ -1,11 +1,11 @@
 // Which snapshots a store keeps: pure rules.
 //
-// A snapshot gets its sequence when it is asked for, and may end in another order.  One that ends late is not
-// registered over a newer one (the counter of Listing 1 in "PCcheck", ASPLOS 2025).  A store of a single
-// rank keeps the latest.  One of a rank among others keeps what any agreement may still come to: everything
-// from the floor on, which rises when a newer snapshot is complete on all ranks.
+// A store keeps what any agreement between ranks may still come to: everything from the floor on.  The floor
+// is a serial, and rises when a newer snapshot is complete on all ranks.  The newest snapshot always stays.
+//
+// A snapshot's age is its serial.  Its sequence is the order in which snapshots asked for their places: of
+// two under way at once the older one may have asked last, and they may end in any order.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace understudy::persistence {
 // What a superblock says.  A slot whose sequence is 0 is free or being written.
 struct Registry {
   uint64_t epoch = 0;
-  uint64_t latest_sequence = 0;  // 0: no snapshot yet
+  uint64_t latest_sequence = 0;  // of those registered; 0: there is none
   uint32_t latest_slot = 0;
   uint64_t floor = 0;
   std::vector<Registered> slots;
@@ -29,30 +29,46 @@ struct Change {
   bool registered = false;  // false: nothing is to be written
 };
 
-// Takes out what `next` need not keep.  The latest always stays.
-inline void drop_unneeded(Change& change, bool agreed) {
+// Of two with the same serial, the newer is the one that was asked for last.
+inline bool is_newer(const Registered& a, const Registered& b) {
+  return a.serial != b.serial ? a.serial > b.serial : a.sequence > b.sequence;
+}
+
+// Takes out what goes, and finds the latest of what stays.
+template <class Goes>
+void take_out(Change& change, Goes goes) {
   Registry& next = change.next;
+  next.latest_sequence = 0;
   for (uint32_t slot = 0; slot < next.slots.size(); slot++) {
     Registered& r = next.slots[slot];
-    if (r.sequence == 0 || slot == next.latest_slot || (agreed && r.serial >= next.floor)) continue;
-    change.freed.push_back(slot);
-    r = {};
+    if (r.sequence == 0) continue;
+    if (goes(r)) {
+      change.freed.push_back(slot);
+      r = {};
+    } else if (r.sequence > next.latest_sequence) {
+      next.latest_sequence = r.sequence;
+      next.latest_slot = slot;
+    }
   }
 }
 
-// A snapshot is whole in `slot`.  Not registered: a newer one made it superfluous.
-inline Change after_snapshot(const Registry& now, bool agreed, uint32_t slot, Registered snapshot) {
-  Change change{now, {}, false};
-  if (agreed ? snapshot.serial < now.floor : snapshot.sequence < now.latest_sequence) return change;
-  change.registered = true;
+// Takes out what lies below the floor, but for the newest.
+inline void take_out_released(Change& change) {
+  Registered newest;
+  for (const Registered& r : change.next.slots)
+    if (r.sequence != 0 && (newest.sequence == 0 || is_newer(r, newest))) newest = r;
+  take_out(change, [floor = change.next.floor, newest](const Registered& r) {
+    return r.serial < floor && r.sequence != newest.sequence;
+  });
+}
+
+// A snapshot is whole in `slot`.  Not registered: the floor has risen above it.
+inline Change after_snapshot(const Registry& now, uint32_t slot, Registered snapshot) {
+  Change change{now, {}, snapshot.serial >= now.floor};
+  if (!change.registered) return change;
   change.next.epoch++;
   change.next.slots[slot] = snapshot;
-  if (snapshot.sequence > now.latest_sequence) {
-    change.next.latest_sequence = snapshot.sequence;
-    change.next.latest_slot = slot;
-    if (!agreed) change.next.floor = snapshot.serial;
-  }
-  drop_unneeded(change, agreed);
+  take_out_released(change);
   return change;
 }
 
@@ -62,28 +78,16 @@ inline Change after_agreement(const Registry& now, uint64_t serial) {
   if (!change.registered) return change;
   change.next.epoch++;
   change.next.floor = serial;
-  drop_unneeded(change, true);
+  take_out_released(change);
   return change;
 }
 
 // `serial` will never be whole on all ranks.
 inline Change after_discard(const Registry& now, uint64_t serial) {
   Change change{now, {}, false};
-  Registry& next = change.next;
-  next.latest_sequence = 0;
-  for (uint32_t slot = 0; slot < next.slots.size(); slot++) {
-    Registered& r = next.slots[slot];
-    if (r.sequence != 0 && r.serial == serial) {
-      change.registered = true;
-      change.freed.push_back(slot);
-      r = {};
-    }
-    if (r.sequence > next.latest_sequence) {
-      next.latest_sequence = r.sequence;
-      next.latest_slot = slot;
-    }
-  }
-  next.epoch++;
+  change.next.epoch++;
+  take_out(change, [serial](const Registered& r) { return r.serial == serial; });
+  change.registered = !change.freed.empty();
   return change;
 }
 

@@ -162,7 +162,7 @@ void bind_receipt(py::module_& m) {
       .def_readonly("registered", &Receipt::registered)
       .def("__repr__", [](const Receipt& r) {
         return "<receipt of snapshot " + std::to_string(r.sequence) + " in slot " + std::to_string(r.slot) +
-               (r.registered ? ">" : ", superseded>");
+               (r.registered ? ">" : ", below the floor>");
       });
 }
 
@@ -178,15 +178,14 @@ void bind_store(py::module_& m) {
           py::arg("chunk_bytes") = 4ull << 20, Unlocked())
       .def_static(
           "open",
-          [](const std::filesystem::path& path, const std::string& engine, bool writable, uint64_t pool_bytes,
-             bool agreed) {
+          [](const std::filesystem::path& path, const std::string& engine, bool writable,
+             uint64_t pool_bytes) {
             OpenedStore opened;
-            opened.store =
-                open_store(path, engine_of(engine), {writable, agreed, true, pool_bytes}, &opened.notes);
+            opened.store = open_store(path, engine_of(engine), {writable, true, pool_bytes}, &opened.notes);
             return opened;
           },
           py::arg("path"), py::kw_only(), py::arg("engine") = "auto", py::arg("writable") = true,
-          py::arg("pool_bytes") = 64ull << 20, py::arg("agreed") = false, Unlocked())
+          py::arg("pool_bytes") = 64ull << 20, Unlocked())
       .def_static("needed_slot_bytes", &Store::needed_slot_bytes, py::arg("extents"), py::kw_only(),
                   py::arg("chunk_bytes") = 4ull << 20)
       .def_static(
@@ -199,16 +198,15 @@ void bind_store(py::module_& m) {
           py::arg("disk"), py::kw_only(), py::arg("slots"), py::arg("slot_bytes"), py::arg("chunk_bytes"))
       .def_static(
           "open_on",
-          [](const std::shared_ptr<RecordedDisk>& disk, bool writable, uint64_t pool_bytes, bool agreed,
-             uint32_t depth) {
+          [](const std::shared_ptr<RecordedDisk>& disk, bool writable, uint64_t pool_bytes, uint32_t depth) {
             OpenedStore opened;
             opened.store = std::make_shared<Store>(std::make_unique<RecordedStorage>(disk, depth),
-                                                   StoreOptions{writable, agreed, true, pool_bytes});
+                                                   StoreOptions{writable, true, pool_bytes});
             opened.notes = opened.store->note();
             return opened;
           },
           py::arg("disk"), py::kw_only(), py::arg("writable") = true, py::arg("pool_bytes") = 64ull << 20,
-          py::arg("agreed") = false, py::arg("depth") = 3);
+          py::arg("depth") = 3);
   store
       .def("persist", &persist, py::kw_only(), py::arg("job"), py::arg("rank"), py::arg("world"),
            py::arg("step"), py::arg("serial"), py::arg("extents"), py::arg("threads") = 2,

@@ -20,18 +20,16 @@ template <class Platform>
 class SlotTable {
  public:
   // `last_sequence`: no snapshot that lies anywhere in the store has a larger one.
-  SlotTable(Registry registry, bool agreed, uint64_t last_sequence)
-      : agreed_(agreed),
-        free_(static_cast<uint32_t>(registry.slots.size())),
+  SlotTable(Registry registry, uint64_t last_sequence)
+      : free_(static_cast<uint32_t>(registry.slots.size())),
         registry_(std::move(registry)),
-        latest_(registry_.latest_sequence),
         floor_(registry_.floor),
         next_sequence_(last_sequence + 1) {
     for (uint32_t slot = 0; slot < registry_.slots.size(); slot++)
       if (registry_.slots[slot].sequence == 0) free_.push(slot);
   }
 
-  // The order among snapshots is that of these calls.
+  // Rises with each call.
   uint64_t next_sequence() { return next_sequence_.fetch_add(1, std::memory_order_relaxed); }
 
   // A slot to write, or none at the deadline or after stop().  Where only slots in doubt are left, it settles
@@ -54,23 +52,16 @@ class SlotTable {
     freed_.raise();
   }
 
-  // Whether a durable superblock already made it superfluous to go on with `sequence`.
-  bool superseded(uint64_t sequence) const {
-    return !agreed_ && latest_.load(std::memory_order_acquire) > sequence;
-  }
-
   // Whether a snapshot of this serial could not be registered any more.
-  bool below_floor(uint64_t serial) const {
-    return agreed_ && serial < floor_.load(std::memory_order_acquire);
-  }
+  bool below_floor(uint64_t serial) const { return serial < floor_.load(std::memory_order_acquire); }
 
-  // Registers a snapshot whose content and header are durable; false if a newer one made it superfluous.
+  // Registers a snapshot whose content and header are durable; false if the floor has risen above it.
   // `write` makes a superblock durable, or throws std::system_error; then the slot is not the caller's any
   // more either.
   template <class Write>
   bool commit(uint32_t slot, Registered snapshot, Write&& write) {
     const std::lock_guard lock(mutex_);
-    Change change = after_snapshot(registry_, agreed_, slot, snapshot);
+    Change change = after_snapshot(registry_, slot, snapshot);
     if (!change.registered) {
       give_back(slot);
       return false;
@@ -95,7 +86,7 @@ class SlotTable {
   template <class Write>
   bool release_before(uint64_t serial, Write&& write) {
     const std::lock_guard lock(mutex_);
-    return agreed_ && make(after_agreement(registry_, serial), write);
+    return make(after_agreement(registry_, serial), write);
   }
 
   // Frees what `serial` has; false if that is nothing.
@@ -150,7 +141,6 @@ class SlotTable {
   // `change.next` is durable.  Precondition: mutex_.
   void adopt(Change change) {
     registry_ = std::move(change.next);
-    raise_latest(registry_.latest_sequence);
     floor_.store(registry_.floor, std::memory_order_release);
     for (const uint32_t slot : change.freed) give_back(slot);
     for (const uint32_t slot : doubtful_) give_back(slot);
@@ -158,22 +148,13 @@ class SlotTable {
     in_doubt_.store(false, std::memory_order_release);
   }
 
-  void raise_latest(uint64_t sequence) {
-    uint64_t seen = latest_.load(std::memory_order_relaxed);
-    while (seen < sequence && !latest_.compare_exchange_weak(seen, sequence, std::memory_order_release)) {
-    }
-  }
-
-  const bool agreed_;
   IndexRing<Platform> free_;
   typename Platform::Event freed_;
   mutable
       typename Platform::Mutex mutex_;  // held while a superblock is written: commits come one after another
   Registry registry_;                   // durable
   std::vector<uint32_t> doubtful_;
-  // Copies of what registry_ says, to be read without the lock.
-  typename Platform::template Atomic<uint64_t> latest_;
-  typename Platform::template Atomic<uint64_t> floor_;
+  typename Platform::template Atomic<uint64_t> floor_;  // registry_'s, to be read without the lock
   typename Platform::template Atomic<uint64_t> next_sequence_;
   typename Platform::template Atomic<bool> in_doubt_{false};
   typename Platform::template Atomic<bool> stopped_{false};

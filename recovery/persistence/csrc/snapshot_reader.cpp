@@ -163,7 +163,7 @@ std::string adopt_newer(const Place& place, Registry& registry) {
   for (uint32_t slot = 0; slot < registry.slots.size(); slot++) {
     if (registry.slots[slot].sequence != 0) continue;
     const std::optional<SlotHeader> header = read_header(place, slot);
-    if (!header || header->sequence <= known) continue;
+    if (!header || header->sequence <= known || header->serial < registry.floor) continue;
     try {
       if (!damaged_chunks(place, *header, read_tables(place, *header)).empty()) continue;
     } catch (const StoreError&) {

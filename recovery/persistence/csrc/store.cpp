@@ -100,7 +100,7 @@ Store::Store(std::unique_ptr<Storage> storage, const StoreOptions& options, std:
   for (uint32_t slot = 0; slot < geometry_.slots; slot++)
     if (const auto header = read_header(place(), slot))
       last_sequence = std::max(last_sequence, header->sequence);
-  slots_.emplace(std::move(facts.registry), options_.agreed, last_sequence);
+  slots_.emplace(std::move(facts.registry), last_sequence);
   pool_.emplace(geometry_.chunk_bytes, static_cast<uint32_t>(chunks));
 }
 
@@ -193,27 +193,23 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
         " slots hold snapshots that are needed or under way; release older ones, persist less often, or "
         "create a store with more slots");
   Receipt receipt{snapshot.sequence, *slot, source.bytes(), 0, seconds_since(begin), false};
-  if (slots_->superseded(snapshot.sequence)) {
+  try {
+    SlotHeader header{};
+    header.slot = *slot;
+    header.sequence = snapshot.sequence;
+    header.serial = snapshot.serial;
+    header.step = identity.step;
+    header.rank = identity.rank;
+    header.world = identity.world;
+    header.job_bytes = static_cast<uint32_t>(identity.job.size());
+    std::memcpy(header.job, identity.job.data(), identity.job.size());
+    write_snapshot(writer, header, extents, source, threads, receipt);
+  } catch (...) {
+    writer.reset();  // nothing is under way to the slot after this
     slots_->give_back(*slot);
-  } else {
-    try {
-      SlotHeader header{};
-      header.slot = *slot;
-      header.sequence = snapshot.sequence;
-      header.serial = snapshot.serial;
-      header.step = identity.step;
-      header.rank = identity.rank;
-      header.world = identity.world;
-      header.job_bytes = static_cast<uint32_t>(identity.job.size());
-      std::memcpy(header.job, identity.job.data(), identity.job.size());
-      write_snapshot(writer, header, extents, source, threads, receipt);
-    } catch (...) {
-      writer.reset();  // nothing is under way to the slot after this
-      slots_->give_back(*slot);
-      throw;
-    }
-    receipt.registered = slots_->commit(*slot, snapshot, write);
+    throw;
   }
+  receipt.registered = slots_->commit(*slot, snapshot, write);
   receipt.seconds = seconds_since(begin);
   return receipt;
 }
@@ -312,7 +308,7 @@ std::vector<Entry> Store::snapshots() const {
     found.push_back({r, slot, std::move(header)});
   }
   std::sort(found.begin(), found.end(),
-            [](const Entry& a, const Entry& b) { return a.registered.sequence > b.registered.sequence; });
+            [](const Entry& a, const Entry& b) { return is_newer(a.registered, b.registered); });
   return found;
 }
 

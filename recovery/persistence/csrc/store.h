@@ -24,8 +24,7 @@ namespace understudy::persistence {
 
 struct StoreOptions {
   bool writable = true;
-  bool agreed = false;  // keep everything from the floor on; else only the latest
-  bool exact = true;    // the storage must be just as large as the store
+  bool exact = true;  // the storage must be just as large as the store
   uint64_t pool_bytes = 64ull << 20;
 };
 
@@ -43,7 +42,7 @@ struct Receipt {
   uint64_t bytes = 0;  // of payload
   double seconds = 0;
   double stalled_seconds = 0;  // of these, waiting for a slot and for memory of the pool
-  bool registered = false;     // false: a newer snapshot is durable, and made this one superfluous
+  bool registered = false;     // false: the floor rose above it meanwhile
 };
 
 struct Entry {
@@ -69,7 +68,7 @@ class Store {
   // Throws StoreFull at the deadline, StoreError, StorageError, and what the source throws.
   Receipt persist(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
                   uint32_t threads, uint64_t deadline);
-  // All ranks have `serial`: frees slots below it, durably.  Without agreement between ranks it does nothing.
+  // All ranks have `serial`: frees slots below it, durably, but for the newest one's.
   void release_before(uint64_t serial);
   // `serial` will not be complete on all ranks: frees its slot, durably.
   void discard(uint64_t serial);
