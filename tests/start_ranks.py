@@ -5,17 +5,36 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 
+_taken: list[socket.socket] = []
+
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """One that nobody listens at now, nor will before this process ends.
+
+    It is none of those that the kernel gives to connections, which may come before somebody listens; and no
+    other process that asks here gets it (an abstract socket says that it is taken).
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        first = int(file.read().split()[0])
+    ports = range(max(1024, first - 12_000), first)
+    for port in random.SystemRandom().sample(ports, len(ports)):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0understudy-test-port-{port}")
+            with socket.socket() as probe:
+                probe.bind((host, port))
+        except OSError:
+            claim.close()
+            continue
+        _taken.append(claim)
+        return port
+    raise OSError("every port is taken")
 
 
 def main() -> int:

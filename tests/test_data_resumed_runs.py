@@ -18,6 +18,7 @@ from understudy.data.check import main as check
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "resumed_data.py"
 EXAMPLE = HERE.parent / "examples" / "resumable_data.py"
+LEAVING = HERE / "workloads" / "leaves_at_once.py"
 STEPS = 13
 """Two epochs of five steps and a part of one; a checkpoint is taken behind every third step."""
 
@@ -121,7 +122,14 @@ def test_sharded_state_is_that_of_each_rank_and_is_not_given_to_another_number(f
 
 def test_the_example_goes_on_as_its_text_says(folder: Path) -> None:
     def example(run: str, steps: int, ranks: int) -> list[str]:
-        words = [str(EXAMPLE), str(folder / run), f"--steps={steps}", "--samples=70", "--checkpoint-every=5"]
+        words = [
+            str(LEAVING),
+            str(EXAMPLE),
+            str(folder / run),
+            f"--steps={steps}",
+            "--samples=70",
+            "--checkpoint-every=5",
+        ]
         command = [sys.executable, *words, f"--workers={2 - ranks}"]
         if ranks > 1:
             launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]

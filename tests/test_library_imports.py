@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-PARTS = ["understudy", "understudy.data"]
+PARTS = ["understudy", "understudy.data", "understudy.jit", "understudy.hints"]
 LONGEST_S = 0.05
 """Of an import, beyond PyTorch's: the issue's bound."""
 MEASURE = """

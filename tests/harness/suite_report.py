@@ -26,9 +26,9 @@ LAYERS = {
     "component": "background certificates commands control daemon_channel doctor goodput journal"
     " link_judgement meeting membership metrics persistence_parts rendezvous_gate shared_state"
     " slow_greetings snapshot_[bcks]* snapshot_tune* snapshots storage_e*",
-    "scripts": "compile* conformance* cuda_build data_[rs]* elastic examples gpu libraries library_imports"
-    " mistakes_* mixed_devices new_shapes parallelism real_scripts replica_groups sharded_export sparse"
-    " sweep third_party training* worker* zygotes",
+    "scripts": "compile* conformance* cuda_build data_[rs]* elastic examples gpu hints_* jit_*"
+    " libraries library_imports mistakes_* mixed_devices new_shapes parallelism real_scripts "
+    "replica_groups sharded_export sparse sweep third_party training* worker* zygotes",
     "cluster/moves": "arriving_worker bequests communicator_* compatible_hosts cpu_images data_* estates"
     " heirs host* image* jobs_on_hosts lead* membership_store migration_bench moved_worker moving_*"
     " parts_of_hosts persist_on_hosts planned_moves preflight proxyd_hosts relay several_hosts"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from leaves_at_once import leave
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -69,6 +70,7 @@ def main() -> None:
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

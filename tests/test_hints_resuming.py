@@ -1,0 +1,566 @@
+"""Ten functions are killed at every hint and at random instants, and go on to the same bits.
+
+Paper 000 (§4.2.1) did this for one training, and found that generators had been forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hinted
+import numpy
+import pytest
+import torch
+
+from understudy.hints import checkpoint, checkpoints, running
+
+SHORT = 3
+MANY = 100
+
+
+def bits(value: Any) -> Any:
+    """Equal for equal bits alone, and no tensors in it."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes())
+    if isinstance(value, numpy.ndarray):
+        return ("array", str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, [bits(each) for each in value])
+    if isinstance(value, dict):
+        return ("dict", [(bits(key), bits(each)) for key, each in value.items()])
+    return (type(value).__name__, repr(value))
+
+
+def prepare(name: str, folder: Path) -> Callable[[], tuple[Any, ...]]:
+    """Puts a function's files there; what is returned makes its arguments, equal in each process."""
+    if name != "pipeline":
+        amount = {"training": 2, "tree_search": 5, "k_means": 3, "nested_loops": 6, "exceptions": 5}.get(
+            name, 7
+        )
+        return lambda: (hinted.argument() if name == "aliasing" else amount,)
+    folder.mkdir()
+    text = "title\n" + "".join(f"word{n % 3} büro{n} last\n" for n in range(7))
+    (folder / "in.txt").write_text(text, encoding="utf-8")
+    return lambda: (folder,)
+
+
+NAMES = [
+    "training",
+    "tree_search",
+    "k_means",
+    "pipeline",
+    "nested_loops",
+    "exceptions",
+    "closures",
+    "aliasing",
+    "matching",
+    "iterators",
+]
+
+
+def seeded() -> None:
+    random.seed(11)
+    numpy.random.seed(12)
+    torch.manual_seed(13)
+
+
+def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What a caller can see of a call: result, arguments, globals, and where the generators are."""
+    result = function(*arguments)
+    drawn = (random.random(), numpy.random.random(), torch.rand(1))
+    return bits([result, arguments, hinted.LOG, hinted.rounds, hinted.TOTALS, drawn])
+
+
+def in_a_process(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Runs it in a fork. Returns its exit status (minus the signal that ended it), and what it returned."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 90
+        try:
+            os.close(reader)
+            seeded()
+            with os.fdopen(writer, "wb") as file:
+                pickle.dump(work(), file)
+            status = 0
+        except BaseException:  # noqa: BLE001 - the parent shows it
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        answer = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status, pickle.loads(answer) if status == 0 else None
+
+
+def dies_behind(event: str, number: int) -> None:
+    def observe(what: str, count: int) -> None:
+        if (what, count) == (event, number):
+            os._exit(77)
+
+    running.observer = observe
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Forks have no pool of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    running.observer = None
+
+
+def warm(name: str) -> None:
+    """What PyTorch imports late is imported once, and not in each fork."""
+    if name == "training":
+        hinted.training(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_function_killed_behind_every_hint_in_turn_gives_the_bits_of_one_that_never_stopped(
+    name: str, tmp_path: Path
+) -> None:
+    expected, _ = undisturbed(name, tmp_path / "undisturbed")
+    arguments = prepare(name, tmp_path / "data")
+    function = checkpoints(directory=tmp_path / "run", every=1)(getattr(hinted, name))
+
+    def killed_at_its_next_hint() -> Any:
+        dies_behind("saved", 1)
+        return outcome(function, arguments())
+
+    kills = 0
+    while (answer := in_a_process(killed_at_its_next_hint))[0] == 77:
+        kills += 1
+        assert kills < 200
+    assert answer[0] == 0
+    assert kills >= 5
+    assert same(name, answer[1], expected)
+    assert os.listdir(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("many", [SHORT, pytest.param(MANY, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", NAMES)
+def test_function_killed_at_random_instants_gives_the_bits_of_one_that_never_stopped(
+    name: str, many: int, tmp_path: Path
+) -> None:
+    expected, seconds = undisturbed(name, tmp_path / "undisturbed")
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    instants = random.Random(seed)
+    for number in range(many):
+        arguments = prepare(name, tmp_path / f"data{number}")
+        function = checkpoints(directory=tmp_path / f"run{number}", every=instants.choice([1, 1, 2, 3]))(
+            getattr(hinted, name)
+        )
+        instant = instants.uniform(0, 6 * seconds)  # saving takes longer than the function itself
+
+        def cut(function: Any = function, arguments: Any = arguments, instant: float = instant) -> Any:
+            signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_VIRTUAL, max(instant, 1e-4))
+            return outcome(function, arguments())
+
+        status, answer = in_a_process(cut)
+        assert status in (0, -signal.SIGVTALRM)
+        if status:
+            status, answer = in_a_process(lambda f=function, a=arguments: outcome(f, a()))  # type: ignore[misc]
+            assert status == 0
+        assert same(name, answer, expected)
+
+
+def undisturbed(name: str, folder: Path) -> tuple[Any, float]:
+    """The outcome of the plain function, and the CPU seconds that it takes."""
+    warm(name)
+    arguments = prepare(name, folder)
+
+    def timed() -> Any:
+        begin = time.process_time()
+        return outcome(getattr(hinted, name), arguments()), time.process_time() - begin
+
+    status, answer = in_a_process(timed)
+    assert status == 0
+    return answer  # type: ignore[no-any-return]
+
+
+def same(name: str, found: Any, expected: Any) -> bool:
+    """All but the folder of `pipeline`, which is another one for each run."""
+    if name == "pipeline":
+        found[1][1] = expected[1][1] = None
+    return bool(found == expected)
+
+
+SCRIPT = """
+import logging, os, random, signal, sys
+from pathlib import Path
+from understudy.hints import checkpoint, checkpoints, running
+
+logging.basicConfig(level=logging.INFO)
+SENTINEL = object()
+goes_on = bool(os.listdir(sys.argv[1]))
+
+@checkpoints(directory=sys.argv[1], every=1)
+def search(words, sentinel=SENTINEL):
+    table, best = {word: len(word) for word in words}, sentinel
+    with open(Path(sys.argv[1]).parent / "log.txt", "w") as log:
+        for number, word in enumerate(table):
+            score = random.random() * table[word]
+            best = (score, word) if best is SENTINEL or score > best[0] else best
+            print(number, word, score, file=log)
+            checkpoint()
+            if number == 2 and not goes_on:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return best
+
+random.seed(5)
+print(search(frozenset("a bb ccc dddd eeeee".split())))
+"""
+
+
+def run_script(path: Path, *arguments: str, hash_seed: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(
+        [sys.executable, path, *arguments], capture_output=True, text=True, env=environment, timeout=120
+    )
+
+
+def test_script_that_is_killed_goes_on_in_a_new_process_with_other_hashes(tmp_path: Path) -> None:
+    (tmp_path / "kill.py").write_text(SCRIPT)
+    (tmp_path / "run").mkdir(0o700)
+    first = run_script(tmp_path / "kill.py", str(tmp_path / "run"), hash_seed="1")
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    log = (tmp_path / "log.txt").read_text()
+    second = run_script(tmp_path / "kill.py", str(tmp_path / "run"), hash_seed="2")
+    assert second.returncode == 0, second.stderr
+    assert "goes on behind line" in second.stderr
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert "\n".join(lines).startswith(log)
+    assert sorted(line.split()[1] for line in lines) == ["a", "bb", "ccc", "dddd", "eeeee"]
+    draws = random.Random(5)
+    scores = [(draws.random() * len(line.split()[1]), line.split()[1]) for line in lines]
+    assert [float(line.split()[2]) for line in lines] == [score for score, _ in scores]
+    assert second.stdout.strip() == repr(max(scores))
+
+
+class Cut(BaseException):
+    """In the place of a kill, where the function has nothing that an exception would touch."""
+
+
+def cut_behind_every_checkpoint(call: Callable[[], Any]) -> tuple[Any, int]:
+    """Calls it anew, as another process would, until it returns. Returns that, and how often it was cut."""
+
+    def observe(what: str, _: int) -> None:
+        if what == "saved":
+            raise Cut
+
+    for cuts in range(100):
+        running.observer = observe
+        try:
+            return call(), cuts
+        except Cut:
+            pass
+        finally:
+            running.observer = None
+    raise AssertionError("it is cut without end")
+
+
+def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: list[Any]) -> None:
+    for _ in range(3):
+        loss = model(torch.ones(2, 4)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+        checkpoint()
+        history.append(history)
+
+
+def make_fit() -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+
+
+def test_what_the_caller_passed_in_is_what_it_finds_changed(tmp_path: Path) -> None:
+    expected = make_fit()
+    fit(*expected)
+    function = checkpoints(directory=tmp_path, every=1)(fit)
+    given: list[Any] = []
+
+    def call() -> None:
+        given[:] = make_fit()
+        given.append(given[0].weight.data[0])
+        function(*given[:3])
+
+    _, cuts = cut_behind_every_checkpoint(call)
+    model, optimizer, history, view = given
+    assert cuts == 3
+    assert torch.equal(model.weight, expected[0].weight)
+    assert torch.equal(view, model.weight[0])  # a view that the caller had taken before
+    assert history[::2] == expected[2][::2]
+    assert history[1] is history
+    theirs = expected[1].state[expected[0].weight]["momentum_buffer"]
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], theirs)
+
+
+class Counter:
+    made = 0
+
+    def step(self) -> int:
+        return 2
+
+
+class Walker(Counter):
+    __slots__ = ("place",)
+
+    def __init__(self) -> None:
+        self.place, self.__steps = 0, 0
+
+    def walk(self, most: int, *rest: int, by: int = 1, **named: int) -> Any:
+        places = []
+        for _ in range(most):
+            self.place += by * super().step()
+            self.__steps += 1
+            Counter.made += 1
+            places.append((self.place, self.__steps, Counter.made, rest, named))
+            checkpoint()
+        return places
+
+
+def test_methods_have_super_private_names_slots_and_attributes_of_their_class(tmp_path: Path) -> None:
+    expected = Walker().walk(3, 7, by=2, z=1)
+    walk = checkpoints(directory=tmp_path, every=1)(Walker.walk)
+
+    def call() -> Any:
+        Counter.made = 0
+        return walk(Walker(), 3, 7, by=2, z=1)
+
+    assert cut_behind_every_checkpoint(call) == (expected, 3)
+    Counter.made = 0
+
+
+def test_variables_around_the_function_are_what_they_were(tmp_path: Path) -> None:
+    def around() -> Any:
+        count, seen = 0, []
+
+        def bump() -> None:
+            nonlocal count
+            count += 1
+            seen.append(count)
+
+        def work(most: int) -> int:
+            for _ in range(most):
+                bump()
+                checkpoint()
+            return count
+
+        return checkpoints(directory=tmp_path, every=1)(work)(4), count, seen
+
+    assert cut_behind_every_checkpoint(around) == ((4, 4, [1, 2, 3, 4]), 4)
+
+
+def factorial(n: int) -> int:
+    result = n
+    for _ in range(1):
+        checkpoint()
+        result *= recursive(n - 1) if n > 1 else 1
+    return result
+
+
+recursive: Any = factorial
+
+
+def test_recursion_and_calls_inside_others_are_covered_by_the_outermost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "recursive", checkpoints(directory=tmp_path, every=1)(factorial))
+    assert cut_behind_every_checkpoint(lambda: recursive(5)) == (120, 1)
+    assert [each.message for each in caplog.records if "whose checkpoints cover it" in each.message]
+
+
+def draw(n: int) -> Any:
+    drawn = []
+    for _ in range(n):
+        drawn.append(random.random())
+        checkpoint()
+    return drawn
+
+
+def test_second_of_two_equal_calls_goes_on_as_the_second(tmp_path: Path) -> None:
+    def process(last: int) -> Any:
+        seeded()
+        function = checkpoints(directory=tmp_path, every=1)(draw)
+        first = function(3)
+        if last:
+            dies_behind("saved", last)
+        return first, function(3)
+
+    seeded()
+    expected = (draw(3), draw(3))
+    assert in_a_process(lambda: process(2))[0] == 77
+    assert in_a_process(lambda: process(0)) == (0, expected)
+
+
+def leaves(kind: str) -> int:
+    number = 0
+    for number in range(4):
+        try:
+            checkpoint()
+            if number == 2 and os.path.exists(kind):
+                raise KeyboardInterrupt if kind.endswith("int") else OSError("no space")
+        finally:
+            checkpoint()
+    return number
+
+
+@pytest.mark.parametrize(("name", "error"), [("int", KeyboardInterrupt), ("full", OSError)])
+def test_function_that_an_error_has_ended_goes_on_before_the_error(
+    name: str, error: type[BaseException], tmp_path: Path
+) -> None:
+    function = checkpoints(directory=tmp_path / "run", every=1)(leaves)
+    (tmp_path / name).touch()
+    with pytest.raises(error):
+        function(str(tmp_path / name))
+    (tmp_path / name).unlink()
+    seen: list[int] = []
+    running.observer = lambda what, count: seen.append(count) if what == "hint" else None
+    assert function(str(tmp_path / name)) == 3
+    assert len(seen) == 3  # of the 8 that a call from the beginning passes
+
+
+def test_exception_that_leaves_the_function_is_the_same_behind_a_resumption(tmp_path: Path) -> None:
+    function = checkpoints(directory=tmp_path, every=1)(hinted.propagating)
+
+    def call() -> Any:
+        with pytest.raises(ArithmeticError) as caught:
+            function(4)
+        return caught.value.args
+
+    assert in_a_process(lambda: (dies_behind("saved", 3), call()))[0] == 77  # type: ignore[func-returns-value]
+    assert in_a_process(call) == (0, (2,))
+
+
+def loads(seed: int) -> Any:
+    own = torch.Generator().manual_seed(seed)
+    loader = torch.utils.data.DataLoader(torch.arange(12), batch_size=4, shuffle=True, generator=own)
+    found = []
+    for _ in range(2):
+        for batch in loader:
+            checkpoint()
+            found.append((batch.tolist(), torch.rand(1).item(), torch.rand(1, generator=own).item()))
+    return found
+
+
+def test_loader_with_a_generator_of_its_own_repeats_its_order(tmp_path: Path) -> None:
+    seeded()
+    expected = loads(3)
+    function = checkpoints(directory=tmp_path, every=1)(loads)
+
+    def call() -> Any:
+        seeded()
+        return function(3)
+
+    assert cut_behind_every_checkpoint(call) == (expected, 6)
+
+
+def flows(most: int) -> Any:
+    found = []
+    for i in range(most):
+        for j in (x for x in range(2)):
+            found.append((i, j))
+        while len(found) % 3:
+            found.append((i, -1))
+    return found
+
+
+def test_hints_are_proposed_at_the_ends_of_loops_and_left_out_where_nothing_can_be_saved(
+    tmp_path: Path,
+) -> None:
+    function = checkpoints(directory=tmp_path, every=1, hints="auto")(flows)
+    expected = flows(3)
+    result, cuts = cut_behind_every_checkpoint(lambda: function(3))
+    assert result == expected
+    assert cuts == 6  # three rounds of each of the outer loops, none of the generator's
+
+
+def test_overhead_bounds_what_checkpoints_take(tmp_path: Path) -> None:
+    taken: list[int] = []
+    running.observer = lambda what, count: taken.append(count) if what == "saved" else None
+    function = checkpoints(directory=tmp_path, overhead=1e-6)(draw)
+    assert len(function(50)) == 50
+    assert taken == []
+    seeded()
+    expected = draw(50)
+    seeded()
+    assert function(50) == expected
+
+
+def links(most: int) -> Any:
+    chain: Any = None
+    for number in range(most):
+        chain = [number, chain]
+    checkpoint()
+    length = 0
+    while chain is not None:
+        length, chain = length + chain[0], chain[1]
+    return length
+
+
+def test_long_chain_of_objects_is_saved(tmp_path: Path) -> None:
+    function = checkpoints(directory=tmp_path, every=1)(links)
+    assert cut_behind_every_checkpoint(lambda: function(20_000)) == (sum(range(20_000)), 1)
+    assert sys.getrecursionlimit() < 20_000
+
+
+def calls_back(most: int, notify: Callable[[int], None], table: dict[str, Any]) -> Any:
+    for number in range(most):
+        notify(number)
+        checkpoint()
+        table["last"] = notify
+    return table["last"] is notify
+
+
+def test_function_as_argument_keeps_its_identity_and_its_variables(tmp_path: Path) -> None:
+    function = checkpoints(directory=tmp_path, every=1)(calls_back)
+
+    def call() -> Any:
+        total = 0
+
+        def notify(number: int) -> None:
+            nonlocal total
+            total += number + 1
+
+        table: dict[str, Any] = {}
+        return function(3, notify, table), total, table["last"] is notify
+
+    assert cut_behind_every_checkpoint(call) == ((True, 6, True), 3)
+
+
+HISTORY: list[Any] = []
+
+
+def keeps_history(most: int) -> int:
+    for number in range(most):
+        HISTORY.append([number])
+        checkpoint()
+    return len(HISTORY)
+
+
+def test_global_that_the_first_attempt_has_changed_is_what_it_was_at_the_checkpoint(tmp_path: Path) -> None:
+    function = checkpoints(directory=tmp_path, every=1)(keeps_history)
+    same_list = HISTORY
+    HISTORY.clear()
+    assert cut_behind_every_checkpoint(lambda: function(4)) == (4, 4)
+    assert HISTORY == [[0], [1], [2], [3]]
+    assert HISTORY is same_list
+    HISTORY.clear()

@@ -1,0 +1,981 @@
+"""What asks for a just-in-time save, what refuses it, and which state it describes (paper 001 §3)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import os
+import pickle
+import random
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from understudy import jit
+from understudy.jit import slots, watchdog
+from understudy.jit.at_work import AtWork
+from understudy.jit.boundaries import Boundary, Zone
+from understudy.jit.slots import Generators, SlotFile
+from understudy.jit.watchdog import Alone, History, Limits, Observation, judge
+
+LIMITS = Limits(minimum=1.0, timeout=100.0, gap=3.0)
+
+
+# ---------------------------------------------------------------- What is a hang
+
+
+def verdicts(seen: list[Observation], limits: Limits = LIMITS) -> list[bool]:
+    history, found = History(), []
+    for one in seen:
+        history, hangs = judge(history, one, limits)
+        found.append(hangs)
+    return found
+
+
+def steps(stalls: list[float], every: float = 0.1) -> list[Observation]:
+    """A rank that waits in each step for as long as `stalls` says, then completes the step."""
+    now, found = 0.0, []
+    for step, stall in enumerate(stalls):
+        end = now + stall
+        while now < end:
+            found.append(Observation(now, step, (("0", step + 1, step),), place=step))
+            now += every
+        found.append(Observation(now, step + 1, (("0", step + 1, step + 1),), place=-step))
+        now += every
+    return found
+
+
+def test_peer_that_is_merely_late_is_no_hang_however_slow_its_steps_become() -> None:
+    assert not any(verdicts(steps([0.3 * 1.5**n for n in range(12)])))
+
+
+def test_peer_that_does_not_come_is_a_hang_after_ten_times_the_longest_stall() -> None:
+    seen = steps([0.5] * 5 + [20.0])
+    first = verdicts(seen).index(True)
+    began = min(one.time for one in seen if one.step == 5 and one.waits)
+    assert 5.0 <= seen[first].time - began <= 6.3, "ten times what was seen, to one look"
+
+
+def test_minimum_stall_is_waited_for_where_steps_are_fast() -> None:
+    seen = steps([0.01] * 5 + [20.0])
+    began = min(one.time for one in seen if one.step == 5 and one.waits)
+    assert seen[verdicts(seen).index(True)].time - began == pytest.approx(1.0, abs=0.2)
+
+
+def test_first_steps_have_no_history_and_may_wait_ten_times_as_long() -> None:
+    assert not any(verdicts(steps([0.1, 9.0, 0.1])))
+    seen = steps([0.1, 90.0])
+    began = min(one.time for one in seen if one.step == 1 and one.waits)
+    assert seen[verdicts(seen).index(True)].time - began == pytest.approx(10.0, abs=0.2)
+
+
+def test_peer_that_is_heard_to_be_at_work_is_waited_for_until_it_is_heard_no_more() -> None:
+    seen = steps([0.1] * 5)
+    began = seen[-1].time
+    waits = Observation(began, 5, (("0", 6, 5),))
+    for n in range(1, 400):  # 40 s, of which it is heard at work for 30, each second
+        time = began + 0.1 * n
+        seen.append(replace(waits, time=time, late=n % 10 == 0 and n <= 300))
+    first = verdicts(seen).index(True)
+    assert seen[first].time - began == pytest.approx(31.0, abs=0.2)
+
+
+def test_what_was_waited_for_while_another_rank_was_at_work_makes_no_hang_longer() -> None:
+    history = History(Observation(0.0, 9, (("0", 6, 5),)), since=0.0)
+    for n in range(1, 500):
+        history, _ = judge(history, Observation(0.1 * n, 9, (("0", 6, 5),), late=n % 5 == 0), LIMITS)
+    history, _ = judge(history, Observation(50.0, 9, (("0", 6, 6),)), LIMITS)
+    assert history.longest < 1.0
+
+
+def test_rank_says_that_it_is_at_work_only_behind_a_while_without_waiting() -> None:
+    alone = Alone(2.0)
+    counts, pending = (("0", 5, 5),), (("0", 6, 5),)
+    seen = [(0.0, 1, counts), (1.9, 1, counts), (2.1, 1, counts), (2.2, 2, counts), (4.1, 2, counts)]
+    seen += [(4.3, 2, counts), (4.4, 2, pending), (9.0, 2, pending), (9.1, 2, counts), (11.2, 2, counts)]
+    works = [alone.works(Observation(*one)) for one in seen]
+    assert works == [False, False, True, False, False, True, False, False, False, True]
+
+
+def test_ranks_hear_one_another_at_work_by_a_file_that_they_share(folder: Path) -> None:
+    said: list[str] = []
+    first, second = (AtWork(folder / "at-work", rank, said.append) for rank in range(2))
+    assert [first.heard(0.0), first.heard(1.0)] == [False, False]
+    second.tell(1.5)
+    assert [first.heard(1.9), first.heard(2.0), first.heard(3.0)] == [False, True, False]
+    second.tell(2.4)  # too soon: each second is enough
+    assert not first.heard(4.0)
+    second.tell(2.5)
+    assert first.heard(5.0)
+    assert said == [] and stat.S_IMODE((folder / "at-work").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("what", ["link", "folder", "missing folder"])
+def test_file_that_cannot_be_shared_is_told_of_once(folder: Path, what: str) -> None:
+    place = folder / "no" / "at-work" if what == "missing folder" else folder / "at-work"
+    if what == "link":
+        place.symlink_to(folder / "else")
+    elif what == "folder":
+        place.mkdir()
+    said: list[str] = []
+    at_work = AtWork(place, 0, said.append)
+    for n in range(3):
+        at_work.tell(float(2 * n))
+        assert not at_work.heard(float(2 * n))
+    assert len(said) == 1 and "cannot tell one another that they are at work" in said[0]
+    assert not (folder / "else").exists()
+
+
+def test_no_stall_may_outlast_four_fifths_of_the_time_out() -> None:
+    history = History(Observation(0.0, 9, ()), first_step=0, longest=60.0)
+    assert history.limit(LIMITS) == 80.0
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        lambda one, n: replace(one, place=n),
+        lambda one, n: replace(one, step=one.step + n),
+        lambda one, n: replace(one, counts=(("0", 6, 5), ("1", n + 1, n))),
+        lambda one, n: replace(one, counts=(("0", 5, 5),)),
+    ],
+    ids=["training thread moves", "steps go on", "another group works", "nothing is pending"],
+)
+def test_work_that_is_left_pending_by_a_training_that_moves_is_no_hang(
+    moves: Callable[[Observation, int], Observation],
+) -> None:
+    seen = steps([0.1] * 5)
+    last = Observation(seen[-1].time, 5, (("0", 6, 5),))
+    seen += [moves(replace(last, time=last.time + 0.1 * n), n) for n in range(1, 900)]
+    assert not any(verdicts(seen))
+
+
+def test_process_that_was_stopped_itself_does_not_take_that_time_for_a_stall_of_others() -> None:
+    seen = steps([0.1] * 5)
+    waits = Observation(seen[-1].time + 0.1, 5, (("0", 6, 5),))
+    assert not any(verdicts([*seen, waits, replace(waits, time=waits.time + 60.0)]))
+
+
+def test_a_thread_that_stays_inside_point_to_point_calls_hangs_as_well() -> None:
+    seen = steps([0.1] * 5)
+    seen += [Observation(seen[-1].time + 0.1 * n, 5, (("0", 5, 5),), 7, inside=True) for n in range(1, 40)]
+    assert verdicts(seen)[-1]
+
+
+# ---------------------------------------------------------------- Where a step ends
+
+
+@dataclass
+class Recorded:
+    """A boundary of this process, and what it has told."""
+
+    boundary: Boundary
+    said: list[str]
+    kept: list[tuple[int, Generators]]
+
+    @property
+    def obstacle(self) -> str:
+        found = self.boundary.obstacle()
+        return found.sentence if found is not None else ""
+
+
+@pytest.fixture
+def recorded() -> Iterator[Recorded]:
+    said: list[str] = []
+    kept: list[tuple[int, Generators]] = []
+    boundary = Boundary(lambda: None, lambda step, states: kept.append((step, states)), said.append)
+    boundary.install()
+    yield Recorded(boundary, said, kept)
+    boundary.remove()
+
+
+class Training:
+    """A small model whose forward pass draws numbers and changes statistics."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+
+    def loss(self) -> torch.Tensor:
+        result: torch.Tensor = self.model(torch.ones(5, 3) * torch.rand(5, 1)).square().mean()
+        return result
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+
+def test_step_ends_with_the_optimizer_and_is_settled_by_the_next_forward_pass(recorded: Recorded) -> None:
+    training = Training()
+    assert "no step was completed" in recorded.obstacle
+    training.step()
+    assert recorded.boundary.step == 1
+    assert "between the optimizer's step and the next forward pass" in recorded.obstacle
+    training.loss()
+    assert not recorded.obstacle
+    recorded.boundary.go_on_from(7)
+    training.step()
+    assert recorded.boundary.step == 8
+
+
+def test_call_of_boundary_replaces_the_optimizer_and_counts_the_first_step_once(recorded: Recorded) -> None:
+    training, other = Training(), Training()
+    recorded.boundary.go_on_from(10)
+    for step in range(11, 14):
+        training.step()
+        other.step()
+        if step > 11:
+            assert "between the optimizer's step and jit.boundary()" in recorded.obstacle
+        recorded.boundary.declare()
+        assert (recorded.boundary.step, recorded.obstacle) == (step, "")
+    assert not recorded.said
+
+
+def test_generators_and_statistics_become_those_of_the_last_boundary(recorded: Recorded) -> None:
+    training = Training()
+    training.step()
+    training.step()
+    buffers, states = training.buffers(), Generators.now()
+    training.loss().backward()
+    random.random(), numpy.random.rand()
+    assert recorded.boundary.moved()
+    assert recorded.boundary.put_back() is None
+    assert Generators.now() == states and not recorded.boundary.moved()
+    assert all(torch.equal(buffers[name], now) for name, now in training.buffers().items())
+
+
+def test_buffer_that_is_changed_for_the_first_time_is_named(recorded: Recorded) -> None:
+    training = Training()
+    training.model.register_buffer("late", torch.zeros(2))
+    training.step()
+    training.step()
+    training.model.get_buffer("late").add_(1)
+    assert "'late'" in (recorded.boundary.put_back() or "")
+
+
+def test_fault_inside_the_optimizer_is_half_a_step_even_if_it_was_caught(recorded: Recorded) -> None:
+    class Fails(torch.optim.SGD):
+        fails = False
+
+        def _init_group(self, *given: Any) -> Any:
+            if self.fails:
+                raise ValueError("chosen")
+            return super()._init_group(*given)
+
+    training = Training()
+    training.optimizer = optimizer = Fails(training.model.parameters(), lr=0.1)
+    training.step()
+    optimizer.fails = True
+    with pytest.raises(ValueError, match="chosen"):
+        training.step()
+    assert recorded.boundary.zone is Zone.UPDATING
+    assert "half done" in recorded.obstacle
+    optimizer.fails = False
+    training.step()
+    training.loss()
+    assert (recorded.boundary.step, recorded.obstacle) == (2, "")
+
+
+def test_optimizer_inside_another_one_is_one_step(recorded: Recorded) -> None:
+    class Outer(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            inner.step()
+
+    training, other = Training(), Training()
+    inner = other.optimizer
+    other.loss().backward()
+    training.optimizer = Outer(training.model.parameters(), lr=0.1)
+    training.step()
+    assert recorded.boundary.step == 1
+    training.loss()
+    assert not recorded.obstacle and not recorded.said
+
+
+def test_two_optimizers_without_a_boundary_are_told_once_and_nothing_is_saved(recorded: Recorded) -> None:
+    one, two = Training(), Training()
+    for _ in range(3):
+        one.step()
+        two.step()
+    one.loss()
+    (sentence,) = recorded.said
+    assert "several optimizers" in sentence and "jit.boundary()" in sentence
+    assert "several optimizers" in recorded.obstacle
+    del two
+    import gc
+
+    gc.collect()
+    assert not recorded.obstacle, "an optimizer that is gone does not count"
+
+
+def test_generators_of_the_step_in_progress_are_known_when_its_backward_pass_begins(
+    recorded: Recorded,
+) -> None:
+    training = Training()
+    training.step()
+    del recorded.kept[:]
+    loss = training.loss()
+    expected = Generators.now()
+    loss.backward()
+    assert recorded.kept == [(2, expected)]
+
+
+def test_model_with_hooks_can_be_copied_and_pickled(recorded: Recorded) -> None:
+    training = Training()
+    training.step()
+    training.loss()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(training.model)))
+    assert copied(torch.ones(2, 3)).shape == (2, 1)
+
+
+# ---------------------------------------------------------------- Generators in files
+
+
+def test_generators_are_found_by_step_in_the_newest_attempt_that_has_them(tmp_path: Path) -> None:
+    first = SlotFile(tmp_path, "a/b")
+    states = {}
+    for step in range(1, 7):
+        random.random(), torch.rand(1), numpy.random.rand()
+        states[step] = Generators.now()
+        first.write(step, states[step])
+    torch.rand(1)
+    SlotFile(tmp_path, "again").write(5, Generators.now())
+    SlotFile(tmp_path, "third")
+    assert slots.find(tmp_path, 6) == states[6]
+    assert slots.find(tmp_path, 5) == Generators.now() != states[5]
+    assert slots.find(tmp_path, 2) is None, "written over"
+    found = slots.find(tmp_path, 3)
+    assert found is not None
+    found.put_back()
+    assert Generators.now() == states[3]
+
+
+@pytest.mark.parametrize("size", [0, 7, 40, 16384])
+def test_damaged_slot_is_none(tmp_path: Path, size: int) -> None:
+    file = SlotFile(tmp_path, "a")
+    file.write(4, Generators.now())
+    content = bytearray(file.path.read_bytes())
+    if size == 16384:
+        content[100] ^= 1
+    else:
+        del content[size:]
+    file.path.write_bytes(content)
+    assert slots.find(tmp_path, 4) is None
+
+
+def test_slots_that_are_links_pipes_or_lie_are_not_read(tmp_path: Path) -> None:
+    file = SlotFile(tmp_path / "a", "x")
+    file.write(4, Generators.now())
+    place = tmp_path / "b"
+    place.mkdir()
+    (place / "0000-link").symlink_to(file.path)
+    os.mkfifo(place / "0001-pipe")
+    (place / "0002-folder").mkdir()
+    (place / "no-number").write_bytes(file.path.read_bytes())
+    assert slots.find(place, 4) is None
+    with pytest.raises(ValueError, match="cut short"):
+        Generators.of(b"short")
+    with pytest.raises(ValueError, match="lengths"):
+        Generators.of(b"\xff" * 9000)
+
+
+def test_newest_files_are_kept(tmp_path: Path) -> None:
+    made = [SlotFile(tmp_path, str(n)).path for n in range(6)]
+    slots.remove_old(tmp_path, 4)
+    assert sorted(tmp_path.iterdir()) == made[2:]
+
+
+# ---------------------------------------------------------------- Whole processes
+
+
+class Job(Training):
+    """A script under `jit` in a child process: it saves its step, its parameters and its schedule."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        torch.manual_seed(1)
+        super().__init__()
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        with contextlib.suppress(UserWarning):
+            jit.init(settings.pop("save", self.save), directory, job="test", **settings)
+
+    def save(self, path: Path) -> None:
+        state = {
+            "step": jit.completed_steps(),
+            "model": self.model.state_dict(),
+            "scheduled": self.scheduler.last_epoch,
+            "torch": torch.get_rng_state(),
+            "python": random.getstate()[1][:3],
+        }
+        torch.save(state, path)
+
+    def run(self, count: int, boundary: bool = True) -> None:
+        for _ in range(count):
+            self.step()
+            self.scheduler.step()
+            if boundary:
+                jit.boundary()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child process behind its end."""
+
+    status: int
+    said: str
+    directory: Path
+
+    def saved(self) -> Any:
+        """What was saved, or None."""
+        found = list(self.directory.glob("step-*/payload"))
+        assert len(found) <= 1
+        return torch.load(found[0], weights_only=False) if found else None
+
+
+class Child:
+    """Forked from this process, which has everything imported; it ends as a script would."""
+
+    def __init__(self, script: Callable[[Path], None], directory: Path) -> None:
+        self.directory = directory
+        self.errors, errors = os.pipe()
+        self.process = os.fork()
+        with contextlib.suppress(OSError):  # by both, so that it is done for whoever is first
+            os.setpgid(self.process, 0)
+        if self.process == 0:
+            os.dup2(errors, 2)
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            sys.excepthook = sys.__excepthook__
+            try:
+                script(directory)
+            except BaseException as error:  # noqa: BLE001
+                sys.excepthook(type(error), error, error.__traceback__)
+                sys.stderr.flush()
+                os._exit(1)
+            os._exit(0)
+        os.close(errors)
+
+    def end(self, seconds: float = 20.0) -> Ended:
+        guard = threading.Timer(seconds, os.killpg, (self.process, signal.SIGKILL))
+        guard.start()
+        with open(self.errors, "rb") as file:
+            said = file.read().decode()
+        _, status = os.waitpid(self.process, 0)
+        guard.cancel()
+        guard.join()
+        print(said)
+        return Ended(os.waitstatus_to_exitcode(status), said, self.directory)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Callable[[Callable[[Path], None]], Child]]:
+    made: list[Child] = []
+
+    def start(script: Callable[[Path], None]) -> Child:
+        made.append(Child(script, tmp_path / "ckpt"))
+        return made[-1]
+
+    yield start
+    for one in made:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.process, signal.SIGKILL)  # with what it has forked
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(one.process, 0)
+
+
+Start = Callable[[Callable[[Path], None]], Child]
+
+
+def expected(count: int) -> Any:
+    """The state behind so many steps of a job that nobody disturbed."""
+    torch.manual_seed(1)
+    training = Training()
+    scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1)
+    for _ in range(count):
+        training.step()
+        scheduler.step()
+    return training.model.state_dict(), scheduler.last_epoch, torch.get_rng_state()
+
+
+def assert_is_step(saved: Any, count: int) -> None:
+    model, scheduled, generator = expected(count)
+    assert saved["step"] == count and saved["scheduled"] == scheduled
+    assert torch.equal(saved["torch"], generator)
+    assert all(torch.equal(saved["model"][name], value) for name, value in model.items())
+
+
+@pytest.mark.parametrize("boundary", [True, False])
+def test_exception_in_a_step_saves_the_end_of_the_step_before_and_its_traceback_follows(
+    child: Start, boundary: bool
+) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory)
+        job.run(3, boundary)
+        job.loss().backward()
+        raise RuntimeError("the peer is gone")
+
+    ended = child(script).end()
+    assert ended.status == 1
+    assert_is_step(ended.saved(), 3)
+    lines = ended.said.splitlines()
+    save = next(n for n, line in enumerate(lines) if "rank 0: step 3 saved in" in line)
+    assert "(RuntimeError: the peer is gone); all ranks arrived." in lines[save]
+    assert lines[-1] == "RuntimeError: the peer is gone" and save < len(lines) - 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_whoever_ends_the_script_deliberately_gets_no_save(child: Start, error: type[BaseException]) -> None:
+    def script(directory: Path) -> None:
+        Job(directory).run(3)
+        raise error
+
+    ended = child(script).end()
+    assert ended.saved() is None and "understudy.jit" not in ended.said.replace(
+        "understudy.jit: rank 0: Noth", ""
+    )
+
+
+def test_exception_before_the_first_step_or_between_optimizer_and_boundary_saves_nothing_and_says_why(
+    child: Start, tmp_path: Path
+) -> None:
+    def early(directory: Path) -> None:
+        Job(directory)
+        raise RuntimeError("early")
+
+    def between(directory: Path) -> None:
+        job = Job(directory)
+        job.run(2)
+        job.step()
+        raise RuntimeError("between")
+
+    for script, sentence in ((early, "no step was completed"), (between, "between the optimizer's step")):
+        ended = child(script).end()
+        assert ended.saved() is None and ended.status == 1
+        assert f"nothing is saved (RuntimeError): {sentence}" in ended.said.replace("the fault lies ", "")
+
+
+def test_save_that_raises_leaves_nothing_that_counts_and_is_shown(child: Start) -> None:
+    def script(directory: Path) -> None:
+        def save(path: Path) -> None:
+            path.write_text("half")
+            raise OSError("the disk is full")
+
+        Job(directory, save=save).run(2)
+        raise RuntimeError("the peer is gone")
+
+    ended = child(script).end()
+    assert ended.saved() is None and ended.status == 1
+    assert "step 2 could not be saved" in ended.said and "the disk is full" in ended.said
+    assert ended.said.splitlines()[-1] == "RuntimeError: the peer is gone"
+
+
+def wait_for_signal() -> None:
+    while True:
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("boundary", [True, False])
+def test_sigterm_saves_and_the_process_ends_as_if_killed_by_it(child: Start, boundary: bool) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory)
+        job.run(4, boundary)
+        job.loss()
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_signal()
+
+    ended = child(script).end()
+    assert ended.status == -signal.SIGTERM
+    assert_is_step(ended.saved(), 4)
+    assert "step 4 saved" in ended.said and "(SIGTERM)" in ended.said
+
+
+@pytest.mark.parametrize("boundary", [True, False])
+def test_sigterm_behind_the_optimizer_waits_for_the_end_of_the_step(child: Start, boundary: bool) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory)
+        job.run(2, boundary)
+        job.step()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0)
+        job.scheduler.step()
+        if boundary:
+            jit.boundary()
+        job.loss()
+
+    ended = child(script).end()
+    assert ended.status == -signal.SIGTERM
+    assert_is_step(ended.saved(), 3)
+
+
+def test_sigterm_inside_the_optimizer_waits_as_well_and_gives_up_behind_the_grace(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory, grace=0.2)
+        job.run(2)
+        job.step()
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_signal()
+
+    ended = child(script).end()
+    assert (ended.status, ended.saved()) == (-signal.SIGTERM, None)
+    assert "nothing is saved (SIGTERM, 0.2 s ago)" in ended.said
+
+
+def test_handler_of_the_script_is_called_where_nothing_is_saved(child: Start) -> None:
+    def script(directory: Path) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(31))
+        Job(directory)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_signal()
+
+    assert child(script).end().status == 31
+
+
+def test_handler_that_the_script_installs_later_gets_one_behind_it_at_the_next_step(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory)
+        before = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *given: before(*given))  # type: ignore[operator,misc]
+        job.run(2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_signal()
+
+    ended = child(script).end()
+    assert ended.status == -signal.SIGTERM
+    assert_is_step(ended.saved(), 2)
+
+
+class Hung:
+    """A mutex of C that its owner waits for: no signal ends that, and the GIL is free."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(None)
+        self.mutex = ctypes.create_string_buffer(64)
+        self.library.pthread_mutex_lock(self.mutex)
+
+    def hang(self) -> None:
+        self.library.pthread_mutex_lock(self.mutex)
+
+    def release(self) -> None:
+        self.library.pthread_mutex_unlock(self.mutex)
+
+
+def test_sigterm_is_taken_over_by_a_thread_while_the_main_thread_hangs(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job, hung = Job(directory), Hung()
+        job.run(2)
+        job.loss()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        hung.hang()
+
+    ended = child(script).end()
+    assert ended.status == -signal.SIGTERM
+    assert_is_step(ended.saved(), 2)
+
+
+def hanging(job: Job) -> None:
+    """From now on, a collective neither ends nor moves."""
+    step = jit.completed_steps()
+    watchdog.counts = lambda: (("0", step + 1, step),)  # type: ignore[assignment]
+
+
+def test_hang_saves_from_the_watchdogs_thread_and_exits_with_75(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory, minimum_stall=0.2)
+        job.run(4)
+        hung = Hung()
+        job.loss()
+        hanging(job)
+        print("not lost", file=sys.stderr, end="")
+        hung.hang()
+
+    ended = child(script).end()
+    assert ended.status == 75
+    assert_is_step(ended.saved(), 4)
+    assert "a collective has not moved for" in ended.said and "not lost" in ended.said
+
+
+def test_training_that_comes_back_during_the_save_changes_nothing_of_it(child: Start) -> None:
+    def script(directory: Path) -> None:
+        calls: list[int] = []
+
+        def save(path: Path) -> None:
+            calls.append(1)
+            if len(calls) == 1:
+                torch.rand(1)  # what the C call that comes back may have done
+                hung.release()
+            time.sleep(0.3)  # the main thread has every chance to go on
+            job.save(path)
+
+        job = Job(directory, minimum_stall=0.2, save=save)
+        job.run(4)
+        hung = Hung()
+        job.loss()
+        hanging(job)
+        hung.hang()
+        job.run(100)
+        raise AssertionError("the training went on")
+
+    ended = child(script).end()
+    assert ended.status == 75
+    assert_is_step(ended.saved(), 4)
+
+
+def test_hang_where_nothing_can_be_saved_is_said_once_and_left_to_the_time_out(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory, minimum_stall=0.2)
+        job.run(4)
+        job.step()
+        hanging(job)
+        time.sleep(1.5)
+        os._exit(9)
+
+    ended = child(script).end()
+    assert (ended.status, ended.saved()) == (9, None)
+    assert ended.said.count("nothing is saved (a collective has not moved") == 1
+
+
+def test_save_that_calls_a_collective_counts_for_nothing_and_is_told(child: Start) -> None:
+    def script(directory: Path) -> None:
+        import torch.distributed as dist
+
+        def save(path: Path) -> None:
+            job.save(path)
+            dist.all_reduce(torch.ones(1))
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        job = Job(directory, save=save)
+        job.run(2)
+        raise RuntimeError("the peer is gone")
+
+    ended = child(script).end()
+    assert ended.saved() is None
+    assert "save_checkpoint called a collective" in ended.said
+
+
+def test_save_that_hangs_in_a_collective_is_ended_behind_the_grace_and_its_line_is_named(
+    child: Start,
+) -> None:
+    def script(directory: Path) -> None:
+        def save(path: Path) -> None:
+            all_reduce(path)
+
+        code = compile(
+            "def all_reduce(path):\n    hang()\n", "/torch/distributed/distributed_c10d.py", "exec"
+        )
+        names: dict[str, Any] = {"hang": Hung().hang}
+        exec(code, names)
+        all_reduce = names["all_reduce"]
+        Job(directory, save=save, grace=0.3).run(2)
+        raise RuntimeError("the peer is gone")
+
+    ended = child(script).end()
+    assert (ended.status, ended.saved()) == (1, None)
+    assert "save_checkpoint hangs in a collective, all_reduce (" in ended.said
+    assert f"{Path(__file__).name}:" in ended.said and "RuntimeError: the peer is gone" in ended.said
+
+
+def test_save_that_takes_longer_than_the_grace_is_told_and_goes_on(child: Start) -> None:
+    def script(directory: Path) -> None:
+        def save(path: Path) -> None:
+            time.sleep(0.4)
+            job.save(path)
+
+        job = Job(directory, save=save, grace=0.1)
+        job.run(2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_signal()
+
+    ended = child(script).end()
+    assert_is_step(ended.saved(), 2)
+    assert "has not ended within the grace of 0.1 s and goes on" in ended.said
+
+
+def test_sigterm_during_a_save_does_not_save_twice_or_end_it(child: Start) -> None:
+    def script(directory: Path) -> None:
+        def save(path: Path) -> None:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+            job.save(path)
+
+        job = Job(directory, save=save)
+        job.run(2)
+        raise RuntimeError("the peer is gone")
+
+    ended = child(script).end()
+    assert ended.status == 1 and ended.said.count("saved in") == 1
+    assert_is_step(ended.saved(), 2)
+
+
+def test_forks_of_a_rank_save_nothing_and_end_as_without_this(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory)
+        job.run(2)
+        hears, tells = os.pipe()
+        for fails in (True, False):
+            if (worker := os.fork()) == 0:
+                assert sys.excepthook is sys.__excepthook__
+                assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+                if fails:
+                    raise ValueError("in a worker")
+                os.write(tells, b"x")
+                wait_for_signal()
+            if not fails:
+                os.read(hears, 1)
+                os.kill(worker, signal.SIGTERM)
+            _, status = os.waitpid(worker, 0)
+            assert os.waitstatus_to_exitcode(status) == (1 if fails else -signal.SIGTERM)
+        assert not list(directory.glob("step-*"))
+        job.loss()
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for_signal()
+
+    ended = child(script).end()
+    assert ended.status == -signal.SIGTERM
+    assert_is_step(ended.saved(), 2)
+
+
+def test_close_leaves_nothing_behind_and_may_be_followed_by_another_init(child: Start) -> None:
+    def script(directory: Path) -> None:
+        threads = threading.active_count()
+        for _ in range(2):
+            job = Job(directory)
+            with pytest.raises(jit.JitError, match="was called before"):
+                jit.init(job.save, directory, job="test")
+            job.run(1)
+            jit.close()
+            jit.close()
+        deadline = time.monotonic() + 10
+        while threading.active_count() > threads and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert threading.active_count() == threads
+        assert sys.excepthook is sys.__excepthook__
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and signal.set_wakeup_fd(-1) == -1
+        with pytest.raises(jit.JitError, match=r"jit\.init has not been called"):
+            jit.boundary()
+        job.run(2, boundary=False)
+
+    ended = child(script).end()
+    assert ended.status == 0, ended.said
+
+
+def test_close_in_a_finally_clause_does_not_keep_the_exception_from_saving(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory)
+        try:
+            job.run(2)
+            raise RuntimeError("the peer is gone")
+        finally:
+            jit.close()
+
+    assert_is_step(child(script).end().saved(), 2)
+
+
+def test_job_that_is_started_again_goes_on_with_count_state_and_generators(child: Start) -> None:
+    def fails(directory: Path) -> None:
+        job = Job(directory)
+        job.run(3)
+        job.loss()
+        raise RuntimeError("the peer is gone")
+
+    def goes_on(directory: Path) -> None:
+        job = Job(directory)
+        path = jit.get_checkpoint_path()
+        assert path is not None
+        job.model.load_state_dict(torch.load(path, weights_only=False)["model"])
+        torch.manual_seed(77)
+        assert jit.restore_generators()
+        assert jit.completed_steps() == 3
+        assert torch.equal(torch.get_rng_state(), expected_state)
+
+    expected_state = expected(3)[2]
+    child(fails).end()
+    ended = child(goes_on).end()
+    assert ended.status == 0, ended.said
+
+
+def test_generators_that_are_gone_are_told(child: Start) -> None:
+    def script(directory: Path) -> None:
+        job = Job(directory)
+        job.run(1)
+        own = directory.parent / "own"
+        job.save(own)
+        jit.saved(own, 1)
+        jit.close()
+        for file in (directory / "slots").rglob("*-*"):
+            if file.is_file():
+                file.unlink()
+        Job(directory)
+        assert jit.get_checkpoint_path() is not None and jit.completed_steps() == 1
+        assert not jit.restore_generators()
+
+    ended = child(script).end()
+    assert ended.status == 0, ended.said
+    assert "own generators of step 1 are not in" in ended.said
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"save_checkpoint": None}, "must be a function"),
+        ({"grace": 0.0}, "must be above 0"),
+        ({"minimum_stall": float("nan")}, "must be above 0"),
+    ],
+)
+def test_init_refuses_what_cannot_be_in_one_sentence(
+    tmp_path: Path, settings: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(jit.JitError, match=sentence):
+        given: dict[str, Any] = {"save_checkpoint": print, "directory": tmp_path} | settings
+        jit.init(**given)
+
+
+def test_state_without_a_replica_is_told_at_init(child: Start) -> None:
+    def script(directory: Path) -> None:
+        with pytest.warns(UserWarning, match=r"^Nothing to save from: one process alone has this state"):
+            jit.init(print, directory, job="test")
+        jit.close()
+
+    ended = child(script).end()
+    assert ended.status == 0, ended.said
+
+
+def test_previous_wakeup_descriptor_still_hears_of_signals(child: Start) -> None:
+    def script(directory: Path) -> None:
+        hears, tells = os.pipe()
+        os.set_blocking(tells, False)
+        signal.set_wakeup_fd(tells)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        Job(directory)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert os.read(hears, 1) == bytes([signal.SIGUSR1])
+        jit.close()
+        assert signal.set_wakeup_fd(-1) == tells
+
+    ended = child(script).end()
+    assert ended.status == 0, ended.said
+
+
+def test_ignored_sigterm_stays_ignored(child: Start) -> None:
+    def script(directory: Path) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Job(directory).run(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    assert child(script).end().status == 0

@@ -1,0 +1,1040 @@
+"""Shards on disk: what counts, what a crash leaves, what a hostile directory does (paper 001 §3.2-3.3)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import stat
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from understudy.jit import choosing, reading
+from understudy.jit.identity import Identity, JitError
+from understudy.jit.reading import Directory, sealed, unsealed
+from understudy.jit.storage import Choice, ShardDirectory, wait_for_shards
+
+FORK = multiprocessing.get_context("fork")
+
+
+def identity(
+    rank: int = 0, world: int = 2, shard: str | None = None, attempt: str = "first", job: str = "job"
+) -> Identity:
+    return Identity(job, f"s{rank}" if shard is None else shard, rank, world, f"host-{rank}", attempt)
+
+
+def text(content: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(content)
+
+    return write
+
+
+def nothing(path: Path) -> None:
+    raise AssertionError(f"{path} is not to be written")
+
+
+def opened(
+    directory: Path, world: int = 2, attempt: str = "first", shards: dict[int, str] | None = None
+) -> list[ShardDirectory]:
+    """All ranks of an attempt, announced."""
+    ranks = [
+        ShardDirectory(directory, identity(rank, world, (shards or {}).get(rank), attempt))
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.announce()
+    return ranks
+
+
+def complete(directory: Path, *steps: int, world: int = 2, attempt: str = "first") -> list[ShardDirectory]:
+    """Each step saved by all ranks of an attempt, each its own shard."""
+    ranks = opened(directory, world, attempt)
+    for step in steps:
+        for number, rank in enumerate(ranks):
+            rank.save(step, text(f"s{number} of {step}"), "a test")
+    return ranks
+
+
+def chosen(directory: Path, rank: int = 0, world: int = 2, attempt: str = "next") -> Choice | None:
+    return ShardDirectory(directory, identity(rank, world, attempt=attempt)).choose()
+
+
+def taken(directory: Path, rank: int = 0) -> tuple[int, str] | None:
+    """Step and content of what the next attempt resumes from."""
+    choice = chosen(directory, rank)
+    return None if choice is None else (choice.step, choice.path.read_text())
+
+
+def folders(directory: Path, step: int | None = None) -> list[Path]:
+    return sorted(directory.glob("step-*" if step is None else f"step-{step}.*"))
+
+
+def hidden(directory: Path) -> list[str]:
+    return [name for name in os.listdir(directory) if name.startswith(".")]
+
+
+# What counts.
+
+
+def test_a_save_is_found_with_its_payload_and_says_whose_it_is(tmp_path: Path) -> None:
+    place = tmp_path / "deep" / "ckpt"
+    first, second = opened(place)
+    path = first.save(5, lambda path: torch.save({"weight": torch.ones(3)}, path), "rank 1 is dead")
+    second.save(5, text("other"), "rank 1 is dead")
+
+    choice = chosen(place)
+
+    assert choice is not None and choice.path == path and choice.step == 5
+    assert torch.load(choice.path)["weight"].tolist() == [1, 1, 1]
+    told = {name: choice.metadata[name] for name in ("job", "shard", "rank", "world_size", "host", "reason")}
+    assert told == {
+        "job": "job", "shard": "s0", "rank": 0, "world_size": 2, "host": "host-0", "reason": "rank 1 is dead",
+    }  # fmt: skip
+    assert choice.metadata["versions"]["torch"] == torch.__version__
+    assert stat.S_IMODE(place.stat().st_mode) == stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_nothing_is_chosen_in_an_empty_directory(tmp_path: Path) -> None:
+    assert chosen(tmp_path / "ckpt") is None
+
+
+def test_shards_of_different_steps_are_never_mixed(tmp_path: Path) -> None:
+    first, second = complete(tmp_path, 3)
+    first.save(7, text("i"), "a test")
+    second.save(8, text("i + 1"), "a test")
+
+    assert [taken(tmp_path, rank) for rank in (0, 1)] == [(3, "s0 of 3"), (3, "s1 of 3")]
+    assert any("step 8" in remark.lower() for remark in (chosen(tmp_path) or pytest.fail()).remarks)
+
+
+def test_a_shard_that_was_announced_but_not_saved_makes_the_older_step_be_taken(tmp_path: Path) -> None:
+    ranks = complete(tmp_path, 3, world=3)
+    for rank in ranks[:2]:
+        rank.save(4, text("newer"), "a test")
+
+    choice = chosen(tmp_path, world=3)
+
+    assert choice is not None and choice.step == 3
+    assert any("nobody has saved the shards s2" in remark for remark in choice.remarks)
+
+
+def test_one_rank_chooses_for_all_and_refuses_a_shard_that_there_is_not(tmp_path: Path) -> None:
+    complete(tmp_path, 3)
+
+    choice = chosen(tmp_path, rank=0)
+
+    assert choice is not None
+    assert choice.for_rank(identity(1)).read_text() == "s1 of 3"
+    with pytest.raises(JitError, match="has no shard strange, only s0, s1"):
+        choice.for_rank(identity(1, shard="strange"))
+
+
+@pytest.mark.parametrize(
+    ("contents", "expected"),
+    [
+        (["other", "same", "same"], "same"),
+        (["same", "other", "same"], "same"),
+        (["a", "b", "c"], "a"),
+        (["b", "a", "a", "b"], "b"),
+    ],
+)
+def test_of_replicas_that_differ_the_majority_is_taken_and_at_a_tie_the_lowest_rank(
+    tmp_path: Path, contents: list[str], expected: str
+) -> None:
+    world = len(contents)
+    ranks = opened(tmp_path, world, shards=dict.fromkeys(range(world), "0"))
+    for rank, content in zip(reversed(ranks), reversed(contents), strict=True):
+        rank.save(5, text(content), "a test")
+
+    choice = ShardDirectory(tmp_path, identity(0, world, "0", "next")).choose()
+
+    assert choice is not None and choice.path.read_text() == expected
+    assert any("replicas differ" in remark for remark in choice.remarks)
+
+
+def test_a_damaged_replica_is_passed_over_for_a_whole_one_with_a_sentence(tmp_path: Path) -> None:
+    first, second = opened(tmp_path, shards={0: "0", 1: "0"})
+    first.save(5, text("state"), "a test").write_text("stale")
+    second.save(5, text("state"), "a test")
+
+    choice = ShardDirectory(tmp_path, identity(0, shard="0", attempt="next")).choose()
+
+    assert choice is not None and choice.metadata["rank"] == 1 and choice.path.read_text() == "state"
+    assert any("digest" in remark for remark in choice.remarks)
+
+
+def test_where_all_replicas_of_a_shard_are_damaged_the_older_step_is_taken(tmp_path: Path) -> None:
+    ranks = complete(tmp_path, 3)
+    shutil.copytree(tmp_path, tmp_path / "kept")
+    for number, rank in enumerate(ranks):
+        rank.save(4, text(f"s{number} of 4"), "a test")
+    for folder in folders(tmp_path / "kept"):  # removed when step 4 was complete
+        if not (tmp_path / folder.name).exists():
+            shutil.copytree(folder, tmp_path / folder.name)
+    (folders(tmp_path, 4)[1] / "payload").write_text("damaged")
+
+    assert taken(tmp_path) == (3, "s0 of 3")
+
+
+def test_a_payload_may_be_a_tree_of_folders(tmp_path: Path) -> None:
+    def write(path: Path) -> None:
+        (path / "a" / "b").mkdir(parents=True)
+        (path / "a" / "b" / "ü \n.pt").write_text("deep")
+        (path / "empty.pt").touch()
+
+    ranks = opened(tmp_path, world=1)
+    ranks[0].save(5, write, "a test")
+
+    choice = chosen(tmp_path, world=1)
+
+    assert choice is not None and (choice.path / "a" / "b" / "ü \n.pt").read_text() == "deep"
+    (choice.path / "a" / "b" / "ü \n.pt").write_text("DEEP")
+    assert chosen(tmp_path, world=1) is None
+
+
+SHARDS = (
+    "a/b", "a_b", "a%2Fb", "A_b", "a.b", "..", ".", " ", "\n", "~", "模型", "\u00e9", "e\u0301", "\U0001f525",
+    "x" * 200, "x" * 199 + "y", "模" * 200, "rank-0", "\x1b[31m",
+)  # fmt: skip
+
+
+def test_shards_whose_names_look_alike_when_quoted_are_kept_apart(tmp_path: Path) -> None:
+    world, shards = len(SHARDS), dict(enumerate(SHARDS))
+    assert len(set(SHARDS)) == world
+    for number, rank in enumerate(opened(tmp_path, world, shards=shards)):
+        rank.save(5, text(f"content {number}"), "a test")
+
+    choice = ShardDirectory(tmp_path, identity(0, world, SHARDS[0], "next")).choose()
+
+    assert choice is not None
+    found = [choice.for_rank(identity(rank, world, shard)).read_text() for rank, shard in shards.items()]
+    assert found == [f"content {number}" for number in range(world)]
+
+
+@pytest.mark.parametrize("shard", ["", "x" * 201, "\ud800", 7])
+def test_a_shard_that_cannot_be_written_down_is_refused(shard: Any) -> None:
+    with pytest.raises(JitError, match="The shard of this rank"):
+        identity(shard=shard)
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", None, 2**53 + 1])
+def test_what_is_no_step_is_refused(tmp_path: Path, step: Any) -> None:
+    directory = ShardDirectory(tmp_path, identity())
+    for call in (lambda: directory.save(step, nothing, ""), lambda: directory.attend(step)):
+        with pytest.raises(JitError, match="A step is a whole number"):
+            call()
+
+
+def test_saves_of_an_attempt_with_more_ranks_are_taken_if_the_shards_are_the_same(tmp_path: Path) -> None:
+    shards = {0: "s0", 1: "s1", 2: "s0", 3: "s1"}
+    ranks = opened(tmp_path, 4, shards=shards)
+    ranks[2].save(9, text("s0"), "a test")
+    ranks[3].save(9, text("s1"), "a test")
+
+    fewer = opened(tmp_path, 2, "second")
+
+    assert [(rank.choose() or pytest.fail()).path.read_text() for rank in fewer] == ["s0", "s1"]
+
+
+def test_saves_of_an_attempt_with_other_shards_are_not_taken(tmp_path: Path) -> None:
+    complete(tmp_path, 9, world=3)
+
+    fewer = opened(tmp_path, 2, "second")
+
+    assert fewer[0].choose() is None
+    assert any("shards s2 would be taken by no rank" in remark for remark in fewer[0].remarks)
+
+
+def test_who_did_not_arrive_is_in_the_metadata(tmp_path: Path) -> None:
+    ranks = opened(tmp_path, 4)
+    ranks[1].attend(6)
+    path = ranks[0].save(7, text(""), "a test")
+
+    fields = json.loads((path.parent / "metadata.json").read_text())
+
+    assert fields["absent"] == [{"rank": 2, "host": "host-2"}, {"rank": 3, "host": "host-3"}]
+
+
+# Old ones.
+
+
+def test_a_rank_removes_its_own_older_saves_once_a_newer_step_is_complete(tmp_path: Path) -> None:
+    first, second = complete(tmp_path, 3, 4)
+    first.save(5, text("newer"), "a test")
+    assert len(folders(tmp_path, 4)) == 2, "step 5 is not complete"
+    second.save(5, text("newer"), "a test")
+
+    assert [len(folders(tmp_path, step)) for step in (3, 4, 5)] == [0, 1, 2]
+    first.save(6, text("newest"), "a test")
+    assert [len(folders(tmp_path, step)) for step in (4, 5, 6)] == [0, 2, 1]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 1)], ids=["gone", "cut"])
+def test_what_is_behind_a_step_whose_payload_is_gone_or_cut_is_kept(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    first, second = complete(tmp_path, 3)
+    damage(first.save(4, text("s0 of 4"), "a test"))
+    second.save(4, text("s1 of 4"), "a test")
+    first.save(5, text("s0 of 5"), "a test")
+
+    assert taken(tmp_path) == (3, "s0 of 3")
+
+
+@pytest.mark.parametrize("saver", [0, 1])
+@pytest.mark.parametrize("step", [4, 51], ids=["before it", "behind it"])
+def test_a_damaged_newer_step_that_the_job_has_turned_away_from_costs_nothing(
+    tmp_path: Path, saver: int, step: int
+) -> None:
+    ranks = complete(tmp_path, 3)
+    kept = [(folder, folder.name) for folder in folders(tmp_path)]
+    shutil.copytree(tmp_path, tmp_path / "kept")
+    for rank in ranks:
+        rank.save(50, text("bits"), "a test")
+    for _, name in kept:
+        shutil.copytree(tmp_path / "kept" / name, tmp_path / name, dirs_exist_ok=True)
+    for folder in folders(tmp_path, 50):
+        (folder / "payload").write_text("rots")
+
+    again = opened(tmp_path, attempt="second")
+    if step > 50:  # else the step itself says that the job has turned away
+        assert (again[0].choose() or pytest.fail()).step == 3
+    again[saver].save(step, text("newer"), "a test")
+
+    assert taken(tmp_path) == (3, "s0 of 3"), "the new step lacks a shard, step 50 is damaged"
+
+
+def test_old_attempts_of_which_nothing_is_left_are_forgotten(tmp_path: Path) -> None:
+    complete(tmp_path, 3, attempt="0")
+    for attempt in range(1, 9):
+        opened(tmp_path, attempt=str(attempt))
+
+    assert taken(tmp_path) == (3, "s0 of 3"), "the attempt that has saved is known yet"
+    assert len(list((tmp_path / "announced").iterdir())) == 6
+
+
+# Periodic checkpoints and exports.
+
+
+def test_a_periodic_checkpoint_competes_by_its_step_where_it_lies(tmp_path: Path) -> None:
+    [rank] = complete(tmp_path / "ckpt", 3, world=1)
+    own = tmp_path / "own.pt"
+    own.write_text("step 5")
+    rank.saved(own, 5)
+
+    choice = chosen(tmp_path / "ckpt", world=1)
+    assert choice is not None and (choice.step, choice.path) == (5, own)
+
+    own.write_text("step 6")  # not told yet, and as large
+    choice = chosen(tmp_path / "ckpt", world=1)
+    assert choice is not None and choice.path.read_text() == "s0 of 3"
+
+    rank.saved(own, 6)
+    assert [len(folders(tmp_path / "ckpt", step)) for step in (3, 5, 6)] == [1, 0, 1]
+    own.unlink()
+    choice = chosen(tmp_path / "ckpt", world=1)
+    assert choice is not None and choice.step == 3
+
+
+def test_a_link_to_a_periodic_checkpoint_is_followed_when_it_is_told(tmp_path: Path) -> None:
+    [rank] = opened(tmp_path / "ckpt", world=1)
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-5" / "model.pt").write_text("five")
+    (tmp_path / "latest").symlink_to("step-5")
+    rank.saved(tmp_path / "latest", 5)
+    (tmp_path / "latest").unlink()
+
+    choice = chosen(tmp_path / "ckpt", world=1)
+
+    assert choice is not None and (choice.path / "model.pt").read_text() == "five"
+
+
+def test_a_periodic_checkpoint_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    [rank] = opened(tmp_path, world=1)
+    with pytest.raises(JitError, match="could not save step 5"):
+        rank.saved(tmp_path / "nowhere.pt", 5)
+    assert not folders(tmp_path)
+
+
+def export(path: Path, step: Any, ranks: int = 2, alike: bool = True) -> Path:
+    """As `recoveryctl snapshots export` leaves it, in what is read of it."""
+    path.mkdir()
+    about = {"job": "x", "step": step, "ranks": ranks, "format": "torch", "one_for_all_ranks": alike}
+    (path / "snapshot.json").write_text(json.dumps(about))
+    for rank in range(0 if alike else ranks):
+        (path / f"rank-{rank}").mkdir()
+    return path
+
+
+def test_exports_of_snapshots_compete_by_their_step(tmp_path: Path) -> None:
+    ranks = complete(tmp_path / "ckpt", 5)
+    older, newer = export(tmp_path / "older", 4), export(tmp_path / "newer", 6)
+
+    assert (ranks[0].choose([older]) or pytest.fail()).step == 5
+    choice = ranks[0].choose([older, newer])
+
+    assert choice is not None and (choice.step, choice.path) == (6, newer)
+    assert choice.for_rank(identity(1)) == newer
+
+
+def test_an_export_in_which_ranks_differ_has_a_folder_for_each(tmp_path: Path) -> None:
+    ranks = opened(tmp_path / "ckpt")
+    other = export(tmp_path / "three", 9, ranks=3, alike=False)
+    mine = export(tmp_path / "two", 6, alike=False)
+
+    choice = ranks[0].choose([other, mine])
+
+    assert choice is not None and choice.path == mine / "rank-0"
+    assert choice.for_rank(identity(1)) == mine / "rank-1"
+    assert any("it is for 3 ranks" in remark for remark in choice.remarks)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"[" * 100_000, b'{"step": "7"}', b'{"step": 7}', b'{"step": 1e400}', b"\xff"]
+)
+def test_a_damaged_export_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    ranks = complete(tmp_path / "ckpt", 5)
+    (export(tmp_path / "export", 7) / "snapshot.json").write_bytes(content)
+
+    choice = ranks[0].choose([tmp_path / "export", tmp_path / "nowhere"])
+
+    assert choice is not None and choice.step == 5
+    assert len([remark for remark in choice.remarks if "passed over" in remark]) == 2
+
+
+# Whose it is.
+
+
+def test_another_jobs_directory_is_refused(tmp_path: Path) -> None:
+    ShardDirectory(tmp_path, identity())
+    with pytest.raises(JitError, match=r"belongs to the job job, and this is other"):
+        ShardDirectory(tmp_path, identity(job="other"))
+
+
+def test_a_save_of_another_job_that_was_copied_here_does_not_count(tmp_path: Path) -> None:
+    complete(tmp_path / "mine", 3)
+    other = ShardDirectory(tmp_path / "other", identity(job="other"))
+    folder = other.save(9, text("other"), "a test").parent
+    shutil.copytree(folder, tmp_path / "mine" / folder.name)
+
+    choice = chosen(tmp_path / "mine")
+
+    assert choice is not None and choice.step == 3
+    assert any("one of the job other" in remark for remark in choice.remarks)
+
+
+def test_a_directory_that_everybody_may_write_into_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(JitError, match="Everybody may write"):
+        ShardDirectory(tmp_path, identity())
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").touch()
+    with pytest.raises(JitError, match="cannot be used for checkpoints"):
+        ShardDirectory(tmp_path / "ckpt", identity())
+
+
+def test_what_belongs_to_another_user_does_not_count(tmp_path: Path) -> None:
+    complete(tmp_path, 3)
+
+    saves, problems = Directory(tmp_path, os.geteuid() + 1).saves()
+
+    assert not saves and all("belongs to uid" in why for why in problems.values()) and len(problems) == 2
+
+
+def test_an_attempt_with_two_world_sizes_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path, 2)
+    with pytest.raises(JitError, match="attempt of its own"):
+        ShardDirectory(tmp_path, identity(0, 3)).announce()
+
+
+# Saves that fail.
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+def test_what_save_checkpoint_raises_comes_through_and_nothing_of_it_stays(
+    tmp_path: Path, error: BaseException
+) -> None:
+    ranks = complete(tmp_path, 3)
+
+    def write(path: Path) -> None:
+        path.write_text("half")
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        ranks[0].save(4, write, "a test")
+
+    assert raised.value is error and not hidden(tmp_path)
+    assert taken(tmp_path) == (3, "s0 of 3")
+
+
+def link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def link_inside(path: Path) -> None:
+    path.mkdir()
+    (path / "a").touch()
+    (path / "b").symlink_to("a")
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: None, "was to be at .*payload, and does not count"),
+        (lambda path: path.mkdir(), "is an empty folder"),
+        (lambda path: path.with_suffix(".npz").touch(), "was to be at"),
+        (link, "payload is a symbolic link"),
+        (link_inside, "payload/b is a symbolic link"),
+        (lambda path: os.mkfifo(path), "payload is neither a file nor a folder"),
+        (lambda path: (path / "/".join("d" * 70)).mkdir(parents=True), "64 deep"),
+    ],
+    ids=["nothing", "empty folder", "another name", "link", "link inside", "pipe", "deep"],
+)
+def test_a_payload_that_could_not_be_read_back_is_refused_when_it_is_saved(
+    tmp_path: Path, write: Callable[[Path], None], said: str
+) -> None:
+    ranks = complete(tmp_path, 3)
+    with pytest.raises(JitError, match=said):
+        ranks[0].save(4, write, "a test")
+
+    assert not hidden(tmp_path) and taken(tmp_path) == (3, "s0 of 3")
+
+
+def test_a_long_reason_does_not_cost_the_save(tmp_path: Path) -> None:
+    [rank] = opened(tmp_path, world=1)
+    rank.save(3, text("state"), "\ud800é" * (1 << 20))
+
+    assert chosen(tmp_path, world=1) is not None
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that it would still do happens."""
+
+
+_CHANGES = ("write", "fsync", "rename", "link", "mkdir", "unlink", "rmdir")
+
+
+@contextmanager
+def fault(at: int, kind: str) -> Iterator[Callable[[], bool]]:
+    """The `at`-th call that changes the disk fails; yields whether there was one.
+
+    "kill": so do all behind it. "error": that one alone. "full": from then on nothing new finds room.
+    """
+    calls, real = [0], {name: getattr(os, name) for name in _CHANGES}
+
+    def failing(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if kind == "kill" and calls[0] >= at:
+                raise Killed
+            if kind == "error" and calls[0] == at:
+                raise OSError(errno.EIO, "a fault of the test")
+            if kind == "full" and calls[0] >= at and name in ("write", "mkdir"):
+                raise OSError(errno.ENOSPC, "a full disk of the test")
+            if kind == "torn" and calls[0] >= at:
+                if name == "write":
+                    real["write"](arguments[0], arguments[1][:1])
+                raise Killed
+            return real[name](*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _CHANGES:
+            patch.setattr(os, name, failing(name))
+        yield lambda: calls[0] >= at
+
+
+def _write_slowly(path: Path) -> None:
+    number = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        for part in (b"s0 ", b"of ", b"2"):
+            os.write(number, part)
+    finally:
+        os.close(number)
+
+
+@pytest.mark.parametrize("kind", ["kill", "error", "full", "torn"])
+def test_a_fault_at_any_write_fsync_or_rename_of_a_save_leaves_it_whole_or_not_at_all(
+    tmp_path: Path, kind: str
+) -> None:
+    template = tmp_path / "template"
+    complete(template, 1)
+    other = opened(template, attempt="first")[1]
+    other.save(2, text("s1 of 2"), "a test")  # with rank 0's, step 2 is complete, and step 1 is removed
+    for at in range(1, 200):
+        directory = tmp_path / f"at-{at}"
+        shutil.copytree(template, directory)
+        rank = ShardDirectory(directory, identity())
+        rank.announce()
+        returned, raised = False, None
+        with fault(at, kind) as happened:
+            try:
+                rank.save(2, _write_slowly, "a test")
+                returned = True
+            except (Killed, OSError, JitError) as error:
+                raised = error
+
+        if not happened():
+            assert returned and at > 15
+            return
+        found = taken(directory)
+        assert found in ((1, "s0 of 1"), (2, "s0 of 2")), f"call {at}: {found}"
+        if returned:
+            assert found == (2, "s0 of 2"), f"call {at}"
+        elif not isinstance(raised, Killed):
+            assert found == (1, "s0 of 1"), f"call {at}: {raised} was raised, and it counts"
+        assert not hidden(directory), f"call {at}: remains"
+        shutil.rmtree(directory)
+    pytest.fail("a save has no end")
+
+
+@pytest.mark.parametrize("kind", ["kill", "error", "torn"])
+def test_a_fault_at_any_point_of_opening_and_announcing_does_not_stop_the_next_start(
+    tmp_path: Path, kind: str
+) -> None:
+    for at in range(1, 200):
+        directory = tmp_path / f"at-{at}"
+        with fault(at, kind) as happened, suppress(Killed, JitError):
+            ShardDirectory(directory, identity()).announce()
+        complete(directory, 3, attempt="second")
+
+        assert taken(directory) == (3, "s0 of 3"), f"call {at}"
+        assert not hidden(directory), f"call {at}: remains"
+        if not happened():
+            assert at > 10
+            return
+        shutil.rmtree(directory)
+    pytest.fail("opening has no end")
+
+
+@pytest.mark.parametrize("kind", ["kill", "error", "torn"])
+def test_a_fault_while_a_periodic_checkpoint_is_told_leaves_it_and_the_older_ones(
+    tmp_path: Path, kind: str
+) -> None:
+    own = tmp_path / "own.pt"
+    own.write_text("own")
+    for at in range(1, 100):
+        directory = tmp_path / f"at-{at}"
+        [rank] = complete(directory, 1, world=1)
+        with fault(at, kind) as happened, suppress(Killed, JitError):
+            rank.saved(own, 2)
+        choice = chosen(directory, world=1)
+        assert choice is not None and choice.path.read_text() in ("s0 of 1", "own"), f"call {at}"
+        assert own.read_text() == "own"
+        if not happened():
+            assert choice.step == 2
+            return
+        shutil.rmtree(directory)
+    pytest.fail("it has no end")
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    complete(tmp_path, 3)
+
+    assert taken(tmp_path) == (3, "s0 of 3") and not hidden(tmp_path)
+
+
+def test_all_of_a_save_is_durable_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tree(path: Path) -> None:
+        (path / "inner").mkdir(parents=True)
+        (path / "inner" / "file").write_text("state")
+
+    [rank] = opened(tmp_path, world=1)
+    rank.attend(3)
+    synced: list[int] = []
+    renamed: list[int] = []
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(number: int) -> None:
+        real_fsync(number)
+        synced.append(os.fstat(number).st_ino)
+
+    def rename(source: Any, target: Any) -> None:
+        real_rename(source, target)
+        renamed.append(len(synced))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    payload = rank.save(3, tree, "a test")
+
+    [count] = renamed
+    folder = payload.parent
+    inodes = [path.stat().st_ino for path in (payload / "inner" / "file", payload / "inner", payload)]
+    assert set(inodes) <= set(synced[:count])
+    assert synced[count - 2 :] == [
+        path.stat().st_ino for path in (folder / "metadata.json", folder, tmp_path)
+    ]
+
+
+def test_what_is_announced_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    real = os.fsync
+
+    def fsync(number: int) -> None:
+        real(number)
+        synced.add(os.fstat(number).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    opened(tmp_path / "ckpt", world=1)
+
+    paths = [path for path in (tmp_path / "ckpt").rglob("*") if "attendance" not in str(path)]
+    assert len(paths) == 5
+    assert {path.stat().st_ino for path in paths} <= synced
+
+
+# Hostile directories.
+
+
+def damaged_somewhere(chance: random.Random, content: bytes) -> bytes:
+    found = bytearray(content)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(found) + 1)
+        match chance.randrange(4):
+            case 0 if place < len(found):
+                found[place] ^= 1 << chance.randrange(8)
+            case 1:
+                del found[place : place + chance.randint(1, 40)]
+            case 2:
+                found[place:place] = chance.randbytes(chance.randint(1, 8))
+            case _:
+                found[place:place] = chance.choice([b"[" * 2000, b"{}", b"null", b'"', b"1" * 5000, b"NaN"])
+    return bytes(found)
+
+
+def test_damage_anywhere_gives_what_was_saved_or_nothing(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    complete(tmp_path, 3)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size)
+    assert len(files) >= 8
+    for _ in range(300):
+        path = chance.choice(files)
+        content = path.read_bytes()
+        path.write_bytes(damaged_somewhere(chance, content))
+        try:
+            assert taken(tmp_path) in (None, (3, "s0 of 3"))
+        except JitError as error:
+            assert path.name == "job.json", error
+        path.write_bytes(content)
+    assert taken(tmp_path) == (3, "s0 of 3")
+
+
+HOSTILE: dict[str, list[Any]] = {
+    "step": [-1, 2**70, 4, True, "3", None, 3.0],
+    "rank": [-1, 1, 2, "0", [0]],
+    "world_size": [0, -1, "2", 2**70],
+    "shard": ["", "s1", "../x", "x" * 1000, None, "\ud800", 7],
+    "attempt": ["", "other", None, {}],
+    "job": ["", "other", None],
+    "host": [None, "x" * 1000],
+    "kind": ["periodic", "other", None],
+    "algorithm": ["md5", None],
+    "payload": ["", "..", ".", "/", "metadata.json", None, "payload/x"],
+    "root": ["/", "/etc", "", ".", "/tmp/../etc", 7, "/\0"],
+    "absent": [None, [7], [{"rank": -1, "host": ""}], [{"rank": 1}]],
+    "reason": [None, []],
+    "files": [
+        {}, [], None, {"payload": None}, {"payload": []}, {"payload": [7]}, {"payload": [7, "0" * 15]},
+        {"payload": [-1, "0" * 16]}, {"payload": ["7", "0" * 16]}, {"../payload": [7, "0" * 16]},
+        {"/etc/passwd": [7, "0" * 16]}, {"payload/../../../x": [7, "0" * 16]}, {"payload//x": [7, "0" * 16]},
+        {"payload/" + "x/" * 100 + "x": [7, "0" * 16]}, {"payload\0": [7, "0" * 16]}, {"": [7, "0" * 16]},
+        {"payload": [7, "0" * 16]}, {f"payload/{number}": [7, "0" * 16] for number in range(10_001)},
+    ],
+    "format": [0, 2, None, "1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_metadata_that_is_in_order_but_hostile_does_not_count(tmp_path: Path, name: str) -> None:
+    complete(tmp_path, 3)
+    path = folders(tmp_path)[0] / "metadata.json"
+    fields = unsealed(path.read_bytes())
+    for value in HOSTILE[name]:
+        path.write_bytes(sealed({**fields, name: value}))
+        assert taken(tmp_path, rank=1) is None, f"{name}: {value!r:.60}"
+    path.write_bytes(sealed({key: value for key, value in fields.items() if key != name}))
+    assert taken(tmp_path, rank=1) is None
+
+    path.write_bytes(sealed(fields))
+    assert taken(tmp_path, rank=1) == (3, "s1 of 3")
+
+
+@pytest.mark.parametrize(("was", "becomes"), [(b"a test", b"a tent"), (b"host-0", b"host-8")])
+def test_metadata_with_a_plausible_change_does_not_count(tmp_path: Path, was: bytes, becomes: bytes) -> None:
+    complete(tmp_path, 3)
+    path = folders(tmp_path)[0] / "metadata.json"
+    path.write_bytes(path.read_bytes().replace(was, becomes))
+
+    choice = chosen(tmp_path)
+
+    assert choice is None
+
+
+def test_metadata_beyond_a_mebibyte_is_not_read(tmp_path: Path) -> None:
+    complete(tmp_path, 3)
+    path = folders(tmp_path)[0] / "metadata.json"
+    with path.open("ab") as file:
+        file.write(b" " * reading.MOST_METADATA)
+
+    assert taken(tmp_path) is None
+
+
+def replaced_by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def replaced_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "replace"),
+    [
+        ("payload", replaced_by_link),
+        ("payload", replaced_by_pipe),
+        ("metadata.json", replaced_by_link),
+        ("metadata.json", replaced_by_pipe),
+        ("", replaced_by_link),
+    ],
+)
+def test_links_are_not_followed_and_pipes_are_not_waited_for(
+    tmp_path: Path, part: str, replace: Callable[[Path], None]
+) -> None:
+    complete(tmp_path, 3)
+    replace(folders(tmp_path)[0] / part)
+
+    assert taken(tmp_path) is None
+
+
+def test_a_linked_job_file_is_refused(tmp_path: Path) -> None:
+    ShardDirectory(tmp_path, identity())
+    replaced_by_link(tmp_path / "job.json")
+    with pytest.raises(JitError, match="symbolic link"):
+        ShardDirectory(tmp_path, identity())
+
+
+# Several processes.
+
+
+def in_processes(count: int, work: Callable[[int], None]) -> None:
+    """Runs `work(rank)` in forks that begin at the same moment; all of them must end well."""
+    barrier = FORK.Barrier(count)
+
+    def begin(rank: int) -> None:
+        barrier.wait(60)
+        work(rank)
+
+    processes = [FORK.Process(target=begin, args=(rank,), daemon=True) for rank in range(count)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(100)
+        assert [process.exitcode for process in processes] == [0] * count
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def test_ranks_that_open_announce_and_save_at_the_same_time_are_one_attempt(tmp_path: Path) -> None:
+    directory, world, steps = tmp_path / "ckpt", 6, 8
+
+    def work(rank: int) -> None:
+        for attempt in ("first", "second"):
+            mine = ShardDirectory(directory, identity(rank, world, f"s{rank % 2}", attempt))
+            mine.announce()
+            for step in range(steps):
+                mine.save(step, text(f"s{rank % 2} of {step}"), "a test")
+
+    in_processes(world, work)
+
+    assert sorted(os.listdir(directory / "announced")) == ["000001", "000002"]
+    assert not hidden(directory)
+    choice = ShardDirectory(directory, identity(1, world, "s1", "third")).choose()
+    assert choice is not None and choice.step == steps - 1 and choice.path.read_text() == f"s1 of {steps - 1}"
+    assert not choice.remarks
+
+
+def test_jobs_that_come_at_the_same_time_do_not_share_a_directory(tmp_path: Path) -> None:
+    def work(rank: int) -> None:
+        try:
+            ShardDirectory(tmp_path / "ckpt", identity(0, job=f"job-{rank}"))
+            (tmp_path / f"in-{rank}").touch()
+        except JitError:
+            pass
+
+    in_processes(4, work)
+
+    assert len(list(tmp_path.glob("in-*"))) == 1
+
+
+def test_a_save_in_progress_is_left_alone_until_its_process_is_dead(tmp_path: Path) -> None:
+    complete(tmp_path, 3)
+    writing, still = FORK.Event(), FORK.Event()
+
+    def hang(path: Path) -> None:
+        path.write_text("half")
+        writing.set()
+        still.wait()
+
+    process = FORK.Process(
+        target=lambda: ShardDirectory(tmp_path, identity()).save(4, hang, "a test"), daemon=True
+    )
+    process.start()
+    try:
+        assert writing.wait(60)
+        assert taken(tmp_path) == (3, "s0 of 3")
+        assert len(hidden(tmp_path)) == 1
+    finally:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+
+    assert taken(tmp_path) == (3, "s0 of 3") and not hidden(tmp_path)
+
+
+def test_remains_of_other_ranks_are_theirs_and_those_of_ranks_that_are_no_more_are_removed(
+    tmp_path: Path,
+) -> None:
+    ShardDirectory(tmp_path, identity())
+    names = [f".save.rank-{rank}.{0:016x}" for rank in (0, 1, 2, 3)]
+    for name in names:
+        (tmp_path / name).mkdir()
+
+    ShardDirectory(tmp_path, identity(0, 2))
+
+    assert sorted(hidden(tmp_path)) == [names[1], names[3]]
+
+
+def test_remains_that_came_after_the_opening_are_removed_by_the_next_save(tmp_path: Path) -> None:
+    [rank] = opened(tmp_path, world=1)
+    (tmp_path / f".save.rank-0.{0:016x}").mkdir()
+
+    rank.save(3, text("state"), "a test")
+
+    assert not hidden(tmp_path)
+
+
+# Launchers.
+
+
+def test_a_launcher_is_told_at_once_when_a_step_has_all_shards(tmp_path: Path) -> None:
+    complete(tmp_path, 3)
+
+    choice = wait_for_shards(tmp_path, timeout=0)
+
+    assert choice.step == 3 and choice.paths["s1"].read_text() == "s1 of 3"
+
+
+def test_a_launcher_waits_for_the_last_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = opened(tmp_path)
+    work = [lambda: first.save(5, text("a"), ""), lambda: second.save(5, text("b"), "")]
+    monkeypatch.setattr(choosing.time, "sleep", lambda seconds: work.pop(0)())
+
+    assert wait_for_shards(tmp_path, timeout=600).step == 5
+    assert not work
+
+
+def test_a_launcher_is_told_which_shards_lack(tmp_path: Path) -> None:
+    ranks = opened(tmp_path, 3)
+    ranks[0].save(5, text(""), "")
+    ranks[2].save(4, text(""), "")
+
+    with pytest.raises(JitError, match="step 5 lacks the shards s1, s2; step 4 lacks the shards s0, s1"):
+        wait_for_shards(tmp_path, timeout=0)
+
+
+def test_what_an_earlier_attempt_saved_is_not_what_a_launcher_waits_for(tmp_path: Path) -> None:
+    complete(tmp_path, 3)
+    opened(tmp_path, attempt="second")
+
+    with pytest.raises(JitError, match="nobody has saved any of the shards s0, s1"):
+        wait_for_shards(tmp_path, timeout=0)
+
+
+def test_a_launcher_may_wait_before_there_is_anything(tmp_path: Path) -> None:
+    with pytest.raises(JitError, match="there is no directory of shards yet"):
+        wait_for_shards(tmp_path / "ckpt", timeout=0)
+    ShardDirectory(tmp_path / "ckpt", identity()).announce()
+    with pytest.raises(JitError, match="1 of 2 ranks have announced"):
+        wait_for_shards(tmp_path / "ckpt", timeout=0)
+
+
+# Identities.
+
+
+def test_the_launchers_variables_say_who_a_rank_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {
+        "RANK": "2", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_RESTART_COUNT": "1",
+        "MASTER_ADDR": "here", "MASTER_PORT": "1",
+    }  # fmt: skip
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+
+    first = Identity.of(shard="0")
+    monkeypatch.setenv("RANK", "3")
+    second = Identity.of(shard="0", job="named")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    third = Identity.of(shard="0")
+
+    assert (first.rank, first.world_size, first.job, second.job) == (2, 4, "run", "named")
+    assert first.attempt == second.attempt != third.attempt
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(JitError, match="The variable RANK is 'x'"):
+        Identity.of(shard="0")
+
+
+def test_a_name_that_the_launcher_has_drawn_names_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    for run, job in ((str(uuid.uuid4()), "unnamed"), ("none", "unnamed"), ("nightly-4", "nightly-4")):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
+        assert Identity.of(shard="0").job == job
+
+
+def test_a_process_alone_has_an_attempt_of_its_own_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+    first, second = Identity.of(shard="0"), Identity.of(shard="0")
+
+    assert (first.rank, first.world_size, first.job) == (0, 1, "unnamed")
+    assert first.attempt != second.attempt
+
+
+def test_the_store_of_a_process_group_agrees_on_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    attempts = []
+    for _ in range(2):
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
+        try:
+            ranks = [Identity.of(shard="0") for _ in range(2)]
+        finally:
+            torch.distributed.destroy_process_group()
+        assert ranks[0] == ranks[1] and ranks[0].rank == 0
+        attempts.append(ranks[0].attempt)
+
+    assert attempts[0] != attempts[1]

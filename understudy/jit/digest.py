@@ -1,0 +1,112 @@
+"""Digests of payloads: of single files, and of whole folders of them.
+
+The digest is BLAKE2b of 64 bits, `blake2b-64`: Python's standard library, beside which nothing but torch is
+imported, has no XXH3-64. Its name is part of the metadata, so that another one can follow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+ALGORITHM = "blake2b-64"
+DEEPEST = 64
+"""Folders below each other in a payload."""
+MOST_FILES = 10_000
+_BYTES = 8
+_PIECE = 1 << 20
+_NO_LINKS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Unfit(ValueError):
+    """A file or a folder cannot be a payload, or is not the one that was saved."""
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """Of one file of a payload: its size in bytes, and its digest in hexadecimal digits."""
+
+    size: int
+    digest: str
+
+
+def of_bytes(data: bytes) -> str:
+    """The digest of what is in memory."""
+    return hashlib.blake2b(data, digest_size=_BYTES).hexdigest()
+
+
+def of_file(number: int) -> FileDigest:
+    """Of an open file, from its beginning to its end."""
+    found, size = hashlib.blake2b(digest_size=_BYTES), 0
+    piece = memoryview(bytearray(_PIECE))
+    while count := os.preadv(number, [piece], size):
+        found.update(piece[:count])
+        size += count
+    return FileDigest(size, found.hexdigest())
+
+
+def of_payload(files: Mapping[str, FileDigest]) -> str:
+    """Of all files of a payload, and their names: equal for replicas with equal payloads."""
+    lines = (f"{file.size} {file.digest} {name}" for name, file in sorted(files.items()))
+    return of_bytes("\0".join(lines).encode(errors="surrogatepass"))
+
+
+def make_durable(folder: int, name: str) -> dict[str, FileDigest]:
+    """Sync a file, or a folder with all that is in it; answers the digest of each file by its relative name.
+
+    `folder`: number of the open folder that has `name`. Raises Unfit for links, devices and the like, which
+    would not be read back, and OSError.
+    """
+    found: dict[str, FileDigest] = {}
+    _sync(folder, name, name, found)
+    return found
+
+
+def _sync(folder: int, name: str, path: str, found: dict[str, FileDigest]) -> None:
+    if path.count("/") > DEEPEST:
+        raise Unfit(f"its folders lie more than {DEEPEST} deep")
+    with opened(folder, name, path) as (number, status):
+        if stat.S_ISDIR(status.st_mode):
+            for entry in sorted(os.listdir(number)):
+                _sync(number, entry, f"{path}/{entry}", found)
+        elif len(found) == MOST_FILES:
+            raise Unfit(f"it has more than {MOST_FILES} files")
+        else:
+            found[path] = of_file(number)
+        os.fsync(number)
+
+
+@contextmanager
+def opened(folder: int, name: str, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """A regular file or a folder, by its name in an open folder. Raises Unfit for anything else, and OSError.
+
+    `path`: what it is called in messages.
+    """
+    if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        raise Unfit(f"{path} is a symbolic link, and none is followed")
+    number = os.open(name, _NO_LINKS, dir_fd=folder)
+    try:
+        status = os.fstat(number)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise Unfit(f"{path} is neither a file nor a folder")
+        yield number, status
+    finally:
+        os.close(number)
+
+
+@contextmanager
+def opened_below(folder: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """As `opened`, for a name with folders in it; no part of it may be a link."""
+    first, _, rest = path.partition("/")
+    with opened(folder, first, path) as (number, status):
+        if not rest:
+            yield number, status
+        elif not stat.S_ISDIR(status.st_mode):
+            raise Unfit(f"{path} lies below a file")
+        else:
+            with opened_below(number, rest) as found:
+                yield found
