@@ -140,7 +140,7 @@ def pipeline(folder: Path) -> Any:
             checkpoint()
             if number % 3 == 2:
                 target.write(f"{sorted(words)[:2]}\n")
-    numbers = open(folder / "numbers.bin", "ab")  # noqa: SIM115 - no with: the file is a variable like others
+    numbers = open(folder / "numbers.bin", "wb")  # noqa: SIM115 - no with: the file is a variable like others
     for word in words:
         numbers.write(bytes([words[word]]))
         checkpoint()

@@ -438,6 +438,26 @@ def test_function_that_an_error_has_ended_goes_on_before_the_error(
     assert len(seen) == 3  # of the 8 that a call from the beginning passes
 
 
+def appends(path: Path) -> bytes:
+    with open(path, "ab") as file:
+        for number in range(4):
+            file.write(bytes([number]))
+            checkpoint()
+    return path.read_bytes()
+
+
+def test_file_that_is_appended_to_has_nothing_twice(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"before")
+    function = checkpoints(directory=tmp_path / "run", every=1)(appends)
+
+    def dies() -> Any:
+        dies_behind("hint", 2)
+        return function(tmp_path / "file")
+
+    assert [in_a_process(dies)[0] for _ in range(3)] == [77] * 3
+    assert in_a_process(lambda: function(tmp_path / "file")) == (0, b"before\0\1\2\3")
+
+
 def test_exception_that_leaves_the_function_is_the_same_behind_a_resumption(tmp_path: Path) -> None:
     function = checkpoints(directory=tmp_path, every=1)(hinted.propagating)
 

@@ -19,7 +19,7 @@ from start_ranks import free_port
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "jit_faults.py"
 STEPS = 28
-OPTIONS = ("--steps", str(STEPS), "--minimum-stall", "1.0")
+OPTIONS = ("--steps", str(STEPS), "--minimum-stall", "2.5")
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 

@@ -33,7 +33,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "raise": lambda: (_ for _ in ()).throw(RuntimeError("chosen by the test")),  # type: ignore[dict-item]
     "exit": lambda: os._exit(7),
     "hold": lambda: ctypes.PyDLL(None).sleep(1000),  # in C, with the GIL
-    "work": lambda: time.sleep(3),
+    "work": lambda: time.sleep(6),
 }
 
 
