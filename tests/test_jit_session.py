@@ -100,6 +100,19 @@ def test_what_was_waited_for_while_another_rank_was_at_work_makes_no_hang_longer
     assert history.longest < 1.0
 
 
+@pytest.mark.parametrize(("recorded", "seen"), [(False, 5), (True, 4), (None, 4)])
+def test_works_that_only_seem_to_be_under_way_are_none(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, recorded: bool | None, seen: int
+) -> None:
+    """PyTorch counts the work that ended last, and of two at once the older one may have."""
+    monkeypatch.setattr(watchdog, "counts", lambda: (("0", 5, 4),))
+    monkeypatch.setattr(watchdog, "outstanding", lambda: recorded)
+    dog = watchdog.Watchdog(1.0, lambda: 0, lambda: 0, print, AtWork(folder / "at-work", 0, print), print)
+    assert dog._works(inside=False) == (("0", 5, 4),)
+    assert dog._works(inside=True) == (("0", 5, 4),)
+    assert dog._works(inside=False) == (("0", 5, seen),)
+
+
 def test_rank_says_that_it_is_at_work_only_behind_a_while_without_waiting() -> None:
     alone = Alone(2.0)
     counts, pending = (("0", 5, 5),), (("0", 6, 5),)

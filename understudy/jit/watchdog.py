@@ -130,6 +130,7 @@ class Watchdog:
         self._on_hang, self._at_work, self._say = on_hang, at_work, say
         self._interval = min(1.0, max(0.02, minimum_stall / 10))
         self._alone = Alone(minimum_stall / 4)
+        self._counts: tuple[Count, ...] = ()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="understudy-watchdog", daemon=True)
 
@@ -182,10 +183,19 @@ class Watchdog:
         place = hash((id(frame), frame.f_lasti)) if frame is not None else 0
         inside = frame is not None and "/torch/distributed/" in frame.f_code.co_filename
         now = time.monotonic()
-        seen = Observation(now, self._step(), counts() or (), place, inside)
+        seen = Observation(now, self._step(), self._works(inside), place, inside)
         if self._alone.works(seen):
             self._at_work.tell(now)
         return replace(seen, late=seen.waits and stall > 0 and self._at_work.heard(now))
+
+    def _works(self, inside: bool) -> tuple[Count, ...]:
+        """As `counts`, but for works that only seem to be under way: the last two may have ended in another
+        order than they began, and then the older one stands for both until the next one ends."""
+        last, self._counts = self._counts, counts() or ()
+        pending = enqueued(self._counts) > completed(self._counts)
+        if pending and not inside and self._counts == last and outstanding() is False:
+            return tuple((name, one, one) for name, one, _ in self._counts)
+        return self._counts
 
 
 class Alone:
@@ -216,6 +226,20 @@ def counts() -> tuple[Count, ...] | None:
             for name, one in sorted(groups.items())
         )
     except (RuntimeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def outstanding() -> bool | None:
+    """Whether any work is under way, by PyTorch's record of works; None where it keeps none.
+
+    Exact, and takes some 20 ms, where `counts` takes microseconds.
+    """
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json
+
+        works = json.loads(_dump_fr_trace_json(True, True)).get("entries")
+        return any(not work["retired"] for work in works) if works else None
+    except (ImportError, AttributeError, RuntimeError, KeyError, TypeError, ValueError):
         return None
 
 
