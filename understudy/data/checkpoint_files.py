@@ -26,6 +26,8 @@ from typing import IO, Any, cast
 
 import torch
 
+from understudy import durable
+
 POINTER = "latest.json"
 _FOLDER = re.compile(r"(\d{6,18})-step-(\d{1,18})")
 _CHUNK = 1 << 20
@@ -72,7 +74,7 @@ class Part:
     @classmethod
     def of(cls, text: bytes) -> Part:
         """Raises ValueError for what is no such record."""
-        fields = _dictionary(text)
+        fields = durable.json_object(text)
         wanted = {
             name: {"bool": bool, "str": str}.get(str(kind), int) for name, kind in cls.__annotations__.items()
         }
@@ -100,7 +102,7 @@ def places(directory: Path) -> list[Place]:
 def pointed_at(directory: Path) -> Place | None:
     """What the pointer names; None where there is none. Raises NotWhole where it is damaged."""
     try:
-        fields = _dictionary((directory / POINTER).read_bytes())
+        fields = durable.json_object((directory / POINTER).read_bytes())
         match = _FOLDER.fullmatch(str(fields.get("folder")))
     except FileNotFoundError:
         return None
@@ -201,7 +203,7 @@ def publish(path: Path, write: Callable[[IO[bytes]], None]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)
-        sync_folder(path.parent)
+        durable.sync_folder(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -212,22 +214,10 @@ def publish(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in it durable."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
 def make_folder(folder: Path) -> None:
     """For its owner alone, its name durable. Raises CheckpointError where it cannot be."""
     try:
-        if not folder.is_dir():
-            make_folder(folder.parent)
-            folder.mkdir(0o700, exist_ok=True)
-            sync_folder(folder.parent)
+        durable.make_folder(folder)
     except OSError as error:
         raise CheckpointError(f"The folder {folder} cannot be made: {error}") from error
 
@@ -240,16 +230,6 @@ def _refuse_what_cannot_be_read_back(payload: str) -> None:
             "execute what the file says; let state_dict() return tensors, numbers, texts, lists and "
             "dictionaries, or name the classes in torch.serialization.add_safe_globals."
         )
-
-
-def _dictionary(text: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(fields, dict):
-        raise ValueError("it is no JSON object")
-    return fields
 
 
 def _write_line(file: IO[bytes], fields: Mapping[str, Any]) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from understudy.durable import json_object
+
 from .plan import EpochPlan
 
 SampleId = int | str
@@ -77,12 +79,7 @@ def added(hashes: Iterable[int]) -> int:
 
 def parse(line: bytes) -> Beginning | Used:
     """Raises ValueError, saying why, for what is no record."""
-    try:
-        fields = json.loads(line)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(fields, dict):
-        raise ValueError("it is no JSON object")
+    fields = json_object(line)
     return _beginning(fields) if "attempt" in fields else _used(fields)
 
 

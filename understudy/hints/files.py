@@ -29,6 +29,8 @@ from typing import IO, Any
 
 import torch
 
+from understudy.durable import json_object, make_folder, sync_folder
+
 from .source import HintError
 
 _log = logging.getLogger("understudy.hints")
@@ -62,7 +64,7 @@ class Folder:
         self._lock: int | None = None
         try:
             for each in (path.parent, path):
-                _make(each)
+                make_folder(each)
                 facts = os.lstat(each) if each == path else os.stat(each)
                 _check_owner(each, facts, stat.S_ISDIR, "folder")
             if not _held_here(path):  # to open and close the lock would release the other's
@@ -139,7 +141,7 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
             os.rename(temporary, path)
-            _sync(self.path)
+            sync_folder(self.path)
         except BaseException:
             with contextlib.suppress(OSError):
                 temporary.unlink()
@@ -197,11 +199,8 @@ def _read(path: Path, sequence: int) -> Stored:
 
 def _head(file: IO[bytes]) -> dict[str, Any]:
     line = file.readline(_MOST_HEAD)
-    try:
-        head = json.loads(line)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
+    head = json_object(line)
+    if head.get("format") != FORMAT:
         raise ValueError("it is no checkpoint of this format")
     for name, kind in (("pickle", int), ("storages", list), ("source", str), ("python", str), ("hint", int)):
         if type(head.get(name)) is not kind:
@@ -234,20 +233,6 @@ def _check_owner(path: Path, facts: os.stat_result, is_kind: Any, kind: str) -> 
             f"Others may write {path}; checkpoints are pickles, which execute what they say, so take that "
             f"right away (chmod go-w {path})."
         )
-
-
-def _make(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        _sync(folder.parent)
-
-
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _private(name: str, flags: int) -> int:

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from understudy.durable import sync_folder
+
 from .reading import HIDDEN
 
 _CANNOT_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -130,22 +132,6 @@ def write_new(path: Path, text: bytes) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in it durable. Raises OSError."""
-    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def make_folder(path: Path) -> None:
-    """For its owner alone, its name durable. Raises OSError."""
-    if not path.is_dir():
-        path.mkdir(0o700, exist_ok=True)
-        sync_folder(path.parent)
 
 
 def remove(path: Path) -> None:

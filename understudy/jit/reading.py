@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from understudy.durable import json_object
+
 from . import digest
 from .assembly import Attempt, Save
 from .digest import FileDigest, Unfit
@@ -74,12 +76,7 @@ def sealed(fields: Mapping[str, Any]) -> bytes:
 
 def unsealed(text: bytes) -> dict[str, Any]:
     """Raises ValueError for what is not what `sealed` made."""
-    try:
-        fields = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    if not isinstance(fields, dict):
-        raise ValueError("it is no JSON object")
+    fields = json_object(text)
     seal = fields.pop("seal", None)
     try:
         if seal != digest.of_bytes(json.dumps(fields, sort_keys=True).encode()):
@@ -267,12 +264,12 @@ def read_export(path: Path, owner: int) -> dict[str, Any]:
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fields = json.loads(Directory(path, owner)._bytes(folder, "snapshot.json"))
+            fields = json_object(Directory(path, owner)._bytes(folder, "snapshot.json"))
         finally:
             os.close(folder)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise NotWhole(f"its snapshot.json cannot be read: {error}") from None
-    if not isinstance(fields, dict) or not is_number(fields.get("step")):
+    if not is_number(fields.get("step")):
         raise NotWhole("its snapshot.json names no step")
     if not is_number(fields.get("ranks")) or not isinstance(fields.get("one_for_all_ranks"), bool):
         raise NotWhole("its snapshot.json does not say for which ranks it is")

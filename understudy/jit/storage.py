@@ -18,6 +18,8 @@ from pathlib import Path
 
 import torch
 
+from understudy.durable import make_folder, sync_folder
+
 from . import digest, making, reading
 from .assembly import Attempt, Save, absent, assemble
 from .choosing import Choice, exported, judge, own_job, step_of, wait_for_shards
@@ -62,7 +64,7 @@ class ShardDirectory:
         who = self.identity
         with _told(f"Rank {who.rank} cannot announce itself in {self.path}"):
             for part in (ANNOUNCED, ATTENDANCE):
-                making.make_folder(self.path / part)
+                make_folder(self.path / part)
             number = self._numbered()
             fields = {"format": reading.FORMAT, "rank": who.rank, "shard": who.shard, "host": who.host}
             record = self.path / ANNOUNCED / f"{number:06d}" / f"rank-{who.rank}.json"
@@ -205,14 +207,14 @@ class ShardDirectory:
         """False where another rank was faster, perhaps for the same attempt. Raises OSError."""
         with self._maker.folder("attempt") as half:
             making.write_new(half.path / "attempt.json", text)
-            making.sync_folder(half.path)
+            sync_folder(half.path)
             try:
                 os.rename(half.path, place)
             except OSError as error:
                 if error.errno in _TAKEN:
                     return False
                 raise
-        making.sync_folder(place.parent)
+        sync_folder(place.parent)
         return True
 
     def _begun(self, step: int) -> HalfMade:
@@ -229,12 +231,12 @@ class ShardDirectory:
             files = self._durable(folder if root is None else root, payload, step)
             text = self._metadata(step, root, payload, reason, files)
             making.write_new(folder / METADATA, text)
-            making.sync_folder(folder)
+            sync_folder(folder)
             shard, rank = self.identity.shard, self.identity.rank
             final = self.path / reading.folder_name(step, shard, rank, making.unique())
             os.rename(folder, final)
             try:
-                making.sync_folder(self.path)
+                sync_folder(self.path)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.rename(final, folder)  # whoever is told of an error finds nothing that counts
@@ -315,7 +317,7 @@ class ShardDirectory:
         """So that no rank removes an older save because of it, one that has not read its payload included."""
         with contextlib.suppress(OSError):
             for name in names:
-                making.make_folder(self.path / DAMAGED)
+                make_folder(self.path / DAMAGED)
                 (self.path / DAMAGED / name).touch(0o600)
 
     def _remove_replaced(self, new: str, place: Path) -> None:

@@ -140,8 +140,12 @@ class Watchdog:
                 "this PyTorch does not tell how its collectives progress, so that a hang is seen only inside "
                 "calls of torch.distributed, and in a backward pass when the group's time-out is over."
             )
-        if _gil is not None:
+        try:
+            if _gil is None:
+                raise RuntimeError("its C++ part was not built")
             _gil.start()
+        except RuntimeError as error:
+            self._say(f"a thread that hangs in C with the GIL keeps it, and saves nothing: {error}.")
         self._thread.start()
 
     def stop(self) -> None:
