@@ -234,6 +234,22 @@ def run_script(path: Path, *arguments: str, hash_seed: str) -> subprocess.Comple
     )
 
 
+def test_the_example_finds_what_it_would_have_found_without_being_killed(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[1] / "examples" / "resumable_search.py"
+
+    def search(run: str, *options: str) -> subprocess.CompletedProcess[str]:
+        words = [str(tmp_path / run), "--rollouts=300", "--every=20", *options]
+        return run_script(example, *words, hash_seed="1")
+
+    whole = search("whole")
+    killed = [search("run", f"--die-at={number}").returncode for number in (70, 190)]
+    rest = search("run")
+    assert killed == [-signal.SIGKILL] * 2
+    assert (whole.returncode, rest.returncode) == (0, 0)
+    assert "goes on behind line" in rest.stderr and "goes on" not in whole.stderr
+    assert rest.stdout == whole.stdout and " fields: " in whole.stdout
+
+
 def test_script_that_is_killed_goes_on_in_a_new_process_with_other_hashes(tmp_path: Path) -> None:
     (tmp_path / "kill.py").write_text(SCRIPT)
     (tmp_path / "run").mkdir(0o700)
