@@ -10,8 +10,20 @@ from typing import Any
 
 import goodput
 import pytest
-from goodput_costs import BadCosts, Costs, InPlace, Keeping, Persisting, Policy, example, parse_costs
-from goodput_model import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from understudy.recovery.costs.goodput_costs import (
+    BadCosts,
+    Costs,
+    InPlace,
+    Keeping,
+    Persisting,
+    Policy,
+    example,
+    parse_costs,
+)
+from understudy.recovery.costs.goodput_model import (
     BadTrace,
     Trace,
     by_formula,
@@ -21,8 +33,6 @@ from goodput_model import (
     read_trace,
     through_events,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACE = ROOT.parent / "shared" / "data" / "a100_spot_preemptions.csv"

@@ -13,7 +13,6 @@ import pytest
 import torch
 from adam_gpt import Trainee
 from baseline_training import BASELINES, Taker, run, state_of, step
-from goodput_costs import Keeping, Persisting, parse_costs
 from persist_ways import one_rank
 from slowdown_costs import IN_PLACE, Restarts, as_costs, kept_interval
 from slowdown_measure import OURS, OURS_NATIVE, SWEEP, varied
@@ -22,6 +21,8 @@ from slowdown_report import verdicts
 from slowdown_runs import Native, blocks_of, durable_sets
 from training_run import RunFailed
 from training_state import bytes_of, same
+
+from understudy.recovery.costs.goodput_costs import Keeping, Persisting, parse_costs
 
 ROOT = Path(__file__).resolve().parent.parent
 TURN = Turn(

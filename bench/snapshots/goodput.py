@@ -16,10 +16,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from goodput_costs import BadCosts, Costs, example, read_costs
-from goodput_model import BadTrace, Row, Trace, evaluate, read_trace
 from rich.table import Table
 
+from understudy.recovery.costs.goodput_costs import BadCosts, Costs, example, read_costs
+from understudy.recovery.costs.goodput_model import BadTrace, Row, Trace, evaluate, read_trace
 from understudy.recovery.tables import make_console
 
 NOT_MEASURED = "NOT MEASURED"

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from goodput_costs import Keeping, Persisting
 from restore_measure import drop_cached_pages
 from running_proxyd import running_proxyd
 from slowdown_measure import BASE, OURS, OURS_NATIVE
 from slowdown_plan import Row, by_way
 from slowdown_runs import LONGEST_S, SCRIPT, Native
 from training_run import RunFailed, Training, execute, installed, under_proxy
+
+from understudy.recovery.costs.goodput_costs import Keeping, Persisting
 
 STALLING = {"torch.save", "dcp.save", "GPM"}
 CONCURRENT = {"PCcheck": 2, OURS: BASE.slots - 1}

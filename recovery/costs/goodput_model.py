@@ -14,8 +14,7 @@ from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from goodput_costs import Costs, Keeping, Persisting, Policy
-
+from understudy.recovery.costs.goodput_costs import Costs, Keeping, Persisting, Policy
 from understudy.recovery.persistence.tuner import longest_recovery_s
 
 
