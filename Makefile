@@ -31,7 +31,7 @@ GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py t
 	tests/test_worker.py
 
 .PHONY: man tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
-	bench-snapshots bench-migration conformance lint format clean
+	bench-snapshots bench-migration bench-jit cost conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 
@@ -136,6 +136,9 @@ bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.jso
 
 bench: setup  ## measure; table and bench/results/latest.json
 	@$(PY) bench/bench.py
+
+cost: setup  ## paper 001's bill, printed and computed, and formulas beside a simulation; docs/cost.md
+	@$(PY) bench/cost_report.py $(OPTIONS)
 
 sweep: setup  ## a fault at every call of a minibatch of three models; nothing may change; goes on where it stopped
 	@$(PY) sweep/fault_sweep.py $(OPTIONS)

@@ -8,6 +8,7 @@ import typer
 
 from understudy.recovery import (
     certificate_commands,
+    cost_command,
     drill_command,
     history_command,
     host_commands,
@@ -43,6 +44,7 @@ app.add_typer(snapshot_commands.app, name="snapshots")
 migration_commands.add_to(app)
 app.add_typer(certificate_commands.app, name="certs")
 app.command("hosts")(host_commands.hosts)
+app.command("cost")(cost_command.cost)
 app.command("history")(history_command.history)
 app.command("status")(status_command.status)
 
