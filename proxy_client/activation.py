@@ -26,7 +26,14 @@ _LIBRARY = Path(__file__).with_name("libunderstudy_client.so")
 
 def install() -> None:
     """Hooks the imports of `torch._C` and `torch`; nothing else happens until torch is imported."""
-    from understudy.proxy_client import proxyd_store, refusing, relayed, session, sharded_attention
+    from understudy.proxy_client import (
+        data_positions,
+        proxyd_store,
+        refusing,
+        relayed,
+        session,
+        sharded_attention,
+    )
 
     relayed.go_below_relay()
     atexit.register(session.end)  # registered first, so it runs after the script's own handlers
@@ -34,6 +41,7 @@ def install() -> None:
         ("torch", _after_torch),
         ("torch.distributed.rendezvous", proxyd_store.install),
         ("torch.distributed.tensor", sharded_attention.install),
+        ("torch.utils.data.dataloader", data_positions.install),
         ("torch.utils.cpp_extension", refusing.install_in_extension_builder),
         ("triton.runtime.jit", refusing.install_in_triton),
     ):

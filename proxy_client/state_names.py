@@ -22,6 +22,8 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
+from understudy.proxy_client import data_positions
+
 LARGEST_CPU_TENSOR = 64 << 10
 """Bytes that are written into the description; optimizers keep their step counts on the CPU."""
 KEPT = 4
@@ -122,6 +124,7 @@ def _describe() -> tuple[dict[str, Any], dict[int, list[Any]]]:
         ],
         "optimizers": [_optimizer(optimizer, names) for optimizer in _optimizers],
         "schedulers": [_scheduler(scheduler) for scheduler in _outer_schedulers()],
+        "data": data_positions.positions(),
     }
     return described, names
 

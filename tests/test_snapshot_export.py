@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +13,9 @@ import proxied
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from proxied import until
-from running_proxyd import running_proxyd
-from training_run import execute_natively, installed
+from stored_training import leave_a_snapshot
+from training_run import execute_natively
 
-from understudy.recovery.control import blocking_channel, pb, rpc
 from understudy.recovery.own_modules import module_command
 
 SCRIPT = proxied.WORKLOADS / "resumable.py"
@@ -47,25 +44,7 @@ def command(ranks: int, *arguments: str) -> list[str]:
 ])  # fmt: skip
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     folder, ranks = tmp_path_factory.mktemp("stored"), request.param
-    socket, store = folder / "proxyd.sock", folder / "store"
-    with running_proxyd(socket, ranks, ("--persist", str(store), "--persist-every", "1")):
-        run = subprocess.Popen(
-            [*installed("proxyrun"), "--socket", str(socket), *command(ranks, "--steps", "1000000")],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        try:
-            with blocking_channel(socket) as channel:
-                daemon = rpc.DaemonStub(channel)
-
-                def durable() -> int:
-                    assert run.poll() is None
-                    status = daemon.GetStatus(pb.StatusRequest(), timeout=30)
-                    return min((rank.persisted_step for rank in status.ranks), default=0)
-
-                until(durable, "a durable snapshot", within_s=120)
-        finally:
-            run.terminate()
-            run.wait(60)
+    store = leave_a_snapshot(folder, ranks, command(ranks, "--steps", "1000000"))
     step = export(store, folder / "out")["step"]
     yield Stored(ranks, store, step, folder / "out")
 

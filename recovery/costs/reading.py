@@ -109,7 +109,7 @@ def _values(node: yaml.MappingNode, above: Path_, file: Path) -> Iterator[tuple[
 # ------------------------------------------------------------------ what is wrong, in a sentence
 def _sentence(problem: ValidationError, known: Mapping[Path_, Known]) -> str:
     errors = problem.errors(include_url=False)
-    error = min(errors, key=lambda one: one["type"] != "extra_forbidden")  # a name that is off lacks elsewhere
+    error = min(errors, key=lambda one: one["type"] != "extra_forbidden")  # it lacks elsewhere
     path = tuple(str(part) for part in error["loc"] if part != "[key]")
     name = ".".join(path)
     origin = next((f" ({one.origin})" for at, one in known.items() if at[: len(path)] == path and path), "")

@@ -75,12 +75,31 @@ class OptimizerState:
 
 
 @dataclass(frozen=True)
+class LoaderPosition:
+    """How far a DataLoader was read, right behind the step; None: that is not known."""
+
+    loader: int
+    """In the order in which the script first iterated them."""
+    class_name: str
+    iterations: int
+    """How often it was begun: epochs, mostly."""
+    batches: int | None
+    """That the newest iteration has handed out."""
+    batch_size: int | None
+    may_read_ahead: bool
+    """Whether its class iterates in a way of its own, so that a batch may be handed out and not used yet."""
+    sampler: Mapping[str, int | str | bool] | None
+    """What understudy.data's sampler loads to go on behind this step."""
+
+
+@dataclass(frozen=True)
 class Description:
     """Of one rank; schedulers have a state_dict(), too."""
 
     modules: tuple[ModuleState, ...]
     optimizers: tuple[OptimizerState, ...]
     schedulers: tuple[ModuleState, ...] = ()
+    data: tuple[LoaderPosition, ...] = ()
 
     def find(self, path: Sequence[Any]) -> Any:
         """("modules", number, name), ("optimizers", number, parameter, key); None if it is not there."""
@@ -104,6 +123,7 @@ def read_description(content: bytes) -> Description:
             tuple(_module(module) for module in document["modules"]),
             tuple(_optimizer(optimizer) for optimizer in document["optimizers"]),
             tuple(_module(scheduler) for scheduler in document.get("schedulers", ())),
+            tuple(_position(loader) for loader in document.get("data", ())),
         )
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise Undescribed(f"what its worker said of its buffers makes no sense ({problem!r})") from problem
@@ -111,6 +131,22 @@ def read_description(content: bytes) -> Description:
 
 def _module(document: Mapping[str, Any]) -> ModuleState:
     return ModuleState(str(document["class"]), {str(n): _value(v) for n, v in document["state"].items()})
+
+
+def _position(document: Mapping[str, Any]) -> LoaderPosition:
+    batches, batch_size = (_count_or_none(document[name]) for name in ("batches", "batch_size"))
+    sampler = document["sampler"]
+    if sampler is not None and not all(isinstance(value, (int, str)) for value in sampler.values()):
+        raise ValueError("a sampler whose state is not numbers and texts")
+    return LoaderPosition(
+        int(document["loader"]), str(document["class"]), int(document["iterations"]), batches, batch_size,
+        bool(document["may_read_ahead"]),
+        None if sampler is None else {str(name): value for name, value in sampler.items()},
+    )  # fmt: skip
+
+
+def _count_or_none(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _optimizer(document: Mapping[str, Any]) -> OptimizerState:

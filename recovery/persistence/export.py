@@ -3,6 +3,7 @@
     OUT/model.pt, model-1.pt, …   state_dict of each module that was trained     (--format torch)
     OUT/optimizer.pt, …           state_dict of each optimizer
     OUT/scheduler.pt, …           state_dict of each learning-rate scheduler
+    OUT/data.json                 how far each rank had read its DataLoaders, and the state of our sampler
     OUT/snapshot.json             of which job and step, and what is not in it
 
 With `--format dcp` the same lies in one torch.distributed.checkpoint directory, as {"model": …,
@@ -16,7 +17,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from understudy.recovery.persistence.description import (
 from understudy.recovery.persistence.reading import Damaged, SetReader
 from understudy.recovery.persistence.whole import Block, NotWhole, put_together
 
-NOT_INCLUDED = "position in the data, random states of Python, and other objects"
+NOT_INCLUDED = "random states of Python, and other objects"
 _DTYPE = re.compile(r"[a-z0-9_]{1,40}")
 
 
@@ -221,6 +222,11 @@ def export(stored: StoredSet, out: Path, form: str) -> list[str]:
             "written": datetime.fromtimestamp(stored.time_ns / 1e9, UTC).isoformat(),
             "omitted": omitted, "not_included": NOT_INCLUDED,
         }  # fmt: skip
+        data = {
+            "step": stored.step,
+            "ranks": [[asdict(one) for one in state.description.data] for state in states],
+        }
+        (half_made / "data.json").write_text(json.dumps(data, indent=2) + "\n")
         (half_made / "snapshot.json").write_text(json.dumps(about, indent=2) + "\n")
         half_made.rename(out)
     except BaseException:
