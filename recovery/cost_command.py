@@ -44,6 +44,8 @@ def cost(
 
     No proxyd is needed, but for --from-running.
     """
+    from rich.console import Console
+
     from understudy.recovery.costs import comparing, reading, text
     from understudy.recovery.costs import measured as measuring
     from understudy.recovery.costs.bill import bill_of
@@ -60,13 +62,14 @@ def cost(
         *(measuring.of_file(path) for path in measured or ()),
     )
     bill = bill_of(read.inputs)
-    found = []
-    for line in bill.lines if simulate else ():
-        found.append(comparing.simulated(read.inputs, line.way, simulate))
     if plot is not None:
         from understudy.recovery.costs.plots import draw
 
         draw(read.inputs, bill, plot)
+    found = []
+    for line in bill.lines if simulate else ():
+        with Console(stderr=True).status(f"{simulate} months of {line.way.value}"):
+            found.append(comparing.simulated(read.inputs, line.way, simulate))
     if as_json:
         typer.echo(json.dumps(text.as_json(read, bill, found), indent=2))
     else:

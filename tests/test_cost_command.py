@@ -80,6 +80,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("", "holds no inputs"),
     ("? [a]\n: 4", "a name is wanted"),
     ("a: &x\n  b: *x", "must be one value"),
+    ("job: !!python/object:os.system 4", "is no number and no text"),
+    ("job: 2026-13-45", "is no number and no text"),
 ]
 
 

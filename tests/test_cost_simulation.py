@@ -64,6 +64,34 @@ def test_every_second_of_every_month_is_accounted_for() -> None:
         assert min(parts) >= 0 and found.failures and sum(found.rungs.values()) == found.failures
 
 
+def test_failures_that_come_on_top_of_each_other_are_accounted_for_too() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    told = {"law": "exponential", "notice_s": 30.0, "move_s": 5.0}
+    for _ in range(40):
+        made = inputs(
+            job={"gpus": 64, "replicas": choose.choice([2, 8, 64])},
+            simulation=told,
+            devices={"spares": choose.choice([0, 3, 30, 1000]), "repair_hours": choose.choice([0.01, 1.0])},
+            periodic={"checkpoint_s": choose.choice([0.5, 30.0])},
+        )
+        at, events = 0.0, []
+        for _ in range(choose.randrange(60)):
+            at += choose.choice([0.0, 0.01, 1.0, 7.0, 100.0, 4000.0])
+            kind = choose.choice(list(Failure))
+            ranks = choose.sample(range(64), choose.choice([1, 1, 2, 8]))
+            noticed, repaired = choose.random() < 0.3, choose.random() < 0.8
+            lost = Event(at, dict.fromkeys(ranks, kind), noticed=noticed, repaired=repaired)
+            events.append(lost if choose.random() < 0.8 else Event(at, returned=choose.randrange(4)))
+        seconds = at * choose.choice([0.5, 1.0, 1.5]) + 10.0
+        for way in Way:
+            found = day(made, way, *events, seconds=seconds)
+            assert math.isclose(found.total, seconds, rel_tol=1e-9), way
+            parts = (found.useful, found.steady, found.detection, found.recovery, found.redone, found.waiting)
+            assert min(parts) >= -1e-9, way
+
+
 def test_all_ways_meet_the_same_failures() -> None:
     made = inputs()
     assert len({one_job(made, way, MONTH_S, 3).failures for way in Way}) == 1

@@ -43,7 +43,7 @@ def simulated(inputs: Inputs, way: Way, months: int, first_seed: int = 0) -> Sim
     found = [one_job(inputs, way, MONTH_S, first_seed + number) for number in range(months)]
     fractions = [account.fraction for account in found]
     mean = statistics.fmean(fractions)
-    off = QUANTILE * statistics.stdev(fractions) / math.sqrt(months) if months > 1 else math.nan
+    off = QUANTILE * statistics.stdev(fractions) / math.sqrt(months) if months > 1 else 0.0
     return Simulated(
         way, mean, mean - off, mean + off, waste_of(way, inputs).fraction,
         sum(account.failures for account in found), sum(account.moves for account in found),

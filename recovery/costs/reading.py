@@ -101,9 +101,16 @@ def _values(node: yaml.MappingNode, above: Path_, file: Path) -> Iterator[tuple[
         if isinstance(value, yaml.MappingNode) and len(path) < DEEPEST:
             yield from _values(value, path, file)
         elif isinstance(value, yaml.ScalarNode):
-            yield path, Known(yaml.SafeLoader("").construct_object(value), f"{file}, line {line}")
+            yield path, Known(_plain(value, f"{file}, line {line}"), f"{file}, line {line}")
         else:
             raise BadInput(f"{file}, line {line}: {'.'.join(path)} must be one value")
+
+
+def _plain(node: yaml.ScalarNode, where: str) -> Any:
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except (yaml.YAMLError, ValueError):  # a tag of somebody's own, a 13th month
+        raise BadInput(f"{where}: {node.value[:40]!r} is no number and no text") from None
 
 
 # ------------------------------------------------------------------ what is wrong, in a sentence

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 RESTART = "restart"
 """What is counted where a way has no ladder."""
+MOVE = "move"
 
 
 @dataclass
@@ -187,10 +188,10 @@ class _Life:
                 self._train(event.at - resumed)
             else:
                 self._spend(pending, event.at - began)
-            if event.noticed and pending is None and self._moves(event):
-                resumed = event.at + self._pause_for_move(event, seconds - event.at)
-                continue
             self._lose(event)
+            if event.noticed and pending is None and self._moves(event):
+                began, pending = event.at, self._move(event)
+                continue
             down = _together(down, event.failed)
             began, pending = event.at, self._outage(down, event.at)
             if event.failed:
@@ -281,14 +282,11 @@ class _Life:
             and self._spares.at(event.at) >= len(event.failed)
         )
 
-    def _pause_for_move(self, event: Event, left: float) -> float:
+    def _move(self, event: Event) -> Outage:
         assert self._inputs.simulation is not None
-        self._lose(event)
         self._spares.idle -= len(event.failed)
-        pause = min(left, self._inputs.simulation.move_s)
         self._account.moves += 1
-        self._account.recovery += pause
-        return pause
+        return Outage(MOVE, 0.0, 0.0, self._inputs.simulation.move_s, 0.0, self._useful)
 
 
 def _pace(kept: Kepts | None, overhead: float) -> Pace:
