@@ -45,7 +45,8 @@ def test_a_script_that_resumes_from_an_export_has_the_samples_and_losses_of_one_
     told = json.loads((out / "data.json").read_text())
     step = told["step"]
     for ((loader,),) in ([rank] for rank in told["ranks"]):
-        assert loader["class_name"] == "torch.utils.data.dataloader.DataLoader" and not loader["may_read_ahead"]
+        assert loader["class_name"] == "torch.utils.data.dataloader.DataLoader"
+        assert not loader["may_read_ahead"]
         epoch, batches = divmod(step, STEPS_OF_EPOCH)
         assert (loader["sampler"]["epoch"], loader["sampler"]["cursor_step"]) == (epoch, batches)
         assert loader["batches"] == (batches or STEPS_OF_EPOCH)
