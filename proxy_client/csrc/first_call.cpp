@@ -42,7 +42,7 @@ void check_copy(const Tensor& to, const Tensor& from) {
               " doesn't match the broadcast shape ", c10::IntArrayRef(shape));
 }
 
-uint64_t type_of(const Tensor& tensor) {
+uint64_t number_of_type(const Tensor& tensor) {
   if (!tensor.defined()) return 0;
   const auto scalar = static_cast<uint64_t>(tensor.scalar_type());
   return 1 + (scalar << 1 | static_cast<uint64_t>(tensor.dim() == 0)) * 16 +
@@ -55,9 +55,10 @@ uint64_t combination_of(Arguments arguments) {
   const auto add = [&hash](uint64_t value) { hash = c10::hash_combine(hash, value); };
   for (const IValue& argument : arguments) {
     if (argument.isTensor())
-      add(type_of(argument.toTensor()));
+      add(number_of_type(argument.toTensor()));
     else if (argument.isTensorList() || argument.isOptionalTensorList())
-      for (const IValue& item : argument.toListRef()) add(item.isTensor() ? type_of(item.toTensor()) : 0);
+      for (const IValue& item : argument.toListRef())
+        add(item.isTensor() ? number_of_type(item.toTensor()) : 0);
     else if (argument.isBool())
       add(1 + static_cast<uint64_t>(argument.toBool()));
     else if (argument.isString())
