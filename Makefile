@@ -28,10 +28,10 @@ FOR_DEMO := $(VENV)/.for-demo$(ASKED)
 FOR_ALL := $(VENV)/.for-all$(ASKED)
 # The tests whose scripts run on the device that UNDERSTUDY_TEST_DRIVER names.
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
-	tests/test_worker.py
+	tests/test_worker.py tests/test_jit_cuda_watch.py
 
 .PHONY: man tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
-	bench-snapshots bench-migration bench-jit cost conformance lint format clean
+	bench-snapshots bench-migration bench-hints bench-jit cost conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 

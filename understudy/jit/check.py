@@ -1,7 +1,8 @@
 """`python -m understudy.jit check DIR`: lists the saves of a directory, verifies them, and says what counts.
 
 Exit status: 0 a step can be resumed from and nothing is damaged, 1 otherwise, 2 usage (no such directory).
-Whoever may read the directory may check it; nothing in it is changed.
+Whoever may read the directory may check it; nothing in it is changed. `python -m understudy.jit preload`
+prints where the library for LD_PRELOAD lies.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from .assembly import Save, listed
 from .choosing import Judgement, judge, own_job
+from .cuda_watch import preload
 from .identity import JitError, shown
 from .reading import Directory, NotWhole
 
@@ -104,11 +106,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m understudy.jit", description="Just-in-time checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="list and verify saves, and say which step would be taken")
+    commands.add_parser("preload", help="print the path for LD_PRELOAD of a script on CUDA")
     check.add_argument("directory", type=Path, metavar="DIR", help="what jit.init was given as directory=")
+    asked = parser.parse_args(arguments)
     try:
-        found = examine(parser.parse_args(arguments).directory)
+        if asked.command == "preload":
+            sys.stdout.write(f"{preload()}\n")
+            return OK
+        found = examine(asked.directory)
     except JitError as error:
-        sys.stderr.write(f"understudy.jit check: {error}\n")
+        sys.stderr.write(f"understudy.jit {asked.command}: {error}\n")
         return USAGE
     sys.stdout.buffer.write((describe(found) + os.linesep).encode(errors="backslashreplace"))
     return OK if found.fine else BAD
