@@ -220,3 +220,60 @@ def test_newest_files_are_kept(tmp_path: Path) -> None:
     made = [SlotFile(tmp_path, str(n)).path for n in range(6)]
     slots.remove_old(tmp_path, 4)
     assert sorted(tmp_path.iterdir()) == made[2:]
+
+
+def test_passes_inside_a_closure_are_settled_until_parameters_change(recorded: Recorded) -> None:
+    """Lightning does all of a step in there; LBFGS calls it more than once."""
+    for optimizer_of in (torch.optim.AdamW, torch.optim.LBFGS):
+        training = Training()
+        optimizer = optimizer_of(training.model.parameters(), lr=0.1)
+        zones: list[Zone] = []
+
+        def closure(
+            training: Training = training, optimizer: Any = optimizer, zones: list[Zone] = zones
+        ) -> torch.Tensor:
+            zones.append(recorded.boundary.zone)
+            optimizer.zero_grad()
+            loss = training.loss()
+            loss.backward()
+            return loss
+
+        recorded.boundary.declare()
+        optimizer.step(closure)
+        assert recorded.boundary.zone is Zone.UNSETTLED
+        recorded.boundary.declare()
+        assert zones[0] is Zone.SETTLED and set(zones[1:]) <= {Zone.UPDATING}
+        recorded.boundary.declare()
+        zones.clear()
+        optimizer.step(closure=closure)
+        assert zones[0] is Zone.SETTLED
+
+
+def test_optimizer_of_somebody_else_may_change_parameters_in_front_of_its_closure(recorded: Recorded) -> None:
+    class Perturbing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].add_(1.0)
+            return closure()
+
+    training = Training()
+    optimizer = Perturbing(training.model.parameters(), lr=0.1)
+    zones: list[Zone] = []
+    recorded.boundary.declare()
+    optimizer.step(lambda: zones.append(recorded.boundary.zone))
+    assert zones == [Zone.UPDATING]
+
+
+def test_numbers_drawn_between_steps_belong_to_the_completed_one_if_the_script_says_so(
+    recorded: Recorded,
+) -> None:
+    recorded.boundary.keep_generators()
+    assert recorded.kept == [], "nothing is completed"
+    recorded.boundary.declare()
+    torch.rand(1)
+    behind_evaluation = Generators.now()
+    recorded.boundary.keep_generators()
+    torch.rand(1)
+    assert recorded.kept[-1] == (recorded.boundary.step, behind_evaluation)
+    assert recorded.boundary.put_back() is None
+    assert Generators.now() == behind_evaluation

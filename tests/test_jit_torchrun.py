@@ -3,24 +3,21 @@ never stopped, bit for bit (paper 001 §3)."""
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from jit_launch import environment, torchrun
 from start_ranks import free_port
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "jit_faults.py"
 STEPS = 28
 OPTIONS = ("--steps", str(STEPS), "--minimum-stall", "2.5")
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def run(script: Sequence[str | Path], directory: Path) -> str:
     ranks = [
         subprocess.Popen(
             [sys.executable, *map(str, script), str(directory), *OPTIONS],
-            env=ENVIRONMENT | place | {"RANK": str(rank)},
+            env=environment() | place | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -104,54 +101,14 @@ def test_rank_that_works_alone_for_longer_than_a_stall_may_last_is_waited_for(
     assert dict(losses(said.splitlines())) == undisturbed
 
 
-def launch(faults: Iterable[Fault], directory: Path) -> tuple[list[str], list[str]]:
-    """Lines of stdout and stderr.
-
-    A stopped rank is killed as soon as the other one has saved, as the launcher does after 30 s.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--max-restarts=8", str(SCRIPT), ",".join(map(str, faults)), str(directory), *OPTIONS]
-    job = subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
-    )
-    assert job.stdout is not None and job.stderr is not None
-    said: list[str] = []
-    reader = threading.Thread(
-        target=lambda out: said.extend(line.rstrip("\n") for line in out), args=(job.stdout,)
-    )
-    reader.start()
-    guard = threading.Timer(200, os.killpg, (job.pid, signal.SIGKILL))
-    guard.start()
-    errors, stopped = [], 0
-    try:
-        for line in job.stderr:
-            errors.append(line.rstrip("\n"))
-            if found := re.search(r"fault: \S+ stop pid (\d+)", line):
-                stopped = int(found[1])
-            if stopped and re.search(r"understudy.jit: rank \d: step \d+ saved", line):
-                os.kill(stopped, signal.SIGKILL)
-                stopped = 0
-        status = job.wait()
-    finally:
-        guard.cancel()
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.wait()
-        if stopped:
-            os.kill(stopped, signal.SIGKILL)
-        reader.join()
-    print(*said, *errors, sep="\n")
-    assert status == 0
-    return said, errors
-
-
 @pytest.mark.parametrize(
     "faults", [FAULTS, pytest.param(MORE, marks=pytest.mark.long)], ids=["five-places", "seven-more"]
 )
 def test_rank_that_fails_anywhere_in_a_step_costs_no_more_than_this_step_and_no_bit(
     tmp_path: Path, undisturbed: dict[int, str], faults: tuple[Fault, ...]
 ) -> None:
-    said, errors = launch(faults, tmp_path / "ckpt")
+    script: list[str | Path] = [SCRIPT, ",".join(map(str, faults)), tmp_path / "ckpt", *OPTIONS]
+    said, errors = torchrun(script, ranks=2, restarts=8)
 
     resumed = [int(line.split()[-1]) for line in said if line.startswith("goes on behind step")]
     assert resumed == [fault.resumes_behind for fault in faults]

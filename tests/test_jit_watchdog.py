@@ -61,6 +61,11 @@ def test_first_steps_have_no_history_and_may_wait_ten_times_as_long() -> None:
     assert seen[verdicts(seen).index(True)].time - began == pytest.approx(10.0, abs=0.2)
 
 
+def test_steps_before_the_first_look_are_history_as_well() -> None:
+    waits = [Observation(0.1 * n, 5, (("0", 6, 5),)) for n in range(15)]
+    assert waits[verdicts(waits).index(True)].time == pytest.approx(1.0, abs=0.2)
+
+
 def test_peer_that_is_heard_to_be_at_work_is_waited_for_until_it_is_heard_no_more() -> None:
     seen = steps([0.1] * 5)
     began = seen[-1].time

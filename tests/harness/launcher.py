@@ -31,7 +31,7 @@ LOADED_WITH_TORCH = re.compile(
 """Variables that are read as a library is loaded, which in a zygote has been done."""
 READ_LATER = {
     "PYTHONPATH", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", "GRPC_VERBOSITY", "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 }  # fmt: skip
 LIMITS = [value for name, value in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")

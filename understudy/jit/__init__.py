@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,12 @@ __all__ = [
     "close",
     "completed_steps",
     "get_checkpoint_path",
+    "go_on_from",
     "init",
     "jit_get_checkpoint_path",
+    "keep_generators",
+    "load_local_state",
+    "local_state",
     "restore_generators",
     "saved",
     "wait_for_shards",
@@ -57,12 +61,15 @@ def init(
 ) -> None:
     """This rank saves when the job fails. Call it in the main thread, behind `init_process_group`.
 
-    `save_checkpoint(path)` writes this rank's parameters, optimizer and scheduler to `path`, as a file or a
-    folder; it calls no collective, and may run in another thread. What the training counts belongs to it as
-    `completed_steps()`, not as the script's own variable, which may be a step ahead. `replica_group`: the
-    process group of those that have the same state, all ranks by default. `shard`: which part of the state
-    that is; replicas give the same name. `also`: directories of `recoveryctl snapshots export` that compete
-    by step. `grace`: seconds in which a save should end; launchers kill 30 s behind SIGTERM. `minimum_stall`:
+    All ranks call it, and wait for one another. `save_checkpoint(path)` writes this rank's parameters,
+    optimizer and scheduler to `path`, as a file or a folder; it calls no collective (see `local_state`), and
+    may run in another thread. What the training counts belongs to it as `completed_steps()`, not as the
+    script's own variable, which may be a step ahead. `replica_group`: the process group of those that have
+    the same state, all ranks by default. `shard`: which part of the state that is; replicas give the same
+    name, and no one else (for FSDP2 the coordinate in the mesh's dimension that shards). A job with several
+    shards calls `boundary()`: its ranks wait for one another before parameters change, so that a fault cannot
+    leave shards at different steps. `also`: directories of `recoveryctl snapshots export` that compete by
+    step. `grace`: seconds in which a save should end; launchers kill 30 s behind SIGTERM. `minimum_stall`:
     seconds for which a collective may stand still at least, or a thread keep the GIL in C. While a rank is at
     work alone (evaluation, its own checkpoints), the others hear that, and wait.
 
@@ -72,15 +79,18 @@ def init(
     KeyboardInterrupt, SystemExit, an exception that the script catches, a fault inside `optimizer.step()`,
     any fault before the first step is completed.
 
-    **Not yet**: interposition of CUDA and NCCL (paper §3.1-3.2), and with it the generators of devices. What
-    is here is for CPU tensors and Gloo.
+    Collectives of NCCL are seen, and states on GPUs saved past one that hangs, where the script is started
+    with `LD_PRELOAD="$(python -m understudy.jit preload)"` (paper §3.1-3.2). It was never run on a GPU.
 
     `torchrun` of PyTorch 2.13 gives a restarted job the store of the attempt before, whose stale addresses
     make Gloo fail or hang; start it with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` in the environment.
 
-    Raises JitError for a directory that cannot be used, and if it is called twice without `close`.
+    Warns of a state that no other rank has (ZeRO, FSDP without replicas), and of different parts with one
+    name, as far as optimizers exist by now; the first step raises JitError for such names. Raises JitError
+    for a directory that cannot be used, and if it is called twice without `close`.
     """
-    from .session import Session, warn_without_replica
+    from .replicas import warn_without_replica
+    from .session import Session
     from .storage import ShardDirectory
 
     global _session
@@ -94,10 +104,10 @@ def init(
         raise JitError(f"grace is {grace} s and minimum_stall {minimum_stall} s; both must be above 0.")
     if threading.current_thread() is not threading.main_thread():
         raise JitError("jit.init must be called in the main thread, the only one that can handle signals.")
-    warn_without_replica(replica_group)
+    told = warn_without_replica(replica_group)
     store = ShardDirectory(Path(directory), Identity.of(shard=shard, job=job))
     session = Session(save_checkpoint, store, tuple(also), grace, minimum_stall)
-    session.start()
+    session.start(told)
     _session = session
     _see_forks()
 
@@ -118,9 +128,10 @@ jit_get_checkpoint_path = get_checkpoint_path
 def restore_generators() -> bool:
     """Give this rank its own generators, as of the step that was chosen; call it behind loading.
 
-    Python's, NumPy's (if it is loaded by now) and PyTorch's for the CPU. They are written down at the end
-    of each step, in `DIR/slots`, and outlive a rank that is killed. False, with a sentence on stderr, if they
-    are not there: the host was lost, or the step is one of a periodic checkpoint that is long past.
+    Python's, NumPy's (if it is loaded by now) and PyTorch's for the CPU and CUDA's devices. They are written
+    down at the end of each step, in `DIR/slots`, and outlive a rank that is killed. False, with a sentence on
+    stderr, if they are not there: the host was lost, or the step is one of a periodic checkpoint that is long
+    past.
     """
     return _open().restore_generators()
 
@@ -135,9 +146,48 @@ def boundary() -> None:
     _open().boundary.declare()
 
 
+def go_on_from(step: int) -> None:
+    """The script has loaded a checkpoint of its own: the count of steps goes on there.
+
+    Not for that of `get_checkpoint_path`, which counts by itself.
+    """
+    if step != completed_steps():
+        _open().boundary.go_on_from(step)
+
+
+def keep_generators() -> None:
+    """What was drawn since the last boundary belongs to the completed step: call it behind an evaluation.
+
+    A job that resumes at this step does not repeat the evaluation; its generators go on from here.
+    """
+    _open().boundary.keep_generators()
+
+
 def completed_steps() -> int:
     """Steps that the state has in it which a save would write now; those before a restart are counted too."""
     return _open().boundary.step
+
+
+def local_state(**parts: Any) -> dict[str, Any]:
+    """`state_dict()` of each part, as this rank has it: for `save_checkpoint` of a job that shards its state.
+
+    A DTensor (FSDP2, tensor parallelism) becomes its local tensor, with a record of which part of the whole
+    that is. Calls no collective; replicas answer with the same bytes; `torch.load(weights_only=True)` reads
+    it. Raises JitError for FSDP1, whose state_dict calls collectives.
+    """
+    from .sharded_state import local_state as local
+
+    return local(parts)
+
+
+def load_local_state(state: Mapping[str, Any], /, **parts: Any) -> None:
+    """What `local_state` has answered, into the same parts of a job that shards them alike.
+
+    Raises JitError, in one sentence, where mesh or sharding are others. The number of replicas may differ.
+    """
+    from .sharded_state import load_local_state as load
+
+    load(state, parts)
 
 
 def saved(path: str | os.PathLike[str], step: int) -> None:

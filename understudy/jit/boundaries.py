@@ -5,6 +5,7 @@ are those of the last completed step. Generators of random numbers and statistic
 the forward pass: they are copied at each boundary, and put back before a save.
 
     SETTLED     forward, backward: a save describes the last completed step
+    WAITING     in front of `optimizer.step()`, where a job with several shards waits for all ranks (gate.py)
     UPDATING    inside `optimizer.step()`: half of the parameters are new
     UNSETTLED   behind it, where schedulers and counters step: until the first forward pass, or, in a script
                 that calls `jit.boundary()`, until that call
@@ -13,21 +14,20 @@ the forward pass: they are copied at each boundary, and put back before a save.
 from __future__ import annotations
 
 import enum
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
+from .buffers import Buffers
 from .slots import Generators
 
 
@@ -35,6 +35,7 @@ class Zone(enum.Enum):
     """Where the main thread is in a step."""
 
     SETTLED = "in a forward or backward pass"
+    WAITING = "in front of the optimizer's step, waiting for the other ranks"
     UPDATING = "inside an optimizer's step"
     UNSETTLED = "between the optimizer's step and the end of the training step"
 
@@ -48,13 +49,25 @@ class Obstacle:
     """Whether a training that goes on comes to a place without it."""
 
 
+class Devices(Protocol):
+    """Where work is only enqueued by the script, and done later: cuda_watch.py."""
+
+    def settle(self) -> None:
+        """Wait for collectives that are under way."""
+
+    def boundary(self) -> None:
+        """What was enqueued so far is the end of a step."""
+
+
 class Boundary:
     """Counts steps and knows the zone. Its hooks are called by the thread that trains.
 
     `on_arrival()` is called wherever a save may have been waited for, and before parameters change.
     `on_generators(step, generators)` is called at each boundary, and when a backward pass begins: then with
     those that this rank will have at the end of `step` as far as anybody can know, because a rank may be
-    killed behind its last collective and in front of its own boundary.
+    killed behind its last collective and in front of its own boundary. `on_optimizer(optimizer)` is called
+    when one is about to step for the first time. `pass_gate()`, if given, is called once in each step of a
+    script that calls `jit.boundary()`, before anything that it saves is changed.
     """
 
     def __init__(
@@ -62,8 +75,11 @@ class Boundary:
         on_arrival: Callable[[], None],
         on_generators: Callable[[int, Generators], None],
         say: Callable[[str], None],
+        on_optimizer: Callable[[Any], object] | None = None,
+        devices: Devices | None = None,
     ) -> None:
         self.zone = Zone.UNSETTLED
+        self.pass_gate: Callable[[], None] | None = None
         self.explicit = False
         self.step = 0
         """Steps completed since the training began, those before a restart included."""
@@ -71,9 +87,13 @@ class Boundary:
         """At the last boundary; None before the first one of this process."""
         self._begun_at = 0
         self._on_arrival, self._on_generators, self._say = on_arrival, on_generators, say
+        self._on_optimizer = on_optimizer
+        self._devices = devices
+        self._passed = False
+        """The gate, in this step."""
         self._inside: list[int] = []
         self._seen: dict[int, weakref.ref[Any]] = {}
-        self._told_of_several = False
+        self._told_of_several = self._told_of_shards = False
         self._buffers = Buffers()
         self._outermost: weakref.ref[nn.Module] | None = None
         self._forward: Any = None
@@ -95,18 +115,37 @@ class Boundary:
                 hook.remove()
         self._hooks, self._forward, self._on_module = [], None, None
 
+    @property
+    def done_here(self) -> int:
+        """Steps completed by this process."""
+        return self.step - self._begun_at
+
     def go_on_from(self, step: int) -> None:
         """The count goes on there: the state of that step is what the script is about to load."""
         self.step = self._begun_at = step
 
     def declare(self) -> None:
         """The script says: a step ends here. From the first call on, nothing else is taken for an end."""
+        self._settle()
         if not self.explicit:
             self.explicit = True
             self.step = self._begun_at  # what optimizers counted in the first step is this very step
+        else:
+            self._through_gate()  # in a step without an optimizer's: the other ranks wait for this one
         self._complete()
         self.zone = Zone.SETTLED
         self._on_arrival()
+
+    def keep_generators(self) -> None:
+        """What was drawn since the last boundary belongs to it: a save puts back what is now.
+
+        Nothing happens before the first boundary of this process, or inside an optimizer's step.
+        """
+        if self.generators is None or self.zone is not Zone.SETTLED:
+            return
+        self._on_arrival()
+        self.generators = Generators.now()
+        self._on_generators(self.step, self.generators)
 
     def obstacle(self) -> Obstacle | None:
         """Why nothing can be saved at this moment; None if the state is that of the last completed step."""
@@ -118,6 +157,8 @@ class Boundary:
                 "jit.boundary() at the end of each step",
                 False,
             )
+        if self.zone is Zone.WAITING:
+            return Obstacle("the ranks wait for one another in front of the optimizer's step", True)
         if self.zone is Zone.UPDATING:
             return Obstacle("the step is half done, because the fault lies inside an optimizer's step", True)
         if self.zone is Zone.UNSETTLED and self.explicit:
@@ -140,23 +181,64 @@ class Boundary:
         self.generators.put_back()
         return self._buffers.put_back()
 
+    def aside(self) -> Callable[[], None]:
+        """What `put_back` is about to change; calling the answer makes it so again: this step goes on."""
+        generators, buffers = Generators.now(), self._buffers.aside()
+
+        def take_up() -> None:
+            generators.put_back()
+            buffers()
+
+        return take_up
+
     def moved(self) -> bool:
         """Whether somebody has drawn numbers, or changed statistics, since `put_back`."""
         return Generators.now() != self.generators or self._buffers.moved()
 
     def _complete(self) -> None:
+        self._passed = False
         self.step += 1
         self.generators = Generators.now()
         self._buffers.copy()
+        if self._devices is not None:
+            self._devices.boundary()
         self._on_generators(self.step, self.generators)
         self._await_forward()
 
-    def _before_optimizer(self, optimizer: Any, *_: object) -> None:
+    def _settle(self) -> None:
+        """What a device has yet to do it has done, or this thread hangs here, in front of a change."""
+        if self._devices is not None:
+            self._devices.settle()
+
+    def _before_optimizer(
+        self, optimizer: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """With a closure the forward and backward pass lie inside `step`, in front of any change."""
+        named = named or {}
+        closure = arguments[1] if len(arguments) > 1 else named.get("closure")
+        if closure is None or self._inside or not _calls_closure_first(optimizer):
+            self._update(optimizer)
+            return None
+
+        def passes_and_then_update() -> Any:
+            result = closure()
+            if id(optimizer) not in self._inside:  # LBFGS calls it more than once
+                self._update(optimizer)
+            return result
+
+        if len(arguments) > 1:
+            return (arguments[0], passes_and_then_update, *arguments[2:]), named
+        return arguments, {**named, "closure": passes_and_then_update}
+
+    def _update(self, optimizer: Any) -> None:
+        self._settle()
         self._on_arrival()  # a thread that saves must not see parameters change
         key = id(optimizer)
         if not self._inside or key in self._inside:  # in there still: its last step raised
             self._inside = []
             self._note(optimizer)
+            if self.explicit:
+                self._through_gate()
         self._inside.append(key)
         self.zone = Zone.UPDATING
 
@@ -170,10 +252,28 @@ class Boundary:
         if not self.explicit:
             self._complete()
 
+    def _through_gate(self) -> None:
+        """Once in a step, and not before it is known that the script calls `jit.boundary()`: in the first
+        step what it has loaded is still there, as a step that all shards have."""
+        if self.pass_gate is None or self._passed:
+            return
+        self._passed = True
+        before, self.zone = self.zone, Zone.WAITING
+        self.pass_gate()
+        self.zone = before
+
     def _note(self, optimizer: Any) -> None:
         known = self._seen.get(id(optimizer))
         again = known is not None and known() is optimizer
         self._seen[id(optimizer)] = weakref.ref(optimizer)
+        if not again and self._on_optimizer is not None:
+            self._on_optimizer(optimizer)
+        if again and not self.explicit and self.pass_gate is not None and not self._told_of_shards:
+            self._told_of_shards = True
+            self._say(
+                "this job has several shards, and a fault may leave them at different steps, of which none "
+                "can be resumed from, unless the script calls jit.boundary() at the end of each step."
+            )
         if again and not self.explicit and self._several() and not self._told_of_several:
             self._told_of_several = True
             self._say(
@@ -228,6 +328,11 @@ def _behind_forward(module: nn.Module, _: object, output: object) -> None:
         boundary._behind_outermost(output)
 
 
+def _calls_closure_first(optimizer: Any) -> bool:
+    """PyTorch's optimizers do; one of somebody else may change parameters in front of it."""
+    return str(getattr(type(optimizer).step, "__module__", "")).startswith("torch.optim.")
+
+
 def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
@@ -237,92 +342,3 @@ def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
     elif depth and isinstance(value, (list, tuple)):
         for one in value:
             yield from _tensors(one, depth - 1)
-
-
-class Buffers:
-    """Buffers of modules, those that training changes as copies. Found by passes over all objects."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, str], _Buffer] = {}
-
-    def look(self) -> None:
-        """For buffers that are not known yet."""
-        for thing in gc.get_objects():
-            if not issubclass(type(thing), nn.Module):
-                continue
-            for name, tensor in thing.__dict__.get("_buffers", {}).items():
-                if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
-                    self._known.setdefault((id(thing), name), _Buffer(thing, name, tensor))
-
-    def copy(self) -> None:
-        """Of each that was changed since the last call."""
-        for one in self._known.values():
-            one.copy()
-
-    def put_back(self) -> str | None:
-        """Returns what could not be put back, as a remark, or None."""
-        late = [one.name for one in self._known.values() if not one.put_back()]
-        if not late:
-            return None
-        return f"the buffer {late[0]!r} changed for the first time in this step and is saved as it is now."
-
-    def moved(self) -> bool:
-        return any(one.changed() for one in self._known.values())
-
-
-class _Buffer:
-    """One buffer, by the module that has it. Cheap while nothing changes: a look-up and two comparisons.
-
-    Normalisation writes its statistics past PyTorch's count of versions; its buffers, which are small, are
-    copied every time.
-    """
-
-    __slots__ = ("_copy", "_module", "_silent", "_tensor", "_version", "name")
-
-    def __init__(self, module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-        self.name = name
-        self._module = weakref.ref(module)
-        self._silent = isinstance(module, _NormBase)
-        self._copy: torch.Tensor | None = tensor.detach().clone() if self._silent else None
-        self._see(tensor)
-
-    def copy(self) -> None:
-        if (tensor := self._now()) is None or not self._differs(tensor):
-            return
-        if self._copy is None or self._copy.shape != tensor.shape or self._copy.dtype != tensor.dtype:
-            self._copy = tensor.detach().clone()
-        else:
-            self._copy.copy_(tensor.detach())
-        self._see(tensor)
-
-    def put_back(self) -> bool:
-        """False: it was changed, and there is no copy."""
-        if (tensor := self._now()) is None or not self._differs(tensor):
-            return True
-        if self._copy is None:
-            return False
-        if tensor.shape == self._copy.shape and tensor.dtype == self._copy.dtype:
-            with torch.no_grad():
-                tensor.copy_(self._copy)
-        elif (module := self._module()) is not None:
-            module._buffers[self.name] = tensor = self._copy.clone()
-        self._see(tensor)
-        return True
-
-    def changed(self) -> bool:
-        """Since it was last seen, and can be put back."""
-        tensor = self._now()
-        if tensor is None or self._copy is None:
-            return False
-        return not torch.equal(tensor, self._copy) if self._silent else self._differs(tensor)
-
-    def _now(self) -> torch.Tensor | None:
-        module = self._module()
-        tensor = None if module is None else module._buffers.get(self.name)
-        return None if tensor is None or tensor.is_inference() else tensor
-
-    def _differs(self, tensor: torch.Tensor) -> bool:
-        return self._silent or tensor._version != self._version or self._tensor() is not tensor
-
-    def _see(self, tensor: torch.Tensor) -> None:
-        self._version, self._tensor = tensor._version, weakref.ref(tensor)

@@ -162,6 +162,25 @@ def wait_for_shards(directory: str | os.PathLike[str], timeout: float) -> Choice
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
+def same_on_all_ranks(identity: Identity, choose: Callable[[], Choice | None]) -> Choice | None:
+    """Rank 0 chooses, and tells the others. What it cannot read, no rank begins without."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or identity.world_size == 1:
+        return choose()
+    told: list[Any] = [None]
+    if identity.rank == 0:
+        try:
+            told = [choose()]
+        except JitError as error:
+            told = [error]
+    dist.broadcast_object_list(told, src=0)
+    if isinstance(told[0], JitError):
+        raise told[0]
+    choice: Choice | None = told[0]
+    return choice
+
+
 def _reader(path: Path) -> Directory | None:
     try:
         return Directory(path.resolve(strict=True), os.stat(path).st_uid)

@@ -88,6 +88,12 @@ def is_number(value: object, most: int = LARGEST) -> bool:
     return type(value) is int and 0 <= value <= most
 
 
+def one_line(text: str) -> str:
+    """Of a reason, for people."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return line if len(line) <= 160 else line[:157] + "..."
+
+
 def shown(text: str) -> str:
     """For people: what a terminal would obey is escaped."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

@@ -276,6 +276,15 @@ def read_export(path: Path, owner: int) -> dict[str, Any]:
     return fields
 
 
+def absent_at(payload: Path) -> str:
+    """Ranks and hosts that did not arrive, by the metadata beside a payload, for people."""
+    try:
+        found = unsealed((payload.parent / METADATA).read_bytes())
+    except (OSError, ValueError):
+        return ""
+    return ", ".join(f"rank {one['rank']} ({one['host']})" for one in found.get("absent", []))
+
+
 def metadata_of(
     who: Identity,
     step: int,

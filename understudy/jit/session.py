@@ -4,6 +4,9 @@ Whatever asks for a save has to make the one claim of the process, which is neve
 the handler of SIGTERM, the thread that hears of SIGTERM, the watchdog. A training thread that comes to a hook
 while another thread has the claim stays there, so that nothing changes under the save; the process ends
 behind it.
+
+A save that must wait, because the step is half done, is pending: it is made at the end of the step. So is the
+second save of a rank whose gate (gate.py) is broken, which does its step to the end alone.
 """
 
 from __future__ import annotations
@@ -16,20 +19,25 @@ import time
 import traceback
 import urllib.parse
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import watchdog
+from . import gate, reading, replicas, watchdog
 from .at_work import EVERY, AtWork
-from .boundaries import Boundary, Obstacle
-from .identity import Identity, JitError
+from .boundaries import Boundary, Obstacle, Zone
+from .choosing import same_on_all_ranks
+from .cuda_watch import CudaWatch
+from .deadline import Deadline
+from .identity import Identity, JitError, one_line
 from .slots import Generators, SlotFile, find, remove_old
-from .storage import Choice, ShardDirectory
-from .triggers import Exceptions, Sigterm, end_by_sigterm, end_with
+from .storage import ShardDirectory
+from .triggers import Exceptions, Sigterm, end_by_sigterm, end_with, ignore_ends_of_children
 
 HANG_STATUS = 75
 """Exit status behind a hang: EX_TEMPFAIL, start me again."""
+_SIGTERM = "SIGTERM"
 _KEPT_SLOT_FILES = 4
 _STEPS_BEFORE_REMOVAL = 3
 
@@ -58,30 +66,44 @@ class Session:
         """The thread that saves. `setdefault` decides between threads; signal handlers cannot split it."""
         self._end: Callable[[], None] = end_by_sigterm
         """How the process ends behind its save."""
-        self._term_pending = False
+        self._pending: tuple[str, Callable[[], None]] | None = None
+        """Why a save waits for the end of the step, and how the process ends behind it."""
+        self._alone = False
+        """The gate is broken: this rank does the step that it is in to its end, and then leaves."""
+        self._gate: gate.Gate | None = None
         self._restored_step: int | None = None
         self._slots: SlotFile | None = None
-        self.boundary = Boundary(self._arrive, self._keep, self.say)
+        self._cuda = CudaWatch(self.say)
+        self.boundary = Boundary(self._arrive, self._keep, self.say, self._check, self._cuda)
         self._exceptions = Exceptions(self)
         self._sigterm = Sigterm(self)
         self._training_thread = threading.get_ident()
         self._watchdog = watchdog.Watchdog(
-            minimum_stall, lambda: self._training_thread, lambda: self.boundary.step, self._on_hang,
+            minimum_stall, lambda: self._training_thread, lambda: self.boundary.done_here, self._on_hang,
             AtWork(
                 directory.meeting_place / "at-work", self.identity.rank, self.say,
                 min(EVERY, minimum_stall / 8),
             ),
             self.say,
+            self._cuda,
         )  # fmt: skip
 
-    def start(self) -> None:
-        """Announce this rank, and install all triggers."""
+    def start(self, told_without_replica: bool = False) -> None:
+        """Announce this rank, and install all triggers. Raises JitError."""
         self._directory.announce()
+        self._gate = gate.for_job(self.identity)
+        if self._gate is not None:
+            self.boundary.pass_gate = self._pass_gate
+        if not told_without_replica and self.identity.world_size > 1:
+            spreads = replicas.spreads_of(replicas.optimizers_now())
+            if sentence := replicas.warning(spreads, self.identity, self._shards()):
+                warnings.warn(sentence, stacklevel=3)
         self._open_slots()
         self.boundary.install()
         self._exceptions.install()
         if not self._sigterm.install():
             self.say("SIGTERM is not this script's to handle here, so that nothing is saved when it comes.")
+        self._cuda.start()
         self._watchdog.start()
         atexit.register(self._at_exit)
 
@@ -97,8 +119,12 @@ class Session:
             atexit.unregister(self._at_exit)
             if self._slots is not None:
                 self._slots.close()
+            if self._gate is not None:
+                self._gate.close()
         self.closing = True
-        if self._term_pending:
+        if self._pending is not None:
+            if self._alone or self._pending[0] != _SIGTERM:
+                self._pending[1]()
             self._sigterm.call_previous(None)
         return over
 
@@ -112,7 +138,7 @@ class Session:
 
     def choose(self) -> Path | None:
         """Where this rank's payload lies. All ranks of the process group take what rank 0 has chosen."""
-        choice = _same_on_all_ranks(self.identity, lambda: self._directory.choose(self._also))
+        choice = same_on_all_ranks(self.identity, lambda: self._directory.choose(self._also))
         if choice is None:
             return None
         if self.identity.rank == 0:
@@ -154,10 +180,7 @@ class Session:
         """An exception ends the script (in the main thread, before its traceback is printed)."""
         self._stay_behind_another_claim()
 
-        def end() -> None:
-            os.write(2, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
-            end_with(1)
-
+        end = partial(_end_with_traceback, error)
         if self._refused(self.boundary.obstacle(), kind.__name__) or not self._take_claim(end):
             return
         self._save(f"{kind.__name__}: {error}")
@@ -181,6 +204,11 @@ class Session:
         def end() -> None:
             end_with(HANG_STATUS)
 
+        if self._claim and not for_ever:
+            return
+        if self.boundary.zone is Zone.WAITING:
+            self._wait_for_end_of_step(reason, end)  # at the gate, whose thread sees it
+            return
         if self._refused(self.boundary.obstacle(), reason):
             if for_ever:
                 end()
@@ -195,34 +223,88 @@ class Session:
     def _save_for_sigterm(self) -> bool:
         obstacle = self.boundary.obstacle()
         if obstacle is not None and obstacle.passes:
-            if not self._term_pending:
-                self._term_pending = True
-                _Deadline(self._grace, self._give_up_waiting)
+            self._wait_for_end_of_step(_SIGTERM, end_by_sigterm)
             return True
-        if self._refused(obstacle, "SIGTERM"):
+        if self._refused(obstacle, _SIGTERM):
             return False
         if self._take_claim(end_by_sigterm):
             try:
-                self._save("SIGTERM")
+                self._save(_SIGTERM)
             finally:
                 end_by_sigterm()
         return True
 
+    def _wait_for_end_of_step(self, reason: str, end: Callable[[], None]) -> None:
+        if self._pending is None:
+            self._pending = (reason, end)
+            Deadline(self._grace, self._give_up_waiting)
+
     def _arrive(self) -> None:
         """The training comes to where nothing may change during a save, or where one is waited for."""
         self._stay_behind_another_claim()
-        if self._term_pending and self.boundary.obstacle() is None:
-            self._save_for_sigterm()
+        if self._pending is None or self.boundary.obstacle() is not None:
+            return
+        reason, end = self._pending
+        if self._alone or self._take_claim(end):
+            try:
+                self._save(reason)
+            finally:
+                end()
+
+    def _pass_gate(self) -> None:
+        """All ranks are to come before the state changes (in the training thread). See gate.py."""
+        if self._gate is None or self._alone:
+            return
+        try:
+            if self._gate.passed(lambda: self._pending is not None):
+                return
+        except RuntimeError as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._wait_for_end_of_step(reason, partial(_end_with_traceback, error))
+        self._save_at_gate()
+
+    def _save_at_gate(self) -> None:
+        """Nobody knows whether others have passed: the state of both steps is saved, this is the first."""
+        assert self._pending is not None
+        reason, end = self._pending
+        if not self._take_claim(end):
+            self._stay_behind_another_claim()
+        self._alone = True
+        take_up = self.boundary.aside()
+        if self.boundary.generators is not None:
+            self._save(reason)
+        take_up()
+        Deadline(self._grace, self._give_up_alone)
+
+    def _give_up_alone(self) -> None:
+        """The step that this rank does alone has not come to its end (in a thread)."""
+        if self._pending is not None and (obstacle := self.boundary.obstacle()) is not None:
+            self._refused(obstacle, f"{self._pending[0]}, {self._grace:g} s ago")
+            self._pending[1]()
 
     def _give_up_waiting(self) -> None:
-        """The deadline of a SIGTERM that came inside a step (in a thread)."""
-        if (obstacle := self.boundary.obstacle()) is not None and not self._claim:
-            self._refused(obstacle, f"SIGTERM, {self._grace:g} s ago")
-            end_by_sigterm()
+        """The deadline of what came inside a step (in a thread)."""
+        if self._pending is None or self._claim:
+            return
+        if (obstacle := self.boundary.obstacle()) is not None:
+            reason, end = self._pending
+            self._refused(obstacle, f"{reason}, {self._grace:g} s ago")
+            end()
+
+    def _check(self, optimizer: Any) -> None:
+        """Different parts of what an optimizer changes have different names, or JitError is raised."""
+        if self.identity.world_size > 1:
+            replicas.check(replicas.spreads_of([optimizer]), self.identity, self._shards())
+
+    def _shards(self) -> Mapping[int, str]:
+        """By rank."""
+        if self._gate is not None:
+            return self._gate.shards
+        return dict.fromkeys(range(self.identity.world_size), self.identity.shard)
 
     def _refused(self, obstacle: Obstacle | None, reason: str) -> bool:
         if obstacle is not None:
-            self.say(f"nothing is saved ({_short(reason)}): {obstacle.sentence}.")
+            self.say(f"nothing is saved ({one_line(reason)}): {obstacle.sentence}.")
         return obstacle is not None
 
     # Saving.
@@ -233,6 +315,7 @@ class Session:
             return False
         self._end = end
         self._watchdog.let_go()
+        ignore_ends_of_children()
         return True
 
     def _stay_behind_another_claim(self) -> None:
@@ -245,28 +328,31 @@ class Session:
         saver = threading.get_ident()
         if saver != self._training_thread:
             self._sigterm.interrupt()
-        deadline = _Deadline(self._grace, lambda: self._is_late(saver, step))
+        deadline = Deadline(self._grace, lambda: self._is_late(saver, step))
         try:
-            payload = self._write(step, _short(reason))
+            payload = self._write(step, one_line(reason))
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything; it is shown
-            self.say(f"step {step} could not be saved ({_short(reason)}), and nothing of it counts: {error}")
+            self.say(
+                f"step {step} could not be saved ({one_line(reason)}), and nothing of it counts: {error}"
+            )
             if not isinstance(error, JitError):
                 os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
             return False
         finally:
             deadline.cancel()
-        missing = _absent(payload)
+        missing = reading.absent_at(payload)
         self.say(
-            f"step {step} saved in {time.monotonic() - began:.3f} s ({_short(reason)}); "
+            f"step {step} saved in {time.monotonic() - began:.3f} s ({one_line(reason)}); "
             + (f"did not arrive: {missing}." if missing else "all ranks arrived.")
         )
         return True
 
     def _write(self, step: int, reason: str) -> Path:
-        try:
-            return self._write_once(step, reason, self._looking_for_movement)
-        except _Moved:  # the training thread has come back from C; it stays at its next line
-            return self._write_once(step, reason, self._save_without_collective)
+        with self._cuda.saving(self._grace / 2):
+            try:
+                return self._write_once(step, reason, self._looking_for_movement)
+            except _Moved:  # the training thread has come back from C; it stays at its next line
+                return self._write_once(step, reason, self._save_without_collective)
 
     def _write_once(self, step: int, reason: str, write: Callable[[Path], None]) -> Path:
         if remark := self.boundary.put_back():
@@ -279,9 +365,9 @@ class Session:
             raise _Moved
 
     def _save_without_collective(self, path: Path) -> None:
-        before = watchdog.counts()
+        before = (*(watchdog.counts() or ()), *self._cuda.counts())
         self._save_checkpoint(path)
-        behind = watchdog.counts()
+        behind = (*(watchdog.counts() or ()), *self._cuda.counts())
         stuck = watchdog.completed(behind) == watchdog.completed(before)
         in_main = threading.get_ident() == self._training_thread
         if watchdog.enqueued(behind) > watchdog.enqueued(before) and (in_main or stuck):
@@ -335,69 +421,6 @@ class _Moved(Exception):
     """The training thread has moved while another one saved."""
 
 
-class _Deadline:
-    """Calls `late`, in a thread, if nobody cancels it in time."""
-
-    def __init__(self, seconds: float, late: Callable[[], None]) -> None:
-        self._cancelled = threading.Event()
-        self._seconds, self._late = seconds, late
-        threading.Thread(target=self._wait, name="understudy-deadline", daemon=True).start()
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def _wait(self) -> None:
-        if not self._cancelled.wait(self._seconds):
-            self._late()
-
-
-def _same_on_all_ranks(identity: Identity, choose: Callable[[], Choice | None]) -> Choice | None:
-    """Rank 0 chooses, and tells the others. What it cannot read, no rank begins without."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or identity.world_size == 1:
-        return choose()
-    told: list[Any] = [None]
-    if identity.rank == 0:
-        try:
-            told = [choose()]
-        except JitError as error:
-            told = [error]
-    dist.broadcast_object_list(told, src=0)
-    if isinstance(told[0], JitError):
-        raise told[0]
-    choice: Choice | None = told[0]
-    return choice
-
-
-def warn_without_replica(replica_group: Any) -> None:
-    """A state that one rank alone has dies with it."""
-    import torch.distributed as dist
-
-    up = dist.is_available() and dist.is_initialized()
-    world = dist.get_world_size() if up else int(os.environ.get("WORLD_SIZE", "1") or 1)
-    members = dist.get_world_size(replica_group) if up else world
-    if members == 1:
-        who = "this rank alone" if world > 1 else "one process alone"
-        warnings.warn(
-            f"Nothing to save from: {who} has this state (ZeRO, FSDP without replicas, one rank), so that it "
-            "is lost when the rank is killed; save periodic checkpoints too, and tell jit.saved of them.",
-            stacklevel=3,
-        )
-
-
-def _short(text: str) -> str:
-    """One line of a reason."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
-    return line if len(line) <= 160 else line[:157] + "..."
-
-
-def _absent(payload: Path) -> str:
-    """Ranks and hosts that did not arrive, by the metadata beside the payload."""
-    from . import reading
-
-    try:
-        found = reading.unsealed((payload.parent / reading.METADATA).read_bytes())
-    except (OSError, ValueError):
-        return ""
-    return ", ".join(f"rank {one['rank']} ({one['host']})" for one in found.get("absent", []))
+def _end_with_traceback(error: BaseException) -> None:
+    os.write(2, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
+    end_with(1)

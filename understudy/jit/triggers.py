@@ -197,6 +197,12 @@ class _Nobody:
         pass
 
 
+def ignore_ends_of_children() -> None:
+    """PyTorch's handler of SIGCHLD raises, amid a save, when the launcher ends a loader's workers as well."""
+    if _is_main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def end_by_sigterm() -> None:
     """As if nobody had handled the signal: whoever waits for this process sees that it was SIGTERM (143)."""
     flush()

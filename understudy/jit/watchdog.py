@@ -5,7 +5,7 @@ neither end nor move, while its training thread stays at one place, waits for a 
 long is too long follows from how long this rank has waited before; `judge` decides, and is pure.
 
 Point-to-point operations are not counted: there, that the training thread stays inside `torch.distributed`
-stands for it. On CUDA, events of communication streams will take the counts' place.
+stands for it. NCCL's collectives are counted by the events of their streams: cuda_watch.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .at_work import AtWork
+from .cuda_watch import CudaWatch
 
 try:
     from . import _gil
@@ -82,6 +83,7 @@ class History:
 
     last: Observation | None = None
     first_step: int = 0
+    """At which steps began to be counted: the first look may come behind many that are fast."""
     since: float | None = None
     """When the present stall began."""
     longest: float = 0.0
@@ -101,7 +103,7 @@ def judge(history: History, seen: Observation, limits: Limits) -> tuple[History,
     """What is known with this observation, and whether it is a hang."""
     last = history.last
     if last is None:
-        return History(seen, seen.step, seen.time if seen.waits else None), False
+        return replace(history, last=seen, since=seen.time if seen.waits else None), False
     if seen.time - last.time > limits.gap:  # it was not there to see anything
         return replace(history, last=seen, since=seen.time if seen.waits else None), False
     if seen.differs(last) or not seen.waits:
@@ -125,7 +127,9 @@ class Watchdog:
         on_hang: Callable[[str, bool], None],
         at_work: AtWork,
         say: Callable[[str], None],
+        cuda: CudaWatch | None = None,
     ) -> None:
+        self._cuda = cuda if cuda is not None else CudaWatch(say)
         self._minimum, self._thread_id, self._step = minimum_stall, training_thread, step
         self._on_hang, self._at_work, self._say = on_hang, at_work, say
         self._interval = min(1.0, max(0.02, minimum_stall / 10))
@@ -169,6 +173,7 @@ class Watchdog:
         while not self._end.wait(self._interval):
             limits = Limits(self._minimum, shortest_timeout(), 2 * self._interval + 2.0)
             held = max(held, time.monotonic() - before - self._interval)
+            self._cuda.remark(self._step() - history.first_step)
             if _gil is not None and (thread := _gil.freed()):
                 self._on_hang(f"thread {thread} hangs in C, and was made to give up the GIL", True)
                 return
@@ -193,13 +198,14 @@ class Watchdog:
         return replace(seen, late=seen.waits and stall > 0 and self._at_work.heard(now))
 
     def _works(self, inside: bool) -> tuple[Count, ...]:
-        """As `counts`, but for works that only seem to be under way: the last two may have ended in another
-        order than they began, and then the older one stands for both until the next one ends."""
+        """As `counts`, and those of NCCL's streams, but for works that only seem to be under way: the last
+        two may have ended in another order than they began, and then the older one stands for both until the
+        next one ends."""
         last, self._counts = self._counts, counts() or ()
         pending = enqueued(self._counts) > completed(self._counts)
         if pending and not inside and self._counts == last and outstanding() is False:
-            return tuple((name, one, one) for name, one, _ in self._counts)
-        return self._counts
+            return (*((name, one, one) for name, one, _ in self._counts), *self._cuda.counts())
+        return (*self._counts, *self._cuda.counts())
 
 
 class Alone:
