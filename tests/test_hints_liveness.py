@@ -267,3 +267,23 @@ def test_names_of_the_rewriting_give_way_to_those_of_the_user(tmp_path: Any) -> 
         return _hint_at
 
     assert checkpoints(directory=tmp_path, every=1)(function)(4) == 7
+
+
+def makes(_: int) -> Any:
+    class Inner:
+        def method(self) -> Any:
+            return lambda: 0
+
+    def inner() -> None:
+        pass
+
+    made = [inner, Inner, Inner.method, Inner().method()]
+    names = [(each.__qualname__, each.__module__) for each in made]
+    del made, Inner
+    checkpoint()
+    return names
+
+
+def test_what_a_function_makes_inside_has_the_names_that_it_has_without_the_decorator(tmp_path: Any) -> None:
+    """A random program (seed 1028) told them apart by the text of a TypeError."""
+    assert checkpoints(directory=tmp_path, overhead=1e-9)(makes)(1) == makes(1)

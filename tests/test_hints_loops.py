@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -145,6 +146,10 @@ def test_another_number_of_iterations_is_refused_in_one_sentence(iterations: Any
         place_periodic([1.0, 1.0], [0.1], 0.1, 0.1, iterations)
 
 
+Untimed = functools.partial(Scheduler, clock=lambda: 0.0)
+"""On whose clock planning takes no time, whatever else this machine does."""
+
+
 @dataclass
 class Run:
     """A program on a simulated clock, its checkpoints taken as a scheduler says."""
@@ -177,27 +182,27 @@ class Run:
 
 @pytest.mark.parametrize(("hints", "apart"), [(1, 0.4), (1, 1.5), (1, 20.5), (3, 0.5), (3, 1.5), (5, 8.0)])
 @pytest.mark.parametrize("equal", [True, False])
-def test_a_steady_loop_loses_at_most_a_seventh_more_than_the_placement_that_knows_it(
+def test_a_steady_loop_loses_at_most_a_fiftieth_more_than_the_placement_that_knows_it(
     hints: int, apart: float, equal: bool
 ) -> None:
     body = Body.of(hints, apart, equal=equal, losing=0.3)
-    run = Run(Scheduler(body.rate, body.overhead))
+    run = Run(Untimed(body.rate, body.overhead))
     run.loop(body, 1000)
-    assert run.loss + expected_loss(run.since, body.rate) <= 8 / 7 * body.periodic(1000).loss
+    assert run.loss + expected_loss(run.since, body.rate) <= 1.02 * body.periodic(1000).loss
 
 
 def test_dear_hints_are_passed_over_where_cheap_ones_are_near() -> None:
     body = Body([5.0, 5.0, 1.0], [3.0, 0.3], 1e-3, 0.01)
-    run = Run(Scheduler(body.rate, body.overhead))
+    run = Run(Untimed(body.rate, body.overhead))
     run.loop(body, 2000)
     assert run.taken[50:].count("hint 0") < 0.02 * len(run.taken)
-    assert run.loss <= 1.08 * body.periodic(2000).loss
+    assert run.loss <= 1.02 * body.periodic(2000).loss
 
 
 def test_the_allowance_is_kept_at_every_moment_whatever_times_and_costs_do() -> None:
     for seed in range(20):
         draw = random.Random(seed)
-        run = Run(Scheduler(10 ** draw.uniform(-6, 0), draw.choice([0, 0.01, 0.1, 1.0])))
+        run = Run(Untimed(10 ** draw.uniform(-6, 0), draw.choice([0, 0.01, 0.1, 1.0])))
         for _ in range(200):
             run.reach(
                 draw.choice("abc"), draw.choice([0, draw.random(), 100 * draw.random()]), draw.random() ** 4
@@ -206,7 +211,7 @@ def test_the_allowance_is_kept_at_every_moment_whatever_times_and_costs_do() -> 
 
 def test_costs_that_nobody_knows_are_measured_and_what_was_too_much_is_made_up_for() -> None:
     body = Body.of(2, 6.0, equal=True, losing=0.3)
-    run = Run(Scheduler(body.rate, body.overhead, unmeasured=0.0), known=False)
+    run = Run(Untimed(body.rate, body.overhead, unmeasured=0.0), known=False)
     run.loop(body, 1, random.Random(1))
     assert run.scheduler.spent > run.scheduler.allowed  # the first one, at once
     run.loop(body, 1000, random.Random(2))
@@ -217,7 +222,7 @@ def test_costs_that_nobody_knows_are_measured_and_what_was_too_much_is_made_up_f
 def test_it_follows_costs_that_change(dearer: float) -> None:
     body = Body.of(2, 6.0, equal=True, losing=0.3)
     later = Body(body.times, [cost * dearer for cost in body.costs], body.rate, body.overhead)
-    run = Run(Scheduler(body.rate, body.overhead), known=False)
+    run = Run(Untimed(body.rate, body.overhead), known=False)
     run.loop(body, 600)
     before = len(run.taken)
     run.loop(later, 600)
@@ -226,7 +231,7 @@ def test_it_follows_costs_that_change(dearer: float) -> None:
 
 def test_it_follows_times_that_change_and_forgets_which_hint_was_the_cheap_one() -> None:
     body = Body([5.0, 5.0, 1.0], [3.0, 0.3], 1e-3, 0.01)
-    run = Run(Scheduler(body.rate, body.overhead))
+    run = Run(Untimed(body.rate, body.overhead))
     run.loop(body, 1000)
     before = len(run.taken)
     run.loop(Body([10.0, 50.0, 1.0], [0.3, 3.0], body.rate, body.overhead), 1000)
@@ -236,7 +241,7 @@ def test_it_follows_times_that_change_and_forgets_which_hint_was_the_cheap_one()
 
 
 def test_inner_and_outer_hints_of_nested_loops_are_told_apart() -> None:
-    run = Run(Scheduler(1e-3, 0.01))
+    run = Run(Untimed(1e-3, 0.01))
     for _ in range(60):
         for _ in range(20):
             run.reach("inner", 1.0, 1.0)

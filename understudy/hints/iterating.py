@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -49,6 +49,8 @@ class Position(Iterator[Any]):
     def __init__(self, iterable: Any) -> None:
         self.iterable, self.count, self.ended = iterable, 0, False
         self.drawn = _drawn_from(iterable) if isinstance(iterable, _loader()) else None
+        self.size = len(cast(Any, iterable)) if isinstance(iterable, _MADE_ANEW) else None
+        """Of a dictionary, at the beginning; one that has another by then cannot be gone on with."""
         self._iterator: Iterator[Any] | None = iter(iterable)
 
     def __next__(self) -> Any:
@@ -65,17 +67,19 @@ class Position(Iterator[Any]):
         return item
 
     def __reduce__(self) -> Any:
-        return (Position.again, (self.iterable, self.count, self.ended, self.drawn))
+        return (Position.again, (self.iterable, self.count, self.ended, self.drawn, self.size))
 
     @classmethod
-    def again(cls, iterable: Any, count: int, ended: bool, drawn: Any) -> Position:
+    def again(cls, iterable: Any, count: int, ended: bool, drawn: Any, size: int | None) -> Position:
         """Nothing is iterated yet: what the iterable is made of may not be complete."""
         made = cls.__new__(cls)
-        made.iterable, made.count, made.ended, made.drawn = iterable, count, ended, drawn
+        made.iterable, made.count, made.ended, made.drawn, made.size = iterable, count, ended, drawn, size
         made._iterator = None
         return made
 
     def _gone_through(self) -> Iterator[Any]:
+        if self.size is not None and self.size != len(self.iterable):
+            raise RuntimeError("dictionary changed size during iteration")  # as Python says
         now = (generators(), [(own, own.get_state()) for own, _ in self.drawn[1]]) if self.drawn else None
         _give_drawn(self.drawn)
         iterator: Iterator[Any] = iter(self.iterable)

@@ -331,7 +331,24 @@ def _compiled(source: Source, tree: ast.FunctionDef, run: str) -> types.CodeType
         ast.fix_missing_locations(module), function.__code__.co_filename, "exec", flags, dont_inherit=True
     )
     found = next(each for each in _codes(code) if each.co_name == tree.name)
-    return found.replace(co_qualname=function.__code__.co_qualname)
+    return _renamed(found, found.co_qualname, function.__code__.co_qualname)
+
+
+def _renamed(code: types.CodeType, before: str, after: str) -> types.CodeType:
+    """With the qualified names that it, and what is made inside it, has without the functions around it."""
+
+    def name(known: str) -> str:
+        return after + known.removeprefix(before)
+
+    def constant(each: Any) -> Any:
+        if isinstance(each, types.CodeType):
+            return _renamed(each, before, after)
+        inside = each == code.co_qualname and code.co_qualname != before  # a class's body gives its own
+        return name(each) if inside else each
+
+    return code.replace(
+        co_qualname=name(code.co_qualname), co_consts=tuple(constant(each) for each in code.co_consts)
+    )
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

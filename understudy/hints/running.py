@@ -22,7 +22,6 @@ from .files import Folder, Stored
 from .liveness import DELETED
 from .pickling import Memory, StatePickler, StateUnpickler, deeply
 from .rewriting import Rewritten
-from .scheduling import Scheduler
 from .source import Hint, HintError, Source, where
 from .surroundings import Shared, say_once
 
@@ -83,6 +82,8 @@ class Run:
         self.unsafe: set[int] = set()
         self.passing: dict[int, list[BaseException]] = {}
         """Checkpoints that were taken while an exception was on its way, and which."""
+        from .scheduling import Scheduler  # late: a function may be decorated and never called
+
         self.scheduler = Scheduler(self.settings.failure_rate, self.settings.overhead, self.settings.cost)
         self.process, self.last = os.getpid(), time.monotonic()
         self.stored = self._stored()
@@ -208,7 +209,10 @@ class Run:
     def _chosen(self, hint: int, cost: float | None) -> bool:
         if self.settings.every is not None:
             return self.count % self.settings.every == 0
-        return self.scheduler.due(hint, time.monotonic() - self.last, cost)
+        planned = self.scheduler.planning
+        due = self.scheduler.due(hint, time.monotonic() - self.last, cost)
+        self.last += self.scheduler.planning - planned
+        return due
 
     def _pickled(self, hint: int, variables: dict[str, Any]) -> tuple[bytes, Memory]:
         try:
