@@ -131,14 +131,20 @@ bench-snapshots: setup  ## snapshots against others' ways: until durable, what t
 bench-migration: setup  ## how long a rank stands still that goes on elsewhere, beside a restart; bench/results/migration.json
 	@OMP_NUM_THREADS=1 $(PY) bench/migration/migration_cost.py $(OPTIONS)
 
+bench-jit: setup  ## a fault under understudy.jit in parts, beside torchrun with checkpoints, and none; docs/reports/jit.md
+	@OMP_NUM_THREADS=1 $(PY) bench/jit/jit_cost.py $(OPTIONS)
+
+bench-hints: setup  ## paper 000's experiment: hints, fixed intervals and none, undisturbed and killed; docs/reports/hints.md
+	@OMP_NUM_THREADS=1 $(PY) bench/hints/hints_cost.py $(OPTIONS)
+
 bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
 	@$(PY) bench/gpu.py
 
-bench: setup  ## measure; table and bench/results/latest.json
-	@$(PY) bench/bench.py
-
 cost: setup  ## paper 001's bill, printed and computed, and formulas beside a simulation; docs/cost.md
 	@$(PY) bench/cost_report.py $(OPTIONS)
+
+bench: setup  ## measure; table and bench/results/latest.json
+	@$(PY) bench/bench.py
 
 sweep: setup  ## a fault at every call of a minibatch of three models; nothing may change; goes on where it stopped
 	@$(PY) sweep/fault_sweep.py $(OPTIONS)

@@ -26,7 +26,7 @@ LAYERS = {
     "component": "background certificates commands control daemon_channel doctor goodput journal"
     " link_judgement meeting membership metrics persistence_parts rendezvous_gate shared_state"
     " slow_greetings snapshot_[bcks]* snapshot_tune* snapshots storage_e*",
-    "scripts": "compile* conformance* cuda_build data_[rs]* elastic examples gpu hints_* jit_*"
+    "scripts": "bench_jit compile* conformance* cuda_build data_[rs]* elastic examples gpu hints_* jit_*"
     " libraries library_imports mistakes_* mixed_devices new_shapes parallelism real_scripts "
     "replica_groups sharded_export sparse sweep third_party training* worker* zygotes",
     "cluster/moves": "arriving_worker bequests communicator_* compatible_hosts cpu_images data_* estates"
