@@ -122,6 +122,7 @@ def test_optimizer_inside_another_one_is_one_step(recorded: Recorded) -> None:
             super().step(closure)
             inner.step()
 
+    torch.optim.SGD(Training().model.parameters(), lr=0.1)  # from here on PyTorch hooks SGD's step, too
     training, other = Training(), Training()
     inner = other.optimizer
     other.loss().backward()

@@ -4,6 +4,7 @@ never stopped, bit for bit (paper 001 §3)."""
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -67,6 +68,7 @@ def losses(said: Iterable[str]) -> list[tuple[int, str]]:
 def run(script: Sequence[str | Path], directory: Path) -> str:
     """What rank 0 of two says that no launcher watches."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    place["PYTHONFAULTHANDLER"] = "1"  # one that hangs says where, as it is aborted
     ranks = [
         subprocess.Popen(
             [sys.executable, *map(str, script), str(directory), *OPTIONS],
@@ -78,6 +80,11 @@ def run(script: Sequence[str | Path], directory: Path) -> str:
     ]
     try:
         said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    except subprocess.TimeoutExpired:
+        for rank in ranks:
+            rank.send_signal(signal.SIGABRT)
+            rank.wait(30)
+        raise
     finally:
         for rank in ranks:
             rank.kill()

@@ -14,7 +14,9 @@ the forward pass: they are copied at each boundary, and put back before a save.
 from __future__ import annotations
 
 import enum
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +31,8 @@ from torch.optim.optimizer import (
 
 from .buffers import Buffers
 from .slots import Generators
+
+_OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 
 class Zone(enum.Enum):
@@ -234,8 +238,9 @@ class Boundary:
         self._settle()
         self._on_arrival()  # a thread that saves must not see parameters change
         key = id(optimizer)
-        if not self._inside or key in self._inside:  # in there still: its last step raised
-            self._inside = []
+        if self._inside:
+            self._forget_what_has_raised({key: -1})  # this entry is not among them yet
+        if not self._inside:
             self._note(optimizer)
             if self.explicit:
                 self._through_gate()
@@ -243,14 +248,26 @@ class Boundary:
         self.zone = Zone.UPDATING
 
     def _behind_optimizer(self, optimizer: Any, *_: object) -> None:
-        key = id(optimizer)
-        if key in self._inside:
-            del self._inside[self._inside.index(key) :]
-        if self._inside:  # one optimizer inside another
+        if self._inside == [id(optimizer)]:
+            self._inside = []
+        elif self._inside:
+            self._forget_what_has_raised({id(optimizer): -1})  # this one ends
+        if self._inside:  # one optimizer inside another, or `super().step()`
             return
         self.zone = Zone.UNSETTLED
         if not self.explicit:
             self._complete()
+
+    def _forget_what_has_raised(self, other: dict[int, int]) -> None:
+        """A step that raises has no hook behind it. `other`: id -> entries more than steps that run."""
+        left = Counter(_steps_that_run())
+        left.update(other)
+        kept = []
+        for key in self._inside:
+            if left[key] > 0:
+                left[key] -= 1
+                kept.append(key)
+        self._inside = kept
 
     def _through_gate(self) -> None:
         """Once in a step, and not before it is known that the script calls `jit.boundary()`: in the first
@@ -326,6 +343,15 @@ def _behind_forward(module: nn.Module, _: object, output: object) -> None:
     """A function of this module, so that a model with it can be copied and pickled as before."""
     if (boundary := _watching.get(module)) is not None:
         boundary._behind_outermost(output)
+
+
+def _steps_that_run() -> Iterator[int]:
+    """Ids of the optimizers whose hooked `step` this thread is in, once for each call: PyTorch's wrapper."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == _OPTIMIZER_FILE:
+            yield id(frame.f_locals.get("self"))
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _calls_closure_first(optimizer: Any) -> bool:
