@@ -51,7 +51,6 @@ They count failures per *useful* second and let nothing fail inside a checkpoint
 - much is wasted: at w = 9 % the simulation finds 6 % more than the formula (failures while recovering, and inside checkpoints);
 - failures come together: a rack takes all replicas of a shard, or the leading host and another one, and the rung is another;
 - spares run out: waiting for a repair is in no equation; `recoveryctl cost` says how many spares there must be;
-- failures of one GPU follow one another (a Weibull law of shape below 1): the mean is the formula's, the bad months are worse.
 
 `simulation:` in the file lets each of these happen. Which rung a failure takes is decided by the real planner up to 256 ranks, and above by a
 table that tests hold against it.

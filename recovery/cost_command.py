@@ -12,7 +12,7 @@ import typer
 from understudy.recovery.errors import BadInput, ExitStatus, NobodyAnswers
 
 if TYPE_CHECKING:
-    from understudy.recovery.costs.reading import Known, Path_
+    from understudy.recovery.costs.reading import Known, Name
 
 MOST_MONTHS = 100_000
 
@@ -86,7 +86,7 @@ def cost(
         raise typer.Exit(ExitStatus.FOUND_BAD)
 
 
-def _of_running(job: str, socket: Path | None) -> dict[Path_, Known]:
+def _of_running(job: str, socket: Path | None) -> dict[Name, Known]:
     """Of its status, and of its recoveries in the history."""
     from understudy.recovery.asking import get_status
     from understudy.recovery.costs.measured import of_job

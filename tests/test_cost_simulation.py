@@ -13,9 +13,14 @@ import numpy
 import pytest
 from made_up_costs import inputs
 
-from understudy.recovery.costs.bill import LARGEST, LATE_AT_MOST, fractions, spares_for
+from understudy.recovery.costs.bill import LARGEST, LATE_AT_MOST, crossovers, fractions, spares_for
 from understudy.recovery.costs.comparing import MONTH_S, simulated
 from understudy.recovery.costs.failures import Event, of_trace, single
+from understudy.recovery.costs.formulas import (
+    least_periodic_waste,
+    transparent_waste_with_recovery,
+    user_level_waste_when_all_wait,
+)
 from understudy.recovery.costs.goodput_model import Trace
 from understudy.recovery.costs.inputs import Inputs, Law
 from understudy.recovery.costs.pacing import Pace
@@ -232,6 +237,26 @@ def test_a_way_that_loses_all_with_a_single_host_is_refused_with_a_sentence() ->
     made = inputs(ours={"images": None, "stored": None})
     with pytest.raises(BadInput, match="of kind host would end the job, and nothing is stored"):
         waste_of(Way.OURS, made)
+
+
+def test_ways_are_the_papers_equations() -> None:
+    made = inputs()
+    N, f, m = float(made.job.gpus), made.failures.rate, made.job.minibatch_s
+    assert math.isclose(
+        waste_of(Way.PERIODIC, made).total, least_periodic_waste(N, f, 18.8, 28.6), rel_tol=1e-12
+    )
+    user_level = user_level_waste_when_all_wait(N, f, 18.8, 0.0, 28.6, m)
+    assert math.isclose(waste_of(Way.USER_LEVEL, made).total, user_level, rel_tol=1e-12)
+    recovery = 0.7 * 16.4 + 0.3 * 23.07
+    transparent = transparent_waste_with_recovery(N, f, 0.0, m, recovery)
+    assert math.isclose(waste_of(Way.TRANSPARENT, made).total, transparent, rel_tol=1e-12)
+
+
+def test_a_model_is_not_reckoned_on_fewer_gpus_than_it_has_shards() -> None:
+    made = inputs()
+    wasted = fractions(Way.OURS, made, numpy.array([1, 15, 16, 31, 32]))
+    assert numpy.isnan(wasted).tolist() == [True, True, False, False, False]
+    assert all(one.gpus > 16 for one in crossovers(made, list(Way)))
 
 
 def test_formulas_of_all_sizes_take_a_tenth_of_a_second() -> None:

@@ -86,14 +86,14 @@ def _line(way: Way, inputs: Inputs) -> Line:
 def fractions(way: Way, inputs: Inputs, sizes: NDArray[numpy.int64]) -> NDArray[numpy.float64]:
     """w_f of the same model on each of `sizes` GPUs; not a number where the way cannot be reckoned.
 
-    A model has as many shards as in the file, so below two of them it has one replica.
+    A model needs as many GPUs as it has shards in the file, and twice as many for a second replica.
     """
     import numpy
 
     shards = inputs.job.gpus // inputs.job.replicas
     found = numpy.full(len(sizes), numpy.nan)
     for replicas in (1, 2):
-        where = sizes < 2 * shards if replicas == 1 else sizes >= 2 * shards
+        where = (sizes >= shards) & (sizes < 2 * shards) if replicas == 1 else sizes >= 2 * shards
         job = inputs.job.with_gpus(replicas * shards)
         try:
             terms = terms_of(way, inputs, job)

@@ -37,7 +37,7 @@ def marginal_work(c: Real, N: Real, f: Real, o: Real, t: Real) -> Real:
     return N * t * (o - N * f / (2 * c**2))
 
 
-def optimal_frequency(N: Real, f: Real, o: Real) -> Real:
+def optimal_frequency(N: Real, f: float, o: float) -> Real:
     """c*, checkpoints per second (eq. 3)."""
     return (N * f / (2 * o)) ** 0.5
 

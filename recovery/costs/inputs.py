@@ -122,7 +122,7 @@ class Periodic(Section):
     """r: from when it is noticed until training goes on."""
 
 
-class Kepts(Section):
+class Backup(Section):
     """Images, or snapshots on storage: how often, what each costs training, how old it is when it counts."""
 
     every_s: Positive
@@ -148,7 +148,7 @@ class UserLevel(Section):
     restore_s: Seconds
     overhead: Share
     """o_jit."""
-    backup: Kepts | None = None
+    backup: Backup | None = None
     """Periodic checkpoints beside, for failures that leave no replica: the paper's PC_1/day."""
 
 
@@ -159,7 +159,7 @@ class Transparent(Section):
     transient_s: Seconds
     hard_s: Seconds
     overhead: Share
-    backup: Kepts | None = None
+    backup: Backup | None = None
 
 
 class Ours(Section):
@@ -172,8 +172,8 @@ class Ours(Section):
     """Whether state that no other rank has is copied to host memory."""
     restart_s: Seconds
     """When a job is given up: until its launcher has it training again, from what is stored."""
-    images: Kepts | None = None
-    stored: Kepts | None = None
+    images: Backup | None = None
+    stored: Backup | None = None
 
     @model_validator(mode="after")
     def _known_rungs(self) -> Self:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.recovery.costs.inputs import RUNGS, SECONDS_PER_DAY
-from understudy.recovery.costs.reading import Known, Path_
+from understudy.recovery.costs.reading import Known, Name
 from understudy.recovery.costs.rungs import FAULT_OF, Failure
 from understudy.recovery.errors import BadInput
 from understudy.recovery.facts import FaultKind
@@ -28,7 +28,7 @@ KIND_OF: Mapping[str, Failure] = {
 _SAME_AS = {PlanName.ROLL_FORWARD.value: PlanName.RESTART_COPY_REPLAY.value}
 
 
-def of_file(path: Path) -> dict[Path_, Known]:
+def of_file(path: Path) -> dict[Name, Known]:
     """JSON that `make bench` or `proxyrun --report` has written.  Raises BadInput."""
     try:
         if path.stat().st_size > LARGEST_FILE:
@@ -53,7 +53,7 @@ def _entries(recoveries: Iterable[Any]) -> Iterable[Any]:
         yield from one["all"] if isinstance(one, dict) and isinstance(one.get("all"), list) else (one,)
 
 
-def of_recoveries(entries: Iterable[Any], origin: str) -> dict[Path_, Known]:
+def of_recoveries(entries: Iterable[Any], origin: str) -> dict[Name, Known]:
     """Medians of recoveries as reports and the history have them; what makes no sense is left out.
 
     Replay is not among a rung's seconds: the formulas reckon what is done again by themselves.
@@ -72,7 +72,7 @@ def of_recoveries(entries: Iterable[Any], origin: str) -> dict[Path_, Known]:
             noticed[kind].append(detect)
         if plan in {rung.value for rung in RUNGS}:
             took[plan].append(max(0.0, total - detect - replay))
-    found: dict[Path_, Known] = {}
+    found: dict[Name, Known] = {}
     for kind, all_ in noticed.items():
         found["ours", "detect_s", kind.value] = _median(all_, origin)
     for plan, all_ in took.items():
@@ -90,7 +90,7 @@ def _duration(value: Any) -> float | None:
     return float(value) if fits else None
 
 
-def _overhead(content: Mapping[str, Any], origin: str) -> dict[Path_, Known]:
+def _overhead(content: Mapping[str, Any], origin: str) -> dict[Name, Known]:
     """Of `make bench`: how much longer a step of two ranks takes; never less than nothing."""
     rows = content.get("step_times")
     ratios = [
@@ -105,10 +105,10 @@ def _overhead(content: Mapping[str, Any], origin: str) -> dict[Path_, Known]:
 
 
 # ------------------------------------------------------------------ a running job
-def of_job(name: str, ranks: Sequence[Any], recoveries: Sequence[Any], seconds: float) -> dict[Path_, Known]:
+def of_job(name: str, ranks: Sequence[Any], recoveries: Sequence[Any], seconds: float) -> dict[Name, Known]:
     """`ranks`: of its status; `recoveries`: entries of its history, in so many seconds since it began."""
     origin = f"running job {name}"
-    found: dict[Path_, Known] = {("job", "gpus"): Known(len(ranks), origin)}
+    found: dict[Name, Known] = {("job", "gpus"): Known(len(ranks), origin)}
     paces = [rank.step_s for rank in ranks if rank.step_s > 0]
     if paces:
         found["job", "minibatch_s"] = Known(

@@ -20,7 +20,7 @@ DEEPEST = 4
 """Names in a row; aliases could nest sections without end."""
 MOST_VALUES = 1000
 EXAMPLE = Path(__file__).with_name("example.yaml")
-Path_ = tuple[str, ...]
+Name = tuple[str, ...]
 """Of a value: ("job", "gpus")."""
 
 
@@ -40,9 +40,9 @@ class Read:
     origins: Mapping[str, str]
 
 
-def combined(*sources: Mapping[Path_, Known]) -> Read:
+def combined(*sources: Mapping[Name, Known]) -> Read:
     """What an earlier source says stands.  Raises BadInput: one sentence."""
-    known: dict[Path_, Known] = {}
+    known: dict[Name, Known] = {}
     for source in sources:
         for path, value in source.items():
             known.setdefault(path, value)
@@ -62,7 +62,7 @@ def combined(*sources: Mapping[Path_, Known]) -> Read:
 
 
 # ------------------------------------------------------------------ a file
-def of_file(path: Path) -> dict[Path_, Known]:
+def of_file(path: Path) -> dict[Name, Known]:
     """Every value with its line.  Raises BadInput."""
     try:
         with path.open("rb") as file:
@@ -86,7 +86,7 @@ def of_file(path: Path) -> dict[Path_, Known]:
     return found
 
 
-def _values(node: yaml.MappingNode, above: Path_, file: Path) -> Iterator[tuple[Path_, Known]]:
+def _values(node: yaml.MappingNode, above: Name, file: Path) -> Iterator[tuple[Name, Known]]:
     seen: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -114,7 +114,7 @@ def _plain(node: yaml.ScalarNode, where: str) -> Any:
 
 
 # ------------------------------------------------------------------ what is wrong, in a sentence
-def _sentence(problem: ValidationError, known: Mapping[Path_, Known]) -> str:
+def _sentence(problem: ValidationError, known: Mapping[Name, Known]) -> str:
     errors = problem.errors(include_url=False)
     error = min(errors, key=lambda one: one["type"] != "extra_forbidden")  # it lacks elsewhere
     path = tuple(str(part) for part in error["loc"] if part != "[key]")
@@ -135,7 +135,7 @@ def _sentence(problem: ValidationError, known: Mapping[Path_, Known]) -> str:
     return f"{name} is {shown[:60]}{origin}: it should be {what}{more}"
 
 
-def _names(section: Path_) -> Sequence[str]:
+def _names(section: Name) -> Sequence[str]:
     """Fields of a section."""
     model: type[BaseModel] = Inputs
     for part in section:

@@ -84,10 +84,10 @@ class Ladder:
         if self.layout.gpus > ASKED_EVERY_TIME:
             return by_rule(self.layout, self.kept, failed, free_devices)
         lost = _failed_by(failed, Failure.HOST)
-        dead = _dead(failed)
+        gone = dead(failed)
         key = (
             frozenset(failed.values()), len(failed) == self.layout.gpus,
-            self.layout.lost_shards(dead) > 0, images_outlive(self.layout.hosts_of(lost)),
+            self.layout.lost_shards(gone) > 0, images_outlive(self.layout.hosts_of(lost)),
             devices_wanted(failed) <= free_devices,
         )  # fmt: skip
         if key not in self._known:
@@ -141,9 +141,9 @@ def by_rule(layout: Layout, kept: Kept, failed: Failed, free_devices: int) -> Pl
     if lost := _failed_by(failed, Failure.HOST):
         comes_back = kept.images and images_outlive(layout.hosts_of(lost))
         return PlanName.RESTORE_SNAPSHOT_REPLAY if comes_back else PlanName.GIVE_UP
-    dead = _dead(failed)
-    if not layout.lost_shards(dead) or (layout.replicas == 1 and kept.shadows):
-        if dead:
+    gone = dead(failed)
+    if not layout.lost_shards(gone) or (layout.replicas == 1 and kept.shadows):
+        if gone:
             return PlanName.RESTART_COPY_REPLAY
         suspect = Failure.DRIVER in failed.values()
         return PlanName.STASH_RESTART_RESTORE if suspect else PlanName.REWIND_IN_PLACE
@@ -159,7 +159,7 @@ def _failed_by(failed: Failed, failure: Failure) -> frozenset[int]:
     return frozenset(rank for rank, how in failed.items() if how is failure)
 
 
-def _dead(failed: Failed) -> frozenset[int]:
+def dead(failed: Failed) -> frozenset[int]:
     """Those whose memory nobody can read."""
     return frozenset(rank for rank, how in failed.items() if how not in (Failure.TRANSIENT, Failure.DRIVER))
 

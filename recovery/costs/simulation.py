@@ -22,9 +22,9 @@ from understudy.recovery.costs.failures import (
     single,
 )
 from understudy.recovery.costs.goodput_model import read_trace
-from understudy.recovery.costs.inputs import SECONDS_PER_DAY, Inputs, Kepts, Law
+from understudy.recovery.costs.inputs import SECONDS_PER_DAY, Backup, Inputs, Law
 from understudy.recovery.costs.pacing import Pace
-from understudy.recovery.costs.rungs import Failed, Failure, Ladder, devices_wanted, worst_of
+from understudy.recovery.costs.rungs import Failed, Failure, Ladder, dead, devices_wanted, worst_of
 from understudy.recovery.costs.ways import Way, backup_overhead, recovery_s, steady_overhead, terms_of
 from understudy.recovery.planner import PlanName
 
@@ -145,8 +145,8 @@ class _Spares:
 
 
 class _Life:
-    def __init__(self, inputs: Inputs, way: Way, draws: Iterable[float]) -> None:
-        self._inputs, self._way, self._draws = inputs, way, iter(draws)
+    def __init__(self, inputs: Inputs, way: Way, draws: Iterator[float]) -> None:
+        self._inputs, self._way, self._draws = inputs, way, draws
         self._terms = terms_of(way, inputs, inputs.job)
         self._layout = inputs.job.layout
         self._ladder = Ladder(self._layout, inputs.ours.kept) if inputs.ours and way is Way.OURS else None
@@ -244,12 +244,11 @@ class _Life:
     def _outage(self, down: Failed, at: float) -> Outage:
         wanted = devices_wanted(down)
         waiting = self._spares.enough_at(wanted, at) - at
-        again = self._inputs.job.minibatch_s * next(iter(self._draws))
+        again = self._inputs.job.minibatch_s * next(self._draws)
         if self._ladder is not None:
             return self._ours(self._ladder, down, at, waiting, again)
         terms = self._terms
-        dead = [rank for rank, how in down.items() if how not in (Failure.TRANSIENT, Failure.DRIVER)]
-        if self._way is Way.PERIODIC or self._layout.lost_shards(dead):
+        if self._way is Way.PERIODIC or self._layout.lost_shards(dead(down)):
             return Outage(RESTART, waiting, terms.detection, terms.recovery, 0.0, self._kept["stored"])
         recovery = terms.recovery
         if self._way is Way.TRANSPARENT and (paper := self._inputs.transparent) is not None:
@@ -289,7 +288,7 @@ class _Life:
         return Outage(MOVE, 0.0, 0.0, self._inputs.simulation.move_s, 0.0, self._useful)
 
 
-def _pace(kept: Kepts | None, overhead: float) -> Pace:
+def _pace(kept: Backup | None, overhead: float) -> Pace:
     """With what its copies cost spread over all of training, as it is in the formulas."""
     return Pace(overhead) if kept is None else Pace(overhead, kept.every_s, 0.0, kept.durable_s)
 

@@ -41,7 +41,7 @@ def bill_table(bill: Bill) -> Table:
 def remarks(bill: Bill, read: Read) -> Iterator[str]:
     """Sentences below the table."""
     for way, why in bill.left_out.items():
-        yield f"left out: {why}" if way.value in why else f"left out: {way.value}, as {why}"
+        yield f"{TITLES[way.value]} is left out: {why}"
     for one in bill.crossovers:
         better, worse = TITLES[one.better.value], TITLES[one.worse.value]
         yield f"from {one.gpus:,} GPUs on, {better} wastes less than {worse}"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from understudy.recovery.costs.formulas import Real, wasted_fraction
-from understudy.recovery.costs.inputs import Inputs, Job, Kepts, Ours
+from understudy.recovery.costs.formulas import Real, optimal_frequency, wasted_fraction
+from understudy.recovery.costs.inputs import Backup, Inputs, Job, Ours
 from understudy.recovery.costs.rungs import Failure, Ladder
 from understudy.recovery.errors import BadInput
 from understudy.recovery.planner import PlanName
@@ -60,7 +60,7 @@ class Terms:
 
     def waste(self, rate: Real) -> Waste[Real]:
         """With so many failures of the whole job per second, N f."""
-        checkpoints = (rate * self.checkpoint / 2) ** 0.5
+        checkpoints = self.frequency(rate) * self.checkpoint
         return Waste(
             self.steady + checkpoints,
             rate * self.detection,
@@ -68,9 +68,9 @@ class Terms:
             rate * self.redone + checkpoints,
         )
 
-    def frequency(self, rate: float) -> float:
+    def frequency(self, rate: Real) -> Real:
         """c*, checkpoints per second (eq. 3); 0 for a way that takes none."""
-        return (rate / (2 * self.checkpoint)) ** 0.5 if self.checkpoint else 0.0
+        return optimal_frequency(rate, 1.0, self.checkpoint) if self.checkpoint else 0 * rate
 
 
 def waste_of(way: Way, inputs: Inputs) -> Waste[float]:
@@ -117,7 +117,7 @@ def steady_overhead(ours: Ours) -> float:
     return ours.overhead + backup_overhead(ours.images) + backup_overhead(ours.stored)
 
 
-def backup_overhead(kept: Kepts | None) -> float:
+def backup_overhead(kept: Backup | None) -> float:
     """Seconds per useful second."""
     return 0.0 if kept is None else kept.overhead
 
@@ -162,7 +162,7 @@ def recovery_s(ours: Ours, rung: PlanName, kind: Failure) -> float:
     return ours.recovery_s[rung]
 
 
-def gone_back_to(ours: Ours, rung: PlanName) -> Kepts | None:
+def gone_back_to(ours: Ours, rung: PlanName) -> Backup | None:
     """What this rung begins from again; None: from the begin of the minibatch."""
     if rung is PlanName.RESTORE_SNAPSHOT_REPLAY:
         return ours.images
@@ -171,7 +171,7 @@ def gone_back_to(ours: Ours, rung: PlanName) -> Kepts | None:
 
 def _given(section: Section | None, way: Way) -> Section:
     if section is None:
-        raise BadInput(f"{way.value} is not given: that way is left out")
+        raise BadInput(f"{way.value} is not given")
     return section
 
 
