@@ -37,16 +37,18 @@ def install(dataloader: ModuleType) -> None:
     def __iter__(self: Any) -> Any:
         iterator = iterate(self)
         with contextlib.suppress(TypeError):  # a subclass that cannot be hashed, or referred to weakly
-            known = _loaders.setdefault(self, _Iterated())
+            if self not in _loaders:
+                _loaders[self] = _Iterated()
+            known = _loaders[self]
             known.times += 1
             known.newest = weakref.ref(iterator)
         return iterator
 
     loader_class.__iter__ = __iter__
-    _own["iterate"] = __iter__
+    _noting.add(__iter__)
 
 
-_own: dict[str, Any] = {}
+_noting: set[Any] = set()
 """Our __iter__: a loader whose class has another one may read ahead of its script."""
 
 
@@ -66,16 +68,16 @@ def _position(loader: Any, known: _Iterated) -> dict[str, Any]:
         "loader": known.number,
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "iterations": known.times,
-        "batches": None if iterator is None else int(getattr(iterator, "_num_yielded", 0)),
+        "batches": getattr(iterator, "_num_yielded", None),
         "batch_size": loader.batch_size if isinstance(loader.batch_size, int) else None,
-        "may_read_ahead": kind.__iter__ is not _own.get("iterate"),
+        "may_read_ahead": kind.__iter__ not in _noting,
         "sampler": _sampler_state(loader),
     }
 
 
 def _sampler_state(loader: Any) -> dict[str, Any] | None:
-    for one in (loader.batch_sampler, loader.sampler):
-        sampler = getattr(one, "sampler", one) if type(one).__qualname__ == "Batches" else one
+    sampler: Any
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
         if type(sampler).__module__ == "understudy.data.sampler":
             state: dict[str, Any] = sampler.state_dict()
             return state

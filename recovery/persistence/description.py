@@ -6,7 +6,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 MOST_RANKS = 1 << 16
@@ -90,6 +90,11 @@ class LoaderPosition:
     """Whether its class iterates in a way of its own, so that a batch may be handed out and not used yet."""
     sampler: Mapping[str, int | str | bool] | None
     """What understudy.data's sampler loads to go on behind this step."""
+
+    def document(self) -> dict[str, Any]:
+        """As the worker has written it."""
+        told = asdict(self)
+        return {"class": told.pop("class_name")} | told
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ def export(stored: StoredSet, out: Path, form: str) -> list[str]:
         }  # fmt: skip
         data = {
             "step": stored.step,
-            "ranks": [[asdict(one) for one in state.description.data] for state in states],
+            "ranks": [[one.document() for one in state.description.data] for state in states],
         }
         (half_made / "data.json").write_text(json.dumps(data, indent=2) + "\n")
         (half_made / "snapshot.json").write_text(json.dumps(about, indent=2) + "\n")
