@@ -18,7 +18,8 @@ from jit_training import Training
 
 from understudy.jit import slots
 from understudy.jit.boundaries import Boundary, Zone
-from understudy.jit.slots import Generators, SlotFile
+from understudy.jit.generators import Generators
+from understudy.jit.slots import SlotFile
 
 
 @dataclass

@@ -21,8 +21,9 @@ import pytest
 import torch
 from compiled_programs import ROOT, program
 
-from understudy.jit import boundaries, check, cuda_watch, slots, watchdog
+from understudy.jit import boundaries, check, cuda_watch, watchdog
 from understudy.jit.at_work import AtWork
+from understudy.jit.generators import Generators
 from understudy.jit.identity import JitError
 
 needs_a_gpu = pytest.mark.skipif(gpu.gpus() == 0, reason="PyTorch finds no GPU here")
@@ -347,24 +348,24 @@ class FakeDevices:
 
 def test_generators_of_devices_are_kept_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = FakeDevices(monkeypatch)
-    kept = slots.Generators.now()
+    kept = Generators.now()
     first = list(devices.states)
     devices.states = [bytes(16), bytes(16)]
-    assert slots.Generators.now() != kept
-    slots.Generators.of(kept.packed).put_back()
-    assert devices.states == first and slots.Generators.now() == kept
+    assert Generators.now() != kept
+    Generators.of(kept.packed).put_back()
+    assert devices.states == first and Generators.now() == kept
 
 
 def test_generators_of_devices_that_are_no_more_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = FakeDevices(monkeypatch)
-    kept = slots.Generators.now()
+    kept = Generators.now()
     devices.states = [bytes(16)]
     kept.put_back()
     assert devices.states == [bytes(range(16))]
     devices.in_use = False
-    assert len(slots.Generators.now().packed) == len(kept.packed) - 32
+    assert len(Generators.now().packed) == len(kept.packed) - 32
     with pytest.raises(ValueError, match="do not fit"):
-        slots.Generators.of(kept.packed + b"x")
+        Generators.of(kept.packed + b"x")
 
 
 ON_A_GPU = """
@@ -416,7 +417,7 @@ def test_on_a_gpu_counts_of_nccl_move_and_a_save_does_not_wait_for_the_default_s
 @needs_a_gpu
 def test_on_a_gpu_the_generators_of_devices_come_back() -> None:
     torch.ones(1, device="cuda")
-    kept = slots.Generators.now()
+    kept = Generators.now()
     first = torch.rand(8, device="cuda")
     kept.put_back()
     assert torch.equal(torch.rand(8, device="cuda"), first)

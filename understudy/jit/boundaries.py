@@ -30,7 +30,7 @@ from torch.optim.optimizer import (
 )
 
 from .buffers import Buffers
-from .slots import Generators
+from .generators import Generators
 
 _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
@@ -281,17 +281,20 @@ class Boundary:
 
     def _note(self, optimizer: Any) -> None:
         known = self._seen.get(id(optimizer))
-        again = known is not None and known() is optimizer
-        self._seen[id(optimizer)] = weakref.ref(optimizer)
-        if not again and self._on_optimizer is not None:
-            self._on_optimizer(optimizer)
-        if again and not self.explicit and self.pass_gate is not None and not self._told_of_shards:
+        if known is None or known() is not optimizer:
+            self._seen[id(optimizer)] = weakref.ref(optimizer)
+            if self._on_optimizer is not None:
+                self._on_optimizer(optimizer)
+            return
+        if self.explicit:
+            return
+        if self.pass_gate is not None and not self._told_of_shards:
             self._told_of_shards = True
             self._say(
                 "this job has several shards, and a fault may leave them at different steps, of which none "
                 "can be resumed from, unless the script calls jit.boundary() at the end of each step."
             )
-        if again and not self.explicit and self._several() and not self._told_of_several:
+        if not self._told_of_several and self._several():
             self._told_of_several = True
             self._say(
                 "several optimizers step in turn, so nothing can be saved until the script calls "

@@ -31,9 +31,16 @@ class Buffers:
                     self._known.setdefault((id(thing), name), _Buffer(thing, name, tensor))
 
     def copy(self) -> None:
-        """Of each that was changed since the last call."""
-        for one in self._known.values():
-            one.copy()
+        """Of each that was changed since the last call, with one call of PyTorch."""
+        changed = [(one, tensor) for one in self._known.values() if (tensor := one.differing()) is not None]
+        if not changed:
+            return
+        with torch.no_grad():
+            owns = [tensor if type(tensor) is torch.Tensor else _own(tensor) for _, tensor in changed]
+            copies = [one.place_for(own) for (one, _), own in zip(changed, owns, strict=True)]
+            torch._foreach_copy_(copies, owns)
+        for one, tensor in changed:
+            one.see(tensor)
 
     def put_back(self) -> str | None:
         """Returns what could not be put back, as a remark, or None."""
@@ -70,21 +77,17 @@ class _Buffer:
         self._module = weakref.ref(module)
         self._silent = isinstance(module, _NormBase)
         self._copy: torch.Tensor | None = _own(tensor).clone() if self._silent else None
-        self._see(tensor)
+        self.see(tensor)
 
-    def copy(self) -> None:
-        if (tensor := self._now()) is None or not self._differs(tensor):
-            return
-        own = _own(tensor)
+    def place_for(self, own: torch.Tensor) -> torch.Tensor:
+        """The copy, which is to be written over."""
         if self._copy is None or self._copy.shape != own.shape or self._copy.dtype != own.dtype:
             self._copy = own.clone()
-        else:
-            self._copy.copy_(own)
-        self._see(tensor)
+        return self._copy
 
     def put_back(self) -> bool:
         """False: it was changed, and there is no copy."""
-        if (tensor := self._now()) is None or not self._differs(tensor):
+        if (tensor := self.differing()) is None:
             return True
         if self._copy is None:
             return False
@@ -95,7 +98,7 @@ class _Buffer:
             return False  # a DTensor that has become another one
         elif (module := self._module()) is not None:
             module._buffers[self.name] = tensor = self._copy.clone()
-        self._see(tensor)
+        self.see(tensor)
         return True
 
     def changed(self) -> bool:
@@ -107,15 +110,24 @@ class _Buffer:
 
     def changed_now(self) -> torch.Tensor | None:
         """A copy of what it is, if that is not what `put_back` makes it."""
-        tensor = self._now()
-        if tensor is None or self._copy is None or not self._differs(tensor):
-            return None
-        return _own(tensor).clone()
+        tensor = self.differing()
+        return None if tensor is None or self._copy is None else _own(tensor).clone()
 
     def take_up(self, value: torch.Tensor) -> None:
         """What `changed_now` has answered, again."""
         if (tensor := self._now()) is not None and (own := _own(tensor)).shape == value.shape:
             own.copy_(value)
+
+    def differing(self) -> torch.Tensor | None:
+        """What the buffer is, if it may have been changed since it was last seen."""
+        if (tensor := self._now()) is None:
+            return None
+        return tensor if self._silent or self._differs(tensor) else None
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """The copy is of this one, as it is."""
+        if not self._silent:
+            self._version, self._tensor = tensor._version, weakref.ref(tensor)
 
     def _now(self) -> torch.Tensor | None:
         module = self._module()
@@ -124,9 +136,6 @@ class _Buffer:
 
     def _differs(self, tensor: torch.Tensor) -> bool:
         return self._silent or tensor._version != self._version or self._tensor() is not tensor
-
-    def _see(self, tensor: torch.Tensor) -> None:
-        self._version, self._tensor = tensor._version, weakref.ref(tensor)
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:

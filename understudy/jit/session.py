@@ -30,8 +30,9 @@ from .boundaries import Boundary, Obstacle, Zone
 from .choosing import same_on_all_ranks
 from .cuda_watch import CudaWatch
 from .deadline import Deadline
+from .generators import Generators
 from .identity import Identity, JitError, one_line
-from .slots import Generators, SlotFile, find, remove_old
+from .slots import SlotFile, find, remove_old
 from .storage import ShardDirectory
 from .triggers import Exceptions, Sigterm, end_by_sigterm, end_with, ignore_ends_of_children
 

@@ -15,17 +15,12 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import random
 import re
 import stat
 import struct
-import sys
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import torch
+from .generators import Generators
 
 SLOTS = 4
 """Steps that a file keeps: the one in progress, the last completed one, and two before it."""
@@ -33,87 +28,9 @@ _SLOT = 16384
 _MAGIC = b"usdyjit2"
 _HEAD = struct.Struct("<8sQI8s")
 """Of a slot: magic, step, length of what follows, digest of step and what follows."""
-_PYTHON = struct.Struct("<I625I?d")
-_NUMPY = struct.Struct("<624II?d")
-_DEVICE = struct.Struct("<QQ")
-"""The state of a CUDA generator: seed and offset, as PyTorch packs them."""
-_LENGTHS = struct.Struct("<III")
-"""Bytes of NumPy's part (0: it was not loaded), of PyTorch's, and of CUDA's (0: it was not in use)."""
 _ATTEMPTS = 10_000
 """More files than that of one rank are no longer looked through."""
 _NAME = re.compile(r"([0-9]{4,12})-.{0,250}")
-
-
-@dataclass(frozen=True)
-class Generators:
-    """The states of Python's, NumPy's (if it is loaded) and PyTorch's generators, packed.
-
-    Equal states have equal bytes. PyTorch's are that of the CPU and, where CUDA is in use, those of its
-    devices, which lie in the host's memory: no device is waited for.
-    """
-
-    packed: bytes
-
-    @classmethod
-    def now(cls) -> Generators:
-        version, numbers, gauss = random.getstate()
-        python = _PYTHON.pack(version, *numbers, gauss is not None, gauss or 0.0)
-        numpy, pytorch, devices = _numpy_now(), torch.get_rng_state().numpy().tobytes(), _devices_now()
-        lengths = _LENGTHS.pack(len(numpy), len(pytorch), len(devices))
-        return cls(b"".join((lengths, python, numpy, pytorch, devices)))
-
-    @classmethod
-    def of(cls, packed: bytes) -> Generators:
-        """Raises ValueError for what no `Generators` has packed."""
-        made = cls(packed)
-        made._parts()
-        return made
-
-    def put_back(self) -> None:
-        """Into the generators of this process. Those of NumPy and of devices are left alone where either side
-        lacks them."""
-        python, numpy, pytorch, devices = self._parts()
-        version, *numbers, has_gauss, gauss = _PYTHON.unpack(python)
-        random.setstate((version, tuple(numbers), gauss if has_gauss else None))
-        if numpy and (module := sys.modules.get("numpy")) is not None:
-            *keys, position, has_gauss, gauss = _NUMPY.unpack(numpy)
-            keys = module.array(keys, dtype="uint32")
-            module.random.set_state(("MT19937", keys, position, int(has_gauss), gauss))
-        torch.set_rng_state(torch.frombuffer(bytearray(pytorch), dtype=torch.uint8))
-        for number in range(min(len(devices) // _DEVICE.size, torch.cuda.device_count() if devices else 0)):
-            state = bytearray(devices[number * _DEVICE.size : (number + 1) * _DEVICE.size])
-            torch.cuda.set_rng_state(torch.frombuffer(state, dtype=torch.uint8), number)
-
-    def _parts(self) -> tuple[bytes, bytes, bytes, bytes]:
-        rest = len(self.packed) - _LENGTHS.size - _PYTHON.size
-        if rest < 0:
-            raise ValueError("they are cut short")
-        numpy, pytorch, devices = _LENGTHS.unpack_from(self.packed)
-        if numpy + pytorch + devices != rest or numpy not in (0, _NUMPY.size) or devices % _DEVICE.size:
-            raise ValueError("their lengths do not fit together")
-        ends = [_LENGTHS.size]
-        for length in (_PYTHON.size, numpy, pytorch, devices):
-            ends.append(ends[-1] + length)
-        python, of_numpy, of_pytorch, of_devices = (self.packed[a:b] for a, b in pairwise(ends))
-        return python, of_numpy, of_pytorch, of_devices
-
-
-def _numpy_now() -> bytes:
-    """Empty where NumPy is not loaded, or its global generator is no longer the Mersenne Twister."""
-    module = sys.modules.get("numpy")
-    draws: Any = getattr(module, "random", None)
-    if draws is None or not hasattr(draws, "get_state"):  # it is being imported just now
-        return b""
-    kind, keys, position, has_gauss, gauss = draws.get_state(legacy=True)
-    return _NUMPY.pack(*keys.tolist(), position, bool(has_gauss), gauss) if kind == "MT19937" else b""
-
-
-def _devices_now() -> bytes:
-    """Of all devices, in their order. Empty where CUDA is not in use: it is not made to start."""
-    if not torch.cuda.is_initialized():
-        return b""
-    states = [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
-    return b"".join(states) if all(len(state) == _DEVICE.size for state in states) else b""
 
 
 class SlotFile:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+from _signal import getsignal  # type: ignore[import-not-found]  # the public one is far slower
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Protocol
@@ -93,8 +94,8 @@ class Sigterm:
         """Where the script, or asyncio, has put its own in place of these, they go in front of it again."""
         if not self._installed or not _is_main_thread():
             return
-        if (now := signal.getsignal(signal.SIGTERM)) is not self._handler:
-            if now in (signal.SIG_IGN, None):
+        if getsignal(signal.SIGTERM) is not self._handler:
+            if (now := signal.getsignal(signal.SIGTERM)) in (signal.SIG_IGN, None):
                 return
             self._previous = now
             signal.signal(signal.SIGTERM, self._handler)

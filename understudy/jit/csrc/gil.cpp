@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -29,10 +30,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-constexpr auto kTick = std::chrono::milliseconds(50);
+constexpr Seconds kShortestTick{0.05};
+constexpr Seconds kLongestTick{0.5};
+constexpr double kTicks = 40;  // of which patience has so many, within these bounds: waking costs
+constexpr double kCountsMost =
+    4;  // ticks that count of one that lasted longer: we may have been stopped, too
 constexpr auto kToAnswer =
-    std::chrono::milliseconds(20);    // how long a signalled thread may take to its handler
-constexpr double kLongestTick = 0.2;  // seconds that count of a tick: we may have been stopped, too
+    std::chrono::milliseconds(20);  // how long a signalled thread may take to its handler
 
 std::atomic<bool> hunting{false};
 std::atomic<pid_t> parked{0};
@@ -96,18 +100,20 @@ class Watcher {
  private:
   void run() {
     uint64_t seen = 0;
-    double waited = 0;
+    Seconds waited{0};
     auto before = Clock::now();
+    auto tick = kShortestTick;
     std::unique_lock lock(mutex_);
-    while (!wake_.wait_for(lock, kTick, [this] { return ended_; })) {
+    while (!wake_.wait_for(lock, tick, [this] { return ended_; })) {
       const auto now = Clock::now();
-      waited += std::min(kLongestTick, Seconds(now - before).count());
+      waited += std::min(kCountsMost * tick, Seconds(now - before));
       before = now;
+      tick = std::clamp(Seconds(patience_.load() / kTicks), kShortestTick, kLongestTick);
       const uint64_t beats = beats_.load();
       if (beats != seen || beats == 0) {
         seen = beats;
-        waited = 0;
-      } else if (waited > patience_.load() && parked.load() == 0) {
+        waited = Seconds(0);
+      } else if (waited.count() > patience_.load() && parked.load() == 0) {
         hunt(seen);
       }
     }

@@ -26,7 +26,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer import call
 
 from understudy import jit
-from understudy.jit.slots import Generators
+from understudy.jit.generators import Generators
 
 _OURS = "understudy.jit"
 

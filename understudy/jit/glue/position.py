@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from understudy import jit
-from understudy.jit.slots import Generators
+from understudy.jit.generators import Generators
 
 Batch = TypeVar("Batch")
 

@@ -32,7 +32,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import WEIGHTS_NAME
 
 from understudy import jit
-from understudy.jit.slots import Generators
+from understudy.jit.generators import Generators
 
 _DUE = "jit.json"
 _TIMINGS = ("_runtime", "_per_second")
