@@ -27,21 +27,23 @@ _LIBRARY = Path(__file__).with_name("libunderstudy_client.so")
 def install() -> None:
     """Hooks the imports of `torch._C` and `torch`; nothing else happens until torch is imported."""
     from understudy.proxy_client import (
-        data_positions,
         proxyd_store,
         refusing,
         relayed,
         session,
         sharded_attention,
     )
+    from understudy.proxy_client.samples import hooks
 
     relayed.go_below_relay()
+    hooks.arrange()
     atexit.register(session.end)  # registered first, so it runs after the script's own handlers
     for name, after in (
         ("torch", _after_torch),
         ("torch.distributed.rendezvous", proxyd_store.install),
         ("torch.distributed.tensor", sharded_attention.install),
-        ("torch.utils.data.dataloader", data_positions.install),
+        ("torch.utils.data.dataloader", _after_dataloader),
+        ("accelerate.data_loader", hooks.install_in_accelerate),
         ("torch.utils.cpp_extension", refusing.install_in_extension_builder),
         ("triton.runtime.jit", refusing.install_in_triton),
     ):
@@ -139,6 +141,14 @@ def _after_torch(torch: ModuleType) -> None:
     host_access.install()
     driver_settings.install_late(torch)
     commit_marks.install()
+
+
+def _after_dataloader(dataloader: ModuleType) -> None:
+    from understudy.proxy_client import data_positions
+    from understudy.proxy_client.samples import hooks
+
+    hooks.install(dataloader)
+    data_positions.install(dataloader)
 
 
 def _check_versions(torch_folder: Path) -> None:

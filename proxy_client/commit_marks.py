@@ -13,6 +13,7 @@ def install() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from understudy.proxy_client import _client, state_names
+    from understudy.proxy_client.samples import hooks
 
     def before_step(*_: object) -> None:
         _client.begin_optimizer_phase()
@@ -20,6 +21,7 @@ def install() -> None:
     def after_step(optimizer: object, *_: object) -> None:
         state_names.stepped(optimizer)
         _client.commit_step()
+        hooks.stepped()
 
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from understudy.proxy_client import capability, placement
+from understudy.proxy_client.samples import hooks
 
 _CONVERSATION = Path(__file__).with_name("conversation.py")
 _TIMEOUT_SECONDS = 300.0
@@ -63,6 +64,7 @@ def _open(device_index: int) -> str:
     tell_of_driver()
     global log_directory
     log_directory = str(reply["log_directory"])
+    hooks.begin_session(place)
     return log_directory
 
 
@@ -123,6 +125,7 @@ def end() -> None:
     try:
         try:
             client.drain_autograd_threads()
+            hooks.end_session()
         finally:
             client.close_session()
     except Exception as error:  # noqa: BLE001 - whatever the device call was, it failed after the script's last look

@@ -69,6 +69,8 @@ VARIABLES = (
         "UNDERSTUDY_HISTORY", "the absolute path of a file",
         lambda text: os.path.isabs(text) and not text.endswith("/") and not os.path.isdir(text),
     ),
+    Variable("UNDERSTUDY_SAMPLES", "the absolute path of a directory", os.path.isabs),
+    Variable("UNDERSTUDY_SAMPLES_ATTEMPT", "a whole number, at least 1", _number(1)),
     Variable("UNDERSTUDY_RELAYS", "the directory of this job's relays", os.path.isdir),
     Variable("UNDERSTUDY_RELAY", "the path of a relay's socket", lambda text: not text.endswith("/")),
     Variable("UNDERSTUDY_CRIU", "the path of a CRIU that can be started", _is_executable),

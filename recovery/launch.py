@@ -14,14 +14,17 @@ from types import FrameType
 from typing import Any
 
 from understudy.recovery.own_modules import FOLDER, HOME
+from understudy.recovery.samples.attempts import Attempt
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def environment(job: str, socket: Path, node: Any, relays: str = "") -> dict[str, str]:
+def environment(
+    job: str, socket: Path, node: Any, relays: str = "", samples: Attempt | None = None
+) -> dict[str, str]:
     """What turns a Python with PyTorch, started anywhere below the command, into a worker.
 
-    `relays`: a directory, if workers are to be migratable.
+    `relays`: a directory, if workers are to be migratable. `samples`: where they write theirs, if at all.
     """
     capability = node.capability
     boot = str(FOLDER / "proxy_client" / "boot")
@@ -30,6 +33,8 @@ def environment(job: str, socket: Path, node: Any, relays: str = "") -> dict[str
         "UNDERSTUDY_JOB": job,
         "UNDERSTUDY_SOCKET": str(socket),
         "UNDERSTUDY_RELAYS": relays,
+        "UNDERSTUDY_SAMPLES": "" if samples is None else str(samples.directory),
+        "UNDERSTUDY_SAMPLES_ATTEMPT": "" if samples is None else str(samples.number),
         "UNDERSTUDY_HOME": str(HOME),
         "UNDERSTUDY_PYTHON": sys.executable,
         "UNDERSTUDY_DEVICE_COUNT": str(len(node.devices)),

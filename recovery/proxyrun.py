@@ -21,6 +21,7 @@ from understudy.recovery.launch import Command, environment, ranks_wanted
 from understudy.recovery.migration.namespaces import trouble_making
 from understudy.recovery.proxyrun_options import PROGRAM, Order, parse
 from understudy.recovery.report import summary, write
+from understudy.recovery.samples.attempts import begin_attempt
 from understudy.recovery.socket_path import is_answering
 
 RETURN_S = 60.0
@@ -82,6 +83,7 @@ def _devices_for(order: Order) -> str:
 
 def _run_under(order: Order, socket: Path) -> int:
     job = order.job or new_name()
+    samples = None if order.samples is None else begin_attempt(order.samples, job, order.command, order.hosts)
     node = _ask(socket, lambda daemon: daemon.Describe(pb.DescribeRequest(), timeout=30))
     drills = [drill.message() for drill in order.drills]
     request = pb.OpenJobRequest(job=job, drills=drills, launcher_pid=os.getpid(), migratable=order.migratable,
@@ -92,7 +94,7 @@ def _run_under(order: Order, socket: Path) -> int:
         raise Failure(opened.error)
     began = time.monotonic()
     try:
-        command = Command(order.command, environment(job, socket, node, opened.relays))
+        command = Command(order.command, environment(job, socket, node, opened.relays, samples))
     except OSError as problem:
         _close(socket, job)
         raise BadInput(f"cannot start {order.command[0]}: {problem.strerror}") from problem

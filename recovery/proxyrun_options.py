@@ -52,6 +52,14 @@ class ProxyrunOptions(OfRuns):
     report: Annotated[
         Path | None, option("--report", "Write a JSON summary of the run there.", RUN, "FILE")
     ] = None
+    samples: Annotated[
+        Path | None,
+        option(
+            "--samples",
+            "Write there which samples each minibatch had; `recoveryctl samples check DIR` judges it.",
+            RUN, "DIR",
+        ),
+    ] = None  # fmt: skip
     socket: Annotated[
         Path | None,
         option(
@@ -103,6 +111,7 @@ class Order:
     job: str = ""
     migratable: bool = False
     hosts: int = 1
+    samples: Path | None = None
 
 
 def proxyrun_command() -> object:
@@ -137,6 +146,7 @@ def parse(arguments: Sequence[str] | None = None) -> Order:
         given.job,
         given.migratable,
         given.hosts,
+        given.samples,
     )
 
 

@@ -13,6 +13,7 @@ from understudy.recovery import (
     history_command,
     host_commands,
     log_commands,
+    samples_command,
     snapshot_commands,
     status_command,
 )
@@ -41,6 +42,7 @@ def _of_all(version: Annotated[bool, VERSION] = False) -> None:
 app.add_typer(log_commands.app, name="log")
 app.command("drill")(drill_command.drill)
 app.add_typer(snapshot_commands.app, name="snapshots")
+app.add_typer(samples_command.app, name="samples")
 migration_commands.add_to(app)
 app.add_typer(certificate_commands.app, name="certs")
 app.command("hosts")(host_commands.hosts)

@@ -17,6 +17,7 @@
 #include "proxy_client/csrc/host_access.h"
 #include "proxy_client/csrc/local_kernels.h"
 #include "proxy_client/csrc/memory_statistics.h"
+#include "proxy_client/csrc/minibatch_contents.h"
 #include "proxy_client/csrc/operator_call.h"
 #include "proxy_client/csrc/pinned_memory.h"
 #include "proxy_client/csrc/py_process_group.h"
@@ -146,6 +147,10 @@ py::dict statistics_dict() {
   return d;
 }
 
+py::tuple content_tuple(const MinibatchContent& one) {
+  return py::make_tuple(one.payloads, one.bytes, one.digest);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -187,6 +192,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       without_gil());
   module.def("begin_optimizer_phase", &begin_optimizer_phase, without_gil());
   module.def("commit_step", &commit_step, without_gil());
+  module.def("keep_minibatch_contents", &keep_minibatch_contents);
+  module.def("take_minibatch_contents", [] {
+    py::list rows;
+    for (const MinibatchContent& one : take_minibatch_contents()) rows.append(content_tuple(one));
+    return rows;
+  });
+  module.def("open_minibatch_content", [] { return content_tuple(open_minibatch_content()); });
   module.def("snapshot_to_describe", &snapshot_to_describe);
   module.def("step_to_describe", &step_to_describe);
   module.def(

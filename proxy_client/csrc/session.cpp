@@ -9,6 +9,7 @@
 
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/generators.h"
+#include "proxy_client/csrc/minibatch_contents.h"
 #include "proxy_client/csrc/settings.h"
 
 namespace understudy::client {
@@ -79,7 +80,9 @@ LogWriter& open_session(c10::DeviceIndex device) {
 
 void commit(LogWriter& log, replay::CommitKind kind) {
   Session& s = session();
-  append(log, Kind::kCommit, static_cast<uint64_t>(kind));
+  append(log, Kind::kCommit, static_cast<uint64_t>(kind), 0, [kind](uint64_t*) {
+    if (kind == replay::CommitKind::kStep) end_minibatch();
+  });
   s.in_optimizer.store(false, std::memory_order_relaxed);
   s.committed_bytes.store(log.bytes(), std::memory_order_relaxed);
   s.committed_records.store(log.records(), std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include "proxy_client/csrc/below_autograd.h"
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/direct_call.h"
+#include "proxy_client/csrc/minibatch_contents.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"
 
@@ -34,6 +35,7 @@ void upload(LogWriter& log, const ByteRange& to, const uint8_t* from) {
       body[1] = chunk;
       body[1 + (chunk + 7) / 8] = 0;  // the padding, so that equal runs write equal records
       std::memcpy(body + 2, from + done, chunk);
+      add_to_minibatch(body + 2, chunk, done == 0);
     });
     done += chunk;
   }

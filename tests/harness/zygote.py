@@ -325,6 +325,7 @@ def refresh_client() -> None:
         raise ValueError(sentence)
     capability._current = None  # type: ignore[attr-defined]
     sys.modules["understudy.proxy_client.session"].tell_of_driver()
+    sys.modules["understudy.proxy_client.samples.hooks"].arrange()
 
 
 def run(request: dict[str, Any], kind: str) -> None:
