@@ -31,7 +31,7 @@ GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py t
 	tests/test_worker.py tests/test_jit_cuda_watch.py
 
 .PHONY: man tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
-	bench-snapshots bench-migration bench-hints bench-jit cost conformance lint format clean
+	bench-snapshots bench-migration bench-hints bench-jit campaign cost conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 
@@ -139,6 +139,9 @@ bench-hints: setup  ## paper 000's experiment: hints, fixed intervals and none, 
 
 bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
 	@$(PY) bench/gpu.py
+
+campaign: setup  ## every way of outliving faults, on the same trainings, under the same faults; docs/campaign.md. OPTIONS=--quick: minutes
+	@$(PY) bench/make_campaign.py $(OPTIONS)
 
 cost: setup  ## paper 001's bill, printed and computed, and formulas beside a simulation; docs/cost.md
 	@$(PY) bench/cost_report.py $(OPTIONS)

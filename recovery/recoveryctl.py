@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from understudy.recovery import (
+    campaign_command,
     certificate_commands,
     cost_command,
     drill_command,
@@ -47,6 +48,7 @@ migration_commands.add_to(app)
 app.add_typer(certificate_commands.app, name="certs")
 app.command("hosts")(host_commands.hosts)
 app.command("cost")(cost_command.cost)
+app.add_typer(campaign_command.app, name="campaign")
 app.command("history")(history_command.history)
 app.command("status")(status_command.status)
 

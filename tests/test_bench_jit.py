@@ -18,10 +18,11 @@ import recovery_parts
 from fault_plan import EVERY, KINDS, Fault
 from jit_results import Results
 from recovery_parts import PARTS, Unexpected
-from stamps import Recorder, Stamp, of_lines, of_ranks
 from steady_cost import AIM, Spread, cost_of
 from steady_plan import PATTERN
 from training_run import RunFailed
+
+from understudy.campaigns.results.stamps import Recorder, Stamp, of_lines, of_ranks
 
 FAULT = Fault("kill", 1, 17)
 AT = 1000.0

@@ -16,7 +16,7 @@ import torch
 from understudy.recovery.own_modules import PACKAGE, module_command, name_of
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("proxy_client", "proxy_server", "protos", "recovery", "replay")
+FOLDERS = ("campaigns", "examples", "proxy_client", "proxy_server", "protos", "recovery", "replay")
 NAME = f"(?:{'|'.join(FOLDERS)})"
 FORMER = re.compile(
     rf"""(?:^|["';(]) \s* (?: from\ +{NAME}(?:\.[\w.]+)?\ +import\b | import\ +{NAME}\b )"""

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from fault_plan import Fault
-from stamps import Recorder
+
+from understudy.campaigns.results.stamps import Recorder
 
 
 def parse_arguments() -> argparse.Namespace:

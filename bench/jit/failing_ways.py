@@ -21,9 +21,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from fault_plan import EVERY, Fault
-from stamps import Recorder
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from understudy.campaigns.results.stamps import Recorder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fault_plan import RANKS, Fault
-from stamps import LAUNCHER, Stamp, of_ranks
 from training_run import ROOT, execute, installed
+
+from understudy.campaigns.results.stamps import Stamp, of_ranks
+from understudy.campaigns.running.launcher_lines import stamp_of
 
 LAUNCHERS_PATIENCE_S = 30.0
 SCRIPT = ROOT / "bench" / "jit" / "failing_training.py"
@@ -38,25 +40,8 @@ class Setting:
     tiny: bool = False
 
 
-SAID = (
-    ("launcher notices", re.compile(r"Sending process \d+ closing signal|failed \(exitcode: ")),
-    ("launcher has ended all", re.compile(r"Rendezvous'ing worker group")),
-    ("launcher starts", re.compile(r"Starting worker group")),
-)
-SAVED = re.compile(r"understudy\.jit: rank (\d+): step (\d+) saved in ([\d.]+) s \((.*?)\); ")
 STOPS = re.compile(r"fault: process (\d+) stops")
 SIGNALLED = re.compile(r"Sending process (\d+) closing signal")
-
-
-def stamp_of(line: str, now: float) -> Stamp | None:
-    """What a line says that the launcher, or `jit`, has printed; None if it is of no interest."""
-    if found := SAVED.search(line):
-        rank, step, took, reason = found.groups()
-        return Stamp("saved", now - float(took), now, int(rank), step=int(step), note=reason)
-    for what, pattern in SAID:
-        if pattern.search(line):
-            return Stamp(what, now, now, LAUNCHER)
-    return None
 
 
 class Onlooker:

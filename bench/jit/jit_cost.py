@@ -30,9 +30,10 @@ from fault_plan import Fault
 from jit_results import WAYS, Results
 from machine import ROOT, describe_machine
 from recovery_parts import Recovery
-from stamps import Stamp
 from steady_cost import Spread
 from training_run import RunFailed
+
+from understudy.campaigns.results.stamps import Stamp
 
 SETTING = fault_runs.Setting(timeout=10.0, minimum_stall=2.0, patience=2.0)
 ATTEMPTS = 3

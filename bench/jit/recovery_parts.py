@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fault_plan import RANKS, Fault
-from stamps import LAUNCHER, Stamp
+
+from understudy.campaigns.results.stamps import LAUNCHER, Stamp
 
 PARTS = {
     "noticed": "from the fault until a rank, or the launcher, notices it",

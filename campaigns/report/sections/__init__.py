@@ -1,0 +1,1 @@
+"""The sections of a campaign's report, each from the matrix of its runs."""

@@ -1,0 +1,1 @@
+"""What a run was, from what its processes wrote down."""

@@ -1,0 +1,1 @@
+"""Making the runs: what is started, watched, started again, and left over."""
