@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from understudy.campaigns.files import content, short
 from understudy.campaigns.planning.faults import KINDS
 from understudy.campaigns.planning.spec import DATA, MODELS, Campaign
 from understudy.campaigns.planning.variants import VARIANTS
@@ -26,12 +27,9 @@ NAMES = (*KINDS, *VARIANTS, *DATA, *MODELS)
 def of_file(path: Path) -> Campaign:
     """Raises BadInput."""
     try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST_FILE + 1)
-    except OSError as problem:
-        raise BadInput(f"{path} cannot be read: {problem.strerror}") from problem
-    if len(text) > LARGEST_FILE:
-        raise BadInput(f"{path} is larger than {LARGEST_FILE >> 20} MiB: that is no campaign")
+        text = content(path, LARGEST_FILE)
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"{path} cannot be read: {short(problem)}") from None
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         lines: dict[tuple[str, ...], int] = {}

@@ -7,7 +7,6 @@ finding, which its suite's gate shows.
 from __future__ import annotations
 
 import math
-import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from understudy.campaigns.files import content, short
 from understudy.campaigns.planning.faults import Fault
 from understudy.campaigns.planning.schedules import Schedule
 from understudy.campaigns.planning.variants import VARIANTS
@@ -176,21 +176,21 @@ _SCHEDULES: TypeAdapter[Schedule] = TypeAdapter(Schedule)
 def read(folder: Path) -> Results:
     """Raises BadInput where there is no campaign, or its plan is damaged."""
     try:
-        plan = Plan.model_validate_json(_content(folder / MANIFEST, LARGEST_FILE))
+        plan = Plan.model_validate_json(content(folder / MANIFEST, LARGEST_FILE))
     except FileNotFoundError:
         raise BadInput(f"{folder} has no {MANIFEST}: it is no folder of a campaign") from None
     except (OSError, ValueError) as problem:
-        raise BadInput(f"{folder / MANIFEST} cannot be read: {_short(problem)}") from None
+        raise BadInput(f"{folder / MANIFEST} cannot be read: {short(problem)}") from None
     runs: dict[Key, Run] = {}
     unread: dict[Key, str] = {}
     for one in plan.runs:
         key = Key(one.suite, one.variant, one.seed)
         try:
-            run = Run.model_validate_json(_content(folder / RUNS / key.folder / RECORD, LARGEST_FILE))
+            run = Run.model_validate_json(content(folder / RUNS / key.folder / RECORD, LARGEST_FILE))
         except FileNotFoundError:
             unread[key] = f"has no {RECORD}"
         except (OSError, ValueError) as problem:
-            unread[key] = f"has a {RECORD} that cannot be read: {_short(problem)}"
+            unread[key] = f"has a {RECORD} that cannot be read: {short(problem)}"
         else:
             wrong = unsound(run, key)
             if wrong:
@@ -234,25 +234,3 @@ def unsound(run: Run, key: Key) -> str:
             return "a recovery's time is not finite"
     counts = Counter(steps=run.steps, target=run.target, redone=run.redone)
     return next((f"{name} is {count}" for name, count in counts.items() if not 0 <= count <= MOST), "")
-
-
-def _content(path: Path, most: int) -> bytes:
-    """Raises ValueError for what is no plain file, or too large; OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no plain file")
-    with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"it has more than {most >> 20} MiB")
-    return content
-
-
-def _short(problem: Exception) -> str:
-    """Its first line: pydantic's have many."""
-    if isinstance(problem, ValidationError):
-        first = problem.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        return f"{where}: {first['msg']}" if where else str(first["msg"])
-    if isinstance(problem, OSError):
-        return str(problem.strerror)
-    return str(problem).splitlines()[0] if str(problem) else type(problem).__name__

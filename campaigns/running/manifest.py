@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from understudy.campaigns.files import content, short
 from understudy.campaigns.planning.spec import Campaign, Suite, is_undisturbed
 from understudy.campaigns.results.records import Run
 from understudy.durable import json_object, sync_folder
@@ -190,9 +189,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """Raises BadInput."""
     path = directory / MANIFEST
     try:
-        found = json_object(_bounded(path))
-    except ValueError as problem:
-        raise BadInput(f"{path} is damaged: {problem}; move {directory} away to begin anew") from None
+        found = json_object(content(path, LARGEST_FILE))
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"{path} is damaged: {short(problem)}; move {directory} away to begin anew") from None
     if not isinstance(found.get("runs"), list) or not isinstance(found.get("campaign"), dict):
         raise BadInput(f"{path} is damaged: it has no runs; move {directory} away to begin anew")
     return found
@@ -201,29 +200,16 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def read_run(path: Path) -> Run:
     """Raises BadInput."""
     try:
-        return Run.model_validate(json_object(_bounded(path)))
-    except ValidationError as problem:
-        raise BadInput(f"{path} is damaged: {problem.errors()[0]['msg']}") from None
-    except ValueError as problem:
-        raise BadInput(f"{path} is damaged: {problem}") from None
+        return Run.model_validate(json_object(content(path, LARGEST_FILE)))
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"{path} is damaged: {short(problem)}") from None
 
 
-def _bounded(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST_FILE + 1)
-    except OSError as problem:
-        raise BadInput(f"{path} cannot be read: {problem.strerror}") from problem
-    if len(text) > LARGEST_FILE:
-        raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MiB")
-    return text
-
-
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, whole: Any) -> None:
     """All of it, or nothing: durable under its name."""
     beside = path.with_name(f".{path.name}.new")
     with beside.open("w") as file:
-        json.dump(content, file, indent=1)
+        json.dump(whole, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     beside.rename(path)

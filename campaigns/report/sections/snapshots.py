@@ -5,13 +5,13 @@ Nothing is measured here. What a file lacks is a sentence of what is missing.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from understudy.campaigns.files import content, short
 from understudy.campaigns.report import figures
 from understudy.campaigns.report.blocks import NONE, Picture, Section, Table, number
 
@@ -125,11 +125,13 @@ def snapshots(folder: Path | None) -> Section:
     for name, read in ((SLOWDOWN, _slowdown), (GOODPUT, _goodput), (SAVING, _saving)):
         path = folder / name if folder is not None else None
         try:
-            found = read(_content(path))
+            if path is None:
+                raise FileNotFoundError
+            found = read(content(path, LARGEST))
         except FileNotFoundError:
             missing.append(f"{FIGURES_OF[name]} missing: there is no {name}, which {MADE_BY[name]} writes.")
         except (OSError, ValueError) as problem:
-            missing.append(f"{FIGURES_OF[name]} missing: {name} cannot be read: {_short(problem)}.")
+            missing.append(f"{FIGURES_OF[name]} missing: {name} cannot be read: {short(problem)}.")
         else:
             said.append(f"{name}: {found.origin}.")
             tables += found.tables
@@ -249,23 +251,3 @@ def _saving(content: bytes) -> Parts:
         title = "Writing alone: threads, chunks, several at a time (beside Figures 12 to 14)"
         tables.append(Table(title, ("way", "varied", "value", "GB/s"), tuple(more), 3, long=True))
     return Parts(tables, pictures, read.title)
-
-
-def _content(path: Path | None) -> bytes:
-    """Raises FileNotFoundError, ValueError, OSError."""
-    if path is None:
-        raise FileNotFoundError
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no plain file")
-    with path.open("rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST >> 20} MiB")
-    return content
-
-
-def _short(problem: Exception) -> str:
-    if isinstance(problem, ValidationError):
-        first = problem.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(problem) or type(problem).__name__
