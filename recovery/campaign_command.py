@@ -24,6 +24,7 @@ def run(
     No proxyd is needed. Exit status 1 if a gate is failed.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from understudy.campaigns.planning import reading
     from understudy.campaigns.running.manifest import Manifest
@@ -32,8 +33,12 @@ def run(
     campaign = reading.of_file(file)
     place = directory or Path(file.stem)
     console = Console(stderr=True)
-    with Manifest.of(place, campaign) as manifest:
-        Runner(manifest, lambda sentence: console.print(sentence, markup=False, highlight=False)).work()
+    with Manifest.of(place, campaign) as manifest, console.status("") as status:
+
+        def told(sentence: str) -> None:
+            console.print(sentence, markup=False, highlight=False)
+
+        Runner(manifest, told, lambda sentence: status.update(escape(sentence))).work()
     report(place)
 
 

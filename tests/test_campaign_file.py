@@ -83,6 +83,16 @@ WRONG: dict[str, tuple[Any, str]] = {
         tree(suites=[{"name": "mine", "command": "python x.py {steps}", "schedule": {"kind": "none"}}]),
         r"the command of mine lacks \{losses\}",
     ),
+    "command with another name": (
+        tree(
+            suites=[{"name": "mine", "command": "x {steps} {losses} {epochs}", "schedule": {"kind": "none"}}]
+        ),
+        r"the command of mine has \{epochs\}; what can be filled in is \{steps\}",
+    ),
+    "command with half a brace": (
+        tree(suites=[{"name": "mine", "command": "x {steps} {losses} {", "schedule": {"kind": "none"}}]),
+        r"the command of mine cannot be filled in",
+    ),
     "command as jit": (
         tree(
             suites=[{"name": "mine", "command": "x {steps} {losses}", "schedule": {"kind": "none"}}],
@@ -134,9 +144,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         reading.of_file(path)
 
 
-@pytest.mark.parametrize("name", ["quick", "full"])
+@pytest.mark.parametrize("name", ["quick", "full", "more"])
 def test_the_campaigns_of_the_makefile_are_read(name: str) -> None:
-    if name == "full" and not SHARED.is_dir():
+    if name != "quick" and not SHARED.is_dir():
         pytest.skip("no ../shared, which has its texts, images and trace")
     campaign = reading.of_file(ROOT / "campaigns" / f"{name}.yaml")
     runs = planned_runs(campaign)

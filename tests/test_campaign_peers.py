@@ -71,7 +71,7 @@ def test_an_environment_is_made_once_and_shows_the_package_that_runs(
 
     assert made == [tuple(environments.PEERS["torchft"])]
     linked = folder / "lib" / "python3.11" / "site-packages" / "understudy"
-    assert linked.resolve() == Path(environments.__file__).parent.parent.resolve()
+    assert linked.resolve() == Path(environments.__file__).resolve().parents[2]
 
 
 def test_what_was_not_made_to_its_end_is_made_anew(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def plan(folder: Path, **changed: Any) -> Plan:
 
 def trained(folder: Path, **changed: Any) -> Path:
     folder.mkdir()
-    loop.train(plan(folder, **changed), Recorder(folder, 0, 0), 0, 0)
+    made = plan(folder, **changed)
+    made.write()
+    loop.train(made, Recorder(folder, 0, 0), 0, 0)
     return folder
 
 
@@ -148,10 +150,9 @@ def test_a_fault_comes_once_whichever_attempt_it_is(tmp_path: Path, monkeypatch:
     assert [stamp.note for stamp in of_ranks(tmp_path) if stamp.what == "fault"] == ["KILL", "ERROR"]
 
 
-def test_storage_fails_once_and_is_late_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.campaigns.programs.own_faults.LATE_S", 0.01)
+def test_storage_fails_once_and_is_late_once(tmp_path: Path) -> None:
     made = plan(tmp_path, faults=(Planned(2, 0, "STORAGE_ERROR", 0.0), Planned(3, 0, "STORAGE_LATE", 0.0)))
-    faults, honest = OwnFaults(made, 0, Recorder(tmp_path, 0, 0)), os.fsync
+    faults, honest = OwnFaults(made, 0, Recorder(tmp_path, 0, 0), late=0.01), os.fsync
     (tmp_path / "store").mkdir()
     with (tmp_path / "store" / "file").open("wb") as file, (tmp_path / "log").open("wb") as log:
         faults.begin(2)
@@ -195,11 +196,8 @@ def test_the_supervisor_ends_at_its_limit_of_restarts_and_of_time(tmp_path: Path
     assert not list(marked(late.mark))
 
 
-def test_a_process_that_is_left_behind_is_named_and_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("understudy.campaigns.running.supervisor.SETTLED_S", 0.2)
-    leaves = order(tmp_path, "setsid sleep 600 & echo done")
+def test_a_process_that_is_left_behind_is_named_and_killed(tmp_path: Path) -> None:
+    leaves = replace(order(tmp_path, "setsid sleep 600 & echo done"), settled=0.2)
     ended = supervise(leaves)
     assert ended.end is End.COMPLETED
     assert len(ended.left_behind) == 1 and "sleep 600" in ended.left_behind[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import string
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +17,8 @@ MODELS = ("gpt", "convnet", "mlp")
 FITS = {"gpt": ("sources", "text"), "convnet": ("digits", "mnist"), "mlp": ("digits", "mnist")}
 COMMANDS_VARIANTS = ("bare", "transparent", "transparent+persist")
 """For a user's own command, of which nobody knows how it keeps its state."""
+FILLED_IN = ("steps", "losses", "ranks", "seed", "device")
+"""In such a command."""
 
 
 def _variant(name: str) -> str:
@@ -29,6 +33,19 @@ def _variants(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise ValueError("a variant is named twice")
     return names
+
+
+def _can_be_filled_in(suite: str, command: str) -> None:
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(command) if name is not None}
+        shlex.split(command)
+    except ValueError as problem:
+        raise ValueError(f"the command of {suite} cannot be filled in: {problem}") from None
+    if names - set(FILLED_IN):
+        known = ", ".join(f"{{{name}}}" for name in FILLED_IN)
+        raise ValueError(
+            f"the command of {suite} has {{{min(names - set(FILLED_IN))}}}; what can be filled in is {known}"
+        )
 
 
 class Suite(Strict):
@@ -55,6 +72,7 @@ class Suite(Strict):
             for needed in ("{steps}", "{losses}"):
                 if needed not in self.command:
                     raise ValueError(f"the command of {self.name} lacks {needed}, to be filled in")
+            _can_be_filled_in(self.name, self.command)
         elif self.data is None or self.model is None:
             raise ValueError(f"{self.name} needs data and a model, or a command")
         elif self.data not in FITS[self.model]:

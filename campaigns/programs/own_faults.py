@@ -14,8 +14,6 @@ from understudy.campaigns.programs.plan import Plan, Planned
 from understudy.campaigns.results.stamps import Recorder
 from understudy.durable import sync_folder
 
-LATE_S = 2.0
-"""How long storage takes longer, once."""
 WHAT_CUDA_SAYS = "CUDA error: device-side assert triggered (a campaign's fault)"
 _fsync = os.fsync
 
@@ -28,9 +26,10 @@ def fired_marker(folder: Path, number: int) -> Path:
 class OwnFaults:
     """Those of this rank that have not happened yet."""
 
-    def __init__(self, plan: Plan, rank: int, recorder: Recorder) -> None:
+    def __init__(self, plan: Plan, rank: int, recorder: Recorder, late: float = 2.0) -> None:
+        """`late`: how many seconds storage takes longer, once."""
         self._folder, self._recorder = Path(plan.folder), recorder
-        self._store = Path(plan.store).resolve()
+        self._store, self._late = Path(plan.store).resolve(), late
         self._waiting = {
             number: fault
             for number, fault in enumerate(plan.faults)
@@ -86,7 +85,7 @@ class OwnFaults:
             self._happens(number, fault)
             if fault.native == "STORAGE_ERROR":
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            time.sleep(LATE_S)
+            time.sleep(self._late)
             return _fsync(file)
 
         os.fsync = fsync  # type: ignore[assignment]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.campaigns.programs.loop import FINAL
+from understudy.campaigns.programs.plan import NAME, Plan
 from understudy.campaigns.results.records import Checkpoints, Comparison, Samples
 from understudy.campaigns.results.stamps import Stamp
 from understudy.data import accounting, check, judgement
@@ -64,8 +65,9 @@ def distances(folder: Path, store: Path, reference: Path) -> dict[int, float]:
                 found[step] = _distance(parameters, theirs[step])
     if (folder / FINAL).exists() and (reference / FINAL).exists():
         ours = torch.load(folder / FINAL, weights_only=True)
-        end = max(found, default=0) + 1
-        found[end] = _distance(ours, torch.load(reference / FINAL, weights_only=True))
+        found[Plan.read(folder / NAME).steps] = _distance(
+            ours, torch.load(reference / FINAL, weights_only=True)
+        )
     return found
 
 

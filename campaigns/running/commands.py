@@ -16,7 +16,6 @@ from understudy.campaigns.programs.plan import NAME, Plan
 from understudy.campaigns.programs.plan import Planned as PlannedFault
 from understudy.campaigns.running import environments, peers
 from understudy.campaigns.running.manifest import Planned
-from understudy.recovery.errors import BadInput
 
 BIN = Path(sys.executable).parent
 REPORT, LOSSES, STORE, PERSIST = "report.json", "losses", "store", "persist"
@@ -122,20 +121,14 @@ def _proxied(
 
 
 def _users(campaign: Campaign, run: Planned, folder: Path, *, proxied: bool) -> list[str]:
-    """The user's own, filled in. Raises BadInput for what cannot be."""
-    known = {
-        "steps": campaign.steps,
-        "losses": folder / LOSSES,
-        "ranks": campaign.ranks,
-        "seed": run.seed,
-        "device": "cuda" if proxied else "cpu",
-    }
-    try:
-        words = shlex.split(run.suite.command.format(**known))
-    except (KeyError, IndexError, ValueError) as problem:
-        raise BadInput(
-            f"the command of {run.suite.name} cannot be filled in: {problem}; there are "
-            f"{', '.join('{' + name + '}' for name in known)}"
-        ) from None
+    """The user's own, filled in."""
+    filled = run.suite.command.format(
+        steps=campaign.steps,
+        losses=shlex.quote(str(folder / LOSSES)),
+        ranks=campaign.ranks,
+        seed=run.seed,
+        device="cuda" if proxied else "cpu",
+    )
+    words = shlex.split(filled)
     own = {"python": [sys.executable], "torchrun": installed("torchrun")}
     return [*own.get(words[0], [words[0]]), *words[1:]]

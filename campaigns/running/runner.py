@@ -44,8 +44,15 @@ USUAL_CALLS = 100
 class Runner:
     """Of one campaign, whose manifest it holds."""
 
-    def __init__(self, manifest: Manifest, told: Callable[[str], None] = lambda sentence: None) -> None:
-        self._manifest, self._campaign, self._told = manifest, manifest.campaign, told
+    def __init__(
+        self,
+        manifest: Manifest,
+        told: Callable[[str], None] = lambda sentence: None,
+        doing: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """`told`: of each run that is over. `doing`: what is being done now."""
+        self._manifest, self._campaign = manifest, manifest.campaign
+        self._told, self._doing = told, doing
 
     def work(self) -> list[Run]:
         """All runs, those of before included."""
@@ -54,8 +61,10 @@ class Runner:
         for number, run in enumerate(self._manifest.runs, 1):
             record = self._manifest.record(run)
             if record is None:
+                place = f"{number}/{len(self._manifest.runs)}"
+                self._doing(f"{place} {run.name} {run.variant} seed {run.seed}")
                 record = self._make(run)
-                self._told(f"{number}/{len(self._manifest.runs)} {_sentence(record)}")
+                self._told(f"{place} {_sentence(record)}")
             found.append(record)
         return found
 

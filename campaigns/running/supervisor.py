@@ -23,8 +23,6 @@ from understudy.campaigns.running.launcher_lines import stamp_of
 from understudy.campaigns.running.manifest import write_json
 from understudy.campaigns.running.own_processes import MARK, described, kill_all, left_after
 
-SETTLED_S = 10.0
-"""For processes of a run to end behind it; what is there after that was left behind."""
 OUTPUT = "output"
 SUPERVISOR = "supervisor.json"
 
@@ -48,6 +46,8 @@ class Order:
     environment: Mapping[str, str]
     restarts: int
     limit: float
+    settled: float = 10.0
+    """For its processes to end behind it; what is there after that was left behind."""
 
 
 @dataclass
@@ -78,7 +78,7 @@ def supervise(order: Order) -> Ended:
             )
             found.ended = now
             if status == 0:
-                found.left_behind = [described(one) for one in left_after(order.mark, SETTLED_S)]
+                found.left_behind = [described(one) for one in left_after(order.mark, order.settled)]
             kill_all(order.mark)  # a stopped rank outlives its launcher, and whoever is left has the pipe
             reader.join()
             if status == 0 or now >= deadline:
