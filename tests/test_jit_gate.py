@@ -53,8 +53,8 @@ def broken(_: Callable[[], bool]) -> bool:
 def waits(interrupted: Callable[[], bool]) -> bool:
     """For a rank that does not come.
 
-    It looks as seldom as the gate does: a thread that is seen elsewhere is one that moves, and what a stall may
-    last grows with those that ended.
+    It looks as seldom as the gate does: a thread that is seen elsewhere is one that moves, and what a stall
+    may last grows with those that ended.
     """
     while not interrupted():
         time.sleep(0.2)
