@@ -249,6 +249,26 @@ def test_the_seconds_of_a_restart_are_split_and_none_is_lost() -> None:
     assert total == pytest.approx(at + 1.0 - 100.0)
 
 
+def test_a_wait_for_peers_inside_of_a_start_is_counted_once() -> None:
+    """As torchft's: the first quorum is waited for while its state is given back."""
+    stamps = [
+        Stamp("step", 10.0, 11.0, 0, 0, 1),
+        Stamp("fault", 11.0, 11.0, 0, 0, 2, "KILL"),
+        Stamp("began", 12.0, 12.0, 0, 1),
+        Stamp("imports", 12.0, 13.0, 0, 1),
+        Stamp("model", 13.0, 14.0, 0, 1),
+        Stamp("quorum", 14.0, 16.0, 0, 1),
+        Stamp("loaded", 14.0, 16.0, 0, 1),
+        Stamp("uncommitted", 14.0, 16.5, 0, 1, 2),
+        Stamp("step", 16.5, 17.0, 0, 1, 2),
+    ]
+    course = splitting.of_restarts(stamps, [], [], 0.0, 17.0, {})
+    assert course.parts["compute"] == pytest.approx(1.5)
+    assert course.parts["restart"] == pytest.approx(3.0)
+    assert course.parts["detect"] == pytest.approx(2.5) and course.parts["copy"] == 0
+    assert course.unaccounted == pytest.approx(0.0)
+
+
 def test_recoveries_of_one_round_are_taken_out_of_their_step_once() -> None:
     stamps = [Stamp("step", float(n), n + 1.0 + (2.5 if n == 5 else 0.0), 0, 0, n + 1) for n in range(6)]
     entry: dict[str, Any] = {

@@ -80,6 +80,7 @@ class Local:
 
 def restartable(plan: Plan, rank: int, attempt: int) -> None:
     """All of it, as often as it takes inside of this process. `attempt`: of its first start here."""
+    entered = time.monotonic()
     port = int(os.environ["MASTER_PORT"])  # the next ones are used as in nvidia-resiliency-ext's example
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"], port + 1, int(os.environ["WORLD_SIZE"]), rank == 0, multi_tenant=True
@@ -101,6 +102,8 @@ def restartable(plan: Plan, rank: int, attempt: int) -> None:
         recorder = Recorder(Path(plan.folder), rank, attempt + call.iteration)
         if call.iteration:
             recorder.moment("began")
+        else:
+            recorder.write("joined", entered, time.monotonic())
         _train(plan, recorder, client, store, call)
 
     try:

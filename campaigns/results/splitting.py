@@ -15,9 +15,9 @@ from typing import Any
 from understudy.campaigns.results.records import PARTS, Attempt, Recovery, Span
 from understudy.campaigns.results.stamps import Stamp
 
-STARTING = {"imports": "restart", "group": "communicators", "model": "restart", "chosen": "restart",
-            "loaded": "copy"}  # fmt: skip
-"""What a script does until its first step, as parts."""
+STARTING = {"imports": "restart", "joined": "communicators", "group": "communicators", "model": "restart",
+            "chosen": "restart", "loaded": "copy"}  # fmt: skip
+"""What a script does until its first step, as parts. `joined`: of nvidia-resiliency-ext, its own meeting."""
 
 
 WAITS = ("quorum", "uncommitted")
@@ -142,8 +142,9 @@ def _between(
     now = started
     for name, part in STARTING.items():
         if name in mine:
-            total.add(part, max(now, mine[name].since), mine[name].at)
-            now = max(now, mine[name].at)
+            end = min(mine[name].at, until)  # torchft waits for its peers inside of a part
+            total.add(part, max(now, mine[name].since), end)
+            now = max(now, end)
     parts = {name: total.parts[name] - before[name] for name in PARTS if total.parts[name] > before[name]}
     return Recovery(
         fault=struck.note if struck is not None else "unknown",
