@@ -151,6 +151,10 @@ def test_the_campaigns_of_the_makefile_are_read(name: str) -> None:
     campaign = reading.of_file(ROOT / "campaigns" / f"{name}.yaml")
     runs = planned_runs(campaign)
     assert len({run.folder for run in runs}) == len(runs)
+    begun: set[tuple[str, int]] = set()
+    for run in runs:
+        begun |= {(run.suite.training, run.seed)} if run.variant == "bare" and not run.disturbed else set()
+        assert (run.suite.training, run.seed) in begun, "compared with what is not there yet"
     if name == "full":
         whole = [one for one in campaign.suites if len(campaign.variants_of(one)) >= 6]
         assert len(whole) >= 8 and len(campaign.seeds) >= 3

@@ -19,6 +19,7 @@ from typing import Any
 
 from understudy.campaigns.files import content, short
 from understudy.campaigns.planning.spec import Campaign, Suite, is_undisturbed
+from understudy.campaigns.planning.variants import REFERENCE
 from understudy.campaigns.results.records import Run
 from understudy.durable import json_object, sync_folder
 from understudy.recovery.errors import BadInput, Failure
@@ -72,6 +73,7 @@ def planned_runs(campaign: Campaign) -> list[Planned]:
             ]
             chance.shuffle(plain)
             chance.shuffle(struck)
+            plain.sort(key=lambda run: run.variant != REFERENCE)  # all others are compared with it
             found += [*plain, *struck]
     return found
 
