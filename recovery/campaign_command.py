@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -31,6 +33,7 @@ def run(
     from understudy.campaigns.running.runner import Runner
 
     campaign = reading.of_file(file)
+    signal.signal(signal.SIGTERM, _end)
     place = directory or Path(file.stem)
     console = Console(stderr=True)
     with Manifest.of(place, campaign) as manifest, console.status("") as status:
@@ -40,6 +43,11 @@ def run(
 
         Runner(manifest, told, lambda sentence: status.update(escape(sentence))).work()
     report(place)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """As Ctrl-C does: what the run under way has started is ended with it."""
+    raise SystemExit(128 + number)
 
 
 @app.command("report")

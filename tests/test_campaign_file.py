@@ -108,6 +108,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "two suites of a name": (tree(suites=suite() * 2), r"two suites have one name"),
     "a variant twice": (tree(variants=["jit", "jit"]), r"a variant is named twice"),
     "no reference": (tree(undisturbed=["blocking"]), r"undisturbed lacks bare"),
+    "places without calls": (
+        tree(
+            variants=["transparent"],
+            undisturbed=["bare"],
+            suites=suite(schedule={"kind": "records", "count": 1}),
+        ),
+        r"one: undisturbed lacks transparent",
+    ),
     "text without a file": (tree(suites=suite(data="text", model="gpt")), r"the campaign has no text: FILE"),
     "no seeds": (tree(seeds=[]), r"line \d+: seeds is \[\]: it should"),
     "steps in words": (tree(steps="many"), r"line \d+: steps is 'many': it should be a valid integer"),

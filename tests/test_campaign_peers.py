@@ -18,7 +18,7 @@ from understudy.campaigns.planning.variants import VARIANTS, Launch
 from understudy.campaigns.programs import training, with_torchft
 from understudy.campaigns.programs.launch_nvrx import SHORT
 from understudy.campaigns.programs.own_faults import fired_marker
-from understudy.campaigns.programs.plan import Plan, Planned
+from understudy.campaigns.programs.plan import Plan, PlannedFault
 from understudy.campaigns.programs.with_torchft import Used
 from understudy.campaigns.results.stamps import of_ranks
 from understudy.campaigns.running import environments
@@ -115,7 +115,7 @@ def test_each_peer_is_started_by_the_python_of_its_own_environment(tmp_path: Pat
 
 
 # ------------------------------------------------------------------ what torchft's groups have used
-def a_plan(folder: Path, keeps: str, faults: tuple[Planned, ...] = ()) -> Plan:
+def a_plan(folder: Path, keeps: str, faults: tuple[PlannedFault, ...] = ()) -> Plan:
     store = folder / "store"
     store.mkdir(exist_ok=True)
     return Plan(
@@ -225,7 +225,7 @@ def test_a_peer_reaches_the_last_step_when_a_rank_is_killed(tmp_path: Path, name
     bare = a_plan(ours, "none").write()
     torchrun = [*installed("torchrun"), "--standalone", "--nproc-per-node", "2", training.__file__, str(bare)]
     ends(torchrun, ours)
-    struck = a_plan(theirs, name, (Planned(16, 1, "KILL", 0.5),)).write()
+    struck = a_plan(theirs, name, (PlannedFault(16, 1, "KILL", 0.5),)).write()
 
     ends(command(VARIANTS[name].environment, environment, struck, 2, 5), theirs)
 

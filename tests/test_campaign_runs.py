@@ -22,12 +22,12 @@ from understudy.campaigns.planning import reading
 from understudy.campaigns.planning.faults import Fault
 from understudy.campaigns.programs import keepers, loop
 from understudy.campaigns.programs.own_faults import OwnFaults, fired_marker
-from understudy.campaigns.programs.plan import Plan, Planned
+from understudy.campaigns.programs.plan import Plan, PlannedFault
 from understudy.campaigns.results import comparing, splitting
-from understudy.campaigns.results.records import PARTS, Attempt
+from understudy.campaigns.results.records import PARTS, RESTART, Attempt, Recovery, Run
 from understudy.campaigns.results.stamps import Recorder, Stamp, of_ranks
 from understudy.campaigns.running.manifest import Manifest
-from understudy.campaigns.running.own_processes import MARK, marked
+from understudy.campaigns.running.own_processes import marked
 from understudy.campaigns.running.runner import Runner, _seen
 from understudy.campaigns.running.supervisor import End, Order, supervise
 from understudy.data import ResumableSampler
@@ -133,9 +133,8 @@ def test_a_fault_that_never_fired_is_not_said_to_have_fired(tmp_path: Path) -> N
 def test_a_fault_comes_once_whichever_attempt_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     struck: list[int] = []
     monkeypatch.setattr("os.kill", lambda process, number: struck.append(number))
-    made = plan(
-        tmp_path, faults=(Planned(2, 0, "KILL", 0.0), Planned(3, 1, "KILL", 0.0), Planned(4, 0, "ERROR", 0.5))
-    )
+    planned = ((2, 0, "KILL", 0.0), (3, 1, "KILL", 0.0), (4, 0, "ERROR", 0.5))
+    made = plan(tmp_path, faults=tuple(PlannedFault(*one) for one in planned))
     for attempt in range(3):
         faults = OwnFaults(made, 0, Recorder(tmp_path, 0, attempt))
         for step in range(1, 6):
@@ -151,7 +150,8 @@ def test_a_fault_comes_once_whichever_attempt_it_is(tmp_path: Path, monkeypatch:
 
 
 def test_storage_fails_once_and_is_late_once(tmp_path: Path) -> None:
-    made = plan(tmp_path, faults=(Planned(2, 0, "STORAGE_ERROR", 0.0), Planned(3, 0, "STORAGE_LATE", 0.0)))
+    planned = ((2, 0, "STORAGE_ERROR", 0.0), (3, 0, "STORAGE_LATE", 0.0))
+    made = plan(tmp_path, faults=tuple(PlannedFault(*one) for one in planned))
     faults, honest = OwnFaults(made, 0, Recorder(tmp_path, 0, 0), late=0.01), os.fsync
     (tmp_path / "store").mkdir()
     with (tmp_path / "store" / "file").open("wb") as file, (tmp_path / "log").open("wb") as log:
@@ -286,7 +286,48 @@ def test_recoveries_of_one_round_are_taken_out_of_their_step_once() -> None:
     assert len(course.recoveries) == 2 and course.redone == 0
 
 
+def test_restarts_are_counted_whoever_starts_the_ranks_again() -> None:
+    """torchrun starts them again inside of one attempt of the supervisor's."""
+    restart = Recovery(fault="KILL", rank=0, plan=RESTART, total=5.0, parts={})
+    proxied = restart.model_copy(update={"plan": "restart-copy-replay"})
+    attempt = Attempt(ranks=2, began=0.0, ended=9.0, status=0)
+    run = Run(
+        suite="s", training="t", data="d", model="m", schedule="steps", variant="jit", seed=1, disturbed=True,
+        status="done", target=6, attempts=(attempt,), recoveries=(restart, restart, proxied),
+    )  # fmt: skip
+    assert run.restarts == 2
+    assert run.model_copy(update={"recoveries": (), "attempts": (attempt,) * 3}).restarts == 2
+
+
 # ------------------------------------------------------------------ from beginning to end
+HANGS = """
+name: hangs
+seeds: [1]
+ranks: 1
+global_batch: 16
+steps: 12
+checkpoint_every: 5
+suites:
+  - {name: mine, command: "bash -c 'sleep 600' {steps} {losses}", schedule: {kind: none}}
+variants: [bare]
+undisturbed: [bare]
+"""
+
+
+def test_a_campaign_that_is_ended_takes_with_it_what_it_has_started(tmp_path: Path) -> None:
+    file, place = tmp_path / "hangs.yaml", tmp_path / "runs"
+    file.write_text(HANGS)
+    words = [*module_command("recovery.recoveryctl"), "campaign", "run", str(file), "--out", str(place)]
+    runner = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: list(marked(str(place.resolve()))), "the command", 60)
+        runner.terminate()
+        assert runner.wait(60) == 128 + signal.SIGTERM
+    finally:
+        runner.kill()
+    assert not list(marked(str(place.resolve()))) and not list(SHARED_MEMORY.glob("us-*"))
+
+
 def test_a_small_campaign_is_killed_goes_on_and_says_what_it_was(tmp_path: Path) -> None:
     """The runner is killed amid its second run; the same command goes on, and redoes that run alone."""
     file, place = tmp_path / "small.yaml", tmp_path / "runs"
@@ -318,4 +359,3 @@ def test_a_small_campaign_is_killed_goes_on_and_says_what_it_was(tmp_path: Path)
     assert len(records["blocking"].attempts) == 2 and records["blocking"].redone == 2
     assert len(records["transparent"].attempts) == 1 and len(records["transparent"].recoveries) == 1
     assert (place / "report.html").exists() and (place / "report.json").exists()
-    assert MARK not in os.environ

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from understudy.campaigns.planning.schedules import Schedule, Strict, Undisturbed
-from understudy.campaigns.planning.variants import REFERENCE, VARIANTS
+from understudy.campaigns.planning.variants import REFERENCE, VARIANTS, Launch
 
 DATA = ("sources", "digits", "mnist", "text")
 MODELS = ("gpt", "convnet", "mlp")
@@ -134,6 +134,7 @@ class Campaign(Strict):
             raise ValueError(
                 f"{suite.name}: {self.ranks - 1} ranks do not divide a global batch of {self.global_batch}"
             )
+        self._check_places(suite)
         if suite.command:
             for name in self.variants_of(suite):
                 if name not in COMMANDS_VARIANTS:
@@ -143,6 +144,16 @@ class Campaign(Strict):
             raise ValueError(f"{suite.name} learns from a text, and the campaign has no text: FILE")
         if suite.data == "mnist" and self.mnist is None:
             raise ValueError(f"{suite.name} learns MNIST, and the campaign has no mnist: FOLDER")
+
+    def _check_places(self, suite: Suite) -> None:
+        drawn = (suite.schedule.faults(self.steps, self.ranks, seed) for seed in self.seeds)
+        placed = any(one.place for faults in drawn for one in faults)
+        proxied = any(VARIANTS[name].launch is Launch.PROXY for name in self.variants_of(suite))
+        if proxied and placed and "transparent" not in self.undisturbed:
+            raise ValueError(
+                f"{suite.name}: undisturbed lacks transparent, which tells how many calls a step has: by "
+                "them places of faults are reckoned"
+            )
 
     def variants_of(self, suite: Suite) -> tuple[str, ...]:
         return suite.variants or self.variants

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 import time
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,15 +14,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from understudy.campaigns.programs.ending import finish
 from understudy.campaigns.programs.keepers import KEEPERS
 from understudy.campaigns.programs.own_faults import OwnFaults
 from understudy.campaigns.programs.plan import Plan
-from understudy.campaigns.programs.trainings import make
+from understudy.campaigns.programs.trainings import Training, make
 from understudy.campaigns.results.stamps import Recorder
 from understudy.data import ResumableSampler, SampleLog
-
-FINAL = "final.pt"
-"""Parameters of rank 0 at the end."""
+from understudy.data.sampler import Step
 
 
 def train(plan: Plan, recorder: Recorder, rank: int, attempt: int) -> None:
@@ -57,36 +55,37 @@ def train(plan: Plan, recorder: Recorder, rank: int, attempt: int) -> None:
     for one in sampler.steps(loader, until=plan.steps):
         since = time.monotonic()
         done = one.global_step + 1
-        faults.begin(done)
-        x, y, ids = one.batch
-        # Here, and not at the step's end: what any rank completes, all ranks have written down.
-        log.record(one.epoch, one.step, ids)
-        loss = training.loss(model, x.to(device, non_blocking=True), y.to(device, non_blocking=True))
-        faults.midway(0.4)
-        training.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
-        faults.midway(1.0)
-        training.optimizer.step()
-        training.scheduler.step()
-        bits = struct.pack(">f", loss.item()).hex()
+        bits = step(training, model, one, faults, log, device)
         recorder.write("step", since, time.monotonic(), done, bits)
         with recorder.part("kept"):
             keeper.behind(done)
     recorder.moment("trained")
     keeper.close()
-    _finish(plan, recorder, training.model, rank)
+    finish(plan, recorder, training.model, writes=rank == 0)
     dist.barrier(device_ids=[local_rank] if on_gpu else None)  # none leaves while another talks to it
     log.close()
     dist.destroy_process_group()
 
 
-def _finish(plan: Plan, recorder: Recorder, model: nn.Module, rank: int) -> None:
-    """What it has come to: a digest of each rank's parameters, and those of rank 0 themselves."""
-    parameters = {name: one.detach().cpu() for name, one in model.named_parameters()}
-    digest = hashlib.sha256()
-    for name, one in parameters.items():
-        digest.update(name.encode() + one.numpy().tobytes())
-    recorder.moment("parameters", plan.steps, digest.hexdigest())
-    if rank == 0:
-        torch.save(parameters, Path(plan.folder) / FINAL)
+def step(
+    training: Training,
+    model: nn.Module,
+    one: Step[Any],
+    faults: OwnFaults,
+    log: SampleLog,
+    device: torch.device,
+) -> str:
+    """One step of a loop over a ResumableSampler, with its faults; the bits of its loss."""
+    faults.begin(one.global_step + 1)
+    x, y, ids = one.batch
+    # Here, and not at the step's end: what any rank completes, all ranks have written down.
+    log.record(one.epoch, one.step, ids)
+    loss = training.loss(model, x.to(device, non_blocking=True), y.to(device, non_blocking=True))
+    faults.midway(0.4)
+    training.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+    faults.midway(1.0)
+    training.optimizer.step()
+    training.scheduler.step()
+    return struct.pack(">f", loss.item()).hex()

@@ -4,7 +4,6 @@ Annotations are evaluated here: its wrapper finds by them which argument wants w
 """
 
 import os
-import struct
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,11 +15,11 @@ from nvidia_resiliency_ext import inprocess
 from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
 from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
 from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from understudy.campaigns.programs.loop import _finish as finish
+from understudy.campaigns.programs.ending import finish
+from understudy.campaigns.programs.loop import step
 from understudy.campaigns.programs.own_faults import WHAT_CUDA_SAYS, OwnFaults
 from understudy.campaigns.programs.plan import Plan
 from understudy.campaigns.programs.trainings import make
@@ -146,24 +145,13 @@ def _train(plan: Plan, recorder: Recorder, client: RankMonitorClient, store: Any
     for one in sampler.steps(loader, until=plan.steps):
         since = time.monotonic()
         done = one.global_step + 1
-        faults.begin(done)
-        x, y, ids = one.batch
-        log.record(one.epoch, one.step, ids)
-        loss = made.loss(model, x, y)
-        faults.midway(0.4)
-        made.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(made.model.parameters(), 1.0)
-        faults.midway(1.0)
-        made.optimizer.step()
-        made.scheduler.step()
+        bits = step(made, model, one, faults, log, torch.device("cpu"))
         client.send_heartbeat()
-        bits = struct.pack(">f", loss.item()).hex()
         recorder.write("step", since, time.monotonic(), done, bits)
         with recorder.part("kept"):
             local.behind(done)
     recorder.moment("trained")
-    finish(plan, recorder, made.model, rank)
+    finish(plan, recorder, made.model, writes=rank == 0)
     dist.barrier()
     log.close()
     dist.destroy_process_group()

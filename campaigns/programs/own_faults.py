@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from understudy.campaigns.programs.plan import Plan, Planned
+from understudy.campaigns.programs.plan import Plan, PlannedFault
 from understudy.campaigns.results.stamps import Recorder
 from understudy.durable import sync_folder
 
@@ -37,7 +37,7 @@ class OwnFaults:
         }
         self._step_s = 0.0
         self._began = 0.0
-        self._error: tuple[int, Planned] | None = None
+        self._error: tuple[int, PlannedFault] | None = None
 
     def begin(self, step: int) -> None:
         """In front of the first call of a step, counted from 1."""
@@ -58,7 +58,7 @@ class OwnFaults:
             self._happens(number, fault)
             raise RuntimeError(WHAT_CUDA_SAYS)
 
-    def _bring(self, number: int, fault: Planned) -> None:
+    def _bring(self, number: int, fault: PlannedFault) -> None:
         if fault.native == "ERROR":
             self._error = (number, fault)
         elif fault.native in ("STORAGE_ERROR", "STORAGE_LATE"):
@@ -70,11 +70,11 @@ class OwnFaults:
         else:
             self._strike(number, fault)
 
-    def _strike(self, number: int, fault: Planned) -> None:
+    def _strike(self, number: int, fault: PlannedFault) -> None:
         self._happens(number, fault)
         os.kill(os.getpid(), signal.SIGSTOP if fault.native == "STOP" else signal.SIGKILL)
 
-    def _spoil_storage(self, number: int, fault: Planned) -> None:
+    def _spoil_storage(self, number: int, fault: PlannedFault) -> None:
         """The next fsync of a checkpoint in this process fails, or is late: no disk here can be told to."""
 
         def fsync(file: Any) -> None:
@@ -90,7 +90,7 @@ class OwnFaults:
 
         os.fsync = fsync  # type: ignore[assignment]
 
-    def _happens(self, number: int, fault: Planned) -> None:
+    def _happens(self, number: int, fault: PlannedFault) -> None:
         """Durable before it strikes: an attempt behind it must not have it once more."""
         marker = fired_marker(self._folder, number)
         marker.write_text(f"{time.monotonic()!r}\n")

@@ -12,7 +12,7 @@ NAME = "plan.json"
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedFault:
     """A fault that a process brings upon itself; `native`: a name of faults.Native."""
 
     step: int
@@ -37,7 +37,7 @@ class Plan:
     store: str
     device: str
     collective_timeout: float
-    faults: Sequence[Planned] = ()
+    faults: Sequence[PlannedFault] = ()
     text: str = ""
     mnist: str = ""
 
@@ -50,5 +50,5 @@ class Plan:
     @classmethod
     def read(cls, path: Path) -> Plan:
         fields: dict[str, Any] = json.loads(path.read_text())
-        fields["faults"] = tuple(Planned(**one) for one in fields["faults"])
+        fields["faults"] = tuple(PlannedFault(**one) for one in fields["faults"])
         return cls(**fields)

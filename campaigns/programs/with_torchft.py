@@ -9,8 +9,6 @@ heal have their batch dropped. A group that is killed between its last all-reduc
 that step by the group that it heals from.
 """
 
-import contextlib
-import hashlib
 import os
 import struct
 import sys
@@ -19,13 +17,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from understudy.campaigns.programs.ending import FINAL, finish
 from understudy.campaigns.programs.plan import Plan
 from understudy.campaigns.programs.training import ATTEMPT
 from understudy.campaigns.results.stamps import Recorder
 
 GROUP, GROUPS = "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
 """torchft's examples name them so."""
-FINAL = "final.pt"
 DEAD_S = 5.0
 """Without a heartbeat: the lighthouse's default."""
 BRIEF_S = 0.1
@@ -129,7 +127,7 @@ def train(plan: Plan, recorder: Recorder, group: int) -> None:
         used.committed(done - 1, ids if manager.is_participating() else None, manager.num_participants())
         recorder.write("step", since, time.monotonic(), done, bits)
     recorder.moment("trained")
-    _finish(plan, recorder, training.model)
+    finish(plan, recorder, training.model, writes=True)  # it may be the only one that gets here
     used.close()
     manager.shutdown(wait=False)
 
@@ -232,22 +230,6 @@ class Used:
             elif attempt == self._attempt:
                 last = found.epoch * self._sampler.plan.steps + found.step
         return last
-
-
-def _finish(plan: Plan, recorder: Recorder, model: Any) -> None:
-    """As loop.py does; the first group that gets here writes the parameters: it may be the only one."""
-    import torch
-
-    parameters = {name: one.detach().cpu() for name, one in model.named_parameters()}
-    digest = hashlib.sha256()
-    for name, one in parameters.items():
-        digest.update(name.encode() + one.numpy().tobytes())
-    recorder.moment("parameters", plan.steps, digest.hexdigest())
-    new = Path(plan.folder) / f"{FINAL}.of-{os.getpid()}"
-    torch.save(parameters, new)
-    with contextlib.suppress(FileExistsError):
-        os.link(new, Path(plan.folder) / FINAL)
-    new.unlink()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from understudy.campaigns.programs.loop import FINAL
+from understudy.campaigns.programs.ending import FINAL
 from understudy.campaigns.programs.plan import NAME, Plan
 from understudy.campaigns.results.records import Checkpoints, Comparison, Samples
 from understudy.campaigns.results.stamps import Stamp
@@ -30,9 +30,17 @@ def parameters_of(stamps: Sequence[Stamp]) -> dict[int, str]:
 
 
 def compared(
-    folder: Path, store: Path, stamps: Sequence[Stamp], reference: Path, stamps_there: Sequence[Stamp]
+    folder: Path,
+    store: Path,
+    stamps: Sequence[Stamp],
+    reference: Path,
+    stamps_there: Sequence[Stamp],
+    kept_there: Path | None = None,
 ) -> Comparison:
-    """`reference`: the folder of the undisturbed run. Distances only where parameters differ."""
+    """`reference`: the folder of the undisturbed run; `kept_there`: of the one that has AT_CHECKPOINTS.
+
+    Distances only where parameters differ.
+    """
     ours, theirs = losses_of(stamps), losses_of(stamps_there)
     mine, known = parameters_of(stamps), parameters_of(stamps_there)
     equal = bool(mine) and all(digest == known.get(rank) for rank, digest in mine.items())
@@ -42,7 +50,7 @@ def compared(
         parameters_equal=equal,
         losses_equal=ours == theirs,
         loss_difference=difference / max(1, len(both)),
-        distances={} if equal else distances(folder, store, reference),
+        distances={} if equal else distances(folder, store, reference, kept_there),
     )
 
 
@@ -52,14 +60,13 @@ def number(bits: str) -> float:
     return value
 
 
-def distances(folder: Path, store: Path, reference: Path) -> dict[int, float]:
+def distances(folder: Path, store: Path, reference: Path, kept_there: Path | None) -> dict[int, float]:
     """L2, by step; of the last one the parameters at the end."""
     import torch
 
     found = {}
-    known: Path = reference.with_name(reference.name.replace("--bare--", "--blocking--")) / AT_CHECKPOINTS
-    if known.exists():
-        theirs = torch.load(known, weights_only=True)
+    if kept_there is not None and (kept_there / AT_CHECKPOINTS).exists():
+        theirs = torch.load(kept_there / AT_CHECKPOINTS, weights_only=True)
         for step, parameters in at_checkpoints(store).items():
             if step in theirs:
                 found[step] = _distance(parameters, theirs[step])

@@ -13,6 +13,10 @@ PARTS = (
 """Of the seconds of a run, in the order of a fault's course; what is left over is *unaccounted* (eq. 7)."""
 
 
+RESTART = "restart"
+"""The plan of a recovery that starts processes again; the proxy's are named as in its reports."""
+
+
 class Record(BaseModel):
     """Of a file that anybody may have written: checked when it is read."""
 
@@ -142,6 +146,12 @@ class Run(Record):
     def goodput(self) -> float:
         """Steps per second (eq. 6)."""
         return self.steps / self.training_seconds if self.training_seconds > 0 else 0.0
+
+    @property
+    def restarts(self) -> int:
+        """By the supervisor, or by the launcher of a variant that starts ranks again itself."""
+        seen = sum(one.plan == RESTART for one in self.recoveries)
+        return max(seen, len(self.attempts) - 1, 0)
 
     def artifacts(self) -> dict[str, Any]:
         """As JSON has it."""

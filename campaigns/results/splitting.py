@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from understudy.campaigns.results.records import PARTS, Attempt, Recovery, Span
+from understudy.campaigns.results.records import PARTS, RESTART, Attempt, Recovery, Span
 from understudy.campaigns.results.stamps import Stamp
 
 STARTING = {"imports": "restart", "joined": "communicators", "group": "communicators", "model": "restart",
@@ -149,7 +149,7 @@ def _between(
     return Recovery(
         fault=struck.note if struck is not None else "unknown",
         rank=struck.rank if struck is not None else -1,
-        plan="restart",
+        plan=RESTART,
         total=until - at,
         parts=parts,
     )

@@ -12,8 +12,7 @@ from understudy.campaigns.planning.spec import Campaign
 from understudy.campaigns.planning.variants import VARIANTS, Launch, Variant
 from understudy.campaigns.programs import training
 from understudy.campaigns.programs.own_faults import fired_marker
-from understudy.campaigns.programs.plan import NAME, Plan
-from understudy.campaigns.programs.plan import Planned as PlannedFault
+from understudy.campaigns.programs.plan import NAME, Plan, PlannedFault
 from understudy.campaigns.running import environments, peers
 from understudy.campaigns.running.manifest import Planned
 

@@ -42,6 +42,8 @@ class Planned:
     variant: str
     seed: int
     disturbed: bool
+    shared: bool = False
+    """One of the undisturbed runs of its training, with which all others are compared."""
 
     @property
     def folder(self) -> str:
@@ -62,7 +64,7 @@ def planned_runs(campaign: Campaign) -> list[Planned]:
             trainings.setdefault(suite.training, []).append(suite)
         for suites in trainings.values():
             plain = [
-                Planned(suites[0], undisturbed_name(suites[0]), variant, seed, False)
+                Planned(suites[0], undisturbed_name(suites[0]), variant, seed, False, True)
                 for variant in campaign.undisturbed
                 if not suites[0].command or variant in ("bare", "transparent", "transparent+persist")
             ]
@@ -112,6 +114,14 @@ class Manifest:
             yield self
         finally:
             os.close(lock)
+
+    def shared(self, run: Planned, variant: str) -> Planned | None:
+        """The undisturbed run of the same training and seed that all of them share."""
+        for one in self.runs:
+            same = (one.suite.training, one.seed) == (run.suite.training, run.seed)
+            if one.shared and same and one.variant == variant:
+                return one
+        return None
 
     def folder(self, run: Planned) -> Path:
         return self.directory / "runs" / run.folder

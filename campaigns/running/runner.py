@@ -37,8 +37,6 @@ PREFIX, MEMORY = "us-", "memory"
 """Of a run's directory in shared memory, and the file that names it: a runner that is killed leaves it."""
 ON_THE_WAY = "calls.json"
 """Of an undisturbed run under the proxy: the calls of a step, by which places of faults are reckoned."""
-USUAL_CALLS = 100
-"""Where no undisturbed run has told."""
 
 
 class Runner:
@@ -73,8 +71,11 @@ class Runner:
         faults = self._faults(run)
         _forget(self._manifest.folder(run))
         folder = self._manifest.begin(run)
-        if why := next((why for fault in faults if (why := variant.meets(fault))), ""):
+        if why := self._impossible(run, faults):
             record = self._record(run, faults, status="impossible", why=why)
+        elif variant.launch is Launch.PROXY and self._lacks_calls(run, faults):
+            why = "its undisturbed run under the proxy failed, so that nobody knows how many calls a step has"
+            record = self._record(run, faults, status="failed", why=why)
         else:
             try:
                 record = self._run(run, faults, folder)
@@ -82,6 +83,15 @@ class Runner:
                 record = self._record(run, faults, status="absent", why=str(absent))
         self._manifest.finish(run, record)
         return record
+
+    def _lacks_calls(self, run: Planned, faults: Sequence[Fault]) -> bool:
+        return any(fault.place for fault in faults) and self._calls(run) is None
+
+    def _impossible(self, run: Planned, faults: Sequence[Fault]) -> str:
+        variant = VARIANTS[run.variant]
+        if faults and run.suite.command and variant.launch is not Launch.PROXY:
+            return "nobody outside of a command of one's own knows which step it is in"
+        return next((why for fault in faults if (why := variant.meets(fault))), "")
 
     def _faults(self, run: Planned) -> list[Fault]:
         if not run.disturbed:
@@ -103,7 +113,7 @@ class Runner:
         try:
             ended = supervise(
                 Order(
-                    command=command_of(self._campaign, run, faults, folder, self._calls(run)),
+                    command=command_of(self._campaign, run, faults, folder, self._calls(run) or 1),
                     folder=folder,
                     mark=str(self._manifest.directory.resolve()),
                     environment={
@@ -128,12 +138,11 @@ class Runner:
         if ended.end is not End.COMPLETED:
             why = f"{ended.end.value}: {_last_lines(folder / OUTPUT)}"
             return self._record(run, faults, folder, ended, status="failed", why=why, load=load)
-        stamps = of_ranks(folder)
-        report = _report(folder / REPORT)
         wall = ended.ended - ended.began
-        kept = comparing.checkpoints_of(store)
-        fields: dict[str, Any] = {"load": load, "checkpoints": kept}
         try:
+            stamps = of_ranks(folder)
+            report = _report(folder / REPORT)
+            kept = comparing.checkpoints_of(store)
             if run.suite.command:
                 done = len((folder / LOSSES).read_text().split())
                 course = splitting.of_command(report, wall, done)
@@ -144,15 +153,18 @@ class Runner:
                 course = splitting.of_restarts(
                     stamps, ended.said, ended.attempts, ended.began, wall, _of_rank_0(kept, run.variant)
                 )
-        except (ValueError, OSError) as problem:
-            return self._record(run, faults, folder, ended, status="failed", why=str(problem), load=load)
+        except (ValueError, TypeError, KeyError, OSError) as problem:  # what ranks were to write is damaged
+            why = f"{type(problem).__name__}: {problem}"
+            return self._record(run, faults, folder, ended, status="failed", why=why, load=load)
+        fields: dict[str, Any] = {"load": load, "checkpoints": kept}
         self._keep_for_others(run, store, folder, report)
         if not run.suite.command:
             reference = self._reference(run)
             fields["samples"] = comparing.samples_of(folder, reference)
             if reference is not None:
+                kept_there = self._reference(run, "blocking")
                 fields["comparison"] = comparing.compared(
-                    folder, store, stamps, reference, of_ranks(reference)
+                    folder, store, stamps, reference, of_ranks(reference), kept_there
                 )
         else:
             fields["comparison"] = self._compared_losses(run, folder)
@@ -197,15 +209,13 @@ class Runner:
             **fields,
         )
 
-    def _reference(self, run: Planned) -> Path | None:
+    def _reference(self, run: Planned, variant: str = REFERENCE) -> Path | None:
         """The folder of the undisturbed run that it is compared with; None for that run itself."""
-        for other in self._manifest.runs:
-            same = other.suite.training == run.suite.training and other.seed == run.seed
-            if same and not other.disturbed and other.variant == REFERENCE and other != run:
-                record = self._manifest.record(other)
-                if record is not None and record.status == "done":
-                    return self._manifest.folder(other)
-        return None
+        other = self._manifest.shared(run, variant)
+        record = self._manifest.record(other) if other is not None and other != run else None
+        if other is None or record is None or record.status != "done":
+            return None
+        return self._manifest.folder(other)
 
     def _compared_losses(self, run: Planned, folder: Path) -> Any:
         """Of a user's command, whose losses are all that is known."""
@@ -224,7 +234,7 @@ class Runner:
 
     def _keep_for_others(self, run: Planned, store: Path, folder: Path, report: Mapping[str, Any]) -> None:
         """What runs behind it need of an undisturbed one."""
-        if run.disturbed:
+        if not run.shared:
             return
         calls = [calls for calls in report.get("recent_calls", ()) if calls]
         if calls:
@@ -234,12 +244,11 @@ class Runner:
 
             torch.save(comparing.at_checkpoints(store), folder / comparing.AT_CHECKPOINTS)
 
-    def _calls(self, run: Planned) -> int:
-        for other in self._manifest.runs:
-            path = self._manifest.folder(other) / ON_THE_WAY
-            if other.suite.training == run.suite.training and not other.disturbed and path.exists():
-                return int(json.loads(path.read_text()))
-        return USUAL_CALLS
+    def _calls(self, run: Planned) -> int | None:
+        """Of a step under the proxy, as the undisturbed run has told; None: it has not."""
+        told = self._manifest.shared(run, "transparent")
+        path = self._manifest.folder(told) / ON_THE_WAY if told is not None else None
+        return int(json.loads(path.read_text())) if path is not None and path.exists() else None
 
 
 def _forget(folder: Path) -> None:

@@ -16,7 +16,7 @@ from understudy.campaigns.results.records import Run
 
 ROWS: Sequence[tuple[str, str, Callable[[Run], float], int]] = (
     ("goodput", "goodput, steps/s", goodput, 3),
-    ("restarts", "restarts", lambda run: max(0, len(run.attempts) - 1), 2),
+    ("restarts", "restarts", lambda run: run.restarts, 2),
     ("wall", "wall time, s", lambda run: run.training_seconds, 2),
     ("stall", "stall, s", lambda run: run.checkpoints.stall, 3),
     ("write", "write, s", lambda run: run.checkpoints.write, 3),

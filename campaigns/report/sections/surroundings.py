@@ -153,7 +153,7 @@ def _run(matrix: Matrix) -> Sequence[tuple[str, ...]]:
             rows.append(
                 (
                     key.suite, key.variant, str(key.seed), run.status, f"{run.steps} of {run.target}", number(run.wall),
-                    number(run.training_seconds), number(run.goodput, 3), str(max(0, len(run.attempts) - 1)), str(run.redone),
+                    number(run.training_seconds), number(run.goodput, 3), str(run.restarts), str(run.redone),
                     number(run.unaccounted, 3), number(run.load),
                 )
             )  # fmt: skip
