@@ -18,7 +18,7 @@ from understudy.campaigns.report.results import Key, Results
 from understudy.campaigns.results.records import Run
 
 MOST_UNACCOUNTED = 0.05
-"""Of a training's seconds."""
+"""Of a run's seconds."""
 ROUNDING_S = 1e-3
 """Seconds by which a split, written with rounded numbers, may differ from the whole."""
 LONGEST_REASON = 400

@@ -16,7 +16,7 @@ from understudy.campaigns.results.records import Run
 
 BASELINE = "blocking"
 """What ways are compared with, beside the undisturbed reference."""
-OURS = "overlapped"
+OVERLAPPED = "overlapped"
 Value = Callable[[Run], float]
 
 

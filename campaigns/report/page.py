@@ -205,5 +205,6 @@ def _installed() -> None:
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         raise BadInput(
-            f"a report needs {', '.join(missing)}: pip install 'torch-understudy[campaign]' brings what is missing"
+            f"a report needs {', '.join(missing)}, which the extra torch-understudy[campaign] brings, and make setup "
+            "in a checkout"
         )

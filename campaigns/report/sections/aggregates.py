@@ -9,7 +9,7 @@ from statistics import fmean
 from understudy.campaigns.planning.variants import REFERENCE
 from understudy.campaigns.report import paper
 from understudy.campaigns.report.blocks import NONE, Section, Table, number, signed
-from understudy.campaigns.report.matrix import BASELINE, OURS, Matrix, goodput
+from understudy.campaigns.report.matrix import BASELINE, OVERLAPPED, Matrix, goodput
 from understudy.campaigns.report.results import PlannedSuite
 from understudy.campaigns.report.statistics import differences, over_suites
 from understudy.campaigns.results.records import Run
@@ -50,12 +50,14 @@ def table_5(matrix: Matrix) -> Table:
         means = [number(matrix.counted_mean(name, of), digits) for _, _, of, digits in ROWS]
         rows.append((name, _exact(matrix, name), means[0], drop.text(), *means[1:]))
     if names:
-        gain = matrix.overall(lambda suite: matrix.gains(suite, OURS, BASELINE))
+        gain = matrix.overall(lambda suite: matrix.gains(suite, OVERLAPPED, BASELINE))
         changes = [
-            matrix.overall(lambda suite, of=of: matrix.changes(suite, OURS, BASELINE, of)).text("", digits)  # type: ignore[misc]
+            matrix.overall(lambda suite, of=of: matrix.changes(suite, OVERLAPPED, BASELINE, of)).text(
+                "", digits
+            )  # type: ignore[misc]
             for _, _, of, digits in ROWS
         ]
-        rows.append((f"{OURS} - {BASELINE}", NONE, changes[0], gain.text(), *changes[1:]))
+        rows.append((f"{OVERLAPPED} - {BASELINE}", NONE, changes[0], gain.text(), *changes[1:]))
     for place, name in enumerate(("reference", "blocking", "overlapped")):
         printed = {
             one: (row.reference, row.blocking, row.overlapped)[place] for one, row in paper.TABLE_5.items()
@@ -79,7 +81,7 @@ def table_5(matrix: Matrix) -> Table:
     )
     note = (
         "Means over suites of the means over seeds; differences and percent: of pairs with the same suite and seed, 95 % intervals; of the row "
-        f"{OURS} - {BASELINE} the percent are against {BASELINE} (the paper's: {paper.GAIN:+.2f} %). Exact samples: share of the runs, of all "
+        f"{OVERLAPPED} - {BASELINE} the percent are against {BASELINE} (the paper's: {paper.GAIN:+.2f} %). Exact samples: share of the runs, of all "
         "suites with these variants, failed ones among them. Wall time is that of training."
     )
     return Table(
@@ -90,22 +92,26 @@ def table_5(matrix: Matrix) -> Table:
 def table_6(matrix: Matrix) -> Table:
     """Suites by gain."""
     ranked = sorted(
-        ((suite, matrix.gain(suite, OURS)) for suite in matrix.counted if matrix.gain(suite, OURS).n),
+        (
+            (suite, matrix.gain(suite, OVERLAPPED))
+            for suite in matrix.counted
+            if matrix.gain(suite, OVERLAPPED).n
+        ),
         key=lambda one: -one[1].mean,
     )
     rows = tuple(
         (
             suite.name, suite.data or "command", suite.model or "",
             *_goodputs(matrix, suite), gain.text(),
-            _mean_text(matrix.drops(suite, BASELINE)), _mean_text(matrix.drops(suite, OURS)),
-            _mean_text(matrix.changes(suite, OURS, BASELINE, lambda run: run.checkpoints.stall), "s"),
+            _mean_text(matrix.drops(suite, BASELINE)), _mean_text(matrix.drops(suite, OVERLAPPED)),
+            _mean_text(matrix.changes(suite, OVERLAPPED, BASELINE, lambda run: run.checkpoints.stall), "s"),
         )
         for suite, gain in ranked
     )  # fmt: skip
-    columns = ("suite", "data", "model", "undisturbed", BASELINE, OURS, f"{OURS} / {BASELINE}",
-               f"{BASELINE} / undisturbed", f"{OURS} / undisturbed", "stall")  # fmt: skip
+    columns = ("suite", "data", "model", "undisturbed", BASELINE, OVERLAPPED, f"{OVERLAPPED} / {BASELINE}",
+               f"{BASELINE} / undisturbed", f"{OVERLAPPED} / undisturbed", "stall")  # fmt: skip
     note = f"Goodput in steps/s; undisturbed: {REFERENCE}, which writes no checkpoint."
-    return Table(f"Suites by gain of {OURS} (counterpart of Table 6)", columns, rows, 3, note)
+    return Table(f"Suites by gain of {OVERLAPPED} (counterpart of Table 6)", columns, rows, 3, note)
 
 
 def table_7(matrix: Matrix) -> Table:
@@ -119,9 +125,12 @@ def table_7(matrix: Matrix) -> Table:
     for title, group_of in slices:
         for group in dict.fromkeys(map(group_of, matrix.counted)):
             here = [suite for suite in matrix.counted if group_of(suite) == group]
-            gain = over_suites({s.name: matrix.gains(s, OURS, BASELINE) for s in here})
+            gain = over_suites({s.name: matrix.gains(s, OVERLAPPED, BASELINE) for s in here})
             stall = over_suites(
-                {s.name: matrix.changes(s, OURS, BASELINE, lambda run: run.checkpoints.stall) for s in here}
+                {
+                    s.name: matrix.changes(s, OVERLAPPED, BASELINE, lambda run: run.checkpoints.stall)
+                    for s in here
+                }
             )
             loss = over_suites({s.name: _loss_changes(matrix, s) for s in here})
             rows.append((title, group, str(len(here)), gain.text(), stall.text("s", 3), loss.text("", 4)))
@@ -129,7 +138,7 @@ def table_7(matrix: Matrix) -> Table:
         (f"paper: {s.slice}", s.group, "4", f"{s.gain:+.2f} %", f"{s.stall:+.2f} s", f"{s.loss:+.4f}")
         for s in paper.TABLE_7
     ]
-    columns = ("slice", "group", "suites", f"{OURS} over {BASELINE}", "stall", "loss difference")
+    columns = ("slice", "group", "suites", f"{OVERLAPPED} over {BASELINE}", "stall", "loss difference")
     note = (
         "Loss difference: of the mean absolute differences to the undisturbed run's losses; 0 where both promise the bits "
         "and keep them. Paper: one seed."
@@ -145,16 +154,16 @@ def table_8(matrix: Matrix) -> Table:
         rows.append(
             (
                 suite.name, suite.data or "command", suite.model or "", *_goodputs(matrix, suite),
-                matrix.gain(suite, OURS).text(), number(matrix.mean(suite.name, BASELINE, stall), 3),
-                number(matrix.mean(suite.name, OURS, stall), 3),
-                _mean_text(matrix.changes(suite, OURS, BASELINE, lambda run: run.training_seconds), "s"),
+                matrix.gain(suite, OVERLAPPED).text(), number(matrix.mean(suite.name, BASELINE, stall), 3),
+                number(matrix.mean(suite.name, OVERLAPPED, stall), 3),
+                _mean_text(matrix.changes(suite, OVERLAPPED, BASELINE, lambda run: run.training_seconds), "s"),
             )
         )  # fmt: skip
         if not matrix.verdicts[suite.name].passed:
             failed.add(place)
-    columns = ("suite", "data", "model", "undisturbed", BASELINE, OURS, f"{OURS} / {BASELINE}",
-               f"stall, {BASELINE}, s", f"stall, {OURS}, s", "wall time")  # fmt: skip
-    note = f"Goodput in steps/s; wall time: {OURS} less {BASELINE}."
+    columns = ("suite", "data", "model", "undisturbed", BASELINE, OVERLAPPED, f"{OVERLAPPED} / {BASELINE}",
+               f"stall, {BASELINE}, s", f"stall, {OVERLAPPED}, s", "wall time")  # fmt: skip
+    note = f"Goodput in steps/s; wall time: {OVERLAPPED} less {BASELINE}."
     return Table("All suites (counterpart of Table 8)", columns, tuple(rows), 3, note, frozenset(failed))
 
 
@@ -168,22 +177,23 @@ def knobs(matrix: Matrix) -> Section | None:
             if not matrix.verdicts[suite.name].passed:
                 failed.add(len(rows))
             stalls = [
-                matrix.mean(suite.name, name, lambda run: run.checkpoints.stall) for name in (BASELINE, OURS)
+                matrix.mean(suite.name, name, lambda run: run.checkpoints.stall)
+                for name in (BASELINE, OVERLAPPED)
             ]
-            means = [matrix.mean(suite.name, name) for name in (BASELINE, OURS)]
-            waited = matrix.mean(suite.name, OURS, lambda run: run.checkpoints.backpressure)
+            means = [matrix.mean(suite.name, name) for name in (BASELINE, OVERLAPPED)]
+            waited = matrix.mean(suite.name, OVERLAPPED, lambda run: run.checkpoints.backpressure)
             rows.append(
                 (
                     suite.name, str(suite.checkpoint_every or campaign.checkpoint_every),
                     str(suite.max_in_flight or campaign.max_in_flight), suite.storage or campaign.storage,
-                    *(number(mean, 3) for mean in means), matrix.gain(suite, OURS).text(),
+                    *(number(mean, 3) for mean in means), matrix.gain(suite, OVERLAPPED).text(),
                     *(number(stall, 3) for stall in stalls), number(waited, 3),
                 )
             )  # fmt: skip
     if not rows:
         return None
-    columns = ("suite", "every", "in flight", "storage", f"{BASELINE}, steps/s", f"{OURS}, steps/s", "gain",
-               f"stall, {BASELINE}, s", f"stall, {OURS}, s", "of it for room, s")  # fmt: skip
+    columns = ("suite", "every", "in flight", "storage", f"{BASELINE}, steps/s", f"{OVERLAPPED}, steps/s", "gain",
+               f"stall, {BASELINE}, s", f"stall, {OVERLAPPED}, s", "of it for room, s")  # fmt: skip
     said = (
         "The paper keeps these fixed (every 50 steps, 4 in flight, one storage) and leaves them to future work (§8, §9).",
     )
@@ -196,7 +206,7 @@ def _goodputs(matrix: Matrix, suite: PlannedSuite) -> tuple[str, str, str]:
     return (
         number(fmean(calm.values()), 3) if calm else NONE,
         number(matrix.mean(suite.name, BASELINE), 3),
-        number(matrix.mean(suite.name, OURS), 3),
+        number(matrix.mean(suite.name, OVERLAPPED), 3),
     )
 
 
@@ -207,9 +217,9 @@ def _loss_changes(matrix: Matrix, suite: PlannedSuite) -> list[float]:
             for seed, run in matrix.done(suite.name, name).items()
             if run.comparison is not None and math.isfinite(run.comparison.loss_difference)
         }
-        for name in (OURS, BASELINE)
+        for name in (OVERLAPPED, BASELINE)
     }
-    return differences(of[OURS], of[BASELINE])
+    return differences(of[OVERLAPPED], of[BASELINE])
 
 
 def _mean_text(values: Sequence[float], unit: str = "%") -> str:

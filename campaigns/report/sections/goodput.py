@@ -9,7 +9,7 @@ from understudy.campaigns.planning.variants import REFERENCE
 from understudy.campaigns.report import figures, paper
 from understudy.campaigns.report.blocks import NONE, Picture, Section, Table, counted, number
 from understudy.campaigns.report.figures import Point
-from understudy.campaigns.report.matrix import BASELINE, OURS, Matrix
+from understudy.campaigns.report.matrix import BASELINE, OVERLAPPED, Matrix
 from understudy.campaigns.report.results import PlannedSuite
 from understudy.campaigns.report.statistics import Estimate, estimate
 
@@ -81,18 +81,18 @@ def _has_gains(matrix: Matrix, suite: PlannedSuite) -> bool:
 
 def _pictures(matrix: Matrix, totals: Mapping[str, Estimate]) -> Iterator[Picture]:
     struck = [suite for suite in matrix.disturbed if not suite.varies_a_knob]
-    ours = [(suite, matrix.gain(suite, OURS)) for suite in struck]
+    ours = [(suite, matrix.gain(suite, OVERLAPPED)) for suite in struck]
     points = [Point(matrix.label(suite.name), e.mean, 0, e.low, e.high) for suite, e in ours if e.n]
     if points:
         yield Picture(
-            "gain", f"Gain of {OURS} over {BASELINE} by suite (counterpart of Figure 3 of paper 002)",
+            "gain", f"Gain of {OVERLAPPED} over {BASELINE} by suite (counterpart of Figure 3 of paper 002)",
             "A dot and its 95 % interval for each suite; grey: zero is inside.",
             lambda: figures.intervals(points, "gain in goodput, percent"),
         )  # fmt: skip
     stalls = _stalls(matrix, struck)
     if stalls:
         yield Picture(
-            "stall", f"Stall that {OURS} saves against its gain (counterpart of Figure 4 of paper 002)",
+            "stall", f"Stall that {OVERLAPPED} saves against its gain (counterpart of Figure 4 of paper 002)",
             "A dot for each suite: seconds of stall saved, and gain in goodput.",
             lambda: figures.scatter(stalls, f"stall saved against {BASELINE}, seconds a run", "gain in goodput, percent"),
         )  # fmt: skip
@@ -106,13 +106,13 @@ def _pictures(matrix: Matrix, totals: Mapping[str, Estimate]) -> Iterator[Pictur
 
 
 def _said(matrix: Matrix) -> tuple[str, ...]:
-    gain = matrix.overall(lambda suite: matrix.gains(suite, OURS, BASELINE))
+    gain = matrix.overall(lambda suite: matrix.gains(suite, OVERLAPPED, BASELINE))
     if not gain.n:
-        return (f"No suite that counts has both {OURS} and {BASELINE}.",)
-    have = [matrix.gain(suite, OURS) for suite in matrix.counted]
+        return (f"No suite that counts has both {OVERLAPPED} and {BASELINE}.",)
+    have = [matrix.gain(suite, OVERLAPPED) for suite in matrix.counted]
     more = sum(one.mean > 0 for one in have if one.n)
     return (
-        f"{OURS.capitalize()} against {BASELINE}: {gain.text()} over {counted(len(matrix.counted), 'suite')}; more in {more} of them, of which "
+        f"{OVERLAPPED.capitalize()} against {BASELINE}: {gain.text()} over {counted(len(matrix.counted), 'suite')}; more in {more} of them, of which "
         f"{sum(one.shows_a_difference and one.mean > 0 for one in have)} with an interval above zero. "
         f"Paper 002 has {paper.GAIN:+.2f} %, and more in 8 of 8, on {paper.ELSEWHERE_002}.",
     )
@@ -128,8 +128,8 @@ def _share(matrix: Matrix, suite: str, variant: str) -> float | None:
 def _stalls(matrix: Matrix, suites: Sequence[PlannedSuite]) -> list[Point]:
     found = []
     for suite in suites:
-        saved = matrix.changes(suite, BASELINE, OURS, lambda run: run.checkpoints.stall)
-        gain = matrix.gain(suite, OURS)
+        saved = matrix.changes(suite, BASELINE, OVERLAPPED, lambda run: run.checkpoints.stall)
+        gain = matrix.gain(suite, OVERLAPPED)
         if saved and gain.n:
             found.append(Point(matrix.label(suite.name), fmean(saved), gain.mean))
     return found

@@ -40,7 +40,7 @@ def split(matrix: Matrix) -> Section:
     table = Table(
         "Seconds of a run by part", ("variant", "all", *shown, "unaccounted, %"), tuple(cells),
         note="From the first step's begin to the last one's end; means over seeds, then over the suites that count and that the variant has. "
-        "A suite fails if a run has more than 5 % unaccounted.",
+        "A suite fails if more than 5 % of a run, from its start to its end, is unaccounted.",
     )  # fmt: skip
     long = []
     for suite in matrix.disturbed:
