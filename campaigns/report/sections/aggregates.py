@@ -9,9 +9,9 @@ from statistics import fmean
 from understudy.campaigns.planning.variants import REFERENCE
 from understudy.campaigns.report import paper
 from understudy.campaigns.report.blocks import NONE, Section, Table, number, signed
-from understudy.campaigns.report.matrix import BASELINE, OVERLAPPED, Matrix, goodput
+from understudy.campaigns.report.matrix import BASELINE, OVERLAPPED, Matrix, Value, goodput
 from understudy.campaigns.report.results import PlannedSuite
-from understudy.campaigns.report.statistics import differences, over_suites
+from understudy.campaigns.report.statistics import Estimate, differences, over_suites
 from understudy.campaigns.results.records import Run
 
 ROWS: Sequence[tuple[str, str, Callable[[Run], float], int]] = (
@@ -51,12 +51,7 @@ def table_5(matrix: Matrix) -> Table:
         rows.append((name, _exact(matrix, name), means[0], drop.text(), *means[1:]))
     if names:
         gain = matrix.overall(lambda suite: matrix.gains(suite, OVERLAPPED, BASELINE))
-        changes = [
-            matrix.overall(lambda suite, of=of: matrix.changes(suite, OVERLAPPED, BASELINE, of)).text(
-                "", digits
-            )  # type: ignore[misc]
-            for _, _, of, digits in ROWS
-        ]
+        changes = [_change(matrix, of).text("", digits) for _, _, of, digits in ROWS]
         rows.append((f"{OVERLAPPED} - {BASELINE}", NONE, changes[0], gain.text(), *changes[1:]))
     for place, name in enumerate(("reference", "blocking", "overlapped")):
         printed = {
@@ -87,6 +82,11 @@ def table_5(matrix: Matrix) -> Table:
     return Table(
         "Means over all suites (counterpart of Table 5 of paper 002)", columns, tuple(rows), note=note
     )
+
+
+def _change(matrix: Matrix, of: Value) -> Estimate:
+    """What overlapping changes of a run, over the suites that count."""
+    return matrix.overall(lambda suite: matrix.changes(suite, OVERLAPPED, BASELINE, of))
 
 
 def table_6(matrix: Matrix) -> Table:
