@@ -397,7 +397,12 @@ class Job:
         )  # fmt: skip
 
     def note_recovery(self, recovery: pb.Recovery) -> None:
-        """One that is over, whatever came of it: from here on it has a name."""
+        """One that is over, whatever came of it: from here on it has a name.
+
+        A drill that it is of has fired before it, whether or not anybody has looked since.
+        """
+        for session in self.active_sessions():
+            self.note_fired(session)
         recovery.id, recovery.at_ms = new_id(), now_ms()
         self.recoveries.append(recovery)
         self.history.add(events.recovery_made(self.name, recovery))

@@ -343,16 +343,15 @@ def test_a_small_campaign_is_killed_goes_on_and_says_what_it_was(tmp_path: Path)
         runner.wait()
     before = first.stat().st_mtime_ns
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"a gate is failed: {done.stdout}{done.stderr}"
     assert first.stat().st_mtime_ns == before
     assert not list(marked(str(place.resolve())))
     assert not list(SHARED_MEMORY.glob("us-*"))
     with Manifest.of(place, reading.of_file(file)) as manifest:
         records = {record.variant: record for record in Runner(manifest).work()}
-    for variant, record in records.items():
+    for record in records.values():
         assert record.status == "done" and record.steps == 12, record
         assert record.samples is not None and record.samples.exact and not record.left_behind
-        assert abs(record.unaccounted) <= 0.05 * record.training_seconds + 0.05, variant
         assert all(fault.fired for fault in record.faults)
         if record.comparison is not None:
             assert record.comparison.parameters_equal and record.comparison.losses_equal

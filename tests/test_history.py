@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import proxied
@@ -38,7 +39,7 @@ from understudy.recovery.history import (
 )
 from understudy.recovery.history_command import history as command
 from understudy.recovery.history_command import seconds_of, table, with_durations
-from understudy.recovery.jobs import Ended, Job, ScheduledDrill
+from understudy.recovery.jobs import DRILL_FIRED, Ended, Job, ScheduledDrill
 from understudy.recovery.own_modules import module_command
 from understudy.recovery.tables import duration
 
@@ -350,6 +351,18 @@ def test_a_recovery_gets_a_name_that_it_keeps_through_the_journal() -> None:
     assert (event.id, event.rank, event.step, event.seconds) == (recovery.id, 1, 5, 0.5)
     adopted = restored_job(pb.JournaledJob(name="j", recoveries=[recovery]))
     assert adopted.recoveries[0].id == recovery.id
+
+
+def test_a_drill_is_told_before_the_recovery_from_it_also_if_nobody_has_looked_since() -> None:
+    job, kept = Job("j", None, [ScheduledDrill(Drill("kill-server", 0, 2, 4), slot=0)]), Kept()
+    log = SimpleNamespace(drills=lambda: [(1, 2, 4, DRILL_FIRED)], step=2)
+    session: Any = SimpleNamespace(rank=0, active=True, log=log)
+    job.history, job.sessions[0] = kept, session
+    job.note_recovery(pb.Recovery(fault="server-died", recovered=True))
+    assert [(event.kind, event.what) for event in kept.events] == [
+        ("drill", "kill-server"),
+        ("recovery", "server-died"),
+    ]
 
 
 @pytest.mark.parametrize(
