@@ -19,6 +19,7 @@ VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
 HISTORY = "UNDERSTUDY_HISTORY"
 COLD_EVERY = 25
 ZYGOTES = pytest.StashKey[Zygotes]()
+VARIABLES = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +38,23 @@ def pytest_configure(config: pytest.Config) -> None:
     runs_tests = not config.getoption("numprocesses", None) and not config.option.collectonly
     if runs_tests and not obstacle():
         config.stash[ZYGOTES] = Zygotes()
+    config.stash[VARIABLES] = dict(os.environ)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """No file finds what another one has left in the variables.
+
+    Libraries set some as they are imported (scikit-learn two of OpenMP's), and what is started behind that
+    starts in other surroundings than a zygote has.
+    """
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        before = item.config.stash[VARIABLES]
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+    return done
 
 
 def pytest_report_header() -> list[str]:

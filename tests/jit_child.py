@@ -18,6 +18,7 @@ import torch
 from jit_training import Training
 
 from understudy import jit
+from understudy.jit import watchdog
 
 
 class Job(Training):
@@ -46,6 +47,13 @@ class Job(Training):
             self.scheduler.step()
             if boundary:
                 jit.boundary()
+
+
+def pretend_a_collective(completed: int) -> None:
+    """One that neither ends nor moves, behind so many. What PyTorch has recorded of this process, or of the
+    one that it was forked from, says nothing of it."""
+    watchdog.counts = lambda: (("0", completed + 1, completed),)  # type: ignore[assignment]
+    watchdog.outstanding = lambda: None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from jit_child import Job, Start, assert_is_step, children, expected
+from jit_child import Job, Start, assert_is_step, children, expected, pretend_a_collective
 
 from understudy import jit
-from understudy.jit import watchdog
 
 
 @pytest.fixture
@@ -216,19 +215,13 @@ def test_sigterm_is_taken_over_by_a_thread_while_the_main_thread_hangs(child: St
     assert_is_step(ended.saved(), 2)
 
 
-def hanging(job: Job) -> None:
-    """From now on, a collective neither ends nor moves."""
-    step = jit.completed_steps()
-    watchdog.counts = lambda: (("0", step + 1, step),)  # type: ignore[assignment]
-
-
 def test_hang_saves_from_the_watchdogs_thread_and_exits_with_75(child: Start) -> None:
     def script(directory: Path) -> None:
         job = Job(directory, minimum_stall=0.2)
         job.run(4)
         hung = Hung()
         job.loss()
-        hanging(job)
+        pretend_a_collective(jit.completed_steps())
         print("not lost", file=sys.stderr, end="")
         hung.hang()
 
@@ -254,7 +247,7 @@ def test_training_that_comes_back_during_the_save_changes_nothing_of_it(child: S
         job.run(4)
         hung = Hung()
         job.loss()
-        hanging(job)
+        pretend_a_collective(jit.completed_steps())
         hung.hang()
         job.run(100)
         raise AssertionError("the training went on")
@@ -269,7 +262,7 @@ def test_hang_where_nothing_can_be_saved_is_said_once_and_left_to_the_time_out(c
         job = Job(directory, minimum_stall=0.2)
         job.run(4)
         job.step()
-        hanging(job)
+        pretend_a_collective(jit.completed_steps())
         time.sleep(1.5)
         os._exit(9)
 
