@@ -1,7 +1,9 @@
 """Digests of payloads: of single files, and of whole folders of them.
 
-The digest is BLAKE2b of 64 bits, `blake2b-64`: Python's standard library, beside which nothing but torch is
-imported, has no XXH3-64. Its name is part of the metadata, so that another one can follow.
+The digest is XXH3-64, `xxh3-64`: a file is read with it in an eighth of the time that the fastest one in
+Python's standard library takes, and a save must be done within the grace of a SIGTERM. Our C++ part computes
+it. A checkout has none: it writes BLAKE2b of 64 bits, `blake2b-64`, as older versions did, and cannot verify
+the other. The name is part of the metadata.
 """
 
 from __future__ import annotations
@@ -13,7 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-ALGORITHM = "blake2b-64"
+try:
+    from . import _digest
+except ImportError:  # a checkout that was not built
+    _digest = None  # type: ignore[assignment]
+
+XXH3, BLAKE2B = "xxh3-64", "blake2b-64"
+ALGORITHMS = (XXH3, BLAKE2B)
+ALGORITHM = BLAKE2B if _digest is None else XXH3
+"""Of what is written."""
 DEEPEST = 64
 """Folders below each other in a payload."""
 MOST_FILES = 10_000
@@ -32,21 +42,29 @@ class FileDigest:
 
     size: int
     digest: str
+    algorithm: str = ALGORITHM
 
 
 def of_bytes(data: bytes) -> str:
-    """The digest of what is in memory."""
+    """Of what is short and in memory, names and metadata: always BLAKE2b."""
     return hashlib.blake2b(data, digest_size=_BYTES).hexdigest()
 
 
-def of_file(number: int) -> FileDigest:
-    """Of an open file, from its beginning to its end."""
+def of_file(number: int, algorithm: str = ALGORITHM) -> FileDigest:
+    """Of an open file, from its beginning to its end. Raises OSError, and Unfit in a checkout (above)."""
+    if algorithm == XXH3:
+        if _digest is None:
+            raise Unfit(
+                f"its digest is {XXH3}, which only an installed version computes, and this one lies in a "
+                "checkout: call it from another folder"
+            )
+        return FileDigest(*_digest.of_file(number), algorithm)
     found, size = hashlib.blake2b(digest_size=_BYTES), 0
     piece = memoryview(bytearray(_PIECE))
     while count := os.preadv(number, [piece], size):
         found.update(piece[:count])
         size += count
-    return FileDigest(size, found.hexdigest())
+    return FileDigest(size, found.hexdigest(), algorithm)
 
 
 def of_payload(files: Mapping[str, FileDigest]) -> str:

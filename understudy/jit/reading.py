@@ -212,7 +212,7 @@ class Directory:
                 raise NotWhole(f"{shown(name)} is no regular file")
             if status.st_size != wanted.size:
                 raise NotWhole(f"{shown(name)} has {status.st_size} bytes instead of {wanted.size}")
-            if contents and digest.of_file(number) != wanted:
+            if contents and digest.of_file(number, wanted.algorithm) != wanted:
                 raise NotWhole(f"{shown(name)} has not the digest that was written down")
 
     def _save(self, name: str) -> Save:
@@ -316,7 +316,7 @@ def metadata_of(
 
 def _parsed(fields: Mapping[str, Any], folder: Path) -> Save:
     """Raises NotWhole."""
-    if fields.get("kind") not in (SAVED, PERIODIC) or fields.get("algorithm") != digest.ALGORITHM:
+    if fields.get("kind") not in (SAVED, PERIODIC) or fields.get("algorithm") not in digest.ALGORITHMS:
         raise NotWhole("its metadata is of a kind that this version does not know")
     reason, root, payload = fields.get("reason"), fields.get("root"), fields.get("payload")
     if not isinstance(reason, str) or not isinstance(payload, str):
@@ -328,7 +328,8 @@ def _parsed(fields: Mapping[str, Any], folder: Path) -> Save:
     ):
         raise NotWhole("its metadata says of its payload that it lies nowhere")
     try:
-        files = {name: _file(name, value, payload) for name, value in fields["files"].items()}
+        listed, algorithm = fields["files"].items(), fields["algorithm"]
+        files = {name: _file(name, value, payload, algorithm) for name, value in listed}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise NotWhole("its metadata has a list of files that is none") from None
     if not 0 < len(files) <= digest.MOST_FILES:
@@ -344,14 +345,14 @@ def _parsed(fields: Mapping[str, Any], folder: Path) -> Save:
     )  # fmt: skip
 
 
-def _file(name: str, value: Any, payload: str) -> FileDigest:
+def _file(name: str, value: Any, payload: str, algorithm: str) -> FileDigest:
     parts = name.split("/")
     size, found = value
     if parts[0] != payload or len(parts) > digest.DEEPEST + 1 or "\0" in name or {"", ".", ".."} & set(parts):
         raise ValueError(name)
     if not is_number(size) or not isinstance(found, str) or not _HEXADECIMAL.fullmatch(found):
         raise ValueError(value)
-    return FileDigest(size, found)
+    return FileDigest(size, found, algorithm)
 
 
 def _is_absence(ranks: object) -> bool:
