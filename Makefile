@@ -31,7 +31,7 @@ GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py t
 	tests/test_worker.py tests/test_jit_cuda_watch.py
 
 .PHONY: man tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
-	bench-snapshots bench-migration bench-hints bench-jit campaign cost conformance lint format clean
+	bench-snapshots bench-migration bench-hints bench-jit bench-overheads campaign cost conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
 
@@ -136,6 +136,9 @@ bench-jit: setup  ## a fault under understudy.jit in parts, beside torchrun with
 
 bench-hints: setup  ## paper 000's experiment: hints, fixed intervals and none, undisturbed and killed; docs/reports/hints.md
 	@OMP_NUM_THREADS=1 $(PY) bench/hints/hints_cost.py $(OPTIONS)
+
+bench-overheads: setup  ## paper 001's Table 3: what ways of recovering cost while nothing fails; `make cost` shows it. OPTIONS=--quick: a smoke run
+	@OMP_NUM_THREADS=1 $(PY) bench/overheads/overheads_cost.py $(OPTIONS)
 
 bench-gpu: setup  ## step times and recovery on real GPUs, bench/results/gpu.json; says so where there is none
 	@$(PY) bench/gpu.py

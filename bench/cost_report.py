@@ -1,6 +1,6 @@
 """Write docs/cost.md: what paper 001 prints beside what its equations give, and these beside a simulation.
 
-make cost            everything, about a minute
+make cost            everything, about a minute; what `make bench-overheads` has written is taken from there
 make cost OPTIONS=--months=20
 """
 
@@ -11,7 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
+
+sys.path.insert(1, str(Path(__file__).resolve().parent / "overheads"))
+
 from machine import ROOT, describe_machine
+from overheads_page import measured_part
 
 from understudy.recovery.costs import paper
 from understudy.recovery.costs.bill import bill_of
@@ -31,6 +35,7 @@ from understudy.recovery.costs.reading import EXAMPLE
 
 REPORT = ROOT / "docs" / "cost.md"
 RESULTS = ROOT / "bench" / "results" / "cost.json"
+OVERHEADS = ROOT / "bench" / "results" / "overheads.json"
 F = paper.FAILURE_RATE
 
 HEAD = """# What failures cost
@@ -62,10 +67,17 @@ def main() -> int:
     parser.add_argument("--months", type=int, default=400, help="simulated, each way and size (400)")
     parser.add_argument("--output", type=Path, default=REPORT)
     options = parser.parse_args()
+    try:
+        measured = measured_part(OVERHEADS)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as problem:
+        print(f"cost: {OVERHEADS} is none that `make bench-overheads` wrote: {problem!r}", file=sys.stderr)
+        return 2
     machine = describe_machine()
     rows = list(agreement(options.months))
     made = f"\nCommit {machine['commit']}, {machine['date']}, {machine['cpu']}.\n"
-    options.output.write_text(HEAD + paper_part() + agreement_part(rows, options.months) + BEYOND + made)
+    options.output.write_text(
+        HEAD + paper_part() + measured + agreement_part(rows, options.months) + BEYOND + made
+    )
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     found = [
         {"gpus": gpus, "way": one.way.value, "simulated": one.mean, "formula": one.formula}

@@ -87,14 +87,21 @@ class Cost:
         return "yes" if self.ratio.median <= 1 + AIM else "not shown"
 
 
-def cost_of(result: Mapping[str, Any]) -> Cost:
-    """Of what steady_steps.py wrote for a model. Raises ValueError."""
+def ratios_of(result: Mapping[str, Any]) -> list[float]:
+    """Of the medians of two blocks beside each other, with over without. Raises ValueError."""
     blocks = result["blocks"]
     if not blocks or [block["kind"] for block in blocks] != [*PATTERN] * (len(blocks) // len(PATTERN)):
         raise ValueError(f"the blocks of {result['model']} are not whole rounds")
     medians = [statistics.median(block["seconds"]) for block in blocks]
     begins = range(0, len(blocks), len(PATTERN))
-    ratios = [medians[first + one] / medians[first + other] for first in begins for one, other in PAIRS]
+    return [medians[first + one] / medians[first + other] for first in begins for one, other in PAIRS]
+
+
+def cost_of(result: Mapping[str, Any]) -> Cost:
+    """Of what steady_steps.py wrote for a model. Raises ValueError."""
+    blocks = result["blocks"]
+    ratios = ratios_of(result)
+    medians = [statistics.median(block["seconds"]) for block in blocks]
     without = [median for median, block in zip(medians, blocks, strict=True) if block["kind"] == "without"]
     timed = [block for block in blocks if block["kind"] == "timed"]
     used = [block for block in blocks if block["kind"] != "without"]
@@ -112,6 +119,11 @@ def cost_of(result: Mapping[str, Any]) -> Cost:
 
 def measure(models: Sequence[str], rounds: int, folder: Path) -> list[Cost]:
     """`models`: NAME:STEPS. Raises RunFailed."""
+    return [cost_of(one) for one in run(models, rounds, folder)]
+
+
+def run(models: Sequence[str], rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """What steady_steps.py writes of each of `models`: NAME:STEPS. Raises RunFailed."""
     folder.mkdir()
     command = [
         "env", f"TMPDIR={folder}", *installed("torchrun"), "--standalone", "--nproc-per-node", str(RANKS),
@@ -120,4 +132,5 @@ def measure(models: Sequence[str], rounds: int, folder: Path) -> list[Cost]:
     for model in models:
         command += ["--model", model]
     execute(command, MOST_S)
-    return [cost_of(one) for one in json.loads((folder / "steady.json").read_text())]
+    found: list[dict[str, Any]] = json.loads((folder / "steady.json").read_text())
+    return found

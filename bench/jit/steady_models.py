@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,4 +107,24 @@ def _trained(model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor]) -> 
     return Trained(model, optimizer, step)
 
 
-MODELS: dict[str, Callable[[], Trained]] = {"mlp": mlp, "gpt": gpt, "convolutions": convolutions}
+def _of_workload(module: str, **options: Any) -> Trained:
+    """What a script of bench/workloads/ trains: `make bench-overheads` measures others' ways with these."""
+    if (folder := str(Path(__file__).resolve().parents[1] / "workloads")) not in sys.path:
+        sys.path.append(folder)
+    trainee = import_module(module).Trainee(torch.device("cpu"), **options)
+
+    def step() -> None:
+        trainee.gradients()
+        trainee.update()
+
+    return Trained(trainee.model, trainee.optimizer, step)
+
+
+MODELS: dict[str, Callable[[], Trained]] = {
+    "mlp": mlp,
+    "gpt": gpt,
+    "convolutions": convolutions,
+    "adam_gpt": partial(_of_workload, "adam_gpt"),
+    "adam_gpt_tiny": partial(_of_workload, "adam_gpt", tiny=True),
+    "resnet18": partial(_of_workload, "resnet18_cifar"),
+}

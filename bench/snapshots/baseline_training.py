@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "workloads"))
@@ -98,6 +98,11 @@ class Taker:
         """Returns when the state may change."""
         self._copying.result()
 
+    @property
+    def busy(self) -> bool:
+        """Whether one is still copied or written."""
+        return not self._copying.done() or not all(future.done() for future in self._under_way)
+
     def drain(self) -> list[float]:
         """Waits for all that are under way; seconds from begin to durable of those since the last call."""
         self._copying.result()
@@ -125,8 +130,15 @@ class Taker:
             self._durable_s.append(time.perf_counter() - begin_s)
 
 
-def state_of(trainee: Trainee) -> State:
-    """Parameters and Adam's moments and steps, in place: it stays right while training goes on."""
+class Trained(Protocol):
+    """What has a state to save."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def state_of(trainee: Trained) -> State:
+    """Parameters and the optimizer's tensors, in place: it stays right while training goes on."""
     state = {f"model.{name}": value.detach() for name, value in trainee.model.state_dict().items()}
     names = {parameter: name for name, parameter in trainee.model.named_parameters()}
     for parameter, values in trainee.optimizer.state.items():

@@ -195,12 +195,19 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def proxied(
-    segment: Segment, folder: Path, tiny: bool, options: tuple[str, ...] = (), watch_memory: bool = False
+    segment: Segment,
+    folder: Path,
+    tiny: bool,
+    options: tuple[str, ...] = (),
+    watch_memory: bool = False,
+    script: str = SCRIPT,
+    arguments: Sequence[str] = (),
 ) -> Proxied:
-    """The script under a proxyd of its own; it persists if the segment has an interval.  Raises RunFailed."""
+    """A script under a proxyd of its own; it persists if the segment has an interval.  Raises RunFailed."""
     folder.mkdir(mode=0o700)
     storage, log = folder / "stores", folder / "log"
-    training = Training(SCRIPT, 1, segment.warm + segment.steps + segment.tail, ["--tiny"] if tiny else [])
+    steps = segment.warm + segment.steps + segment.tail
+    training = Training(script, 1, steps, [*arguments, *(["--tiny"] if tiny else [])])
     words = ["--log-level", "debug", *options]  # which says when sets became durable
     if segment.interval:
         words += ["--persist", str(storage), "--persist-every", f"{segment.interval}steps"]

@@ -2,8 +2,10 @@
 
 import step_loop
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 CLASSES, BATCH, BATCHES = 10, 8, 4
 
@@ -42,9 +44,40 @@ class ResNet18(nn.Module):
         return self.head(F.adaptive_avg_pool2d(self.layers(self.stem(images)), 1).flatten(1))
 
 
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+
+
+class Trainee:
+    """The same training by halves of a step, as bench/workloads/adam_gpt.py has them for its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(1)
+        self.model: nn.Module = ResNet18().to(device)
+        if dist.is_initialized():
+            self.model = DistributedDataParallel(self.model)
+        self.optimizer = make_optimizer(self.model)
+        self._images = torch.randn(BATCHES, BATCH, 3, 32, 32).to(device)
+        self._labels = torch.randint(CLASSES, (BATCHES, BATCH)).to(device)
+        self._number = 0
+
+    def gradients(self) -> torch.Tensor:
+        """Forward and backward; the loss."""
+        place = self._number % BATCHES
+        self._number += 1
+        loss = F.cross_entropy(self.model(self._images[place]), self._labels[place])
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        """A step of SGD; gradients go at once, as their memory is not needed any more."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
 def make_step(device: torch.device) -> step_loop.Step:
     model = ResNet18().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    optimizer = make_optimizer(model)
     images = torch.randn(BATCHES, BATCH, 3, 32, 32)
     labels = torch.randint(CLASSES, (BATCHES, BATCH))
 

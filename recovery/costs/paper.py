@@ -76,6 +76,15 @@ TRANSPARENT = (
 )
 """Table 5, its upper half."""
 
+PC_DISK = {
+    "GPT2-S": 0.042,
+    "GPT2-XL": 0.093,
+    "GPT2-8B": 0.216,
+    "GPT2-18B": 0.330,
+    "BERT-L-PT": 0.07,
+    "BERT-B-FT": 0.039,
+}
+"""Table 3: percent of the time that checkpoints by `torch.save` to a disk take, at the optimal frequency."""
 PC_MEM = {
     "GPT2-S": 0.042,
     "GPT2-XL": 0.078,
@@ -85,6 +94,24 @@ PC_MEM = {
     "BERT-B-FT": 0.036,
 }
 """Table 3: percent of the time that checkpoints to a tmpfs take, at the optimal frequency."""
+CHECKFREQ = {
+    "GPT2-S": 0.024,
+    "GPT2-XL": 0.047,
+    "GPT2-8B": 0.111,
+    "GPT2-18B": 0.166,
+    "BERT-L-PT": 0.031,
+    "BERT-B-FT": 0.026,
+}
+"""Table 3: likewise, copied and then written behind the training."""
+PC_DAILY = {
+    "GPT2-S": 0.004,
+    "GPT2-XL": 0.007,
+    "GPT2-8B": 0.02,
+    "GPT2-18B": 0.02,
+    "BERT-L-PT": 0.005,
+    "BERT-B-FT": 0.0016,
+}
+"""Table 3: percent with one checkpoint a day, to a tmpfs: o of Table 4 over a day, cut."""
 JIT_C = {
     "GPT2-S": 0.0024,
     "GPT2-XL": 0.0,
