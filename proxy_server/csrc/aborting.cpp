@@ -12,7 +12,7 @@
 namespace understudy::server {
 namespace {
 
-constexpr uint64_t kEndsWithinNs = 100000000;  // a collective that was aborted
+constexpr uint64_t kEndWithinNs = 100000000;  // all collectives that were aborted
 constexpr useconds_t kLookUs = 200;
 
 // ProcessGroupGloo::abort() of PyTorch 2.13 does not wake a wait for a peer that is alive; the end of its
@@ -38,10 +38,10 @@ void shut_down_peer_sockets() {
 // Gloo of PyTorch 2.13 may miss that its sockets are gone if that happens while a collective begins; such a
 // collective waits until its time is out. It does nothing any more, and what it would have written goes out
 // of use with the rewind; only its tensors and its communicator must live on as long as it does.
-bool Communicators::ends(InFlight& f) const {
+bool Communicators::ends(InFlight& f, uint64_t until_ns) const {
   if (!f.may_miss_abort && !f.waiting) return true;
-  for (const uint64_t until = replay::now_ns() + kEndsWithinNs; !is_over(f); usleep(kLookUs))
-    if (replay::now_ns() > until) return false;
+  for (; !is_over(f); usleep(kLookUs))
+    if (replay::now_ns() > until_ns) return false;
   return true;
 }
 
@@ -49,8 +49,9 @@ void Communicators::forget_in_flight(BufferTable& table) {
   cut_short_.store(false);
   std::erase_if(abandoned_, is_over);
   if (abandoned_.empty()) abandoned_backends_.clear();
+  const uint64_t until_ns = replay::now_ns() + kEndWithinNs;
   for (InFlight& f : in_flight_) {
-    if (!ends(f)) {
+    if (!ends(f, until_ns)) {
       abandoned_.push_back(std::move(f));
       continue;
     }

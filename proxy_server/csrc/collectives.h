@@ -112,7 +112,7 @@ class Communicators {
   void finish(std::list<InFlight>::iterator f, BufferTable& table);
   void wait(InFlight& f);
   static bool is_over(InFlight& f);
-  bool ends(InFlight& f) const;
+  bool ends(InFlight& f, uint64_t until_ns) const;
   void publish_started();
 
   const Driver& driver_;

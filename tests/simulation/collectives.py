@@ -103,7 +103,7 @@ class Collectives:
         used = int(bool(sequence[0] or messages))
         marks = [(group.number, sequence[0] + used, len(group.ranks))] if len(group.ranks) > 1 else []
         for sender, receiver in sorted({*messages, *((to, sender) for sender, to in messages)}):
-            pair = sender * 65536 + receiver + 1
+            pair = (sender << 32 | receiver) + 1
             uid = group.number ^ (pair * 0x9E3779B97F4A7C15 & MASK)
             marks.append((uid, messages.get((sender, receiver), 0), 2))
         return marks
