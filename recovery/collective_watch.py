@@ -6,7 +6,8 @@ however long it takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from understudy.recovery.progress import SECOND, SHORTEST_NS, TIMES
@@ -27,6 +28,22 @@ class Member:
     quiet_since_ns: int
     stuck_elsewhere: bool
     """It has records to run, runs none, and is in no collective: its own fault, if it is one."""
+
+
+@dataclass
+class Arrival:
+    """Those who have begun one collective, looked at together."""
+
+    count: int = 0
+    stuck_elsewhere: bool = False
+    """Any of them."""
+    quiet_since_ns: int = 0
+    """All of them."""
+
+    def add(self, member: Member) -> None:
+        self.count += 1
+        self.stuck_elsewhere |= member.stuck_elsewhere
+        self.quiet_since_ns = max(self.quiet_since_ns, member.quiet_since_ns)
 
 
 @dataclass(frozen=True)
@@ -67,22 +84,24 @@ class CollectiveWatch:
             if rank not in members or members[rank].waits_for != (uid, sequence):
                 self._longest_ns = max(self._longest_ns * 99 // 100, now_ns - since_ns)
                 del self._complete[rank]
+        begun = arrivals(members.values())
         for rank, member in members.items():
             if member.waits_for is None:
                 continue
             uid, sequence = member.waits_for
-            having = [other for other in members.values() if other.started.get(uid, (0, 0))[0] >= sequence]
-            if len(having) < member.started.get(uid, (0, 1 << 30))[1]:
+            arrived = begun[uid, sequence]
+            if arrived.count < member.started.get(uid, (0, 1 << 30))[1]:
                 continue
             since_ns = self._complete.setdefault(rank, (uid, sequence, now_ns))[2]
-            if any(other.stuck_elsewhere for other in having):
+            if arrived.stuck_elsewhere:
                 continue
-            quiet_ns = now_ns - max(since_ns, *(other.quiet_since_ns for other in having))
+            quiet_ns = now_ns - max(since_ns, arrived.quiet_since_ns)
             overdue = now_ns - since_ns >= self._hang_timeout_ns
             if overdue or quiet_ns >= self.patience_ns(uid, sequence):
                 evidence = (
-                    f"all {len(having)} members have begun collective {sequence}, and nothing has moved for "
-                    f"{quiet_ns / SECOND:.1f} s; the longest before took {self._longest_ns / SECOND:.2f} s"
+                    f"all {arrived.count} members have begun collective {sequence}, and nothing has moved "
+                    f"for {quiet_ns / SECOND:.1f} s; the longest before took "
+                    f"{self._longest_ns / SECOND:.2f} s"
                 )
                 alarms = self._alarms.get((uid, sequence), 0)
                 self._alarms = {(uid, sequence): alarms + 1}
@@ -93,3 +112,21 @@ class CollectiveWatch:
     def forget(self) -> None:
         """A recovery has begun: nobody waits any more."""
         self._complete.clear()
+
+
+def arrivals(members: Collection[Member]) -> dict[tuple[Uid, int], Arrival]:
+    """Of each collective that somebody waits for: who has come to it, or is beyond it.
+
+    Each member is looked at once for each communicator that it has, and not once for each that waits.
+    """
+    waited_for: defaultdict[Uid, dict[int, Arrival]] = defaultdict(dict)
+    for member in members:
+        if member.waits_for is not None:
+            uid, sequence = member.waits_for
+            waited_for[uid].setdefault(sequence, Arrival())
+    for member in members:
+        for uid, (count, _) in member.started.items():
+            for sequence, arrival in waited_for.get(uid, {}).items():
+                if count >= sequence:
+                    arrival.add(member)
+    return {(uid, sequence): one for uid, of in waited_for.items() for sequence, one in of.items()}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from understudy.recovery import activity as activity_module
 from understudy.recovery.activity import ASK_NS, Activity, ProcessState, process_state
-from understudy.recovery.collective_watch import CollectiveWatch, Member
+from understudy.recovery.collective_watch import Arrival, CollectiveWatch, Member, arrivals
 from understudy.recovery.facts import FaultKind
 from understudy.recovery.progress import SECOND, Finding, Position, Progress
 
@@ -245,3 +247,45 @@ def test_there_is_no_answer_about_a_process_that_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert process_state(child.pid) is None
+
+
+def who_has_come(members: dict[int, Member], uid: tuple[int, int], sequence: int) -> list[Member]:
+    """By looking at all members for each that waits."""
+    return [one for one in members.values() if one.started.get(uid, (0, 0))[0] >= sequence]
+
+
+def test_those_who_have_come_to_a_collective_are_the_same_however_they_are_counted(seed: int) -> None:
+    chance = random.Random(seed)
+    uids = [(number, 0) for number in range(1, 5)]
+    for _ in range(200):
+        members = {}
+        for rank in range(chance.randint(1, 12)):
+            started = {uid: (chance.randint(0, 3), 4) for uid in uids if chance.random() < 0.6}
+            waits = (chance.choice(uids), chance.randint(1, 4)) if chance.random() < 0.7 else None
+            members[rank] = Member(waits, started, chance.randint(0, 9), chance.random() < 0.2)
+        found = arrivals(members.values())
+        assert found.keys() == {one.waits_for for one in members.values() if one.waits_for is not None}
+        for (uid, sequence), arrival in found.items():
+            having = who_has_come(members, uid, sequence)
+            assert arrival == Arrival(
+                len(having),
+                any(one.stuck_elsewhere for one in having),
+                max((one.quiet_since_ns for one in having), default=0),
+            )
+
+
+def test_a_look_at_many_ranks_that_wait_looks_at_each_of_them_once() -> None:
+    class Counted(dict[tuple[int, int], tuple[int, int]]):
+        looks = 0
+
+        def items(self) -> Any:
+            Counted.looks += 1
+            return super().items()
+
+    members = {
+        rank: Member((UID, 5), Counted({UID: (5, 300), (rank // 2, 1): (5, 2)}), 0, stuck_elsewhere=False)
+        for rank in range(300)
+    }
+    watch = CollectiveWatch(TIMEOUT_NS)
+    assert watch.look(members, 0) is None and watch.waiting
+    assert Counted.looks == len(members)
