@@ -94,6 +94,8 @@ class Coordinator:
         self._faults: list[Fault] = []
         self._known = 0
         """How many of them the round under way was planned for."""
+        self._taken_back: tuple[int, frozenset[int]] = (0, frozenset())
+        """Ranks that so many of them concern, in this recovery."""
         self._interrupt = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures: dict[tuple[int, FaultKind], tuple[int, int]] = {}
@@ -147,7 +149,7 @@ class Coordinator:
         """A device server reported that a collective failed on it."""
         if generation != session.generation or not session.active:
             return
-        if self.restoring and session in self._concerned() and self._repairs(generation):
+        if self.restoring and self._repairs(generation) and self._takes_back(session):
             return  # an echo
         now = time.monotonic_ns()
         self._notice(session, FaultKind.COLLECTIVE_FAILED, now, now, message, message, record_index)
@@ -273,6 +275,15 @@ class Coordinator:
         if self.restoring and session.log.session_state == 0:
             self._interrupt.set()
 
+    def _takes_back(self, session: Session) -> bool:
+        """Whether the faults known by now concern a rank.
+
+        All ranks ask when a collective of theirs fails, and the answer takes the facts of all: once will do.
+        """
+        if self._taken_back[0] != len(self._faults) or session.rank not in self._taken_back[1]:
+            self._taken_back = len(self._faults), frozenset(one.rank for one in self._concerned())
+        return session.rank in self._taken_back[1]
+
     def _concerned(self) -> list[Session]:
         return self._round.concerned([fault.rank for fault in self._faults])[0]
 
@@ -319,6 +330,7 @@ class Coordinator:
     def _start(self) -> None:
         self._stage = _Stage.PREPARING if self._faults else _Stage.GATHERING
         self._compared = self._replies()
+        self._taken_back = (0, frozenset())
         for other in self._job.active_sessions():
             self._reach[other.rank] = max(self._reach.get(other.rank, 0), other.log.cursor_index)
         self._task = asyncio.create_task(self._recover())

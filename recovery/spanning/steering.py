@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -29,11 +30,22 @@ class Steering:
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
+        self._served: WeakKeyDictionary[RemoteServer, Session] = WeakKeyDictionary()
+        """Which rank a server had when it was last asked for."""
+
+    def _session(self, server: RemoteServer) -> Session | None:
+        known = self._served.get(server)
+        if known is None or server not in (known.server, known.stash):
+            sessions = self._lead.job.sessions.values()
+            known = next((one for one in sessions if server in (one.server, one.stash)), None)
+            if known is not None:
+                self._served[server] = known
+        return known
 
     async def steer(self, server: RemoteServer, method: str, request: Any, timeout: float) -> Any:
         """Raises SteerFailed."""
         lead = self._lead
-        session = next((one for one in lead.job.sessions.values() if server in (one.server, one.stash)), None)
+        session = self._session(server)
         if session is None:
             raise SteerFailed("that device server serves no rank any more")
         # What its rank has left behind on another host knows no more of it.
