@@ -1,7 +1,7 @@
 """A ``torch.distributed`` store kept by proxyd, at which device servers meet to build communicators.
 
-Each operation is one gRPC call; waiting is done by proxyd. ``cancel()`` ends every wait at once, so that
-a server can be parked while it waits for a peer that will never come.
+Each operation is one gRPC call, for however many keys; waiting is done by proxyd. ``cancel()`` ends every
+wait at once, so that a server can be parked while it waits for a peer that will never come.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch.distributed as dist
 from understudy.protos import control_pb2 as pb
 from understudy.protos import control_pb2_grpc as rpc
 
+MOST_KEYS_AT_ONCE = 4096
+"""Of one request (recovery/meeting.py)."""
 Value = TypeVar("Value")
 
 
@@ -111,11 +113,27 @@ class RendezvousStore(dist.Store):
         self._gate.result(self._stub.Set.future(pb.StoreSetRequest(key=self._key(key), value=data)))
 
     def get(self, key: str) -> bytes:
-        request = pb.StoreGetRequest(key=self._key(key), timeout_ms=self._timeout_ms)
-        reply = self._gate.result(self._stub.Get.future(request))
-        if not reply.found:
-            raise RuntimeError(f"no peer published {key} within {self._timeout_ms} ms")
-        return bytes(reply.value)
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Of all that peers publish, waited for with one request."""
+        return self._when_there(keys, self._timeout_ms)
+
+    def has_extended_api(self) -> bool:
+        """So that Gloo asks for the addresses of all its peers at once (backends.py)."""
+        return True
+
+    def _when_there(self, keys: Sequence[str], limit_ms: int) -> list[bytes]:
+        values: list[bytes] = []
+        for first in range(0, len(keys), MOST_KEYS_AT_ONCE):
+            some = keys[first : first + MOST_KEYS_AT_ONCE]
+            request = pb.StoreGetRequest(keys=[self._key(key) for key in some], timeout_ms=limit_ms)
+            reply = self._gate.result(self._stub.Get.future(request))
+            if not reply.found:
+                what = some[0] if len(some) == 1 else f"all of {some[0]} to {some[-1]}"
+                raise RuntimeError(f"no peer published {what} within {limit_ms} ms")
+            values += reply.values
+        return values
 
     def add(self, key: str, amount: int) -> int:
         request = pb.StoreAddRequest(key=self._key(key), amount=amount, id=secrets.token_hex(16))
@@ -126,11 +144,7 @@ class RendezvousStore(dist.Store):
         return bool(self._gate.result(self._stub.Check.future(request)).found)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        limit = self._timeout_ms if timeout is None else int(timeout.total_seconds() * 1000)
-        for key in keys:
-            request = pb.StoreGetRequest(key=self._key(key), timeout_ms=limit)
-            if not self._gate.result(self._stub.Get.future(request)).found:
-                raise RuntimeError(f"no peer published {key} within {limit} ms")
+        self._when_there(keys, self._timeout_ms if timeout is None else int(timeout.total_seconds() * 1000))
 
     def delete_key(self, key: str) -> bool:
         return bool(

@@ -16,8 +16,10 @@ from understudy.recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS
 from understudy.recovery.worker_store import WorkerStore
 
 LONGEST_WAIT_MS = 3_600_000
-MOST_WAITS = 512
-"""Of other hosts, at once."""
+MOST_WAITS = 8192
+"""Of other hosts, at once: one for each rank there, if it has not all of its communicators."""
+MOST_KEYS_AT_ONCE = 4096
+"""Of one request."""
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -38,9 +40,10 @@ class StoreAnswers:
         return pb.StoreReply(found=True)
 
     async def get(self, request: Any) -> pb.StoreReply:
+        _refuse_too_many(request)
         wait = min(max(request.timeout_ms, 0), LONGEST_WAIT_MS) / 1000
-        value = await self._store.get(request.key, wait)
-        return pb.StoreReply(found=value is not None, value=value or b"")
+        values = await self._store.get_all(request.keys, wait)
+        return pb.StoreReply(found=values is not None, values=values or ())
 
     async def add(self, request: Any) -> pb.StoreReply:
         self._room(request.key)
@@ -81,17 +84,21 @@ class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
 
     async def Get(self, request: Any, context: Any) -> pb.StoreReply:
         request.timeout_ms = min(max(request.timeout_ms, 0), LONGEST_WAIT_MS)
-        if not request.timeout_ms:
-            return await self._ask(request.key, lambda stub: stub.Get, request, self._here.get, context)
-        return await _told(context, self._passage.wait(request, self._here.get))
+        return await _told(context, self._get(request))
+
+    async def _get(self, request: Any) -> pb.StoreReply:
+        _refuse_too_many(request)
+        key = _first(request)
+        if request.timeout_ms:
+            return await self._passage.wait(key, request, self._here.get)
+        return await self._passage.ask(key.partition("/")[0], lambda stub: stub.Get, request, self._here.get)
 
     async def Add(self, request: Any, context: Any) -> pb.StoreReply:
         request.id = request.id or secrets.token_hex(16)
         return await self._ask(request.key, lambda stub: stub.Add, request, self._here.add, context)
 
     async def Check(self, request: Any, context: Any) -> pb.StoreReply:
-        key = request.keys[0] if request.keys else ""
-        return await self._ask(key, lambda stub: stub.Check, request, self._here.check, context)
+        return await self._ask(_first(request), lambda stub: stub.Check, request, self._here.check, context)
 
     async def Delete(self, request: Any, context: Any) -> pb.StoreReply:
         return await self._ask(request.key, lambda stub: stub.Delete, request, self._here.delete, context)
@@ -126,7 +133,7 @@ class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WAITS} requests wait already")
         self._waits += 1
         try:
-            return await self._admitted([request.key], request, self._here.get, context)
+            return await self._admitted(list(request.keys), request, self._here.get, context)
         finally:
             self._waits -= 1
 
@@ -159,6 +166,16 @@ class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
         if why := self._hosts().admits(jobs.pop(), caller(context)):
             await context.abort(NOT_LED, why)
         return await _told(context, here(request))
+
+
+def _refuse_too_many(request: Any) -> None:
+    if not 0 < len(request.keys) <= MOST_KEYS_AT_ONCE:
+        raise NotPassedOn(f"a request is for 1 to {MOST_KEYS_AT_ONCE} keys", _INVALID)
+
+
+def _first(request: Any) -> str:
+    """All keys of a request are of the job that its first one names."""
+    return str(request.keys[0]) if request.keys else ""
 
 
 async def _told(context: Any, work: Awaitable[pb.StoreReply]) -> pb.StoreReply:

@@ -127,15 +127,17 @@ class Passage:
                 )
             await asyncio.sleep(PAUSE_S)
 
-    async def wait(self, request: Any, here: Callable[[Any], Awaitable[pb.StoreReply]]) -> pb.StoreReply:
-        """A Get that waits; raises NotPassedOn."""
-        job = request.key.partition("/")[0]
+    async def wait(
+        self, key: str, request: Any, here: Callable[[Any], Awaitable[pb.StoreReply]]
+    ) -> pb.StoreReply:
+        """A Get that waits, for `key` and perhaps others; raises NotPassedOn."""
+        job = key.partition("/")[0]
         wait_s = request.timeout_ms / 1000
         deadline = time.monotonic() + wait_s
         while True:
             try:
                 leader = self._where(job)
-                return await self._watched(job, leader, request, wait_s, here)
+                return await self._watched(key, leader, request, wait_s, here)
             except NoLink as problem:
                 why = str(problem)
             except grpc.RpcError as problem:
@@ -144,16 +146,16 @@ class Passage:
                 if code is not NOT_LED:
                     host = leader.host if leader is not None else "this one"
                     raise NotPassedOn(
-                        f"waiting for {request.key} was given up: host {host}, which leads job {job}, "
+                        f"waiting for {key} was given up: host {host}, which leads job {job}, "
                         f"cannot be asked: {why}"
                     ) from problem
             if time.monotonic() > deadline:
-                raise NotPassedOn(f"nobody led job {job} while {request.key} was waited for: {why}")
+                raise NotPassedOn(f"nobody led job {job} while {key} was waited for: {why}")
             await asyncio.sleep(PAUSE_S)
 
     async def _watched(
         self,
-        job: str,
+        key: str,
         leader: Leader | None,
         request: Any,
         wait_s: float,
@@ -168,8 +170,8 @@ class Passage:
         task = asyncio.create_task(asked())
         try:
             while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
-                if why := self._changed(job, leader):
-                    raise NotPassedOn(f"waiting for {request.key} was given up: {why}")
+                if why := self._changed(key.partition("/")[0], leader):
+                    raise NotPassedOn(f"waiting for {key} was given up: {why}")
             return task.result()
         finally:
             task.cancel()

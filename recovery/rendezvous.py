@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +119,22 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+class _Wait:
+    """Of a reader, for keys; whoever puts the last one ends it."""
+
+    def __init__(self, missing: set[str]) -> None:
+        self.missing = missing
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def has(self, key: str) -> None:
+        """It is there now."""
+        self.missing.discard(key)
+        if not self.missing and not self.over.done():
+            self.over.set_result(None)
+
+
 class Store:
-    """Keys and values; waiting readers are woken."""
+    """Keys and values; a waiting reader is woken once, when all that it waits for is there."""
 
     def __init__(self, notes: Notes | None = None) -> None:
         self._notes = notes
@@ -132,7 +147,8 @@ class Store:
             self._values, self._done = notes.read()
             notes.replace(self._values, self._done)  # nothing may be added to a line that was cut
             self._bytes = sum(_size(key, value) for key, value in self._values.items())
-        self._changed = asyncio.Condition()
+        self._waits: dict[str, set[_Wait]] = {}
+        """Readers by the keys that they miss."""
         self.told: Callable[[Change], None] | None = None
         """Called with every change, in order."""
 
@@ -154,9 +170,7 @@ class Store:
 
     async def set(self, key: str, value: bytes, request: str = "") -> None:
         """Store and wake; raises StoreFull.  `request`: the id of one that must not be done twice."""
-        async with self._changed:
-            self._put(key, value, request)
-            self._changed.notify_all()
+        self._put(key, value, request)
 
     def _put(self, key: str, value: bytes, request: str = "", count: int = 0) -> None:
         former = _size(key, self._values[key]) if key in self._values else 0
@@ -164,6 +178,8 @@ class Store:
             raise StoreFull(f"the store holds {LARGEST_STORE >> 20} MiB at most")
         self._bytes += _size(key, value) - former
         self._values[key] = value
+        for wait in self._waits.pop(key, ()):
+            wait.has(key)
         if request:
             self._done[request] = Answered(key, count)
             if len(self._done) > MOST_DONE:
@@ -193,27 +209,39 @@ class Store:
 
     async def get(self, key: str, timeout: float) -> bytes | None:
         """The value, waited for at most `timeout` seconds."""
-        if key in self._values:
-            return self._values[key]
-        async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: key in self._values), timeout)
-            except TimeoutError:
-                return None
-            return self._values[key]
+        found = await self.get_all([key], timeout)
+        return None if found is None else found[0]
+
+    async def get_all(self, keys: Sequence[str], timeout: float) -> list[bytes] | None:
+        """The values at a moment at which all keys were there, waited for at most `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while missing := [key for key in keys if key not in self._values]:  # some may have gone again
+                    await self._has_come(missing)
+        return None if missing else [self._values[key] for key in keys]
+
+    async def _has_come(self, missing: Collection[str]) -> None:
+        wait = _Wait(set(missing))
+        for key in missing:
+            self._waits.setdefault(key, set()).add(wait)
+        try:
+            await wait.over
+        finally:
+            for key in wait.missing:
+                self._waits[key].discard(wait)
+                if not self._waits[key]:
+                    del self._waits[key]
 
     async def add(self, key: str, amount: int, request: str = "") -> int:
         """Add to a number kept as text, as c10d's stores do; a missing one counts as 0.
 
         A request that was done before is only answered again.  Raises ValueError, if it holds no number.
         """
-        async with self._changed:
-            if (before := self.done(request)) is not None:
-                return before
-            total = int(self._values.get(key, b"0")) + amount
-            self._put(key, str(total).encode(), request, total)
-            self._changed.notify_all()
-            return total
+        if (before := self.done(request)) is not None:
+            return before
+        total = int(self._values.get(key, b"0")) + amount
+        self._put(key, str(total).encode(), request, total)
+        return total
 
     def done(self, request: str) -> int | None:
         """What a request was answered; None: it has not been done."""

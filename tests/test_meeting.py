@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from linked_hosts import Host, Span
 
 from understudy.recovery.control import OPTIONS, address, asynchronous_channel, pb, rpc
-from understudy.recovery.meeting import MeetingService, RendezvousService
+from understudy.recovery.meeting import MOST_KEYS_AT_ONCE, MeetingService, RendezvousService
 from understudy.recovery.membership.certificates import issue, load, make_authority
 from understudy.recovery.membership.links import Links
 from understudy.recovery.passage import Leader, NotPassedOn, Passage
@@ -99,14 +99,14 @@ async def refused(code: grpc.StatusCode, sentence: str) -> AsyncIterator[None]:
 async def waited_for(scene: Scene, store: Store) -> asyncio.Task[Any]:
     """A wait of b for a key that nobody sets, once the leader knows of it."""
     seen = asyncio.Event()
-    get = store.get
+    get = store.get_all
 
-    async def noticed(key: str, timeout: float) -> bytes | None:
+    async def noticed(keys: Sequence[str], timeout: float) -> list[bytes] | None:
         seen.set()
-        return await get(key, timeout)
+        return await get(keys, timeout)
 
-    store.get = noticed  # type: ignore[method-assign]
-    waiting = asyncio.ensure_future(scene.server.Get(pb.StoreGetRequest(key="j/1/x", timeout_ms=LONG_MS)))
+    store.get_all = noticed  # type: ignore[method-assign]
+    waiting = asyncio.ensure_future(scene.server.Get(pb.StoreGetRequest(keys=["j/1/x"], timeout_ms=LONG_MS)))
     await seen.wait()
     assert not waiting.done()
     return waiting
@@ -115,17 +115,50 @@ async def waited_for(scene: Scene, store: Store) -> asyncio.Task[Any]:
 def test_ranks_of_two_hosts_meet_at_the_store_of_the_leader(scene: Play) -> None:
     async def play(scene: Scene) -> None:
         scene.lead(scene.a)
-        waiting = asyncio.ensure_future(scene.server.Get(pb.StoreGetRequest(key="j/1/a", timeout_ms=LONG_MS)))
+        waiting = asyncio.ensure_future(
+            scene.server.Get(pb.StoreGetRequest(keys=["j/1/a"], timeout_ms=LONG_MS))
+        )
         await scene.server.Set(pb.StoreSetRequest(key="j/1/b", value=b"\0b"))
         assert await scene.a.store.get("j/1/b", 0) == b"\0b" and len(scene.store) == 0
         await scene.a.store.set("j/1/a", b"a")
-        assert (await waiting).value == b"a"
+        assert list((await waiting).values) == [b"a"]
         assert (await scene.server.Check(pb.StoreCheckRequest(keys=["j/1/a", "j/1/b"]))).found
         assert (await scene.server.Add(pb.StoreAddRequest(key="j/1/n", amount=3))).count == 3
         assert await scene.a.store.add("j/1/n", 1) == 4
         assert (await scene.server.Delete(pb.StoreDeleteRequest(key="j/1/n"))).found
-        assert not (await scene.server.Get(pb.StoreGetRequest(key="j/1/n"))).found
-        assert not (await scene.server.Get(pb.StoreGetRequest(key="j/1/n", timeout_ms=1))).found
+        assert not (await scene.server.Get(pb.StoreGetRequest(keys=["j/1/n"]))).found
+        assert not (await scene.server.Get(pb.StoreGetRequest(keys=["j/1/n"], timeout_ms=1))).found
+
+    scene(play)
+
+
+def test_all_that_peers_publish_comes_with_one_request(scene: Play) -> None:
+    async def play(scene: Scene) -> None:
+        scene.lead(scene.a)
+        keys = [f"j/1/{number}" for number in range(3)]
+        get = scene.server.Get(pb.StoreGetRequest(keys=[*keys, keys[0]], timeout_ms=LONG_MS))
+        waiting = asyncio.ensure_future(get)
+        for key in reversed(keys):
+            assert not waiting.done()
+            await scene.server.Set(pb.StoreSetRequest(key=key, value=key.encode()))
+        assert list((await waiting).values) == [key.encode() for key in (*keys, keys[0])]
+        some = pb.StoreGetRequest(keys=[keys[0], "j/1/absent"], timeout_ms=1)
+        assert (await scene.server.Get(some)) == pb.StoreReply(found=False)
+
+    scene(play)
+
+
+@pytest.mark.parametrize("count", [0, MOST_KEYS_AT_ONCE + 1])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_request_for_no_key_or_for_too_many_is_refused(count: int, elsewhere: bool, scene: Play) -> None:
+    async def play(scene: Scene) -> None:
+        if elsewhere:
+            scene.lead(scene.a)
+        else:
+            scene.span.leader = None
+        request = pb.StoreGetRequest(keys=["j/x"] * count, timeout_ms=LONG_MS)
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "a request is for 1 to 4096 keys"):
+            await scene.server.Get(request)
 
     scene(play)
 
@@ -185,7 +218,7 @@ def test_a_server_that_is_parked_waits_at_the_leader_no_more(scene: Play) -> Non
         scene.lead(scene.a)
         ended = asyncio.Event()
 
-        async def held(key: str, timeout: float) -> bytes | None:
+        async def held(keys: Sequence[str], timeout: float) -> list[bytes] | None:
             seen.set()
             try:
                 await asyncio.Event().wait()
@@ -194,8 +227,8 @@ def test_a_server_that_is_parked_waits_at_the_leader_no_more(scene: Play) -> Non
             return None
 
         seen = asyncio.Event()
-        scene.a.store.get = held  # type: ignore[method-assign]
-        call = scene.server.Get(pb.StoreGetRequest(key="j/1/x", timeout_ms=LONG_MS))
+        scene.a.store.get_all = held  # type: ignore[method-assign]
+        call = scene.server.Get(pb.StoreGetRequest(keys=["j/1/x"], timeout_ms=LONG_MS))
         waiting = asyncio.ensure_future(call)
         await seen.wait()
         call.cancel()
@@ -212,11 +245,11 @@ def test_what_may_be_done_twice_waits_for_the_next_leader(scene: Play) -> None:
         await scene.server.Set(pb.StoreSetRequest(key="j/1/x", value=b"x"))
         await scene.a.stop()
         setting = asyncio.ensure_future(scene.server.Set(pb.StoreSetRequest(key="j/1/y", value=b"y")))
-        getting = asyncio.ensure_future(scene.server.Get(pb.StoreGetRequest(key="j/1/x")))
+        getting = asyncio.ensure_future(scene.server.Get(pb.StoreGetRequest(keys=["j/1/x"])))
         scene.span.leader = "nobody leads it yet"
         await scene.c.store.set("j/1/x", b"x")
         scene.lead(scene.c)
-        assert (await setting).found and (await getting).value == b"x"
+        assert (await setting).found and list((await getting).values) == [b"x"]
         assert await scene.c.store.get("j/1/y", 0) == b"y"
 
     scene(play)
@@ -259,7 +292,7 @@ def test_a_request_that_nobody_answers_ends_with_a_sentence_in_time() -> None:
     with pytest.raises(NotPassedOn, match=r"has not answered for 0.2 s: nobody leads it"):
         asyncio.run(passage.ask("j", lambda stub: stub.Set, pb.StoreSetRequest(key="j/x"), nothing))
     with pytest.raises(NotPassedOn, match="nobody led job j while j/x was waited for: nobody leads it"):
-        asyncio.run(passage.wait(pb.StoreGetRequest(key="j/x", timeout_ms=200), nothing))
+        asyncio.run(passage.wait("j/x", pb.StoreGetRequest(keys=["j/x"], timeout_ms=200), nothing))
 
 
 def test_values_too_large_for_a_message_are_refused_before_they_are_sent(scene: Play) -> None:
@@ -277,7 +310,7 @@ def test_hosts_without_a_part_in_a_job_and_keys_of_none_are_refused(scene: Play)
         async with refused(grpc.StatusCode.ABORTED, "host d has no part in job j"):
             await scene.meeting(scene.a, "d").Set(pb.StoreSetRequest(key="j/x", value=b"d"))
         async with refused(grpc.StatusCode.ABORTED, "host b has no part in job k"):
-            await scene.meeting(scene.a).Get(pb.StoreGetRequest(key="k/x"))
+            await scene.meeting(scene.a).Get(pb.StoreGetRequest(keys=["k/x"]))
         for keys in (["j/x", "k/x"], ["j"], [""], []):
             async with refused(invalid, "keys begin with the name of their job"):
                 await scene.meeting(scene.a).Check(pb.StoreCheckRequest(keys=keys))
@@ -295,6 +328,41 @@ def test_hosts_without_a_part_in_a_job_and_keys_of_none_are_refused(scene: Play)
         assert len(scene.a.store) == 1
 
     scene(play)
+
+
+def test_a_reader_gets_what_is_there_at_one_moment_even_if_a_key_went_meanwhile() -> None:
+    async def main() -> None:
+        store = Store()
+        reading = asyncio.ensure_future(store.get_all(["j/a", "j/b"], 20))
+        await asyncio.sleep(0)
+        await store.set("j/a", b"old")
+        store.delete("j/a")
+        await store.set("j/b", b"b")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not reading.done()
+        await store.set("j/a", b"new")
+        assert await reading == [b"new", b"b"]
+
+    asyncio.run(main())
+
+
+def test_readers_that_gave_up_are_forgotten_and_wake_nobody() -> None:
+    async def main() -> None:
+        store = Store()
+        readers = [asyncio.ensure_future(store.get_all(["j/a", f"j/{n}"], 20)) for n in range(3)]
+        late = asyncio.ensure_future(store.get_all(["j/a", "j/b"], 0.001))
+        await asyncio.sleep(0)
+        readers[1].cancel()
+        assert await late is None
+        await store.set("j/a", b"a")
+        assert await store.add("j/0", 7) == 7
+        assert await readers[0] == [b"a", b"7"]
+        readers[2].cancel()
+        await asyncio.wait(readers)
+        assert store._waits == {}
+
+    asyncio.run(main())
 
 
 def test_a_store_that_is_full_says_so_and_frees_what_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
