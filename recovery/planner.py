@@ -17,6 +17,7 @@ from understudy.recovery.facts import (
     Phase,
     RankFacts,
 )
+from understudy.recovery.naming_ranks import named, placed
 from understudy.recovery.replicas import Copy, match
 from understudy.recovery.roll_forward import RollForward, floor_for_roll_forward, roll_forward
 
@@ -135,8 +136,9 @@ def plan(facts: Facts) -> Plan:
     without = plan(replace(facts, ranks=tuple(replace(rank, leaving=False) for rank in facts.ranks)))
     if without.name in ENDS:
         return without
-    who = ", ".join(map(str, leaving))
-    return replace(without, reason=f"{without.reason}; rank {who} could not be moved: {chosen.reason}")
+    return replace(
+        without, reason=f"{without.reason}; rank {named(leaving)} could not be moved: {chosen.reason}"
+    )
 
 
 def _plan(facts: Facts) -> Plan:
@@ -262,9 +264,11 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
         fresh = not rank.stays or on_storage
         actions.append(Reload(rank.rank, number, fresh, on_storage))
     from_storage = {action.rank for action in actions if isinstance(action, Reload) and action.stored}
-    where = ", ".join(
-        f"rank {rank} at commit {cut[rank].number}" + (" on storage" if rank in from_storage else "")
-        for rank in sorted(cut)
+    where = placed(
+        {
+            rank: f"at commit {commit.number}" + (" on storage" if rank in from_storage else "")
+            for rank, commit in cut.items()
+        }
     )
     name = PlanName.RESTORE_STORED_REPLAY if from_storage else PlanName.RESTORE_SNAPSHOT_REPLAY
     return Plan(name, f"{reason}; newest consistent snapshots: {where}", tuple(actions))
@@ -367,10 +371,10 @@ def _no_replica(
     rank: RankFacts, commit: CommitFacts, count: int, size: int, handle: int, ranks: Sequence[RankFacts]
 ) -> str:
     if not any(other.alive for other in ranks):
-        who = ", ".join(str(other.rank) for other in ranks)
+        who = named(other.rank for other in ranks)
         return f"every replica died: the device servers of ranks {who} are gone, and only they held the state"
     if rank.unread:
-        who = ", ".join(map(str, sorted(rank.unread)))
+        who = named(sorted(rank.unread))
         return f"rank {rank.rank} does not reach the state of rank {who} (buffers without another: {count})"
     more = f" (and {count - 1} more)" if count > 1 else ""
     return (
@@ -380,7 +384,7 @@ def _no_replica(
 
 
 def _no_device(facts: Facts) -> str:
-    who = ", ".join(map(str, facts.homeless))
+    who = named(facts.homeless)
     free = f"only {facts.free_devices} are free" if facts.free_devices else "no other is free"
     why = f" ({facts.fault.message})" if facts.fault.message else ""
     return f"the device of rank {who} is gone{why}, and {free}: start proxyd with more --devices than ranks"
@@ -395,7 +399,7 @@ def _stranded_by_departure(facts: Facts) -> str:
     """A sentence if a rank that is needed for replay has left."""
     if not facts.departed or not any(is_young(rank) or rank.communicates for rank in facts.ranks):
         return ""
-    gone = ", ".join(str(rank) for rank in facts.departed)
+    gone = named(facts.departed)
     text = f"the worker of rank {gone} has ended, so nobody can take part in its collectives again"
     return f"{text} ({facts.fault.message})" if facts.fault.message else text
 
@@ -404,7 +408,7 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     actions: list[Action] = list(restarts)
     replaced = {restart.rank for restart in restarts}
     actions += [Rewind(rank.rank, cut[rank.rank].number) for rank in facts.ranks if rank.rank not in replaced]
-    where = ", ".join(f"rank {rank} at commit {cut[rank].number}" for rank in sorted(cut))
+    where = placed({rank: f"at commit {commit.number}" for rank, commit in cut.items()})
     if not restarts:
         template = _IN_PLACE.get(facts.fault.kind, "every device server is alive")
         cause = template.format(message=facts.fault.message)
@@ -413,20 +417,14 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     died = [restart.rank for restart in restarts if restart.rank not in moved]
     copied = sum(copy.bytes for restart in restarts for copy in restart.copies)
     sources = sorted({copy.source for restart in restarts for copy in restart.copies})
-    source = (
-        f"{copied} bytes come from rank {', '.join(map(str, sources))}"
-        if sources
-        else "nothing has to be copied"
-    )
+    source = f"{copied} bytes come from rank {named(sources)}" if sources else "nothing has to be copied"
     what = _RESTARTED.get(facts.fault.kind, "died")
-    rolled = ", ".join(str(restart.rank) for restart in restarts if restart.roll_forward is not None)
+    rolled = named(restart.rank for restart in restarts if restart.roll_forward is not None)
     if rolled:
         what += f", rank {rolled} inside an optimizer step that the others have finished"
-    who = [f"the device server of rank {', '.join(map(str, died))} {what}"] if died else []
+    who = [f"the device server of rank {named(died)} {what}"] if died else []
     if moved:
-        who.append(
-            f"the device server of rank {', '.join(map(str, moved))} is left for one on another device"
-        )
+        who.append(f"the device server of rank {named(moved)} is left for one on another device")
     reason = f"{'; '.join(who)}; {source}; newest consistent cut: {where}"
     if rolled:
         name = PlanName.ROLL_FORWARD

@@ -16,6 +16,7 @@ from understudy.recovery.facts import (
     Phase,
     RankFacts,
 )
+from understudy.recovery.naming_ranks import named, placed
 from understudy.recovery.planner import (
     Lose,
     PlanName,
@@ -437,3 +438,13 @@ def test_a_rank_that_dies_while_another_leaves_is_rebuilt_from_it() -> None:
         (0, False, [1]), (1, True, [1])
     ]  # fmt: skip
     assert "rank 0 died; the device server of rank 1 is left for one" in chosen.reason
+
+
+def test_ranks_are_named_one_by_one_where_they_are_few_and_by_ranges_in_large_jobs() -> None:
+    assert named([0, 5, 2]) == "0, 5, 2" and named([]) == ""
+    assert named(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert named([*range(1024), 2000]) == "0-1023, 2000"
+    assert named([9, 8, 7, 5, 3, 2, 1, 0, 11, 11]) == "0-3, 5, 7-9, 11"
+    assert placed({1: "at commit 4", 0: "at commit 5"}) == "rank 0 at commit 5, rank 1 at commit 4"
+    many = {rank: "at commit 4" if rank == 7 else "at commit 5" for rank in range(1024)}
+    assert placed(many) == "rank 0-6, 8-1023 at commit 5, rank 7 at commit 4"

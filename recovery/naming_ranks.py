@@ -1,0 +1,32 @@
+"""Ranks in sentences: one by one where they are few, and by ranges in a job of thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+FEW = 8
+
+
+def named(ranks: Iterable[int]) -> str:
+    """`0, 5, 2`; of more than a few, in order and by ranges: `0-511, 513-1023`."""
+    all_of_them = list(ranks)
+    if len(all_of_them) <= FEW:
+        return ", ".join(map(str, all_of_them))
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(set(all_of_them)):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1] = runs[-1][0], rank
+        else:
+            runs.append((rank, rank))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def placed(where: Mapping[int, str]) -> str:
+    """`rank 0 at commit 5, rank 1 at commit 4`, where the mapping has `at commit 5` and so on; of more than a
+    few, those at one place together: `rank 0-6, 8 at commit 5, rank 7 at commit 4`."""
+    if len(where) <= FEW:
+        return ", ".join(f"rank {rank} {where[rank]}" for rank in sorted(where))
+    together: dict[str, list[int]] = {}
+    for rank in sorted(where):
+        together.setdefault(where[rank], []).append(rank)
+    return ", ".join(f"rank {named(ranks)} {place}" for place, ranks in together.items())
