@@ -21,7 +21,7 @@ import grpc
 from understudy.protos import control_pb2 as pb
 from understudy.protos import control_pb2_grpc as rpc
 from understudy.proxy_server import _server
-from understudy.proxy_server.backends import BackendFactory
+from understudy.proxy_server.backends import ENVIRONMENT, BackendFactory
 from understudy.proxy_server.capability import Capability
 from understudy.proxy_server.daemon_channel import MESSAGE_LIMIT, FaultReporter, daemon_channel
 from understudy.proxy_server.guardian import Charge, Guardian, Identity
@@ -388,6 +388,7 @@ def serve(
     return.  `exact`: only kernels that give the same bits each time.
     """
     _server.set_exact(exact)
+    os.environ.update(ENVIRONMENT)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for proxyd, which ends us in good order

@@ -130,12 +130,11 @@ def main() -> None:
         import torch
         import torch.distributed
 
-        from understudy.proxy_server import _server, backends
+        from understudy.proxy_server import _server
         from understudy.proxy_server.guardian import Identity
         from understudy.proxy_server.shared_files import clear_leftovers
         from understudy.replay import process_start_ticks
 
-        os.environ.update(backends.ENVIRONMENT)
         installed = torch.__version__.split("+")[0]
         if installed != _server.TORCH_VERSION:
             answer(

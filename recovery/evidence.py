@@ -119,6 +119,7 @@ def rank_facts(
         refused_commit=session.refused_commit,
         unread=frozenset(rank for rank, times in session.unread.items() if times >= UNREAD_TRIES),
         begun=_begun(log, known[-1:]),
+        host=session.host,
     )
 
 

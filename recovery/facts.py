@@ -95,7 +95,8 @@ class RankFacts:
     commits among `snapshots` that a server found damaged.  `returning`: its host is gone, and its worker
     comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose state its server
     could not read, though it was tried again.  `begun`: communicators that it has made since its newest
-    commit, and how many ranks each of them has.
+    commit, and how many ranks each of them has.  `host`: where its device server runs; empty: on the host
+    that plans.
     """
 
     rank: int
@@ -117,6 +118,7 @@ class RankFacts:
     returning: bool = False
     unread: frozenset[int] = frozenset()
     begun: tuple[tuple[Uid, int], ...] = ()
+    host: str = ""
 
     @property
     def newest(self) -> CommitFacts:

@@ -342,7 +342,7 @@ def _restarts(
 ) -> tuple[list[Restart], str]:
     """How ranks that leave their servers get their state at `cut`, or a sentence: what has no replica."""
     restarts: list[Restart] = []
-    for rank in leaving:
+    for turn, rank in enumerate(leaving):
         commit = cut[rank.rank]
         if commit.number == 0:
             restarts.append(Restart(rank.rank, 0, ()))
@@ -357,7 +357,8 @@ def _restarts(
         offers = {other.rank: other.manifests.get(cut[other.rank].number, ()) for other in same_step}
         if rank.alive and rank.rank not in rank.unread:
             offers = {rank.rank: wanted}
-        copies, missing = match(wanted, offers)
+        near = {other.rank for other in same_step if other.host == rank.host}
+        copies, missing = match(wanted, offers, near, turn)
         if missing and not rank.alive and (rolled := roll_forward(rank, commit, reached, cut)) is not None:
             restarts.append(Restart(rank.rank, commit.number, rolled[0], roll_forward=rolled[1]))
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.facts import BufferFacts, Manifest
@@ -39,16 +39,21 @@ def needs_replica(buffer: BufferFacts) -> bool:
     return not buffer.shadowed and buffer.bytes > 0
 
 
-def match(wanted: Manifest, offers: Mapping[int, Manifest]) -> tuple[list[Copy], list[BufferFacts]]:
+def match(
+    wanted: Manifest, offers: Mapping[int, Manifest], near: Collection[int] = (), turn: int = 0
+) -> tuple[list[Copy], list[BufferFacts]]:
     """Pair what `wanted` needs with equal content in `offers` (rank -> manifest): (copies, what has none).
 
-    Among equals the n-th wanted one takes the n-th offered one; lower ranks offer first.
+    Of the ranks that hold a content, those `near` (on the reader's host) come first.  `turn`: the how-manieth
+    reader this is, from 0; each begins with another of them, so that no rank is read by all.  Among equals of
+    one rank the n-th wanted one takes the n-th offered one.
     """
-    offered: dict[Content, list[tuple[int, int]]] = {}
-    for rank in sorted(offers):
+    offered: dict[Content, dict[int, list[int]]] = {}
+    for rank in sorted(offers, key=lambda one: (one not in near, one)):
         for buffer in offers[rank]:
             if buffer.digest is not None:
-                offered.setdefault((buffer.bytes, buffer.digest), []).append((rank, buffer.handle))
+                of_ranks = offered.setdefault((buffer.bytes, buffer.digest), {})
+                of_ranks.setdefault(rank, []).append(buffer.handle)
     taken: dict[Content, int] = {}
     copies: list[Copy] = []
     missing: list[BufferFacts] = []
@@ -56,18 +61,26 @@ def match(wanted: Manifest, offers: Mapping[int, Manifest]) -> tuple[list[Copy],
         if not needs_replica(buffer):
             continue
         content = (buffer.bytes, buffer.digest if buffer.digest is not None else -1)
-        equals = offered.get(content)
-        if not equals:
+        holders = offered.get(content)
+        if not holders:
             missing.append(buffer)
             continue
+        source = _nth(holders, near, turn)
+        equals = holders[source]
         ordinal = taken.get(content, 0)
         taken[content] = ordinal + 1
-        source, handle = equals[ordinal % len(equals)]
-        others = (other for rank, other in equals if rank == source and other != handle)
+        handle = equals[ordinal % len(equals)]
+        others = (other for other in equals if other != handle)
         copies.append(
             Copy(buffer.handle, source, handle, *content, tuple(itertools.islice(others, MOST_OTHERS)))
         )
     return copies, missing
+
+
+def _nth(holders: Mapping[int, object], near: Collection[int], turn: int) -> int:
+    """Of the ranks that hold a content, those near first."""
+    close = sum(rank in near for rank in holders)
+    return next(itertools.islice(holders, turn % (close or len(holders)), None))
 
 
 def replicated_handles(manifests: Mapping[int, Manifest]) -> dict[int, frozenset[int]]:

@@ -448,3 +448,24 @@ def test_ranks_are_named_one_by_one_where_they_are_few_and_by_ranges_in_large_jo
     assert placed({1: "at commit 4", 0: "at commit 5"}) == "rank 0 at commit 5, rank 1 at commit 4"
     many = {rank: "at commit 4" if rank == 7 else "at commit 5" for rank in range(1024)}
     assert placed(many) == "rank 0-6, 8-1023 at commit 5, rank 7 at commit 4"
+
+
+def test_ranks_that_come_back_together_read_from_different_holders() -> None:
+    """And not all from the lowest one."""
+    dead = range(3)
+    ranks = tuple(rank(number, alive=number not in dead) for number in range(7))
+    chosen = plan(Facts(ranks, died(*dead)))
+    assert [{copy.source for copy in one.copies} for one in restarts(chosen)] == [{3}, {4}, {5}]
+
+
+def test_more_readers_than_holders_take_turns() -> None:
+    ranks = tuple(rank(number, alive=number >= 5) for number in range(7))
+    chosen = plan(Facts(ranks, died(*range(5))))
+    assert [copy.source for one in restarts(chosen) for copy in one.copies] == [5, 6, 5, 6, 5]
+
+
+def test_a_holder_on_the_same_host_is_read_before_others() -> None:
+    hosts = ["a", "b", "a", "b", "b"]
+    ranks = tuple(rank(number, alive=number not in (1, 2), host=host) for number, host in enumerate(hosts))
+    chosen = plan(Facts(ranks, died(1, 2)))
+    assert {one.rank: {copy.source for copy in one.copies} for one in restarts(chosen)} == {1: {3}, 2: {0}}

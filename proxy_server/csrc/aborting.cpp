@@ -35,6 +35,8 @@ void shut_down_peer_sockets() {
 
 }  // namespace
 
+uint64_t Communicators::deadline_after_abort() { return replay::now_ns() + kEndWithinNs; }
+
 // Gloo of PyTorch 2.13 may miss that its sockets are gone if that happens while a collective begins; such a
 // collective waits until its time is out. It does nothing any more, and what it would have written goes out
 // of use with the rewind; only its tensors and its communicator must live on as long as it does.
@@ -49,7 +51,7 @@ void Communicators::forget_in_flight(BufferTable& table) {
   cut_short_.store(false);
   std::erase_if(abandoned_, is_over);
   if (abandoned_.empty()) abandoned_backends_.clear();
-  const uint64_t until_ns = replay::now_ns() + kEndWithinNs;
+  const uint64_t until_ns = deadline_after_abort();
   for (InFlight& f : in_flight_) {
     if (!ends(f, until_ns)) {
       abandoned_.push_back(std::move(f));

@@ -310,7 +310,8 @@ void Communicators::wait(InFlight& f) {
     try {
       if (f.work->wait(kPatience)) return;  // some kinds never say isCompleted()
     } catch (const std::exception&) {       // its time or ours is out, or it failed: what follows tells
-      if (aborted_.load() && !ends(f)) throw std::runtime_error("communication was aborted");
+      if (aborted_.load() && !ends(f, deadline_after_abort()))
+        throw std::runtime_error("communication was aborted");
     }
   }
   if (!f.work->wait()) throw std::runtime_error("the collective did not complete");

@@ -112,6 +112,7 @@ class Communicators {
   void finish(std::list<InFlight>::iterator f, BufferTable& table);
   void wait(InFlight& f);
   static bool is_over(InFlight& f);
+  static uint64_t deadline_after_abort();
   bool ends(InFlight& f, uint64_t until_ns) const;
   void publish_started();
 
