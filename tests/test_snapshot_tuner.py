@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from understudy.recovery.persistence import tuner
@@ -191,16 +191,18 @@ def test_a_snapshot_after_every_step_is_chosen_where_it_costs_little() -> None:
     assert "after every step" in tune(quick, ROOMY).explained[-1]
 
 
-def simulated_overhead(measured: Measured, slots: int, interval: int, intervals: int = 60) -> float:
+def simulated_overhead(measured: Measured, slots: int, interval: int) -> float:
     """Time of training with snapshots over that without, step by step rather than by a formula.
 
     With n under way, each is written at the rate 1 / T_w(n), and training runs at 1 / s; it waits for a slot
-    where all are taken.  The last half is counted, when as many as ever are under way.
+    where all are taken.  The last half is counted, when as many as ever are under way; and that in rounds of
+    as many intervals as there are slots, since all of them may be filled and then waited for together.
     """
+    half = slots * math.ceil(30 / slots)
     left: list[float] = []  # shares of the snapshots under way
     now = work = half_at = 0.0
-    for number in range(intervals):
-        if number == intervals // 2:
+    for number in range(2 * half):
+        if number == half:
             half_at = now
         work = interval * measured.step_s
         while work > 1e-12 or len(left) == slots:
@@ -213,12 +215,12 @@ def simulated_overhead(measured: Measured, slots: int, interval: int, intervals:
             left = [share - passed / taken for share in left]
             left = [share for share in left if share > 1e-12]
         left.append(1.0)
-    counted = intervals - intervals // 2
-    return (now - half_at) / (counted * interval * measured.step_s)
+    return (now - half_at) / (half * interval * measured.step_s)
 
 
 @calm
 @given(measurements(), st.integers(2, 9), overheads)
+@example(Measured(1.0, 1_000_000, 1e8, {8: 16.0}, 5e5, 1.0), 9, 2.0)  # eight at once, 16 s
 def test_training_stays_within_the_overhead_at_the_chosen_interval(
     measured: Measured, slots: int, overhead: float
 ) -> None:
