@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jit_shards import chosen, complete, folders, taken
+from jit_shards import chosen, complete, folders, hidden, taken
 
 from understudy.jit import digest
 from understudy.jit.reading import sealed, unsealed
@@ -64,18 +64,19 @@ def test_a_checkout_writes_what_an_installed_version_verifies(tmp_path: Path) ->
     assert taken(tmp_path) is None
 
 
-def test_a_checkout_takes_nothing_that_it_cannot_verify_and_says_why(tmp_path: Path) -> None:
+def test_a_checkout_does_not_begin_anew_where_it_cannot_verify_what_is_there(tmp_path: Path) -> None:
     complete(tmp_path, 3)
     said = elsewhere(
         CHECKOUT + "from pathlib import Path\nfrom jit_shards import identity\n"
         "from understudy.jit.storage import ShardDirectory\n"
+        "from understudy.jit.identity import JitError\n"
         "place = ShardDirectory(Path(sys.argv[1]), identity(attempt='next'))\n"
-        "print(place.choose(), *place.remarks, sep='\\n')",
+        "try: print('taken', place.choose())\n"
+        "except JitError as error: print(error)",
         tmp_path,
     )
-    assert said.splitlines()[0] == "None"
-    assert "its digest is xxh3-64, which only an installed version computes, and this one lies in a" in said
-    assert taken(tmp_path) == (3, "s0 of 3")
+    assert said.startswith("Checkpoints here have xxh3-64 digests, which only an installed version computes")
+    assert hidden(tmp_path) == [] and taken(tmp_path) == (3, "s0 of 3")
 
 
 def test_a_digest_is_held_against_the_algorithm_that_its_metadata_names(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from .identity import JitError
+
 try:
     from . import _digest
 except ImportError:  # a checkout that was not built
@@ -51,12 +53,15 @@ def of_bytes(data: bytes) -> str:
 
 
 def of_file(number: int, algorithm: str = ALGORITHM) -> FileDigest:
-    """Of an open file, from its beginning to its end. Raises OSError, and Unfit in a checkout (above)."""
+    """Of an open file, from its beginning to its end. Raises OSError.
+
+    JitError in a checkout (above): a job is not to begin anew because of what lies in order.
+    """
     if algorithm == XXH3:
         if _digest is None:
-            raise Unfit(
-                f"its digest is {XXH3}, which only an installed version computes, and this one lies in a "
-                "checkout: call it from another folder"
+            raise JitError(
+                f"Checkpoints here have {XXH3} digests, which only an installed version computes, and this "
+                "one lies in a checkout; start from another folder, or with python -P."
             )
         return FileDigest(*_digest.of_file(number), algorithm)
     found, size = hashlib.blake2b(digest_size=_BYTES), 0
