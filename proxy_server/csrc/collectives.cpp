@@ -451,8 +451,27 @@ uint32_t Communicators::rebuild(uint32_t generation) {
   std::sort(in_use.begin(), in_use.end(), [](const Communicator* a, const Communicator* b) {
     return std::pair(a->uid_high, a->uid_low) < std::pair(b->uid_high, b->uid_low);
   });
-  for (Communicator* c : in_use) connected(*c);
+  if (driver_.device().is_cpu())
+    connect_together(in_use);
+  else
+    for (Communicator* c : in_use) connected(*c);  // NCCL makes one after the other
   return static_cast<uint32_t>(in_use.size());
+}
+
+// However many they are, their members are waited for at the same time.
+void Communicators::connect_together(const std::vector<Communicator*>& all) {
+  check_reachable();
+  page_.wait_uid_low.store(0, std::memory_order_relaxed);
+  const Waits waits(page_);
+  for (Communicator* c : all)
+    if (!c->backend) begin_connecting(*c);
+  for (Communicator* c : all) {
+    if (!c->connecting) continue;
+    c->connecting->waiting->wait([] { return false; });
+    const std::lock_guard<std::mutex> lock(backends_mutex_);
+    c->backend = std::move(c->connecting->backend);
+    c->connecting.reset();
+  }
 }
 
 }  // namespace understudy::server

@@ -106,6 +106,7 @@ class Communicators {
   static replay::Marks marks_of(const Communicator& c);
   c10d::Backend& connected(Communicator& c);
   void begin_connecting(Communicator& c);
+  void connect_together(const std::vector<Communicator*>& all);
   bool adopt_connection(Communicator& c);
   void check_reachable() const;
   BackendRequest request_for(const Communicator& c) const;

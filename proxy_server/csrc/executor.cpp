@@ -318,7 +318,11 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
     before = now;
     sched_yield();
   }
-  for (long sleep_ms = 1;; sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
+  // Where cores are scarce, to wake by oneself takes the worker's from it, and nothing is gained: it wakes us
+  // for 32 KiB and for whatever anybody waits for. A GPU would stand idle meanwhile.
+  const bool stays_asleep = !s.spins && s.driver.device().is_cpu();
+  for (long sleep_ms = stays_asleep ? kLongestSleepMs : 1;;
+       sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
     if (park_requested_.load()) return false;
     const uint32_t seen = page.tail_futex.load();
     s.state->advance_snapshot(kSnapshotPortion);  // its copier may have ended before it could wake us
