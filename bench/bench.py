@@ -12,13 +12,15 @@ from typing import Any
 import copy_rate
 import instructions
 import leak
+import processor_use
 import protection_cost
 import recovery_cost
 import snapshot_cost
 from machine import describe_machine
+from processor_use import Sides
 from rich.console import Console
 from rich.table import Table
-from training_run import ROOT, RunFailed, Training, execute, under_proxy
+from training_run import ROOT, Outcome, RunFailed, Training, execute, under_proxy
 
 from understudy.recovery.tables import make_console
 
@@ -62,12 +64,16 @@ def step_times(effort: Effort, folder: Path, console: Console) -> list[Results]:
     for number, full in enumerate(TRAININGS):
         training = replace(full, steps=max(10, round(full.steps * effort.share)))
         native, proxied, reports = [], [], []
+        used: dict[str, list[Sides]] = {"native": [], "proxied": []}
         for turn in range(effort.rounds):
             with console.status(f"{row_name(training)}, round {turn + 1} of {effort.rounds}"):
                 place = folder / f"{number}-{turn}"
-                native.append(training.run(Path(f"{place}-native"), proxied=False).step_seconds)
-                outcome = training.run(Path(f"{place}-proxied"), proxied=True)
+                outcome, sides = measured(training, Path(f"{place}-native"), proxied=False)
+                native.append(outcome.step_seconds)
+                used["native"].append(sides)
+                outcome, sides = measured(training, Path(f"{place}-proxied"), proxied=True)
                 proxied.append(outcome.step_seconds)
+                used["proxied"].append(sides)
                 reports.append(outcome.report)
         results.append(
             {
@@ -81,9 +87,17 @@ def step_times(effort: Effort, folder: Path, console: Console) -> list[Results]:
                 "proxied_runs_s": proxied,
                 "calls_per_step": reports[-1]["calls_per_step"],
                 "log_bytes_per_step": reports[-1]["log_bytes_per_step"],
+                "used_per_step": {way: processor_use.medians(turns) for way, turns in used.items()},
             }
         )
     return results
+
+
+def measured(training: Training, folder: Path, *, proxied: bool) -> tuple[Outcome, Sides]:
+    """One run, and what each side took of the processor for a step of it (of the first launch alone)."""
+    meter = processor_use.Meter(training.script, training.steps)
+    outcome = training.run(folder, proxied=proxied, on_step=meter.on_step)
+    return outcome, meter.per_step()
 
 
 def row_name(training: Training) -> str:
@@ -134,6 +148,8 @@ def table_of(results: Results) -> Table:
             f"proxied {1000 * row['proxied_s']:.2f}, native {1000 * row['native_s']:.2f} ms; "
             f"{row['calls_per_step']} records, {row['log_bytes_per_step'] / 1000:.1f} kB a step",
         )
+        for what in processor_use.rows(row["used_per_step"]):
+            table.add_row(*what)
     for what in (*snapshot_cost.rows(results["snapshots"]), *protection_cost.rows(results["protection"])):
         table.add_row(*what)
     table.add_section()
