@@ -250,6 +250,7 @@ def main() -> None:
     if world_size > 1:
         # No rank leaves while another still talks to it.
         dist.barrier(device_ids=[local_rank] if device.type == "cuda" else None)
+        del train_model  # PyTorch 2.13 may hang where it is what frees the process group at last
         dist.destroy_process_group()
 
 

@@ -84,6 +84,7 @@ def main() -> None:
 
     dist.barrier()  # no rank leaves while another still talks to it
     jit.close()
+    del train_model  # PyTorch 2.13 may hang where it is what frees the process group at last
     dist.destroy_process_group()
 
 

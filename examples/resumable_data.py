@@ -96,6 +96,7 @@ def main() -> None:
     log.close()
     if world_size > 1:
         dist.barrier()  # no rank leaves while another still talks to it
+        del train_model  # PyTorch 2.13 may hang where it is what frees the process group at last
         dist.destroy_process_group()
 
 

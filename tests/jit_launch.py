@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def torchrun(
     guard = threading.Timer(seconds, os.killpg, (job.pid, signal.SIGKILL))
     guard.start()
     errors, stopped = [], 0
+    began = time.monotonic()
     try:
         for line in job.stderr:
             errors.append(line.rstrip("\n"))
@@ -62,5 +64,5 @@ def torchrun(
             os.kill(stopped, signal.SIGKILL)
         reader.join()
     print(*said, *errors, sep="\n")
-    assert status == 0
+    assert status == 0, "\n".join([f"status {status} {time.monotonic() - began:.0f} s on", *errors[-8:]])
     return said, errors
