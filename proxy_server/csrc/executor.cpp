@@ -20,7 +20,8 @@ namespace {
 
 constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is cut without its peers
 constexpr long kLongestSleepMs = 64;
-constexpr uint64_t kSnapshotPortion = 1 << 20;  // bytes; a record that arrives waits for no more
+constexpr long kFirstSleepMs = 1, kPoliteFirstSleepMs = 8;  // work that nobody waits for is begun no later
+constexpr uint64_t kSnapshotPortion = 1 << 20;              // bytes; a record that arrives waits for no more
 constexpr useconds_t kLookUs = 20;
 constexpr std::chrono::milliseconds kHoldPatience{100};  // for the record that runs to end
 constexpr int kFirstLooks = 64, kLooks = 50;             // between looks at the clock
@@ -33,6 +34,13 @@ int available_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// This thread, as it wakes up, lets whoever runs on its core go on (sched(7), SCHED_BATCH). A policy that an
+// operator has chosen stays.
+void take_no_core_away() {
+  const sched_param none{};
+  if (sched_getscheduler(0) == SCHED_OTHER) sched_setscheduler(0, SCHED_BATCH, &none);
 }
 
 }  // namespace
@@ -319,9 +327,8 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
     sched_yield();
   }
   // Where cores are scarce, to wake by oneself takes the worker's from it, and nothing is gained: it wakes us
-  // for 32 KiB and for whatever anybody waits for. A GPU would stand idle meanwhile.
-  const bool stays_asleep = !s.spins && s.driver.device().is_cpu();
-  for (long sleep_ms = stays_asleep ? kLongestSleepMs : 1;;
+  // for 32 KiB and for whatever anybody waits for. But it may itself be waiting, for data.
+  for (long sleep_ms = s.yields ? kPoliteFirstSleepMs : kFirstSleepMs;;
        sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
     if (park_requested_.load()) return false;
     const uint32_t seen = page.tail_futex.load();
@@ -370,6 +377,8 @@ State Executor::run_records(Session& s) {
   load_drills(s);
   // Spin only where this rank has two cores to itself (worker and server).
   s.spins = available_cores() >= 2 * static_cast<int>(page.world);
+  s.yields = !s.spins && s.driver.device().is_cpu();
+  if (s.yields) take_no_core_away();
   page.step.store(s.at.steps + 1);
   page.call.store(s.at.call);
   s.step_offset = s.last_commit_offset = s.at.offset;

@@ -102,7 +102,8 @@ class Executor {
     bool sticky_error = false;  // by a drill: every call fails
     uint64_t slow_step = 0;     // by a drill: the minibatch whose records take longer
     bool spins = false;         // wait for records without sleeping first
-    bool short_pause = true;    // the worker's last pause was one worth waiting for
+    bool yields = false;      // cores are scarce: leave them to the worker (a GPU would stand idle meanwhile)
+    bool short_pause = true;  // the worker's last pause was one worth waiting for
   };
 
   Session& need_session() const;
