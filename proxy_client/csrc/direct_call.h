@@ -96,7 +96,7 @@ class DirectCall {
   const CallTemplate* find() {
     timer_.finish(&Statistics::encode_ticks);
     const WordBuffer& key = (*lease_).key;
-    const CallTemplate* const known = thread_.templates.find(key, hash_words(key));
+    const CallTemplate* const known = thread_.templates.find(key);
     timer_.finish(&Statistics::lookup_ticks);
     if (C10_UNLIKELY(!known || !known->direct)) return nullptr;
     count(&Statistics::hits);

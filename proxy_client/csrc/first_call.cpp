@@ -186,7 +186,7 @@ void run_and_learn(const PendingCall& call, c10::intrusive_ptr<CallTemplate> ent
     entry->synchronous = false;
     publish(call.log, *entry);
   }
-  call.thread.templates.keep(std::move(entry), call.hash);
+  call.thread.templates.keep(std::move(entry));
   deliver(call, std::move(values), results);
 }
 
@@ -206,10 +206,9 @@ void run_first(const PendingCall& call, Results& results) {
   const Plan plan = plan_call(call.op, call.info, call.arguments, *entry);
   entry->synchronous = plan != Plan::kAsync;
   publish(call.log, *entry);
-  if (plan == Plan::kAsync)
-    return run_async(call, *call.thread.templates.keep(std::move(entry), call.hash), results);
+  if (plan == Plan::kAsync) return run_async(call, *call.thread.templates.keep(std::move(entry)), results);
   if (plan == Plan::kLearn || call.info.constant) return run_and_learn(call, std::move(entry), results);
-  run_sync(call, *call.thread.templates.keep(std::move(entry), call.hash), results);
+  run_sync(call, *call.thread.templates.keep(std::move(entry)), results);
 }
 
 }  // namespace understudy::client

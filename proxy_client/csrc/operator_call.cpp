@@ -101,11 +101,10 @@ void forward_call(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit
   Encoding& encoding = *lease;
   encode_call(info, arguments, log, encoding);
   timer.finish(&Statistics::encode_ticks);
-  const uint64_t hash = hash_words(encoding.key);
-  const CallTemplate* const known = thread.templates.find(encoding.key, hash);
+  const CallTemplate* const known = thread.templates.find(encoding.key);
   timer.finish(&Statistics::lookup_ticks);
 
-  const PendingCall call{op, info, arguments, device, log, thread, encoding, hash, timer};
+  const PendingCall call{op, info, arguments, device, log, thread, encoding, timer};
   Results results;
   if (C10_UNLIKELY(!known)) {
     run_first(call, results);

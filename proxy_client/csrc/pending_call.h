@@ -19,7 +19,6 @@ struct PendingCall {
   LogWriter& log;
   ThreadState& thread;
   const Encoding& encoding;
-  uint64_t hash;
   StageTimer& timer;
 };
 

@@ -43,12 +43,8 @@ void forget_before(uint64_t begin) {
   });
 }
 
-}  // namespace
-
 // Four lanes that do not wait for each other. Equality is always decided by the words themselves.
-uint64_t hash_words(const WordBuffer& words) noexcept {
-  const uint64_t* at = words.data();
-  size_t left = words.size();
+uint64_t hash_words(const uint64_t* at, size_t left) noexcept {
   uint64_t lanes[kLanes] = {left, 0xD1B54A32D192ED03ull, 0xA0761D6478BD642Full, 0x8EBC6AF09C88C6E3ull};
   for (; left >= kLanes; left -= kLanes, at += kLanes)
     for (size_t i = 0; i < kLanes; i++) lanes[i] = stir(lanes[i], at[i]);
@@ -58,6 +54,20 @@ uint64_t hash_words(const WordBuffer& words) noexcept {
   return mixed ^ (mixed >> 32);
 }
 
+}  // namespace
+
+const CallTemplate* TemplateTable::find_by_hash(const WordBuffer& key) {
+  const uint64_t hash = hash_words(key.data(), key.size());
+  for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
+    const Slot& slot = slots_[i];
+    if (!slot.entry) return find_shared(key, hash);
+    if (slot.hash != hash || !slot.entry->has_key(key)) continue;
+    slots_[last_ & mask_].next = i;
+    last_ = i;
+    return slot.entry.get();
+  }
+}
+
 const CallTemplate* TemplateTable::find_shared(const WordBuffer& key, uint64_t hash) {
   // A call within a call has an encoding of its own; the outer one may be using what would be forgotten.
   const uint64_t gone = cache().begin.load(std::memory_order_relaxed);
@@ -65,11 +75,12 @@ const CallTemplate* TemplateTable::find_shared(const WordBuffer& key, uint64_t h
   std::shared_lock<std::shared_mutex> lock(cache().mutex);
   const auto [begin, end] = cache().entries.equal_range(hash);
   for (auto candidate = begin; candidate != end; ++candidate)
-    if (candidate->second->has_key(key)) return add({hash, candidate->second});
+    if (candidate->second->has_key(key)) return add({.hash = hash, .entry = candidate->second});
   return nullptr;
 }
 
-const CallTemplate* TemplateTable::keep(c10::intrusive_ptr<CallTemplate> entry, uint64_t hash) {
+const CallTemplate* TemplateTable::keep(c10::intrusive_ptr<CallTemplate> entry) {
+  const uint64_t hash = hash_words(entry->key.data(), entry->key.size());
   entry->direct = !entry->synchronous && !entry->constant && !entry->needs_arguments && !entry->lazy &&
                   entry->resizes.empty();
   const c10::intrusive_ptr<const CallTemplate> kept = std::move(entry);
@@ -77,7 +88,7 @@ const CallTemplate* TemplateTable::keep(c10::intrusive_ptr<CallTemplate> entry, 
     std::unique_lock<std::shared_mutex> lock(cache().mutex);
     cache().entries.emplace(hash, kept);
   }
-  return add({hash, kept});
+  return add({.hash = hash, .entry = kept});
 }
 
 const CallTemplate* TemplateTable::add(Slot slot) {

@@ -83,35 +83,36 @@ template <class Send>
   }
 }
 
-uint64_t hash_words(const WordBuffer& words) noexcept;
-
 // The templates that one thread has met: one look, no lock. Those that were not used for so long that they
 // are gone from the dictionary are forgotten, here and for all threads.
 class TemplateTable {
  public:
-  const CallTemplate* find(const WordBuffer& key, uint64_t hash) {
-    for (size_t i = hash & mask_;; i = (i + 1) & mask_) {
-      const Slot& slot = slots_[i];
-      if (!slot.entry) return find_shared(key, hash);
-      if (slot.hash == hash && slot.entry->has_key(key)) return slot.entry.get();
-    }
+  // A minibatch is like the one before: tried first, without a hash, is what came behind the last one then.
+  const CallTemplate* find(const WordBuffer& key) {
+    const size_t guess = slots_[last_ & mask_].next & mask_;
+    const Slot& slot = slots_[guess];
+    if (C10_UNLIKELY(!slot.entry || !slot.entry->has_key(key))) return find_by_hash(key);
+    last_ = guess;
+    return slot.entry.get();
   }
   // The entry is found by every thread. It lives until the calling thread looks for another template, in a
   // call that is not part of this one.
-  const CallTemplate* keep(c10::intrusive_ptr<CallTemplate> entry, uint64_t hash);
+  const CallTemplate* keep(c10::intrusive_ptr<CallTemplate> entry);
 
  private:
   struct Slot {
     uint64_t hash = 0;
+    size_t next = 0;  // where what was looked for behind this one was found; of no meaning once slots move
     c10::intrusive_ptr<const CallTemplate> entry;
   };
   static constexpr size_t kFirstSlots = 1024;
+  const CallTemplate* find_by_hash(const WordBuffer& key);
   const CallTemplate* find_shared(const WordBuffer& key, uint64_t hash);
   const CallTemplate* add(Slot slot);
   void place(Slot slot);
   void forget_before(uint64_t begin);
 
-  size_t used_ = 0, mask_ = kFirstSlots - 1;
+  size_t used_ = 0, mask_ = kFirstSlots - 1, last_ = 0;
   uint64_t forgotten_ = 0;  // ids below this were forgotten
   std::vector<Slot> slots_{kFirstSlots};
 };

@@ -138,8 +138,7 @@ class SparseCall {
 
   const CallTemplate& find_or_make_template() {
     const WordBuffer& key = (*lease_).key;
-    const uint64_t hash = hash_words(key);
-    if (const CallTemplate* known = thread_.templates.find(key, hash)) {
+    if (const CallTemplate* known = thread_.templates.find(key)) {
       count(&Statistics::hits);
       return *known;
     }
@@ -150,7 +149,7 @@ class SparseCall {
     entry->synchronous = !writes_ || !info_.returns_written || info_.has_out || !written_.empty();
     if (!entry->synchronous) entry->results.resize(info_.returns.size());
     publish(log_, *entry);
-    return *thread_.templates.keep(std::move(entry), hash);
+    return *thread_.templates.keep(std::move(entry));
   }
 
   c10::SmallVector<IValue, 4> run_async(const CallTemplate& entry) {
