@@ -149,7 +149,7 @@ campaign: setup  ## every way of outliving faults, on the same trainings, under 
 cost: setup  ## paper 001's bill, printed and computed, and formulas beside a simulation; docs/cost.md
 	@$(PY) bench/cost_report.py $(OPTIONS)
 
-bench: setup  ## measure; table and bench/results/latest.json
+bench: setup  ## measure; table, bench/results/latest.json and docs/reports/performance.md
 	@$(PY) bench/bench.py
 
 sweep: setup  ## a fault at every call of a minibatch of three models; nothing may change; goes on where it stopped

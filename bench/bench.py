@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -9,9 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import control_cost
 import copy_rate
 import instructions
 import leak
+import performance_page
 import processor_use
 import protection_cost
 import recovery_cost
@@ -179,7 +182,15 @@ def table_of(results: Results) -> Table:
         f"steps {first['step']} to {last['step']}; {memory['log_bytes_per_step']:.0f} bytes of log a step",
     )
     table.add_section()
-    for what in (*recovery_cost.rows(results["recoveries"]), *copy_rate.rows(results["copy"])):
+    alone = results["alone"]
+    table.add_row(
+        "kill-server, one rank alone", f"{1000 * alone['without_replay_s']:.1f} ms", "without replay"
+    )
+    for what in (
+        *recovery_cost.rows(results["recoveries"]),
+        *copy_rate.rows(results["copy"]),
+        *control_cost.rows(results["control"]),
+    ):
         table.add_row(*what)
     return table
 
@@ -217,9 +228,14 @@ def main() -> int:
                 gpt = next(
                     r for r in results["step_times"] if r["script"] == "char_gpt.py" and r["ranks"] == 2
                 )
-                results["recoveries"] = recovery_cost.measure(effort.drills, gpt["calls_per_step"], folder)
+                calls = gpt["calls_per_step"]
+                results["recoveries"] = recovery_cost.measure(effort.drills, calls, folder)
+                results["alone"] = recovery_cost.alone(effort.drills, calls, folder)
             with console.status("state copied to a new device server"):
                 results["copy"] = copy_rate.measure(effort.copies, folder)
+            with console.status("many ranks"):
+                results["control"] = control_cost.measure(effort.rounds)
+            results["load_after"] = os.getloadavg()[0]
     except RunFailed as failure:
         console.print(failure, style="red", markup=False, highlight=False)
         return 1
@@ -227,6 +243,9 @@ def main() -> int:
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(results, indent=2) + "\n")
     console.print(f"written to {arguments.output}")
+    if not arguments.quick:
+        performance_page.write(results, arguments.output.with_name("snapshots.json"))
+        console.print(f"written to {performance_page.REPORT}")
     return 0
 
 

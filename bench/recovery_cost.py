@@ -28,14 +28,14 @@ GOALS = {
 }
 
 
-def of_fault(fault: str, count: int, calls_per_step: int, folder: Path) -> Results:
-    """`count` faults in one run of two ranks, at places spread over the minibatch.  Raises RunFailed."""
+def of_fault(fault: str, count: int, calls_per_step: int, folder: Path, ranks: int = 2) -> Results:
+    """`count` faults in one run, at places spread over the minibatch.  Raises RunFailed."""
     drills = tuple(
-        f"{fault} rank={i % 2} step={EVERY * (i + 1)} call={max(1, calls_per_step * (i + 1) // (count + 1))}"
-        for i in range(count)
+        f"{fault} rank={(i - 1) % ranks} step={EVERY * i} call={max(1, calls_per_step * i // (count + 1))}"
+        for i in range(1, count + 1)
     )
-    training = Training("char_gpt.py", 2, EVERY * (count + 1), ["--log-every", "1000"])
-    found = training.run(folder / fault, proxied=True, drills=drills).report["recoveries"]
+    training = Training("char_gpt.py", ranks, EVERY * (count + 1), ["--log-every", "1000"])
+    found = training.run(folder / f"{fault}-{ranks}", proxied=True, drills=drills).report["recoveries"]
     if len(found) < count or not all(entry["recovered"] for entry in found):
         raise RunFailed(f"{fault}: {len(found)} of {count} faults were recovered from")
     medians = {part: statistics.median(entry[part] for entry in found) for part in PARTS}
@@ -43,12 +43,21 @@ def of_fault(fault: str, count: int, calls_per_step: int, folder: Path) -> Resul
         entry["restart_s"] + entry["communicators_s"] for entry in found
     )  # what is neither noticing nor proportional to bytes or calls
     plans = sorted({entry["plan"] for entry in found})
-    return {"fault": fault, "count": len(found), "plans": plans, **medians, "rest_s": rest, "all": found}
+    without_replay = statistics.median(entry["total_s"] - entry["replay_s"] for entry in found)
+    return {
+        "fault": fault, "count": len(found), "plans": plans, **medians, "rest_s": rest,
+        "without_replay_s": without_replay, "all": found,
+    }  # fmt: skip
 
 
 def measure(count: int, calls_per_step: int, folder: Path) -> list[Results]:
     """Of every kind that has a goal."""
     return [of_fault(fault, count, calls_per_step, folder) for fault in GOALS]
+
+
+def alone(count: int, calls_per_step: int, folder: Path) -> Results:
+    """A rank without peers, whose server is killed."""
+    return of_fault("kill-server", count, calls_per_step, folder, ranks=1)
 
 
 def rows(results: list[Results]) -> list[tuple[str, str, str]]:
