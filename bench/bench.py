@@ -225,12 +225,10 @@ def main() -> int:
             with console.status("host to device"):
                 results["transfer"] = workload("transfer_rate.py", folder, "--repeats", str(effort.repeats))
             with console.status("recovery"):
-                gpt = next(
-                    r for r in results["step_times"] if r["script"] == "char_gpt.py" and r["ranks"] == 2
-                )
-                calls = gpt["calls_per_step"]
-                results["recoveries"] = recovery_cost.measure(effort.drills, calls, folder)
-                results["alone"] = recovery_cost.alone(effort.drills, calls, folder)
+                calls = {row["ranks"]: row["calls_per_step"] for row in results["step_times"]
+                         if row["script"] == recovery_cost.SCRIPT and not row["one_core"]}  # fmt: skip
+                results["recoveries"] = recovery_cost.measure(effort.drills, calls[2], folder)
+                results["alone"] = recovery_cost.alone(effort.drills, calls[1], folder)
             with console.status("state copied to a new device server"):
                 results["copy"] = copy_rate.measure(effort.copies, folder)
             with console.status("many ranks"):

@@ -9,6 +9,7 @@ from training_run import RunFailed, Training
 
 Results = dict[str, Any]
 PARTS = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "total_s")
+SCRIPT = "char_gpt.py"
 EVERY = 6
 """Minibatches from one fault to the next."""
 
@@ -34,7 +35,7 @@ def of_fault(fault: str, count: int, calls_per_step: int, folder: Path, ranks: i
         f"{fault} rank={(i - 1) % ranks} step={EVERY * i} call={max(1, calls_per_step * i // (count + 1))}"
         for i in range(1, count + 1)
     )
-    training = Training("char_gpt.py", ranks, EVERY * (count + 1), ["--log-every", "1000"])
+    training = Training(SCRIPT, ranks, EVERY * (count + 1), ["--log-every", "1000"])
     found = training.run(folder / f"{fault}-{ranks}", proxied=True, drills=drills).report["recoveries"]
     if len(found) < count or not all(entry["recovered"] for entry in found):
         raise RunFailed(f"{fault}: {len(found)} of {count} faults were recovered from")
