@@ -1,7 +1,8 @@
-"""State on its way from a replica's device server to a new one: large buffers through memory both map.
+"""State on its way from a replica's device server to a new one, through memory that both map.
 
-gRPC copies what it carries several times over; here the sender writes into a window of the receiver's, and
-the receiver takes it from there.  Several pieces are under way at once, so both work at the same time.
+gRPC copies what it carries several times over, and a message for each of many small buffers takes longer than
+their bytes; here the sender writes a piece after another into a window of the receiver's, and the receiver
+takes it from there.  Several pieces are under way at once, so both work at the same time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,9 +22,9 @@ import grpc
 from understudy.protos import control_pb2 as pb
 from understudy.protos import control_pb2_grpc as rpc
 
-LARGE_BYTES = 1 << 20
-"""From here on a request for each piece costs less than the copies that it saves."""
 PIECE_BYTES = 2 << 20
+MOST_PARTS = 1024
+"""In one piece, of as many buffers."""
 PIECES = 6
 """Under way at once."""
 WINDOW_BYTES = PIECE_BYTES * PIECES
@@ -59,6 +60,32 @@ class Wanted:
     handles: Sequence[int]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Of a buffer: so many bytes behind an offset."""
+
+    buffer: Wanted
+    offset: int
+    bytes: int
+
+
+def pieces_of(wanted: Iterable[Wanted]) -> Iterator[list[Part]]:
+    """Parts of all buffers, in their order, together at most PIECE_BYTES and MOST_PARTS."""
+    piece: list[Part] = []
+    room = PIECE_BYTES
+    for buffer in wanted:
+        offset, asked = 0, False
+        while offset < buffer.bytes or not asked:  # an empty one may be lost as well
+            if room == 0 or len(piece) == MOST_PARTS:
+                yield piece
+                piece, room = [], PIECE_BYTES
+            count = min(room, buffer.bytes - offset)
+            piece.append(Part(buffer, offset, count))
+            offset, room, asked = offset + count, room - count, True
+    if piece:
+        yield piece
+
+
 class Sender:
     """The sender's side.  The window in use stays mapped: another one comes with another recovery."""
 
@@ -68,17 +95,22 @@ class Sender:
 
     def copy(self, request: pb.CopyStateRequest, state: State) -> pb.CopyStateReply:
         """Write what is asked for where it is wanted."""
-        if not state.has_content(request.handle):
-            return pb.CopyStateReply(no_content=True)
+        at = request.window_offset
         try:
             memory = self._window(request.window)
         except (OSError, ValueError) as problem:
             return pb.CopyStateReply(error=str(problem), no_window=True)
-        state.read_state_into(request.handle, request.offset, request.bytes, memory, request.window_offset)
-        return pb.CopyStateReply()
+        gone = []
+        for part in request.parts:
+            if state.has_content(part.handle):
+                state.read_state_into(part.handle, part.offset, part.bytes, memory, at)
+            else:
+                gone.append(part.handle)
+            at += part.bytes
+        return pb.CopyStateReply(no_content=gone)
 
     def messages(self, handles: Sequence[int], state: State) -> Iterator[pb.StateChunk]:
-        """The same for small buffers."""
+        """The same where there is no window."""
         for handle in handles:
             if not state.has_content(handle):
                 yield pb.StateChunk(handle=handle, offset=NO_CONTENT)
@@ -145,44 +177,52 @@ class Receiver:
 
         Raises WindowUnusable before anything was copied, RuntimeError or grpc.RpcError.
         """
-        under_way: deque[tuple[grpc.Future, Wanted, int, int, int]] = deque()
+        under_way: deque[tuple[grpc.Future, list[Part], int]] = deque()
         window = pb.Window(pid=os.getpid(), file=self._file, inode=os.fstat(self._file).st_ino)
         free = deque(range(0, WINDOW_BYTES, PIECE_BYTES))
         gone: set[int] = set()
         copied = 0
 
         def finish_oldest() -> int:
-            future, buffer, offset, count, place = under_way.popleft()
+            future, parts, place = under_way.popleft()
             reply = future.result()
             if reply.no_window:
                 raise WindowUnusable(reply.error)
             if reply.error:
                 raise RuntimeError(reply.error)
+            arrived = 0
+            at, absent = place, set(reply.no_content)
+            with memoryview(self._memory) as memory:
+                for part in parts:
+                    if part.buffer.source_handle in absent:
+                        forget(part.buffer)
+                    else:
+                        with memory[at : at + part.bytes] as content:
+                            for handle in part.buffer.handles:
+                                state.adopt_replica(handle, part.offset, content)
+                        arrived += part.bytes * len(part.buffer.handles)
+                    at += part.bytes
             free.append(place)
-            if reply.no_content:
-                if buffer.source_handle not in gone:
-                    gone.add(buffer.source_handle)
-                    for handle in buffer.handles:
-                        state.mark_lost(handle)
-                        lost(handle)
-                return 0
-            with memoryview(self._memory) as memory, memory[place : place + count] as piece:
+            return arrived
+
+        def forget(buffer: Wanted) -> None:
+            if buffer.source_handle not in gone:
+                gone.add(buffer.source_handle)
                 for handle in buffer.handles:
-                    state.adopt_replica(handle, offset, piece)
-            return count * len(buffer.handles)
+                    state.mark_lost(handle)
+                    lost(handle)
 
         try:
-            for buffer in wanted:
-                for offset in range(0, buffer.bytes, PIECE_BYTES):
-                    if not free:
-                        copied += finish_oldest()
-                    count, place = min(PIECE_BYTES, buffer.bytes - offset), free.popleft()
-                    request = pb.CopyStateRequest(
-                        handle=buffer.source_handle, offset=offset, bytes=count, window=window,
-                        window_offset=place,
-                    )  # fmt: skip
-                    future = sender.CopyState.future(request, timeout=COPY_S)
-                    under_way.append((future, buffer, offset, count, place))
+            for parts in pieces_of(wanted):
+                if not free:
+                    copied += finish_oldest()
+                place = free.popleft()
+                request = pb.CopyStateRequest(
+                    window=window, window_offset=place,
+                    parts=[pb.StatePart(handle=one.buffer.source_handle, offset=one.offset, bytes=one.bytes)
+                           for one in parts],
+                )  # fmt: skip
+                under_way.append((sender.CopyState.future(request, timeout=COPY_S), parts, place))
             while under_way:
                 copied += finish_oldest()
         finally:
@@ -199,19 +239,12 @@ def fetch_state(
     Raises RuntimeError or grpc.RpcError.
     """
     lost: list[int] = []
-    large = [buffer for buffer in wanted if buffer.bytes >= LARGE_BYTES]
-    small = [buffer for buffer in wanted if buffer.bytes < LARGE_BYTES]
-    copied = 0
-    if large:
-        try:
-            with Receiver() as receiver:
-                copied += receiver.fetch(sender, large, state, lost.append)
-        except (OSError, WindowUnusable) as problem:
-            sys.stderr.write(f"understudy: state comes in messages, which takes longer: {problem}\n")
-            small = list(wanted)
-    if small:
-        copied += _fetch_in_messages(sender, small, state, lost.append)
-    return copied, lost
+    try:
+        with Receiver() as receiver:
+            return receiver.fetch(sender, wanted, state, lost.append), lost
+    except (OSError, WindowUnusable) as problem:
+        sys.stderr.write(f"understudy: state comes in messages, which takes longer: {problem}\n")
+    return _fetch_in_messages(sender, wanted, state, lost.append), lost
 
 
 def _fetch_in_messages(

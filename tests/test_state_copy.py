@@ -19,7 +19,7 @@ from training_run import Training
 from understudy.protos import control_pb2 as pb
 from understudy.protos import control_pb2_grpc as rpc
 from understudy.proxy_server.state_copy import (
-    LARGE_BYTES,
+    MOST_PARTS,
     PIECE_BYTES,
     PIECES,
     Receiver,
@@ -27,6 +27,7 @@ from understudy.proxy_server.state_copy import (
     Wanted,
     WindowUnusable,
     fetch_state,
+    pieces_of,
 )
 
 
@@ -106,6 +107,24 @@ def test_buffers_of_many_pieces_arrive_as_they_were(tmp_path: Path, seed: int) -
         assert content == theirs.contents[handle // 10], handle
 
 
+def test_small_buffers_come_many_in_a_piece(tmp_path: Path, seed: int) -> None:
+    """Among them empty ones, and some that the sender has lost."""
+    chance = random.Random(seed)
+    sizes = {number: chance.choice((0, 4, 1000, 40_000)) for number in range(1, 2 * MOST_PARTS)}
+    theirs = Buffers({number: bytearray(chance.randbytes(size)) for number, size in sizes.items()})
+    theirs.gone = set(chance.sample(sorted(sizes), 20))
+    wanted = [Wanted(number, size, (number,)) for number, size in sizes.items()]
+    ours, lost = empty(wanted), list[int]()
+    pieces = list(pieces_of(wanted))
+    assert all(sum(part.bytes for part in piece) <= PIECE_BYTES for piece in pieces)
+    assert max(len(piece) for piece in pieces) <= MOST_PARTS
+    assert len(pieces) <= 2 + sum(sizes.values()) // PIECE_BYTES + len(sizes) // MOST_PARTS
+    with served(Replica(theirs), tmp_path) as sender, Receiver() as receiver:
+        receiver.fetch(sender, wanted, ours, lost.append)
+    assert set(lost) == theirs.gone == ours.gone and len(lost) == 20
+    assert all(ours.contents[one] == theirs.contents[one] for one in sizes if one not in theirs.gone)
+
+
 def test_content_that_the_sender_does_not_have_is_told_of_once(tmp_path: Path) -> None:
     wanted = [Wanted(1, 4 * PIECE_BYTES, (7, 8)), Wanted(2, 5, (9,))]
     theirs = Buffers({1: bytearray(4 * PIECE_BYTES), 2: bytearray(b"there")})
@@ -140,7 +159,8 @@ def test_nothing_is_written_into_a_file_that_is_no_window(tmp_path: Path) -> Non
             (1 << 20, 1),
         ):
             window = pb.Window(pid=os.getpid(), file=descriptor, inode=inode)
-            reply = sender.copy(pb.CopyStateRequest(handle=1, bytes=6, window=window), theirs)
+            request = pb.CopyStateRequest(window=window, parts=[pb.StatePart(handle=1, bytes=6)])
+            reply = sender.copy(request, theirs)
             assert reply.no_window and reply.error, descriptor
     assert foreign.read_bytes() == b"precious" * 1000
     assert os.pread(growing, 6, 0) == bytes(6)
@@ -164,8 +184,8 @@ def test_a_window_that_cannot_be_opened_is_told_before_anything_is_copied(tmp_pa
 def test_state_arrives_whether_or_not_there_is_a_window(
     window: str, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Small buffers come in messages anyway; one that the sender does not have is told of in both ways."""
-    sizes = {1: LARGE_BYTES - 1, 2: LARGE_BYTES, 3: 3 * PIECE_BYTES + 1, 4: LARGE_BYTES, 5: 8}
+    """One that the sender does not have is told of in both ways."""
+    sizes = {1: 1000, 2: PIECE_BYTES, 3: 3 * PIECE_BYTES + 1, 4: PIECE_BYTES, 5: 8}
     chance = random.Random(seed)
     theirs = Buffers({number: bytearray(chance.randbytes(size)) for number, size in sizes.items()})
     theirs.gone = {4, 5}
@@ -181,7 +201,7 @@ def test_state_arrives_whether_or_not_there_is_a_window(
     assert copied == sizes[1] + sizes[2] + sizes[3]
     assert sorted(lost) == [4, 5] and ours.gone == {4, 5}
     assert all(ours.contents[number] == theirs.contents[number] for number in (1, 2, 3))
-    assert replica.in_messages == ([1, 5] if window == "usable" else list(sizes))
+    assert replica.in_messages == ([] if window == "usable" else list(sizes))
     assert ("state comes in messages" in capfd.readouterr().err) == (window != "usable")
 
 
@@ -192,7 +212,7 @@ def test_windows_leave_neither_files_nor_mappings_behind() -> None:
         inode = os.fstat(receiver._file).st_ino
         window = pb.Window(pid=os.getpid(), file=receiver._file, inode=inode)
         for _ in range(3):
-            request = pb.CopyStateRequest(handle=1, bytes=PIECE_BYTES, window=window)
+            request = pb.CopyStateRequest(window=window, parts=[pb.StatePart(handle=1, bytes=PIECE_BYTES)])
             assert service.CopyState(request, None).error == ""
         assert held() == (2, 3)  # Python's mappings keep a descriptor of their own
     service.sender.forget()
