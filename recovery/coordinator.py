@@ -130,7 +130,7 @@ class Coordinator:
         return pb.JournaledCorruption(rank=found[0].rank, message=found[0].message, trusted=self._trusted)
 
     def server_died(self, session: Session) -> None:
-        """The pidfd of a session's server became readable."""
+        """A session's server has died: nothing of it runs any more."""
         if session.server.retired or not session.active:
             return
         if (verdict := session.server.verdict) is not None:

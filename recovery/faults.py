@@ -24,9 +24,11 @@ class InjectedFault:
     by_proxyd: bool = False
 
 
+BY_WORD = "the word it held in its log, or pidfd"
+
 FAULTS = (
     InjectedFault(
-        1, "kill-server", "the device server is killed (SIGKILL)", "pidfd",
+        1, "kill-server", "the device server is killed (SIGKILL)", BY_WORD,
         "restart-copy-replay; inside an optimizer step without pre-images roll-forward, if the others can "
         "finish that step and hold the same state, else restore-snapshot-replay", FaultKind.SERVER_DIED,
     ),
@@ -82,7 +84,7 @@ FAULTS = (
         12, "kill-spare", "a warm spare is killed", "pidfd", "it is replaced", None, by_proxyd=True,
     ),
     InjectedFault(
-        13, "kill-all-servers", "the device servers of all ranks of the job are killed", "pidfd",
+        13, "kill-all-servers", "the device servers of all ranks of the job are killed", BY_WORD,
         "restore-snapshot-replay, or restart-copy-replay while the log is whole; restore-stored-replay where "
         "a snapshot is on storage only; give-up without snapshots",
         FaultKind.SERVER_DIED, by_proxyd=True,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from understudy.recovery.jobs import Session
 from understudy.recovery.leases import Leases
 from understudy.recovery.servers import Server, ServerPool
 from understudy.recovery.spawner import SpawnerError
+
+
+EMPTIED_S = 10.0
+"""How long the memory of a device is waited for whose server has died, seconds."""
 
 
 class NoHome(RuntimeError):
@@ -52,6 +58,7 @@ class Homes:
             session.stash = session.server
         else:
             self._pool.retire(session.server)
+            await _device_emptied(session)
         if self._leases.is_homeless(session) and not self._leases.move(session):
             raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
         wished = session.destination
@@ -71,3 +78,21 @@ class Homes:
     def read_from(self, holder: Server, reader: Session) -> str:
         """The address at which the server of `reader` reads the state that another one holds."""
         return f"unix:{holder.socket}"
+
+
+async def _device_emptied(session: Session) -> None:
+    """Until a server that is known to have died has given back its device's memory; raises NoHome.
+
+    On the cpu driver there is memory enough for both, and what the log holds nobody else writes any more.  A
+    GPU may write into host memory until its context is gone.
+    """
+    process = session.server.process
+    if session.device.startswith("cpu") or not process.ended.is_set():
+        return
+    try:
+        await asyncio.wait_for(process.memory_gone.wait(), EMPTIED_S)
+    except TimeoutError:
+        raise NoHome(
+            f"the device server of rank {session.rank} has died, but {session.device} is not free of it after "
+            f"{EMPTIED_S:.0f} s"
+        ) from None

@@ -1,4 +1,8 @@
-"""Watching and ending processes by pidfd: noticed in milliseconds, and never the wrong process."""
+"""Watching and ending processes by pidfd: never the wrong process.
+
+A pidfd tells of an end when the kernel has given back the process's memory, files and devices.  That a device
+server dies may be known before (`early_notice.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,11 @@ class Watched:
         """Raises ProcessLookupError if there is no such process; `started`: the start ticks it must have."""
         self.pid = pid
         self.ended = asyncio.Event()
+        """It does nothing any more; what it had may still be on its way back."""
         self.ended_ns = 0
         """CLOCK_MONOTONIC of the notice."""
+        self.memory_gone = asyncio.Event()
+        """Nothing is left of it: memory, that of devices, files."""
         self._fd = os.pidfd_open(pid)
         self.start_ticks = start_ticks(pid)
         """With the pid it names this very process."""
@@ -47,14 +54,22 @@ class Watched:
         """A process that has ended, noticed now."""
         gone = cls.__new__(cls)
         gone.pid, gone.start_ticks, gone._fd = pid, started, -1
-        gone.ended, gone.ended_ns = asyncio.Event(), time.monotonic_ns()
-        gone.ended.set()
+        gone.ended, gone.memory_gone = asyncio.Event(), asyncio.Event()
+        gone.ended_ns = 0
+        gone.has_stopped(time.monotonic_ns())
+        gone.memory_gone.set()
         return gone
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._fd)
-        self.ended_ns = time.monotonic_ns()
-        self.ended.set()
+        self.has_stopped(time.monotonic_ns())
+        self.memory_gone.set()
+
+    def has_stopped(self, at_ns: int) -> None:
+        """No thread of it runs its program any more; `at_ns`: CLOCK_MONOTONIC of the notice."""
+        if not self.ended.is_set():
+            self.ended_ns = at_ns
+            self.ended.set()
 
     def maps(self, directory: Path) -> bool:
         """Whether a file of that directory is mapped there, as far as can be told.
@@ -98,13 +113,13 @@ class Watched:
             self._fd = -1
 
     async def end(self, grace: float) -> None:
-        """Ask it to stop, insist after `grace` seconds."""
+        """Ask it to stop, insist after `grace` seconds; nothing is left of it when this returns."""
         self.send(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self.ended.wait(), grace)
+            await asyncio.wait_for(self.memory_gone.wait(), grace)
         except TimeoutError:
             self.send(signal.SIGKILL)
-            await self.ended.wait()
+            await self.memory_gone.wait()
 
 
 def start_ticks(pid: int) -> int:

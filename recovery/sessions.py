@@ -19,6 +19,7 @@ from understudy.recovery.background import BackgroundTasks
 from understudy.recovery.control import answer, pb, trouble
 from understudy.recovery.coordinator import Coordinator
 from understudy.recovery.drills import Drill
+from understudy.recovery.early_notice import EarlyNotice
 from understudy.recovery.elsewhere import Elsewhere, is_cleaned_up
 from understudy.recovery.events import job_started, worker_moved
 from understudy.recovery.evidence import rank_facts
@@ -101,6 +102,7 @@ class Desk:
         self.planned = PlannedMoves(self, pool)
         self.on_closed: Callable[[Job], None] = lambda _: None
         self.history = Recorder()
+        self._early_notice = EarlyNotice()
         self.watch = Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s)
         self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
@@ -436,12 +438,16 @@ class Desk:
         return detail
 
     def follow(self, session: Session) -> None:
-        """Watch the session's present server."""
+        """Watch the session's present server, which may be about to be attached."""
         self.note()
-        self._background.start(self._notice_death(session, session.server))
+        early = 0 if session.host else self._early_notice.follow(session.server.process, session.directory)
+        self._background.start(self._notice_death(session, session.server, early))
 
-    async def _notice_death(self, session: Session, server: Server) -> None:
-        await _first_of(server.process.ended, session.closed)  # a sound server outlives the session
+    async def _notice_death(self, session: Session, server: Server, early: int) -> None:
+        try:
+            await _first_of(server.process.ended, session.closed)  # a sound server outlives the session
+        finally:
+            self._early_notice.leave(early)
         coordinator = self.coordinators.get(session.job.name)
         if session.moving is not None:
             await session.moving.wait()
@@ -501,6 +507,7 @@ class Desk:
                 keeper.cancel()
             job.note_end(message, job.report())
         await self._background.cancel()
+        self._early_notice.close()
 
 
 async def _first_of(*events: asyncio.Event) -> None:

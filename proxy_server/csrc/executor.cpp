@@ -107,6 +107,7 @@ void Executor::attach(const AttachOptions& options) {
   std::lock_guard<std::mutex> lock(mutex_);
   session_ = std::move(session);
   session_->log.page().device_lost.store(0);
+  life_.hold(session_->log.page().server_life);
   rolling_.store(false);
   state_ = State::kParked;
   held_ = false;
@@ -115,7 +116,8 @@ void Executor::attach(const AttachOptions& options) {
 }
 
 void Executor::resume() {
-  need_parked();
+  Session& s = need_parked();
+  life_.hold(s.log.page().server_life);  // one that was to come after us may have had it
   std::lock_guard<std::mutex> lock(mutex_);
   park_requested_.store(false);
   fault_.reset();
@@ -207,6 +209,7 @@ void Executor::detach() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     gone = std::move(session_);
+    life_.let_go();
     state_ = State::kIdle;
     fault_.reset();
   }

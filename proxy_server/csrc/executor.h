@@ -21,6 +21,7 @@
 #include "proxy_server/csrc/step_digest.h"
 #include "proxy_server/csrc/template_cache.h"
 #include "proxy_server/csrc/validation.h"
+#include "replay/csrc/life_hold.h"
 #include "replay/csrc/log_reader.h"
 
 namespace understudy::server {
@@ -146,6 +147,7 @@ class Executor {
 
   BackendFactory factory_;
   std::unique_ptr<Session> session_;
+  replay::LifeHold life_;  // of the session's log; goes before it does
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   State state_ = State::kIdle;

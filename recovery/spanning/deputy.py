@@ -81,7 +81,7 @@ class Deputy:
         return session.rank in self._standing
 
     def server_died(self, session: Session) -> None:
-        """The pidfd of a session's server became readable."""
+        """A session's server has died: nothing of it runs any more."""
         if session.log.device_lost:
             self._leases.fence(session, session.log.device_message)
         self._add_news(session)

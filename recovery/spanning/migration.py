@@ -56,7 +56,7 @@ class Migration:
             session.server.retired = True
             self._homes.retire(session.server)
             try:
-                await asyncio.wait_for(session.server.process.ended.wait(), ENDS_S)
+                await asyncio.wait_for(session.server.process.memory_gone.wait(), ENDS_S)
             except TimeoutError:
                 raise Refused(f"the device server of rank {session.rank} does not end") from None
         span = session.job.span

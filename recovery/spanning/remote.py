@@ -47,7 +47,7 @@ class RemoteProcess(Watched):
 
     def __init__(self, process: pb.Process, send: Send) -> None:
         self.pid, self.start_ticks = process.pid, process.start_ticks
-        self.ended = asyncio.Event()
+        self.ended = self.memory_gone = asyncio.Event()  # its own host sees to what is left of it
         self.ended_ns = 0
         self._send = send
 

@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 11;
+inline constexpr uint32_t kVersion = 12;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -419,6 +419,11 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t> validate_step;  // the minibatch to be executed twice; 0 = none
   std::atomic<uint32_t> drill_count;
   Drill drills[kMaxDrills];
+
+  // A robust futex that the device server of the session holds while it lives: when it dies, the kernel sets
+  // FUTEX_OWNER_DIED here and wakes who waits, before it gives any memory back (life_word.h). Of this host
+  // alone: mirrors on others have 0.
+  alignas(64) std::atomic<uint32_t> server_life;
 
   alignas(64) std::atomic<uint64_t> commit_count;  // newest commit's number; commit n lies in commits[n %
                                                    // kCommitRing]

@@ -8,11 +8,13 @@
 #include <unordered_map>
 
 #include "replay/csrc/digest.h"
+#include "replay/csrc/futex.h"
 #include "replay/csrc/log_view.h"
 #include "replay/csrc/log_writer.h"
 #include "replay/csrc/manifest.h"
 #include "replay/csrc/names.h"
 #include "replay/csrc/mirror.h"
+#include "replay/csrc/py_life_watch.h"
 #include "replay/csrc/py_log_copy.h"
 #include "replay/csrc/py_log_rows.h"
 #include "replay/csrc/py_mirror.h"
@@ -211,6 +213,13 @@ void bind_log(py::module_& m) {
                                       READ(median_bytes_per_step) READ(commit_count) READ(session_state)
                                           READ(error_kind) READ(device_lost) READ(wait_sequence)
                                               READ(validated_step) READ(validations_failed)
+      .def_property(
+          "server_life", [](const LogMap& l) { return load(l.page().server_life); },
+          [](LogMap& l, uint32_t word) {
+            l.page().server_life.store(word);
+            futex_wake(l.page().server_life);
+          },
+          "The word that a device server holds (life_word.h); written by tests.")
       .def_property_readonly("device_message",
                              [](const LogMap& l) { return as_text(text_of(l.page().device_message)); })
       .def_property_readonly(
@@ -440,6 +449,7 @@ PYBIND11_MODULE(_replay, m) {
   m.attr("SNAPSHOT_ORDERS") = kSnapshotOrders;
   bind_log(m);
   bind_log_copy(m);
+  bind_life_watch(m);
   bind_log_walk(m);
   bind_mirror(m);
   bind_writer(m);
