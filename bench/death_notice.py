@@ -9,8 +9,8 @@ Milliseconds from just before the SIGKILL; `proxyd` is what is used: whichever c
 
     .venv/bin/python bench/death_notice.py --drills 6 [--ranks 2] [--turns 2]
 
-Device servers of a training that are killed by drills, parts of their recoveries: with proxyd as it is, and in
-turns with one whose kernel has no futex_waitv, where pidfds are the only notice.
+Device servers of a training that are killed by drills, parts of their recoveries: with proxyd as it is, and
+in turns with one whose kernel has no futex_waitv, where pidfds are the only notice.
 """
 
 from __future__ import annotations
@@ -113,11 +113,13 @@ def by_size(sizes: Sequence[int], kills: int, threads: int) -> None:
 
 def drilled(folder: Path, ranks: int, kills: int, *, early: bool) -> list[dict[str, float]]:
     """Recoveries of one training."""
-    drills = tuple(f"kill-server rank={n % ranks} step={EVERY * (n + 1)} call={20 + 30 * n}" for n in range(kills))
+    drills = tuple(
+        f"kill-server rank={n % ranks} step={EVERY * (n + 1)} call={20 + 30 * n}" for n in range(kills)
+    )
     program = installed("proxyd")
     if not early:
         program = [sys.executable, str(Path(__file__).parent / "old_kernel.py"), *program]
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     training = Training("char_gpt.py", ranks, EVERY * (kills + 1), ["--log-every", "1000"])
     with running_proxyd(folder / "proxyd.sock", ranks, program=program, log=folder / "log") as proxyd:
         options = ("--socket", str(proxyd.socket))
@@ -138,12 +140,11 @@ def by_drills(ranks: int, kills: int, turns: int) -> None:
                 found[early] += run
     for early, entries in found.items():
         name = "word and pidfd" if early else "pidfd alone   "
-        parts = ", ".join(
-            f"{part.removesuffix('_s')} {1000 * statistics.median(e[part] for e in entries):.1f}" for part in PARTS
-        )
+        medians = {part: 1000 * statistics.median(entry[part] for entry in entries) for part in PARTS}
+        parts = ", ".join(f"{part.removesuffix('_s')} {median:.1f}" for part, median in medians.items())
         whole = [1000 * (entry["total_s"] - entry["replay_s"]) for entry in entries]
-        print(f"{name} {len(entries)} deaths, {ranks} ranks; ms, medians: {parts}; without replay (best, median, "
-              f"worst) {spread(whole)}")  # fmt: skip
+        print(f"{name} {len(entries)} deaths, {ranks} ranks; ms, medians: {parts}")
+        print(f"  without replay, best, median, worst: {spread(whole)}")
     print(json.dumps({str(early): entries for early, entries in found.items()}), file=sys.stderr)
 
 
@@ -155,7 +156,9 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 60, 200, 600], help="resident")
     parser.add_argument("--kills", type=int, default=15, help="of each size (15)")
     parser.add_argument("--threads", type=int, default=20, help="that sleep, beside the others (20)")
-    parser.add_argument("--drills", type=int, default=0, help="kill so many device servers of a training instead")
+    parser.add_argument(
+        "--drills", type=int, default=0, help="kill so many device servers of a training instead"
+    )
     parser.add_argument("--ranks", type=int, default=2, help="of that training (2)")
     parser.add_argument("--turns", type=int, default=2, help="trainings each way (2)")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 """Runs a command as on a Linux before 5.16, which has no futex_waitv: a filter refuses the call with ENOSYS.
 
-    .venv/bin/python bench/old_kernel.py COMMAND [ARGUMENTS ...]
+.venv/bin/python bench/old_kernel.py COMMAND [ARGUMENTS ...]
 """
 
 from __future__ import annotations

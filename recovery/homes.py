@@ -9,7 +9,6 @@ from understudy.recovery.leases import Leases
 from understudy.recovery.servers import Server, ServerPool
 from understudy.recovery.spawner import SpawnerError
 
-
 EMPTIED_S = 10.0
 """How long the memory of a device is waited for whose server has died, seconds."""
 
@@ -93,6 +92,6 @@ async def _device_emptied(session: Session) -> None:
         await asyncio.wait_for(process.memory_gone.wait(), EMPTIED_S)
     except TimeoutError:
         raise NoHome(
-            f"the device server of rank {session.rank} has died, but {session.device} is not free of it after "
-            f"{EMPTIED_S:.0f} s"
+            f"the device server of rank {session.rank} has died, but {session.device} is not free of it "
+            f"after {EMPTIED_S:.0f} s"
         ) from None

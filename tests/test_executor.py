@@ -27,6 +27,22 @@ from executor_harness import (
 from understudy.replay import RemoteError
 
 
+def test_an_executor_holds_the_word_of_its_log_until_another_one_has_it() -> None:
+    with Harness() as h:
+        first = h.log.server_life
+        successor = h.new_executor()
+        second = h.log.server_life
+        h.executor.park()
+        h.executor.resume()  # it is the one that goes on
+        assert h.log.server_life == first
+        successor.detach()
+        assert h.log.server_life == first != second
+        h.executor.park()
+        h.executor.detach()
+        assert h.log.server_life == 0
+        assert min(first, second) & 0x80000000 and not (first | second) & 0x40000000
+
+
 def test_an_operator_changes_the_buffer_it_is_given() -> None:
     with Harness() as h:
         h.new(1, [1, 2, 3, 4])

@@ -33,6 +33,7 @@ FLOATS = 4096
 FLOAT, TENSOR, DOUBLE, CONSTANT = 6, 1, 7, 17
 OPERATOR, ALLOCATE, READ, PHASE, COMMIT, CREATE, COLLECTIVE, END = 1, 4, 7, 12, 13, 15, 17, 19
 PARAMETER, GRADIENT, PRIVATE, COMMUNICATOR = 1, 2, 3, 900
+OLD_KERNEL = str(Path(__file__).parent.parent / "bench" / "old_kernel.py")
 
 
 # ------------------------------------------------------------------ a rank
@@ -120,6 +121,9 @@ def work(rank: int, world: int, steps: int) -> None:
             while seen.floor_commit < step:
                 assert seen.session_state == 0
                 time.sleep(0.002)  # waits for shared memory, which has no event here
+        if os.environ.get("SCRIBBLE_AT") == str(step):
+            read(PARAMETER)
+            seen.server_life = int(os.environ["SCRIBBLED"])
         if rank == 0 and os.environ.get("REPORT_FAULT_AT") == str(step):
             read(PARAMETER)
             index = seen.cursor_index
@@ -213,11 +217,16 @@ sys.exit(status)
 
 
 def proxyrun(
-    variables: dict[str, str], directory: Path, *flags: str, world: int = 2, steps: int = 12
+    variables: dict[str, str],
+    directory: Path,
+    *flags: str,
+    world: int = 2,
+    steps: int = 12,
+    through: tuple[str, ...] = (),
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     report = directory / "report.json"
     command = [
-        *module_command("recovery.proxyrun"), *flags, "--report", str(report),
+        *through, *module_command("recovery.proxyrun"), *flags, "--report", str(report),
         sys.executable, "-c", LAUNCH, __file__, str(world), str(steps),
     ]  # fmt: skip
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
@@ -247,6 +256,37 @@ def test_server_killed_before_any_record_of_a_minibatch_changes_no_value(
         (1, step, "restart-copy-replay", True) for step in steps
     ]
     assert report["replies_different"] == 0
+
+
+@pytest.mark.cold  # a fork would not be under the filter
+def test_server_killed_on_a_kernel_without_futex_waitv_changes_no_value(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    """Its pidfd tells of the death."""
+    drill = ("--drill", "kill-server rank=1 step=5 call=3")
+    given = variables | {"UNDERSTUDY_LOG_LEVEL": "warning"}
+    through = (sys.executable, OLD_KERNEL)
+    done, report = proxyrun(given, tmp_path, "--devices", "cpu:2", *drill, through=through)
+    assert done.returncode == 0
+    assert [part.split("\n")[:-1] for part in done.stdout.split("\0")] == [expected(r, 2, 12) for r in (0, 1)]
+    assert [(r["rank"], r["plan"], r["recovered"]) for r in report["recoveries"]] == [
+        (1, "restart-copy-replay", True)
+    ]
+    assert done.stderr.count("pidfd alone") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "killed"), [(0xC0000000, False), (0xC0000000, True), (0x12345678, True), (0, True)]
+)
+def test_worker_that_writes_into_the_word_of_its_server_makes_no_death_and_hides_none(
+    word: int, killed: bool, variables: dict[str, str], tmp_path: Path
+) -> None:
+    given = variables | {"SCRIBBLE_AT": "3", "SCRIBBLED": str(word)}
+    drill = ("--drill", "kill-server rank=1 step=5 call=3") if killed else ()
+    done, report = proxyrun(given, tmp_path, "--devices", "cpu:2", *drill)
+    assert done.returncode == 0
+    assert [part.split("\n")[:-1] for part in done.stdout.split("\0")] == [expected(r, 2, 12) for r in (0, 1)]
+    assert [r["rank"] for r in report["recoveries"]] == [1] * killed
 
 
 def test_three_ranks_survive_the_death_of_any_of_them(variables: dict[str, str], tmp_path: Path) -> None:

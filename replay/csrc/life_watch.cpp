@@ -143,7 +143,8 @@ class LifeWatch::Waiter {
         if (--word.looks == 0) return watch_.tell(word, LifeNews::kDisbelieved), 0;
     }
     word.next_look_ns = now_ns() + word.pause_ns;
-    word.pause_ns = std::min(2 * word.pause_ns, kLongestPauseNs);
+    word.pause_ns =
+        std::min(word.pause_ns + word.pause_ns / 4, kLongestPauseNs);  // late by a quarter at most
     return word.next_look_ns;
   }
 

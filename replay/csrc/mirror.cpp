@@ -20,6 +20,9 @@ constexpr Span kWritten{offsetof(ControlPage, dictionary_begin), offsetof(Contro
 constexpr Span kCommits{offsetof(ControlPage, commit_count), offsetof(ControlPage, segment_of)};
 static_assert(kWritten.begin % 8 == 0 && kWritten.end % 8 == 0);
 static_assert(kCommits.begin % 8 == 0 && kCommits.end % 8 == 0);
+// What a device server of this host holds means nothing on another one.
+static_assert(offsetof(ControlPage, server_life) >= kWritten.end &&
+              offsetof(ControlPage, server_life) + sizeof(ControlPage::server_life) <= kCommits.begin);
 
 struct DrillState64 {
   uint64_t state, fired_at_ns, detail;

@@ -20,6 +20,8 @@ from understudy import replay
 SET_ROBUST_LIST = {"x86_64": 273, "aarch64": 99}[os.uname().machine]
 CLONE_NEWPID = 0x20000000
 WAITERS = 0x80000000
+KEPT: list[object] = []
+"""What the kernel reads when a thread ends, which is after Python has joined it."""
 
 
 def abandon(directory: str, word_at: int) -> None:
@@ -33,6 +35,7 @@ def abandon(directory: str, word_at: int) -> None:
         _fields_ = (("next", ctypes.c_void_p), ("offset", ctypes.c_long), ("pending", ctypes.c_void_p))
 
     head, link = Head(), ctypes.c_void_p()
+    KEPT.extend((page, word, head, link))
 
     def hold_and_end() -> None:
         link.value = ctypes.addressof(head)
