@@ -77,7 +77,8 @@ class EarlyNotice:
                 process.has_stopped(notice.at_ns)
             elif notice.news == replay.LifeNews.DISBELIEVED:
                 log.warning(
-                    "a log says that its device server has died, and it runs: its pidfd will tell",
+                    "the word of a log tells of a death, and this device server runs: its pidfd will tell of "
+                    "its end",
                     pid=process.pid,
                 )
             else:

@@ -383,7 +383,7 @@ def test_garbage_in_the_word_leaves_a_living_device_server_running(
         early.follow(watched, Path(directory))
         Log(directory).server_life = OWNER_DIED | WAITERS
         said = ""
-        while "says that its device server has died, and it runs" not in said:
+        while "tells of a death, and this device server runs" not in said:
             await asyncio.sleep(0.01)  # what is logged has no event
             said += capsys.readouterr().out
         assert watched.running and not watched.ended.is_set()

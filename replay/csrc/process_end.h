@@ -11,7 +11,10 @@ enum class ProcessEnd {
   kStopped,  // no thread of it runs its program any more, and none ever will; its memory may still be there
 };
 
-// Asks /proc/PID. Nothing but its own death makes a process look dead: PF_EXITING is never taken back, and
+// Asks /proc/PID, 20 us a thread. Who reads there holds the process's memory for that moment: if it was the
+// last to do so, giving the memory back falls to the reader, and takes what it takes.
+//
+// Nothing but its own death makes a process look dead: PF_EXITING is never taken back, and
 // SIGKILL waits for a thread only when all are to die. What cannot be read counts as running.
 ProcessEnd process_end(int32_t pid, uint64_t start_ticks);
 

@@ -57,7 +57,7 @@ class Process:
 
     def __init__(self, pid: int, started: int = 0) -> None:
         self.pid, self.start_ticks = pid, started
-        self.ended = asyncio.Event()
+        self.ended = self.memory_gone = asyncio.Event()
         life = LIFE.get()
         assert life is not None
         self._machine = self.world.machines[life.host]

@@ -14,7 +14,7 @@ class Process:
     def __init__(self, pid: int, kill: Callable[[], None] = lambda: None) -> None:
         self.pid, self._kill = pid, kill
         self.running = True
-        self.ended = asyncio.Event()
+        self.ended = self.memory_gone = asyncio.Event()
         self.ended_ns = 0
 
     def message(self) -> pb.Process:
