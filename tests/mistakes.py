@@ -109,13 +109,13 @@ MISTAKES = (
     ),
     Mistake(
         "digest_pieces", "last_byte_of_a_piece_is_left_out", DIGEST,
-        right="XXH3_64bits_update(&state_, data, bytes);",
-        wrong="XXH3_64bits_update(&state_, data, bytes - (bytes > 1));",
+        right="stream_.add(data, bytes);",
+        wrong="stream_.add(data, bytes - (bytes > 1));",
     ),
     Mistake(
         "digest_pieces", "each_piece_begins_anew", DIGEST,
-        right="XXH3_64bits_update(&state_, data, bytes);",
-        wrong="XXH3_64bits_reset(&state_), XXH3_64bits_update(&state_, data, bytes);",
+        right="stream_.add(data, bytes);",
+        wrong="stream_ = xxh3::Stream(), stream_.add(data, bytes);",
     ),
 )  # fmt: skip
 

@@ -1,30 +1,29 @@
-// Content digests: XXH3-64 (third_party/xxhash). 0 is reserved for "none".
+// Content digests: XXH3-64. 0 is reserved for "none".
 #pragma once
-#define XXH_INLINE_ALL
 #include <cstddef>
 #include <cstdint>
 
-#include "third_party/xxhash/xxhash.h"
+#include "replay/csrc/xxh3.h"
 
 namespace understudy::replay {
 
-inline uint64_t digest(const void* data, size_t bytes) {
-  const uint64_t value = XXH3_64bits(data, bytes);
+inline uint64_t digest(const void* data, size_t bytes, xxh3::Width width = xxh3::chosen) {
+  const uint64_t value = xxh3::of(data, bytes, width);
   return value == 0 ? 1 : value;
 }
 
 // The same of what comes in pieces.
 class StreamedDigest {
  public:
-  StreamedDigest() { XXH3_64bits_reset(&state_); }
-  void add(const void* data, size_t bytes) { XXH3_64bits_update(&state_, data, bytes); }
+  explicit StreamedDigest(xxh3::Width width = xxh3::chosen) : stream_(width) {}
+  void add(const void* data, size_t bytes) { stream_.add(data, bytes); }
   uint64_t value() const {
-    const uint64_t value = XXH3_64bits_digest(&state_);
+    const uint64_t value = stream_.value();
     return value == 0 ? 1 : value;
   }
 
  private:
-  XXH3_state_t state_;
+  xxh3::Stream stream_;
 };
 
 }  // namespace understudy::replay

@@ -1,7 +1,4 @@
-// The digest of a file that is a payload: XXH3-64 (third_party/xxhash), read and computed without the GIL.
-#define XXH_INLINE_ALL
-#include "third_party/xxhash/xxhash.h"
-
+// The digest of a file that is a payload: XXH3-64, read and computed without the GIL.
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
@@ -12,6 +9,8 @@
 #include <memory>
 #include <string>
 #include <utility>
+
+#include "replay/csrc/xxh3.h"
 
 namespace {
 
@@ -25,18 +24,17 @@ struct Found {
 
 Found read_through(int file) {
   Found found;
-  XXH3_state_t state;
-  XXH3_64bits_reset(&state);
+  understudy::xxh3::Stream stream;
   const std::unique_ptr<char[]> piece(new char[kPiece]);
   while (true) {
     const ssize_t count = pread(file, piece.get(), kPiece, static_cast<off_t>(found.bytes));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) found.error = errno;
     if (count <= 0) break;
-    XXH3_64bits_update(&state, piece.get(), static_cast<size_t>(count));
+    stream.add(piece.get(), static_cast<size_t>(count));
     found.bytes += static_cast<uint64_t>(count);
   }
-  found.digest = XXH3_64bits_digest(&state);
+  found.digest = stream.value();
   return found;
 }
 
