@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,10 +11,12 @@ from itertools import chain, combinations
 
 from understudy.recovery.persistence import StoreError
 from understudy.recovery.persistence._store import RecordedDisk, Store
+from understudy.replay import digest
 
 BLOCK = 4096
 SECTOR = 512
 CHUNK = BLOCK
+INCOMPATIBLE = 88  # offset of the feature bits in a superblock
 
 Event = tuple[str, int, int, int, bytes]
 
@@ -100,6 +103,16 @@ def images(
         disk.apply(event)
 
 
+def as_of_an_older_release(store: bytes) -> bytes:
+    """A new store whose superblocks do not say that newer headers count."""
+    content = bytearray(store)
+    for at in (0, BLOCK):
+        struct.pack_into("<I", content, at + INCOMPATIBLE, 0)
+        checksum = digest(bytes(content[at : at + BLOCK - 8]))
+        struct.pack_into("<Q", content, at + BLOCK - 8, checksum)
+    return bytes(content)
+
+
 # ---------------------------------------------------------------- workloads
 @dataclass
 class Promise:
@@ -118,6 +131,9 @@ class Workload:
     rng: random.Random
     slots: int
     slot_bytes: int = 6 * BLOCK
+    kind: str = (
+        ""  # "ranges": syncs are of ranges, as of a mapped file; "old": of a release without newer headers
+    )
     contents: dict[int, list[bytes]] = field(default_factory=dict)  # by serial
     serials: list[int] = field(default_factory=list)  # the next ones
     promises: list[Promise] = field(default_factory=list)
@@ -127,7 +143,11 @@ class Workload:
     def empty_disk(self) -> RecordedDisk:
         disk = RecordedDisk(bytes(2 * BLOCK + self.slots * (BLOCK + self.slot_bytes)))
         Store.create_on(disk, slots=self.slots, slot_bytes=self.slot_bytes, chunk_bytes=CHUNK)
-        return RecordedDisk(disk.content())
+        content = disk.content()
+        return self.disk(as_of_an_older_release(content) if self.kind == "old" else content)
+
+    def disk(self, content: bytes) -> RecordedDisk:
+        return RecordedDisk(content, ranges=self.kind == "ranges")
 
     def promise(self, disk: RecordedDisk, made: Promise) -> None:
         with self.lock:

@@ -81,9 +81,27 @@ MISTAKES = (
     ),
     Mistake(
         "slot_model", "superblock_is_not_written", SLOT_TABLE,
-        right="write(std::as_const(change.next));\n    } catch",
-        wrong="} catch",
+        right="put(change, write, !lazy_);",
+        wrong=";",
         scenario="each-releases-2-2", violation="is durable",
+    ),
+    Mistake(
+        "slot_model", "superblock_that_is_durable_is_written_over", SLOT_TABLE,
+        right="change.next.epoch % 2 == durable_epoch_ % 2",
+        wrong="change.next.epoch == durable_epoch_",
+        scenario="lazy-each-releases-3-2", violation="no superblock counts",
+    ),
+    Mistake(
+        "slot_model", "slot_is_free_before_the_superblock_is_durable", SLOT_TABLE,
+        right="left_.insert(left_.end(), change.freed.begin(), change.freed.end());",
+        wrong="for (const uint32_t slot : change.freed) give_back(slot);",
+        scenario="lazy-other-releases-3-2-failing", violation="registered is in the queue",
+    ),
+    Mistake(
+        "slot_model", "sync_is_taken_for_that_of_a_later_superblock", SLOT_TABLE,
+        right="written == written_ && whole_",
+        wrong="written <= written_ && whole_",
+        scenario="lazy-each-releases-3-2", violation="no superblock counts",
     ),
     Mistake(
         "slot_model", "newest_is_dropped", COMMIT_RULE,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import random
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 from disk_images import BLOCK, Promise, Workload, images
 
 from understudy.recovery.persistence._store import RecordedDisk, Store
+
+KINDS = ("", "ranges", "old")
 
 
 @dataclass
@@ -26,25 +29,27 @@ def try_crashes(
     *,
     in_flight: int,
     rounds: int = 4,
+    kind: str = "",
     ignore: str = "",
     failing: bool = False,
     at_each: int = 4,
     exhaustive: int = 5,
 ) -> Tried:
     """Runs a workload, then opens what crashes may leave of it."""
-    work = Workload(rng, slots=in_flight + 3)
+    work = Workload(rng, slots=in_flight + 3, kind=kind)
     disk = work.empty_disk()
     start = disk.content()
     for slot in range(work.slots):
         header = 2 * BLOCK + slot * (BLOCK + work.slot_bytes)
-        if ignore == "payload":
-            disk.ignore_syncs(header + BLOCK, header + BLOCK + work.slot_bytes)
-        elif ignore == "header":
-            disk.ignore_syncs(header, header + BLOCK)
+        if ignore == "slot":
+            disk.ignore_syncs(header, header + BLOCK + work.slot_bytes)
     if ignore == "superblock":
         disk.ignore_syncs(0, 2 * BLOCK)
+    elif ignore == "everything":
+        disk.ignore_syncs(0, len(start))
     if failing:
-        disk.fail(rng.randrange(8, 35 * in_flight), rng.choice([errno.EIO, errno.ENOSPC]))
+        opening = 2 + 2 * work.slots  # reads of superblocks and headers
+        disk.fail(opening + rng.randrange(28 * in_flight), rng.choice([errno.EIO, errno.ENOSPC]))
     work.run(disk, in_flight, rounds)
     tried = Tried(len(work.failures))
     seen: set[tuple[int, int]] = set()
@@ -68,16 +73,17 @@ def try_many(seed: int, images_wanted: int, at_each: int, exhaustive: int) -> No
     total = different = runs = failures = 0
     while total < images_wanted:
         for in_flight in (1, 2, 3):
-            for failing in (False, True):
+            for failing, kind in product((False, True), KINDS):
                 tried = try_crashes(
                     rng,
                     in_flight=in_flight,
+                    kind=kind,
                     failing=failing,
                     rounds=5 - in_flight,
                     at_each=at_each,
                     exhaustive=exhaustive,
                 )
-                where = f"in_flight={in_flight}, failing={failing}"
+                where = f"in_flight={in_flight}, kind={kind!r}, failing={failing}"
                 assert not tried.first, f"image {tried.images} of {where}: {tried.first}"
                 total += tried.images
                 different += tried.different
@@ -96,10 +102,12 @@ def test_a_crash_at_any_moment_loses_nothing_in_many_more_images(seed: int) -> N
     try_many(seed, 150_000, at_each=6, exhaustive=7)
 
 
-@pytest.mark.parametrize("ignore", ["payload", "header", "superblock"])
-def test_the_same_crashes_find_each_sync_that_is_left_out(seed: int, ignore: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ignore"), [("ranges", "slot"), ("ranges", "superblock"), ("", "everything")]
+)
+def test_the_same_crashes_find_each_sync_that_is_left_out(seed: int, kind: str, ignore: str) -> None:
     rng = random.Random(seed)
-    tried = try_crashes(rng, in_flight=1, rounds=6, ignore=ignore)
+    tried = try_crashes(rng, in_flight=1, rounds=6, kind=kind, ignore=ignore)
     print(f"{tried.violations} violations in {tried.different} images; the first: {tried.first}")
     assert tried.violations > 0
 

@@ -16,7 +16,9 @@ MODEL = "slot_model"
 SHORT = ["ring-1-2", "ring-2-2", "ring-2-3", "each-releases-2-2", "each-releases-3-2"]
 SHORT += ["each-releases-2-2-failing", "each-releases-3-2-failing"]
 SHORT += ["other-releases-3-2", "other-releases-3-2-failing"]
+SHORT += ["lazy-each-releases-2-2", "lazy-each-releases-3-2"]
 LONG = ["ring-3-3", "each-releases-2-3", "each-releases-3-3", "other-releases-4-3"]
+LONG += ["lazy-each-releases-2-3", "lazy-each-releases-3-2-failing", "lazy-other-releases-3-2-failing"]
 
 
 def run_model(name: str, *scenarios: str) -> list[str]:

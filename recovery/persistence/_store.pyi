@@ -22,7 +22,7 @@ class Receipt:
 
     @property
     def sequence(self) -> int:
-        """Its name in this store; rises in the order in which persist() was called, whatever the serials."""
+        """Its name in this store; rises in the order in which they got their slots."""
     @property
     def slot(self) -> int: ...
     @property
@@ -160,7 +160,7 @@ class Store:
         """A moment's view."""
     @property
     def epoch(self) -> int:
-        """How often a superblock was made durable."""
+        """Rises with each superblock that is written."""
     @property
     def floor(self) -> int:
         """Serials below it are released."""
@@ -187,7 +187,8 @@ class Store:
 class RecordedDisk:
     """A disk in memory for tests: notes writes and syncs, writes late and in any order, fails on demand."""
 
-    def __init__(self, content: Buffer) -> None: ...
+    def __init__(self, content: Buffer, *, ranges: bool = False) -> None:
+        """`ranges`: a sync of a range makes no more durable than that, as of a mapped file."""
     def fail(self, operation: int, error: int, forever: bool = False) -> None:
         """The operation of this number fails with this error number, and all after it if `forever`."""
     def ignore_syncs(self, begin: int, end: int) -> None:

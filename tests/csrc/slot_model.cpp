@@ -14,6 +14,7 @@ struct Scenario {
   uint32_t slots, persists;
   bool each_releases;  // whoever has persisted a snapshot releases those before it; else somebody else does
   uint32_t failures;   // superblocks that may fail, whenever
+  bool lazy = false;   // superblocks become durable with the next snapshot's sync
 };
 
 // What lies in a slot: the sequence whose snapshot is being written or whole there.
@@ -22,16 +23,23 @@ struct Content {
   bool whole = false;
 };
 
+struct Acknowledged {
+  uint32_t slot;
+  Registered snapshot;
+};
+
 class Store final : public model::Program {
  public:
   Store(const Scenario& scenario, model::Run& run)
       : scenario_(scenario), content_(scenario.slots), held_(scenario.slots), left_(scenario.failures) {
-    durable_.slots.resize(scenario.slots);
+    Registry first;
+    first.slots.resize(scenario.slots);
     // One snapshot is there already, as there would be after a while.
-    durable_.latest_sequence = 1;
-    durable_.slots[0] = {1, 1};
+    first.latest_sequence = 1;
+    first.slots[0] = {1, 1};
     content_[0] = {1, true};
-    table_.emplace(durable_, 1);
+    places_[0].durable = first;
+    table_.emplace(first, 1, scenario.lazy);
     for (uint32_t i = 0; i < scenario.persists; i++)
       run.add([this, i] {
         if (persist(i + 2) && scenario_.each_releases)
@@ -43,9 +51,12 @@ class Store final : public model::Program {
 
   std::string wrong() const override {
     if (!wrong_.empty()) return wrong_;
-    if (std::string found = wrong_superblock(durable_); !found.empty()) return found;
-    for (const Registry& attempted : attempted_)
-      if (std::string found = wrong_superblock(attempted); !found.empty()) return found;
+    for (const Registry* one : places_[0].after_crash())
+      for (const Registry* other : places_[1].after_crash()) {
+        const Registry* const counts = newer(one, other);
+        if (counts == nullptr) return "no superblock counts";
+        if (std::string found = wrong_superblock(*counts); !found.empty()) return found;
+      }
     return "";
   }
 
@@ -54,14 +65,14 @@ class Store final : public model::Program {
     for (const Registered& r : table_->registry().slots) registered += r.sequence != 0;
     if (scenario_.each_releases && registered != 1) return "what was released stays";
     left_ = 0;
-    const auto settle = [this](const Registry& next) { write(next); };
+    const auto settle = [this](const Registry& next, bool synced) { write(next, synced); };
     table_->settle(settle);
     if (!wrong_.empty()) return wrong_;
     std::vector<bool> seen(scenario_.slots);
     for (uint32_t free = table_->free_slots(); free != 0; free--) {
       const std::optional<uint32_t> slot = table_->acquire(kNever, settle);
       if (!slot || seen[*slot]) return "a slot is in the queue twice";
-      if (durable_.slots[*slot].sequence != 0) return "a slot that is registered is in the queue";
+      if (durable().slots[*slot].sequence != 0) return "a slot that is registered is in the queue";
       seen[*slot] = true;
       registered++;
     }
@@ -70,6 +81,33 @@ class Store final : public model::Program {
 
  private:
   static constexpr uint64_t kNever = UINT64_MAX;
+
+  // Where every other superblock lies.
+  struct Place {
+    std::optional<Registry> durable;
+    std::vector<Registry> attempted;  // since then; one of them may lie there, or a part of it
+
+    std::vector<const Registry*> after_crash() const {
+      std::vector<const Registry*> found;
+      if (durable) found.push_back(&*durable);
+      for (const Registry& one : attempted) found.push_back(&one);
+      if (!durable || !attempted.empty()) found.push_back(nullptr);
+      return found;
+    }
+  };
+
+  static const Registry* newer(const Registry* one, const Registry* other) {
+    if (one == nullptr || other == nullptr) return one == nullptr ? other : one;
+    return one->epoch > other->epoch ? one : other;
+  }
+
+  // What a crash cannot take.  Precondition: wrong() was empty.
+  const Registry& durable() const {
+    const auto certain = [](const Place& place) {
+      return place.durable && place.attempted.empty() ? &*place.durable : nullptr;
+    };
+    return *newer(certain(places_[0]), certain(places_[1]));
+  }
 
   // Whatever of these a crash leaves: all that it registers must be whole.
   std::string wrong_superblock(const Registry& registry) const {
@@ -82,6 +120,8 @@ class Store final : public model::Program {
       if (sequence != 0 && serial < registry.floor && serial < newest(registry))
         return "what was released stays";
     }
+    for (const Acknowledged& a : acknowledged_)
+      if (a.snapshot.serial >= floor_ && !finds(registry, a)) return "what was acknowledged is not found";
     return registry.slots[registry.latest_slot].sequence == registry.latest_sequence
                ? ""
                : "the latest is nowhere";
@@ -89,8 +129,17 @@ class Store final : public model::Program {
 
   static uint64_t newest(const Registry& registry) {
     uint64_t serial = 0;
-    for (const Registered& r : registry.slots) serial = std::max(serial, r.serial);
+    for (const Registered& r : registry.slots)
+      if (r.sequence != 0) serial = std::max(serial, r.serial);
     return serial;
+  }
+
+  // Of an acknowledged one: this superblock names it, or its header is newer and counts.
+  bool finds(const Registry& registry, const Acknowledged& a) const {
+    const Registered& row = registry.slots[a.slot];
+    if (row.sequence != 0) return row.sequence == a.snapshot.sequence;
+    return scenario_.lazy && row.serial < a.snapshot.sequence &&
+           content_[a.slot].sequence == a.snapshot.sequence && content_[a.slot].whole;
   }
 
   void must(bool holds, const char* sentence) {
@@ -98,8 +147,7 @@ class Store final : public model::Program {
   }
 
   bool persist(uint64_t serial) {
-    const auto write = [this](const Registry& next) { this->write(next); };
-    const uint64_t sequence = table_->next_sequence();
+    const auto write = [this](const Registry& next, bool synced) { this->write(next, synced); };
     std::optional<uint32_t> slot;
     try {
       slot = table_->acquire(kNever, write);
@@ -108,14 +156,18 @@ class Store final : public model::Program {
     }
     must(slot.has_value() && !held_[*slot], "a slot was handed out twice");
     held_[*slot] = true;
+    const uint64_t sequence = table_->next_sequence();
     content_[*slot] = {sequence, false};
     model::Run::current()->yield();
+    sync();
     content_[*slot].whole = true;
     held_[*slot] = false;  // the table's from here on
     try {
       const bool registered = table_->commit(*slot, {sequence, serial}, write);
-      must(!registered || durable_.slots[*slot].sequence == sequence, "what was acknowledged is durable");
-      must(registered || durable_.floor > serial, "only what lies below the floor is dropped");
+      must(scenario_.lazy || !registered || durable().slots[*slot].sequence == sequence,
+           "what was acknowledged is durable");
+      if (registered) acknowledged_.push_back({*slot, {sequence, serial}});
+      must(registered || durable().floor > serial, "only what lies below the floor is dropped");
       return registered;
     } catch (const StorageError&) {
       return false;
@@ -123,37 +175,64 @@ class Store final : public model::Program {
   }
 
   bool release(uint64_t serial) {
+    floor_ = std::max(floor_, serial);
     try {
-      table_->release_before(serial, [this](const Registry& next) { write(next); });
-      must(durable_.floor >= serial, "what was released is durable");
+      table_->release_before(serial, [this](const Registry& next, bool synced) { write(next, synced); });
+      must(durable().floor >= serial, "what was released is durable");
       return true;
     } catch (const StorageError&) {
       return false;
     }
   }
 
-  // Makes a superblock durable, or fails and leaves it unknown whether it is.
-  void write(const Registry& next) {
-    attempted_.push_back(next);  // over the older one; it may be on the disk from here on
+  // Makes durable what was written before.
+  void sync() {
+    if (!scenario_.lazy) return;
+    const uint64_t written = table_->written();
+    const uint64_t begun = begun_;
+    const bool whole = whole_;
+    model::Run::current()->yield();
+    if (begun == begun_ && whole) make_durable(last_);
+    table_->made_durable(written);
+  }
+
+  void make_durable(size_t place) {
+    if (places_[place].attempted.empty()) return;
+    places_[place].durable = places_[place].attempted.back();
+    places_[place].attempted.clear();
+  }
+
+  // Writes a superblock, and makes it durable if asked to, or fails and leaves it unknown whether it is.
+  void write(const Registry& next, bool synced) {
+    const Registry before = durable();
+    begun_++;
+    last_ = next.epoch % 2;
+    whole_ = false;
+    places_[last_].attempted.push_back(next);  // it may be on the disk from here on
     const bool fails = left_ != 0 && model::Run::current()->choose(2) == 1;
     if (left_ == 0) model::Run::current()->yield();
     if (fails) {
       left_--;
       throw StorageError(5, "the superblock");
     }
-    must(newest(next) >= newest(durable_), "the newest never goes back");
-    must(next.epoch == durable_.epoch + 1, "epochs follow each other");
-    must(next.floor >= durable_.floor, "the floor never falls");
-    durable_ = next;
-    attempted_.clear();
+    must(newest(next) >= newest(before), "the newest never goes back");
+    must(scenario_.lazy || next.epoch == before.epoch + 1, "epochs follow each other");
+    must(next.floor >= before.floor, "the floor never falls");
+    whole_ = true;
+    if (!synced) return;
+    make_durable(last_);
   }
 
   const Scenario scenario_;
   std::vector<Content> content_;
   std::vector<bool> held_;
   uint32_t left_;
-  Registry durable_;
-  std::vector<Registry> attempted_;  // one of them may be on the disk instead of the older superblock
+  std::array<Place, 2> places_;
+  uint64_t begun_ = 0;  // superblocks
+  bool whole_ = true;   // the last one was written
+  size_t last_ = 0;     // its place
+  std::vector<Acknowledged> acknowledged_;
+  uint64_t floor_ = 0;  // that somebody asked for
   std::string wrong_;
   std::optional<SlotTable<model::ModelPlatform>> table_;
 };
@@ -211,11 +290,20 @@ int main(int count, char** arguments) {
                          }).explore());
   }
   const Scenario scenarios[] = {
-      {"each-releases-2-2", 2, 2, true, 0},         {"each-releases-3-2", 3, 2, true, 0},
-      {"each-releases-2-2-failing", 2, 2, true, 2}, {"each-releases-3-2-failing", 3, 2, true, 2},
-      {"other-releases-3-2", 3, 2, false, 0},       {"other-releases-3-2-failing", 3, 2, false, 1},
-      {"each-releases-2-3", 2, 3, true, 0},         {"each-releases-3-3", 3, 3, true, 0},
+      {"each-releases-2-2", 2, 2, true, 0},
+      {"each-releases-3-2", 3, 2, true, 0},
+      {"each-releases-2-2-failing", 2, 2, true, 2},
+      {"each-releases-3-2-failing", 3, 2, true, 2},
+      {"other-releases-3-2", 3, 2, false, 0},
+      {"other-releases-3-2-failing", 3, 2, false, 1},
+      {"each-releases-2-3", 2, 3, true, 0},
+      {"each-releases-3-3", 3, 3, true, 0},
       {"other-releases-4-3", 4, 3, false, 0},
+      {"lazy-each-releases-2-2", 2, 2, true, 0, true},
+      {"lazy-each-releases-3-2", 3, 2, true, 0, true},
+      {"lazy-each-releases-3-2-failing", 3, 2, true, 1, true},
+      {"lazy-other-releases-3-2-failing", 3, 2, false, 1, true},
+      {"lazy-each-releases-2-3", 2, 3, true, 0, true},
   };
   for (const Scenario& scenario : scenarios) {
     if (!wanted(scenario.name)) continue;

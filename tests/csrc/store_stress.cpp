@@ -104,7 +104,7 @@ void read_some(Store& store, uint64_t deadline, Counts& counts) {
 
 void stress_store(uint32_t slots, uint64_t deadline, uint32_t seed, Counts& counts) {
   const Geometry geometry{slots, 8 * kBlock, 2 * kBlock};
-  const auto disk = std::make_shared<RecordedDisk>(std::vector<uint8_t>(geometry.store_bytes()));
+  const auto disk = std::make_shared<RecordedDisk>(std::vector<uint8_t>(geometry.store_bytes()), false);
   disk->keep_log(false);
   {
     RecordedStorage storage(disk, 1);

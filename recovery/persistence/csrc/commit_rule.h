@@ -3,8 +3,8 @@
 // A store keeps what any agreement between ranks may still come to: everything from the floor on.  The floor
 // is a serial, and rises when a newer snapshot is complete on all ranks.  The newest snapshot always stays.
 //
-// A snapshot's age is its serial.  Its sequence is the order in which snapshots asked for their places: of
-// two under way at once the older one may have asked last, and they may end in any order.
+// A snapshot's age is its serial.  Its sequence is the order in which snapshots got their places: of
+// two under way at once the older one may have been the last, and they may end in any order.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -13,7 +13,9 @@
 
 namespace understudy::persistence {
 
-// What a superblock says.  A slot whose sequence is 0 is free or being written.
+// What a superblock says.  A slot whose sequence is 0 is free or being written; its serial is then the
+// sequence of the last snapshot of that slot whose fate was known: a header there with a larger one is newer
+// than this superblock.
 struct Registry {
   uint64_t epoch = 0;
   uint64_t latest_sequence = 0;  // of those registered; 0: there is none
@@ -22,7 +24,7 @@ struct Registry {
   std::vector<Registered> slots;
 };
 
-// What becomes of a registry.  `freed` slots are free once `next` is durable.
+// What becomes of a registry, but for its epoch.  `freed` slots are free once `next` is durable.
 struct Change {
   Registry next;
   std::vector<uint32_t> freed;
@@ -44,7 +46,7 @@ void take_out(Change& change, Goes goes) {
     if (r.sequence == 0) continue;
     if (goes(r)) {
       change.freed.push_back(slot);
-      r = {};
+      r = {0, r.sequence};
     } else if (r.sequence > next.latest_sequence) {
       next.latest_sequence = r.sequence;
       next.latest_slot = slot;
@@ -66,7 +68,6 @@ inline void take_out_released(Change& change) {
 inline Change after_snapshot(const Registry& now, uint32_t slot, Registered snapshot) {
   Change change{now, {}, snapshot.serial >= now.floor};
   if (!change.registered) return change;
-  change.next.epoch++;
   change.next.slots[slot] = snapshot;
   take_out_released(change);
   return change;
@@ -76,7 +77,6 @@ inline Change after_snapshot(const Registry& now, uint32_t slot, Registered snap
 inline Change after_agreement(const Registry& now, uint64_t serial) {
   Change change{now, {}, serial > now.floor};
   if (!change.registered) return change;
-  change.next.epoch++;
   change.next.floor = serial;
   take_out_released(change);
   return change;
@@ -85,7 +85,6 @@ inline Change after_agreement(const Registry& now, uint64_t serial) {
 // `serial` will never be whole on all ranks.
 inline Change after_discard(const Registry& now, uint64_t serial) {
   Change change{now, {}, false};
-  change.next.epoch++;
   take_out(change, [serial](const Registered& r) { return r.serial == serial; });
   change.registered = !change.freed.empty();
   return change;

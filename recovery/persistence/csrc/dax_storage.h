@@ -24,6 +24,7 @@ class DaxStorage final : public Storage {
   std::unique_ptr<Writer> writer() override;  // must not outlive the storage
   void sync() override { sync(0, bytes()); }
   void sync(uint64_t offset, uint64_t bytes) override;
+  bool syncs_ranges() const override { return true; }
   // By pread, which sees the same memory: a poisoned line is an exception then, not a SIGBUS.
   void read(uint64_t offset, uint8_t* data, uint64_t bytes) const override {
     file_.read(offset, data, bytes);

@@ -11,6 +11,11 @@
 namespace understudy::persistence {
 namespace {
 
+// A chunk is filled in steps that stay in the nearest caches between the copy and the digest, and goes to the
+// storage in pieces, so that this begins long before the chunk is full.
+constexpr uint64_t kStep = 128 << 10;
+constexpr uint64_t kPiece = 1 << 20;
+
 // What the threads of one snapshot share.
 struct Job {
   Storage& storage;
@@ -40,7 +45,7 @@ class Worker {
   void run() {
     try {
       write_chunks();
-      while (!under_way_.empty()) finish_one();
+      while (submitted_ != 0) finish_one();
     } catch (...) {
       job_.fail(std::current_exception());
       end_all_writes();
@@ -50,29 +55,52 @@ class Worker {
   }
 
  private:
+  // A chunk of the pool that is being filled or written.
+  struct Held {
+    uint32_t chunk;
+    uint32_t pieces;  // under way
+  };
+
   void write_chunks() {
     while (!job_.cancelled.load(std::memory_order_relaxed)) {
       const uint64_t number = job_.next.fetch_add(1, std::memory_order_relaxed);
       if (number >= job_.digests.size()) return;
-      const uint64_t begin = number * job_.chunk_bytes;
-      const uint64_t bytes = std::min(job_.chunk_bytes, job_.bytes - begin);
-      const uint64_t padded = rounded_up(bytes, kBlock);
       const uint32_t chunk = take();
-      uint8_t* const memory = job_.pool.memory(chunk);
-      under_way_.push_back(chunk);  // from here on it is given back, whatever happens
-      job_.source.copy(begin, memory, bytes);
-      job_.digests[number] = replay::digest(memory, bytes);
-      std::memset(memory + bytes, 0, padded - bytes);
-      writer_->submit(job_.offset + begin, memory, padded, chunk);
-      submitted_++;
+      held_.push_back({chunk, 0});  // from here on it is given back, whatever happens
+      filling_ = chunk;
+      job_.digests[number] = write_chunk(number * job_.chunk_bytes, chunk);
+      filling_ = kNone;
+      give_back_if_written(chunk);
     }
+  }
+
+  // Its digest.  All of it is filled; pieces of it may be under way.
+  uint64_t write_chunk(uint64_t begin, uint32_t chunk) {
+    const uint64_t bytes = std::min(job_.chunk_bytes, job_.bytes - begin);
+    uint8_t* const memory = job_.pool.memory(chunk);
+    replay::StreamedDigest digest;
+    uint64_t submitted = 0;
+    for (uint64_t filled = 0; filled < bytes;) {
+      const uint64_t step = std::min(kStep, bytes - filled);
+      job_.source.copy(begin + filled, memory + filled, step);
+      digest.add(memory + filled, step);
+      filled += step;
+      if (filled < bytes && filled - submitted < kPiece) continue;
+      const uint64_t padded = rounded_up(filled, kBlock);
+      std::memset(memory + filled, 0, padded - filled);
+      while (submitted_ >= std::max(writer_->depth(), 1u)) finish_one();
+      writer_->submit(job_.offset + begin + submitted, memory + submitted, padded - submitted, chunk);
+      submitted_++;
+      of(chunk)->pieces++;
+      submitted = padded;
+    }
+    return digest.value();
   }
 
   // A chunk to fill.  Waits for others only while it holds none itself.
   uint32_t take() {
-    while (!under_way_.empty()) {
-      if (under_way_.size() < std::max(writer_->depth(), 1u))
-        if (const auto chunk = job_.pool.try_take()) return *chunk;
+    while (!held_.empty()) {  // all of them filled: each ends with its last piece
+      if (const auto chunk = job_.pool.try_take()) return *chunk;
       finish_one();
     }
     if (const auto chunk = job_.pool.try_take()) return *chunk;
@@ -85,12 +113,11 @@ class Worker {
   void finish_one() {
     submitted_--;  // whether it ends well or not
     const auto chunk = static_cast<uint32_t>(writer_->wait());
-    const auto at = std::find(under_way_.begin(), under_way_.end(), chunk);
-    if (at == under_way_.end())
+    const auto at = of(chunk);
+    if (at == held_.end() || at->pieces == 0)
       throw StorageError(EPROTO, job_.storage.name() + ": a write ended that never began");
-    *at = under_way_.back();
-    under_way_.pop_back();
-    job_.pool.give_back(chunk);
+    at->pieces--;
+    if (chunk != filling_) give_back_if_written(chunk);
   }
 
   // After an error, whichever: what was submitted may still be read from memory and be written to the slot,
@@ -103,14 +130,29 @@ class Worker {
       }
     }
     writer_.reset();
-    for (const uint32_t chunk : under_way_) job_.pool.give_back(chunk);
-    under_way_.clear();
+    for (const Held& held : held_) job_.pool.give_back(held.chunk);
+    held_.clear();
+  }
+
+  std::vector<Held>::iterator of(uint32_t chunk) {
+    return std::find_if(held_.begin(), held_.end(), [chunk](const Held& h) { return h.chunk == chunk; });
+  }
+
+  // Precondition: it is filled.
+  void give_back_if_written(uint32_t chunk) {
+    const auto at = of(chunk);
+    if (at->pieces != 0) return;
+    *at = held_.back();
+    held_.pop_back();
+    job_.pool.give_back(chunk);
   }
 
   Job& job_;
   std::unique_ptr<Writer>& writer_;
-  std::vector<uint32_t> under_way_;  // chunks
-  size_t submitted_ = 0;
+  static constexpr uint32_t kNone = UINT32_MAX;
+  std::vector<Held> held_;
+  uint32_t filling_ = kNone;  // stays held though none of its pieces is under way
+  size_t submitted_ = 0;      // pieces
   double stalled_ = 0;
 };
 

@@ -15,16 +15,17 @@ py::bytes as_bytes(const std::vector<uint8_t>& data) {
   return {reinterpret_cast<const char*>(data.data()), data.size()};
 }
 
-std::shared_ptr<RecordedDisk> disk_with(const py::object& content) {
+std::shared_ptr<RecordedDisk> disk_with(const py::object& content, bool ranges) {
   const BufferView view(content, false);
-  return std::make_shared<RecordedDisk>(std::vector<uint8_t>(view.data(), view.data() + view.bytes()));
+  return std::make_shared<RecordedDisk>(std::vector<uint8_t>(view.data(), view.data() + view.bytes()),
+                                        ranges);
 }
 
 }  // namespace
 
 void bind_recorded_disk(py::module_& m) {
   py::class_<RecordedDisk, std::shared_ptr<RecordedDisk>>(m, "RecordedDisk")
-      .def(py::init(&disk_with), py::arg("content"))
+      .def(py::init(&disk_with), py::arg("content"), py::kw_only(), py::arg("ranges") = false)
       .def("fail", &RecordedDisk::fail, py::arg("operation"), py::arg("error"), py::arg("forever") = false)
       .def("ignore_syncs", &RecordedDisk::ignore_syncs, py::arg("begin"), py::arg("end"))
       .def("mark", &RecordedDisk::mark, py::arg("number"))

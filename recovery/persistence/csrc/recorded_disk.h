@@ -26,7 +26,8 @@ struct DiskEvent {
 
 class RecordedDisk {
  public:
-  explicit RecordedDisk(std::vector<uint8_t> content) : content_(std::move(content)) {}
+  // `ranges`: a sync of a range makes no more than that durable, as of a mapped file.
+  RecordedDisk(std::vector<uint8_t> content, bool ranges) : ranges_(ranges), content_(std::move(content)) {}
 
   // Operation `number` (counted from 0: a writer made, a submit, a wait, a sync or a read) fails, and all
   // that follow if `forever`.
@@ -44,6 +45,7 @@ class RecordedDisk {
   friend class RecordedWriter;
   void operation();  // counts it, and throws if it is to fail; precondition: mutex_
 
+  const bool ranges_;
   mutable std::mutex mutex_;
   std::vector<uint8_t> content_;
   std::vector<DiskEvent> log_;
@@ -68,6 +70,7 @@ class RecordedStorage final : public Storage {
   std::unique_ptr<Writer> writer() override;
   void sync() override { sync(0, bytes_); }
   void sync(uint64_t offset, uint64_t bytes) override;
+  bool syncs_ranges() const override { return disk_->ranges_; }
   void read(uint64_t offset, uint8_t* data, uint64_t bytes) const override;
 
  private:

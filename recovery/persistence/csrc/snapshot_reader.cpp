@@ -157,20 +157,34 @@ std::vector<uint64_t> damaged_chunks(const Place& place, const SlotHeader& heade
   return damaged;
 }
 
-std::string adopt_newer(const Place& place, Registry& registry) {
+namespace {
+
+bool is_whole(const Place& place, const SlotHeader& header) {
+  try {
+    return damaged_chunks(place, header, read_tables(place, header)).empty();
+  } catch (const StoreError&) {
+    return false;
+  } catch (const StorageError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string adopt_newer(const Place& place, Registry& registry, bool by_slot, Judged& judged) {
   std::string note;
-  const uint64_t known = registry.latest_sequence;
+  const uint64_t newest = registry.latest_sequence;
   for (uint32_t slot = 0; slot < registry.slots.size(); slot++) {
     if (registry.slots[slot].sequence != 0) continue;
     const std::optional<SlotHeader> header = read_header(place, slot);
+    const uint64_t known = by_slot ? registry.slots[slot].serial : newest;
     if (!header || header->sequence <= known || header->serial < registry.floor) continue;
-    try {
-      if (!damaged_chunks(place, *header, read_tables(place, *header)).empty()) continue;
-    } catch (const StoreError&) {
-      continue;
-    } catch (const StorageError&) {
-      continue;
+    auto& [checksum, whole] = judged[slot];
+    if (checksum != header->checksum) {
+      whole = is_whole(place, *header);
+      checksum = header->checksum;
     }
+    if (!whole) continue;
     registry.slots[slot] = {header->sequence, header->serial};
     if (header->sequence > registry.latest_sequence) {
       registry.latest_sequence = header->sequence;

@@ -1,8 +1,10 @@
 // Reading snapshots, whatever the storage holds: a damaged or malicious store, or one that another process
 // writes at this moment.  Bytes are only answered if all checksums between them and a superblock are right.
 #pragma once
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "recovery/persistence/csrc/commit_rule.h"
@@ -47,8 +49,12 @@ void read_payload(const Place& place, const SlotHeader& header, const Tables& ta
 // them.
 std::vector<uint64_t> damaged_chunks(const Place& place, const SlotHeader& header, const Tables& tables);
 
-// Where one superblock is lost, the other may be the older one.  Registers in it what only the lost one may
-// have known: a snapshot that is newer than all, and whole.  Answers a sentence about each.
-std::string adopt_newer(const Place& place, Registry& registry);
+// Whether the content of a slot with this header has been found whole: by slot, with the header's checksum.
+using Judged = std::map<uint32_t, std::pair<uint64_t, bool>>;
+
+// Registers what is whole, and newer than the superblock that `registry` comes from.  Answers a sentence
+// about each.  `by_slot`: a header is newer if its slot's row says so (kNewerHeadersCount).  Else it must be
+// newer than all, which is only asked where one superblock is lost and the other may be the older one.
+std::string adopt_newer(const Place& place, Registry& registry, bool by_slot, Judged& judged);
 
 }  // namespace understudy::persistence

@@ -40,8 +40,9 @@ class Storage {
   virtual std::unique_ptr<Writer> writer() = 0;
   // What any writer has finished (wait() has answered) is durable when this returns.  Any thread.
   virtual void sync() = 0;
-  // The same for a range only, where the engine can do that (mmap, dax); otherwise sync().
+  // The same for a range only, where the engine can do that (syncs_ranges(): mmap, dax); otherwise sync().
   virtual void sync(uint64_t offset, uint64_t bytes) = 0;
+  virtual bool syncs_ranges() const { return false; }
   // Any thread; same alignment.  Throws StorageError, also beyond the end.
   virtual void read(uint64_t offset, uint8_t* data, uint64_t bytes) const = 0;
 };

@@ -88,7 +88,9 @@ Store::Store(std::unique_ptr<Storage> storage, const StoreOptions& options, std:
   geometry_ = facts.geometry;
   name_ = storage_->name();
   note_ = std::move(facts.note);
-  if (!note_.empty()) note_ += adopt_newer(place(), facts.registry);
+  newer_headers_count_ = facts.newer_headers_count;
+  const std::string adopted = adopt(facts);
+  if (!note_.empty()) note_ += adopted;
   engine_ = storage_->engine();
   if (!options_.writable) return;
   const uint64_t chunks = std::min<uint64_t>(options_.pool_bytes / geometry_.chunk_bytes, 1u << 20);
@@ -97,33 +99,70 @@ Store::Store(std::unique_ptr<Storage> storage, const StoreOptions& options, std:
                      std::to_string(geometry_.chunk_bytes) + ": raise pool_bytes");
   // A crash may have left a whole snapshot that was never registered.  No other one may take its sequence.
   uint64_t last_sequence = facts.registry.latest_sequence;
-  for (uint32_t slot = 0; slot < geometry_.slots; slot++)
+  for (uint32_t slot = 0; slot < geometry_.slots; slot++) {
+    const Registered& row = facts.registry.slots[slot];
+    if (row.sequence == 0) last_sequence = std::max(last_sequence, row.serial);
     if (const auto header = read_header(place(), slot))
       last_sequence = std::max(last_sequence, header->sequence);
-  slots_.emplace(std::move(facts.registry), last_sequence);
+  }
+  lazy_ = newer_headers_count_ && !storage_->syncs_ranges();
+  slots_.emplace(std::move(facts.registry), last_sequence, lazy_);
   pool_.emplace(geometry_.chunk_bytes, static_cast<uint32_t>(chunks));
 }
 
 // ---------------------------------------------------------------- writing
-void Store::write_block(std::unique_ptr<Writer>& writer, uint64_t offset, const void* block, uint64_t bytes) {
-  const AlignedMemory memory = aligned_memory(bytes);
-  const uint64_t padded = rounded_up(bytes, kBlock);
-  std::memcpy(memory.get(), block, bytes);
-  std::memset(memory.get() + bytes, 0, padded - bytes);
+void Store::write_blocks(std::unique_ptr<Writer>& writer, std::initializer_list<Block> blocks) {
+  std::vector<AlignedMemory> memory;
+  for (const Block& block : blocks) {
+    const uint64_t padded = rounded_up(block.bytes, kBlock);
+    uint8_t* const copy = memory.emplace_back(aligned_memory(padded)).get();
+    if (block.bytes != 0) std::memcpy(copy, block.data, block.bytes);
+    std::memset(copy + block.bytes, 0, padded - block.bytes);
+  }
   try {
     if (!writer) writer = storage_->writer();
-    write_and_wait(*writer, offset, memory.get(), padded);
+    uint32_t under_way = 0;
+    const auto* copy = memory.data();
+    for (const Block& block : blocks) {
+      if (block.bytes != 0) {
+        for (; under_way >= std::max(writer->depth(), 1u); under_way--) writer->wait();
+        writer->submit(block.offset, copy->get(), rounded_up(block.bytes, kBlock), 0);
+        under_way++;
+      }
+      ++copy;
+    }
+    for (; under_way != 0; under_way--) writer->wait();
   } catch (...) {
-    writer.reset();  // before the memory goes: the write has ended then
+    writer.reset();  // before the memory goes: the writes have ended then
     throw;
   }
 }
 
-void Store::write_superblock(std::unique_ptr<Writer>& writer, const Registry& registry) {
+void Store::write_superblock(std::unique_ptr<Writer>& writer, const Registry& registry, bool durable) {
   const uint64_t begun = durability_.begin();
+  superblock_begun_.store(begun, std::memory_order_release);
   const Superblock block = sealed(like_, registry);
-  write_block(writer, superblock_offset(registry.epoch), &block, sizeof block);
-  durability_.sync(begun, superblock_offset(registry.epoch), kBlock);
+  write_blocks(writer, {{superblock_offset(registry.epoch), &block, sizeof block}});
+  if (durable) durability_.sync(begun, superblock_offset(registry.epoch), kBlock);
+}
+
+// What has been written to a slot since `begun` is durable after it, and so is the superblock before.
+void Store::sync_slot(uint64_t begun, uint32_t slot) {
+  if (!lazy_) return durability_.sync(begun, geometry_.header_offset(slot), geometry_.stride());
+  const uint64_t written = slots_->written();
+  const uint64_t superblock_begun = superblock_begun_.load(std::memory_order_acquire);
+  durability_.sync(begun, 0, geometry_.store_bytes());
+  // Had a sync failed since that superblock was written, this one would say nothing about it.
+  if (durability_.begin() == superblock_begun) slots_->made_durable(written);
+}
+
+// A writer that was killed may have left a superblock that no sync followed.  Before anything is changed that
+// an older one names, it has to be durable.
+void Store::settle_opening() {
+  if (!newer_headers_count_) return;
+  const std::lock_guard lock(opening_mutex_);
+  if (!opening_is_durable_) durability_.sync(durability_.begin(), 0, geometry_.store_bytes());
+  opening_is_durable_ = true;
 }
 
 void Store::lay_out(std::vector<Extent>& extents) {
@@ -178,13 +217,16 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
   check_request(identity, extents, source, threads);
   const uint64_t begin = replay::now_ns();
   std::unique_ptr<Writer> writer;
-  const auto write = [&](const Registry& registry) { write_superblock(writer, registry); };
+  const auto write = [&](const Registry& registry, bool durable) {
+    write_superblock(writer, registry, durable);
+  };
   if (slots_->below_floor(identity.serial))
     throw StoreError(
         "serial " + std::to_string(identity.serial) + " lies below the floor of " + name_ +
         ": newer snapshots are complete on all ranks; go on counting from there, or create a new store");
-  const Registered snapshot{slots_->next_sequence(), identity.serial};
-  if (snapshot.sequence > kMostCounted) throw StoreError(name_ + " is damaged: its sequences have no end");
+  if (slots_->last_sequence() >= kMostCounted)
+    throw StoreError(name_ + " is damaged: its sequences have no end");
+  settle_opening();
   const std::optional<uint32_t> slot = slots_->acquire(deadline, write);
   if (!slot && slots_->stopped()) throw StoreError("the store is closed");
   if (!slot)
@@ -192,6 +234,9 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
         "no slot of " + name_ + " became free in time: " + std::to_string(geometry_.slots) +
         " slots hold snapshots that are needed or under way; release older ones, persist less often, or "
         "create a store with more slots");
+  // Only now: so a later header of a slot has the larger sequence, and what is known of the slot stays below
+  // it.
+  const Registered snapshot{slots_->next_sequence(), identity.serial};
   Receipt receipt{snapshot.sequence, *slot, source.bytes(), 0, seconds_since(begin), false};
   try {
     SlotHeader header{};
@@ -206,7 +251,7 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
     write_snapshot(writer, header, extents, source, threads, receipt);
   } catch (...) {
     writer.reset();  // nothing is under way to the slot after this
-    slots_->give_back(*slot);
+    slots_->give_back(*slot, snapshot.sequence);
     throw;
   }
   receipt.registered = slots_->commit(*slot, snapshot, write);
@@ -230,11 +275,6 @@ void Store::write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header,
   if (of_extents != 0) std::memcpy(tables.data(), extents.data(), of_extents);
   if (!written.digests.empty())
     std::memcpy(tables.data() + of_extents, written.digests.data(), tables.size() - of_extents);
-  const uint64_t padded = rounded_up(source.bytes(), kBlock);
-  if (!tables.empty()) {
-    write_block(writer, payload + padded, tables.data(), tables.size());
-    durability_.sync(begun, payload, padded + rounded_up(tables.size(), kBlock));
-  }
 
   header.magic = kSlotMagic;
   header.version = kStoreVersion;
@@ -246,22 +286,27 @@ void Store::write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header,
   header.chunks = written.digests.size();
   header.tables_digest = replay::digest(tables.data(), tables.size());
   header.checksum = checksum_of(header);
-  write_block(writer, geometry_.header_offset(header.slot), &header, sizeof header);
-  durability_.sync(begun, geometry_.header_offset(header.slot), kBlock);
+  write_blocks(writer, {{payload + rounded_up(source.bytes(), kBlock), tables.data(), tables.size()},
+                        {geometry_.header_offset(header.slot), &header, sizeof header}});
+  sync_slot(begun, header.slot);
 }
 
 void Store::release_before(uint64_t serial) {
   const Call call(*this);
   if (!slots_) throw StoreError(name_ + " was opened for reading only");
+  settle_opening();
   std::unique_ptr<Writer> writer;
-  slots_->release_before(serial, [&](const Registry& registry) { write_superblock(writer, registry); });
+  slots_->release_before(
+      serial, [&](const Registry& registry, bool durable) { write_superblock(writer, registry, durable); });
 }
 
 void Store::discard(uint64_t serial) {
   const Call call(*this);
   if (!slots_) throw StoreError(name_ + " was opened for reading only");
+  settle_opening();
   std::unique_ptr<Writer> writer;
-  slots_->discard(serial, [&](const Registry& registry) { write_superblock(writer, registry); });
+  slots_->discard(
+      serial, [&](const Registry& registry, bool durable) { write_superblock(writer, registry, durable); });
 }
 
 // ---------------------------------------------------------------- reading
@@ -280,12 +325,18 @@ Registry Store::current_registry() const {
       if (facts.block.uuid != like_.uuid || facts.geometry.store_bytes() != geometry_.store_bytes() ||
           facts.geometry.chunk_bytes != geometry_.chunk_bytes || facts.geometry.slots != geometry_.slots)
         throw StoreError(name_ + " is not the store any more that was opened: open it again");
-      if (!facts.note.empty()) adopt_newer(place(), facts.registry);
+      adopt(facts);
       return facts.registry;
     } catch (const StoreError&) {
       if (left == 0) throw;
     }
   }
+}
+
+std::string Store::adopt(StoreFacts& facts) const {
+  if (!facts.newer_headers_count && facts.note.empty()) return "";
+  const std::lock_guard lock(judged_mutex_);
+  return adopt_newer(place(), facts.registry, facts.newer_headers_count, judged_);
 }
 
 uint32_t Store::free_slots() const {

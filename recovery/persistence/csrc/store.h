@@ -1,11 +1,16 @@
 // A snapshot store: persists snapshots, several at a time, and reads them back.
 //
-//   persist():  payload and tables durable -> slot header durable -> superblock durable -> the old slot is
-//   free
+//   persist():  payload, tables and header written -> one sync -> superblock written
+//
+// The superblock becomes durable with the next sync, whoever's; only then the slots that it drops are free.
+// One that is lost in a crash is made up for by the headers that are newer than it. Where syncs are of
+// ranges, the superblock has its own at once.
 //
 // Every method may be called from any thread.
 #pragma once
+#include <atomic>
 #include <condition_variable>
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -101,13 +106,21 @@ class Store {
     Tables tables;
   };
 
-  void write_block(std::unique_ptr<Writer>& writer, uint64_t offset, const void* block, uint64_t bytes);
-  void write_superblock(std::unique_ptr<Writer>& writer, const Registry& registry);
+  struct Block {
+    uint64_t offset;
+    const void* data;
+    uint64_t bytes;  // rounded up to whole blocks, the rest zeros
+  };
+  void write_blocks(std::unique_ptr<Writer>& writer, std::initializer_list<Block> blocks);
+  void write_superblock(std::unique_ptr<Writer>& writer, const Registry& registry, bool durable);
+  void sync_slot(uint64_t begun, uint32_t slot);
+  void settle_opening();
   void write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header, const std::vector<Extent>& extents,
                       const Source& source, uint32_t threads, Receipt& receipt);
   void check_request(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
                      uint32_t threads) const;
   Registry current_registry() const;
+  std::string adopt(StoreFacts& facts) const;
   Snapshot find(uint64_t sequence) const;
   Place place() const { return {*storage_, geometry_, like_.uuid}; }
 
@@ -119,7 +132,14 @@ class Store {
   std::string name_;
   std::string note_;
   std::string engine_;
+  bool newer_headers_count_ = false;
+  bool lazy_ = false;  // superblocks become durable with a later sync
   Durability durability_;
+  std::atomic<uint64_t> superblock_begun_{0};  // durability_'s answer before the last one was written
+  std::mutex opening_mutex_;
+  bool opening_is_durable_ = false;  // what a writer that died has written
+  mutable std::mutex judged_mutex_;
+  mutable Judged judged_;
   std::optional<SlotTable<RealPlatform>> slots_;  // writable
   std::optional<ChunkPool> pool_;                 // writable
 

@@ -53,6 +53,11 @@ constexpr uint64_t kMostCounted = 1ull
                                   << 62;   // nobody counts that far; what counts on from there stays a number
 constexpr uint64_t kExtentAlignment = 64;  // of an extent within the payload
 
+// A bit of Superblock::incompatible: the superblock may be older than the headers.  A free slot's row has, as
+// its serial, the sequence up to which headers in it are known; one with a larger sequence counts if header,
+// tables and chunks are right.  Stores of releases before it do without.
+constexpr uint32_t kNewerHeadersCount = 1;
+
 using Uuid = std::array<uint8_t, 16>;
 
 constexpr uint64_t rounded_up(uint64_t bytes, uint64_t to) { return (bytes + to - 1) / to * to; }

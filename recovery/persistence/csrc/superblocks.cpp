@@ -33,9 +33,12 @@ std::string wrong_numbers(const Superblock& b, const Geometry& geometry) {
   if (b.latest_sequence != 0 &&
       (b.latest_slot >= b.slots || b.registered[b.latest_slot].sequence != b.latest_sequence))
     return "its latest snapshot is in no slot";
-  for (uint32_t slot = 0; slot < kMostSlots; slot++)
-    if (b.registered[slot].sequence > (slot < b.slots ? b.latest_sequence : 0))
+  for (uint32_t slot = 0; slot < kMostSlots; slot++) {
+    const Registered& r = b.registered[slot];
+    if (r.sequence > (slot < b.slots ? b.latest_sequence : 0))
       return "it registers a snapshot that was never taken";
+    if (r.sequence == 0 && r.serial > kMostCounted) return "its counters are out of range";
+  }
   return "";
 }
 
@@ -70,6 +73,7 @@ Superblock new_superblock(const Geometry& geometry) {
   b.slot_bytes = geometry.slot_bytes;
   b.chunk_bytes = geometry.chunk_bytes;
   b.slots = geometry.slots;
+  b.incompatible = kNewerHeadersCount;
   b.created_ns = static_cast<uint64_t>(
       std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count());
   return b;
@@ -130,9 +134,9 @@ StoreFacts read_superblocks(const Storage& storage, bool exact) {
     throw StoreError(name + " is damaged: " + damage +
                      ". Restore it from a copy, or create a new store at another path; nothing was changed");
   const Superblock& b = facts.block;
-  if (b.incompatible != 0)
+  if (const uint32_t unknown = b.incompatible & ~kNewerHeadersCount; unknown != 0)
     throw StoreError(name + " uses features that this release does not know (bits " +
-                     std::to_string(b.incompatible) + ")" + kMigrate);
+                     std::to_string(unknown) + ")" + kMigrate);
   if (there < b.store_bytes || (exact && there != b.store_bytes))
     throw StoreError(
         name + " has " + std::to_string(there) + " bytes, and the store in it " +
@@ -145,6 +149,7 @@ StoreFacts read_superblocks(const Storage& storage, bool exact) {
                     static_cast<uint32_t>(b.latest_slot),
                     b.floor,
                     {b.registered, b.registered + b.slots}};
+  facts.newer_headers_count = (b.incompatible & kNewerHeadersCount) != 0;
   facts.note = damage;
   return facts;
 }

@@ -12,7 +12,8 @@ struct StoreFacts {
   Superblock block{};  // the newer valid one
   Geometry geometry;
   Registry registry;
-  std::string note;  // a sentence about the other one if it is damaged, else empty
+  bool newer_headers_count = false;  // see kNewerHeadersCount
+  std::string note;                  // a sentence about the other one if it is damaged, else empty
 };
 
 StoreError too_small(const std::string& name, uint64_t bytes);
