@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "recovery/persistence/csrc/stream_copy.h"
+
 namespace understudy::persistence {
 namespace {
 
@@ -82,12 +84,12 @@ class Worker {
     uint64_t submitted = 0;
     for (uint64_t filled = 0; filled < bytes;) {
       const uint64_t step = std::min(kStep, bytes - filled);
-      job_.source.copy(begin + filled, memory + filled, step);
-      digest.add(memory + filled, step);
+      job_.source.copy(begin + filled, memory + filled, step, digest);
       filled += step;
       if (filled < bytes && filled - submitted < kPiece) continue;
       const uint64_t padded = rounded_up(filled, kBlock);
       std::memset(memory + filled, 0, padded - filled);
+      if (can_stream(Stream::kSse2)) fence_stores();
       while (submitted_ >= std::max(writer_->depth(), 1u)) finish_one();
       writer_->submit(job_.offset + begin + submitted, memory + submitted, padded - submitted, chunk);
       submitted_++;

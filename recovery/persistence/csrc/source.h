@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "recovery/persistence/csrc/store_format.h"
+#include "recovery/persistence/csrc/stream_copy.h"
 
 namespace understudy::persistence {
 
@@ -14,8 +15,9 @@ class Source {
  public:
   virtual ~Source() = default;
   virtual uint64_t bytes() const = 0;
-  // Any thread.  Precondition: inside bytes().  Throws what it likes; the snapshot is then cancelled.
-  virtual void copy(uint64_t offset, uint8_t* to, uint64_t bytes) const = 0;
+  // Adds to `digest` what it copies.  The copy may pass the caches by: who reads it next is the storage.  Any
+  // thread.  Precondition: inside bytes().  Throws what it likes; the snapshot is then cancelled.
+  virtual void copy(uint64_t offset, uint8_t* to, uint64_t bytes, replay::StreamedDigest& digest) const = 0;
   // All of it has been copied.  Throws if that was not its content any more; the snapshot is then cancelled.
   virtual void confirm() const {}
 };
@@ -35,18 +37,21 @@ class GatherSource : public Source {
 
   uint64_t bytes() const override { return bytes_; }
 
-  void copy(uint64_t offset, uint8_t* to, uint64_t bytes) const override {
+  void copy(uint64_t offset, uint8_t* to, uint64_t bytes, replay::StreamedDigest& digest) const override {
     const uint64_t end = offset + bytes;
     auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), offset,
                                   [](uint64_t at, const Piece& p) { return at < p.offset + p.bytes; });
     while (offset < end) {
       const uint64_t begin = piece == pieces_.end() ? end : std::min(end, std::max(offset, piece->offset));
-      std::memset(to, 0, begin - offset);
+      if (begin != offset) {
+        std::memset(to, 0, begin - offset);
+        digest.add(to, begin - offset);
+      }
       to += begin - offset;
       offset = begin;
       if (offset == end) return;
       const uint64_t length = std::min(end, piece->offset + piece->bytes) - offset;
-      if (length != 0) std::memcpy(to, piece->data + (offset - piece->offset), length);
+      if (length != 0) copy_one(piece->data + (offset - piece->offset), to, length, digest);
       to += length;
       offset += length;
       ++piece;
@@ -54,6 +59,18 @@ class GatherSource : public Source {
   }
 
  private:
+  // Below this the ragged ends of a stream cost more than it saves.
+  static constexpr uint64_t kWorthAStream = 16 << 10;
+
+  // The digest first: it brings the content into the caches, from where it is copied.
+  static void copy_one(const uint8_t* from, uint8_t* to, uint64_t bytes, replay::StreamedDigest& digest) {
+    digest.add(from, bytes);
+    if (bytes >= kWorthAStream && can_stream(Stream::kSse2))
+      stream_copy(best_stream(), to, from, bytes);
+    else
+      std::memcpy(to, from, bytes);
+  }
+
   std::vector<Piece> pieces_;
   uint64_t bytes_ = 0;
 };
