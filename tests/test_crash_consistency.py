@@ -133,3 +133,20 @@ def test_a_store_goes_on_from_what_a_crash_left_and_survives_the_next_one(seed: 
             if entry.sequence not in known:
                 work.promises.append(Promise(0, entry.sequence, entry.serial, True))
         marks_before = len(work.promises)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_writer_that_was_killed_leaves_nothing_that_the_next_one_could_lose(seed: int, kind: str) -> None:
+    """Its last superblock is written, and no sync has followed it: then power fails."""
+    rng = random.Random(seed)
+    tried = 0
+    for _ in range(8):
+        work = Workload(rng, slots=3, kind=kind)
+        disk = work.empty_disk()
+        start = disk.content()
+        for _ in range(5):
+            work.run(disk, in_flight=1, rounds=2)
+        for image, marks in images(disk.log(), start, rng, at_each=2, exhaustive=5):
+            tried += 1
+            assert not (violation := work.violation(image, marks)), violation
+    print(f"{tried} images")
