@@ -196,6 +196,7 @@ def with_store(path: Path, state: State, **options: Any) -> Callable[[], Turn]:
     def turn() -> Turn:
         with Understudy(path, **options) as way:
             way.save(state).result()
+            way.settle()
             return timed_save(way, state)
 
     return turn

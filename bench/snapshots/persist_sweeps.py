@@ -65,6 +65,6 @@ def together(way: Understudy, state: State, pool: ThreadPoolExecutor, number: in
     begin, processor = time.perf_counter(), time.process_time()
     for future in [pool.submit(way.persist, state) for _ in range(number)]:
         future.result()
+    seconds, processor = time.perf_counter() - begin, time.process_time() - processor
     way.release()
-    seconds = time.perf_counter() - begin
-    return Turn(seconds, seconds, time.process_time() - processor)
+    return Turn(seconds, seconds, processor)

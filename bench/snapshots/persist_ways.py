@@ -151,8 +151,11 @@ def create_store(path: Path, state: State, slots: int, chunk: int = CHUNK) -> No
 
 
 class Understudy(Way):
-    """Store.persist.  `copies`: into a snapshot area first, as a device server does, so that training goes
-    on."""
+    """Store.persist, as a job's writer calls it: what there is to write is described once, while the tensors
+    stay where they are, and older snapshots are released when it has answered.
+
+    `copies`: into a snapshot area first, as a device server does, so that training goes on.
+    """
 
     def __init__(
         self, store: Path, engine: str = "auto", threads: int = THREADS, copies: bool = False
@@ -162,36 +165,48 @@ class Understudy(Way):
         self.serial = max((entry.serial for entry in self.opened.snapshots()), default=0)
         self.counting = Lock()
         self.area: State = {}
+        self.described: State = {}
+        self.extents: list[tuple[int, int, memoryview]] = []
         self.background = ThreadPoolExecutor(1)
+        self.released = DONE
 
     def save(self, state: State) -> Future[None]:
+        durable = DONE
         if not self.copies:
-            self.persist_and_release(state)
-            return DONE
-        if not self.area:
+            self.persist(state)
+        elif not self.area:
             self.area = {name: tensor.clone() for name, tensor in state.items()}
+            durable = self.background.submit(self.persist, self.area)
         else:
             copy_into(self.area, state)
-        return self.background.submit(self.persist_and_release, self.area)
-
-    def persist_and_release(self, state: State) -> None:
-        self.persist(state)
-        self.release()
+            durable = self.background.submit(self.persist, self.area)
+        self.released = self.background.submit(self.release)
+        return durable
 
     def persist(self, state: State) -> None:
         with self.counting:
             self.serial += 1
             serial = self.serial
-        tensors = [(DEVICE_BUFFER, i, memory_of(tensor)) for i, tensor in enumerate(state.values())]
-        extents = [(CLIENT_STATE, 0, memoryview(description_of(state))), *tensors]
+            extents = self.described_as_extents(state)
         self.opened.persist(
             job="bench", rank=0, world=1, step=serial, serial=serial, extents=extents,
             threads=self.threads, timeout_s=60,
         )  # fmt: skip
 
+    def described_as_extents(self, state: State) -> list[tuple[int, int, memoryview]]:
+        if self.described is not state:
+            tensors = [(DEVICE_BUFFER, i, memory_of(tensor)) for i, tensor in enumerate(state.values())]
+            self.extents = [(CLIENT_STATE, 0, memoryview(description_of(state))), *tensors]
+            self.described = state
+        return self.extents
+
     def release(self) -> None:
         """All but the newest go, as when proxyd has heard that all ranks have it."""
         self.opened.release_before(self.serial)
+
+    def settle(self) -> None:
+        """Until the last save's release is over."""
+        self.released.result()
 
     def newest(self) -> int:
         return self.opened.snapshots()[0].sequence

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SMALL_BYTES = 4096
 """Below this a rank writes its own: to say who has it takes as long."""
 
 
-@dataclass(frozen=True)
-class Holding:
-    """A buffer in one rank's snapshot; `digest` is the XXH3-64 of its content."""
+class Holding(NamedTuple):
+    """A buffer in one rank's snapshot; `digest` is the XXH3-64 of its content.
+
+    A tuple: all buffers of all ranks are made anew for each snapshot.
+    """
 
     handle: int
     bytes: int
@@ -38,27 +40,28 @@ class Part:
 
 def split(holdings: Mapping[int, Sequence[Holding]]) -> dict[int, Part]:
     """Each content once, bytes spread evenly over the ranks that hold it; the same for the same input."""
-    holders: dict[tuple[int, int], list[Holder]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[tuple[int, Holding]]] = {}
     load: dict[int, int] = {}
     for rank, buffers in sorted(holdings.items()):
-        load[rank] = sum(buffer.bytes for buffer in buffers if buffer.bytes < SMALL_BYTES)
+        small = 0
         for buffer in buffers:
-            if buffer.bytes >= SMALL_BYTES:
-                holders[(buffer.bytes, buffer.digest)].append(Holder(rank, buffer.handle))
-    writer: dict[Holder, Holder] = {}
-    for (count, _), group in sorted(holders.items(), key=lambda item: (-item[0][0], item[1][0].handle)):
-        chosen = min(group, key=lambda holder: (load[holder.rank], holder.rank, holder.handle))
-        load[chosen.rank] += count
-        writer |= dict.fromkeys(group, chosen)
-    return {rank: _part(rank, buffers, writer) for rank, buffers in holdings.items()}
+            if buffer.bytes < SMALL_BYTES:
+                small += buffer.bytes
+            else:
+                groups.setdefault((buffer.bytes, buffer.digest), []).append((rank, buffer))
+        load[rank] = small
+    elsewhere: dict[int, dict[int, Holder]] = {rank: {} for rank in holdings}
+    if any(len(group) > 1 for group in groups.values()):  # else everybody writes all that is its own
+        for (count, _), group in sorted(groups.items(), key=lambda item: (-item[0][0], item[1][0][1].handle)):
+            _, writer, handle = min((load[rank], rank, buffer.handle) for rank, buffer in group)
+            load[writer] += count
+            for rank, buffer in group:
+                if (rank, buffer.handle) != (writer, handle):
+                    elsewhere[rank][buffer.handle] = Holder(writer, handle)
+    return {rank: _part(buffers, elsewhere[rank]) for rank, buffers in holdings.items()}
 
 
-def _part(rank: int, buffers: Sequence[Holding], writer: Mapping[Holder, Holder]) -> Part:
-    own, elsewhere = [], {}
-    for buffer in buffers:
-        here = Holder(rank, buffer.handle)
-        if writer.get(here, here) == here:
-            own.append(buffer)
-        else:
-            elsewhere[buffer.handle] = writer[here]
-    return Part(tuple(own), elsewhere)
+def _part(buffers: Sequence[Holding], elsewhere: Mapping[int, Holder]) -> Part:
+    if not elsewhere:
+        return Part(tuple(buffers), elsewhere)
+    return Part(tuple(buffer for buffer in buffers if buffer.handle not in elsewhere), elsewhere)

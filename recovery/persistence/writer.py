@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -72,7 +73,7 @@ class Source:
     def extents(self, part: Part) -> Extents:
         """What is to be written of it."""
         contents, area = self.contents, self.area
-        place = {handle: (offset, count) for handle, count, _, offset in contents.buffers}
+        own = {buffer.handle for buffer in part.own} if part.elsewhere else None
         table = {handle: [holder.rank, holder.handle] for handle, holder in part.elsewhere.items()}
         extents: Extents = [
             (MANIFEST, ROW, contents.row),
@@ -83,9 +84,11 @@ class Source:
             extents.append((CLIENT_STATE, 0, self.described))
         for number, count, _, offset in contents.generators:
             extents.append((GENERATOR, number, area[offset : offset + count]))
-        for buffer in part.own:
-            offset, count = place[buffer.handle]
-            extents.append((BUFFER, buffer.handle, area[offset : offset + count]))
+        extents += [
+            (BUFFER, handle, area[offset : offset + count])
+            for handle, count, _, offset in contents.buffers
+            if own is None or handle in own
+        ]
         return extents
 
 
@@ -354,7 +357,7 @@ class JobWriter:
         answer = Written(request.serial, request.run, source.rank, step)
         try:
             extents = source.extents(part)
-            store = stores.fitting([memoryview(content).nbytes for _, _, content in extents], request.serial)
+            store = stores.fitting([len(content) for _, _, content in extents], request.serial)
             receipt = store.persist(
                 job=self._job, rank=source.rank, world=request.world, step=step,
                 serial=request.serial, extents=extents, threads=self._writing.threads, timeout_s=SLOT_FREE_S,
@@ -433,6 +436,7 @@ def main() -> int:
     replay.die_with_parent(given.parent)
     writing = Writing(given.threads, given.chunk, given.pool)
     writer = JobWriter(given.directory, given.job, given.slots, writing, given.keep_runs)
+    gc.freeze()  # what is there by now stays: no collection has to look at it between two snapshots
     for line in sys.stdin.buffer:
         writer.take(decode_request(line))
     os._exit(0)  # what is under way is cut short, which stores survive
