@@ -14,6 +14,7 @@ import yaml
 
 sys.path.insert(1, str(Path(__file__).resolve().parent / "overheads"))
 
+import markdown_tables
 from machine import ROOT, describe_machine
 from overheads_page import measured_part
 
@@ -105,8 +106,7 @@ def paper_part() -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """In Markdown, numbers at the right."""
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(f"{line}\n" for line in markdown_tables.table(headings, rows))
 
 
 def percent(w: float) -> float:

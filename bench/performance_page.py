@@ -12,11 +12,12 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from machine import ROOT
+from markdown_tables import table
 
 Results = dict[str, Any]
 REPORT = ROOT / "docs" / "reports" / "performance.md"
@@ -29,12 +30,6 @@ def render(results: Results, storage: Results | None) -> str:
     """The page."""
     sections = [_head(results, storage), _aims(results, storage), _steps(results), _recoveries(results)]
     return "\n".join(line for section in sections for line in [*section, ""])
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """In Markdown; all columns but the first are numbers."""
-    rule = ["---", *("---:" for _ in head[1:])]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
 
 
 def _head(results: Results, storage: Results | None) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -19,6 +19,7 @@ from fault_plan import EVERY
 from fault_runs import LAUNCHERS_PATIENCE_S
 from jit_results import WAYS, Results
 from machine import ROOT
+from markdown_tables import table
 from recovery_parts import PAPERS_RESTORE, PARTS, Recovery
 from steady_cost import AIM, NAMES, Cost, Spread
 
@@ -48,12 +49,6 @@ def render(results: Results) -> str:
     sections += [_of_kind(results, kind) for kind in KINDS if _of(results, "jit", kind)]
     sections += [_beside_the_paper(results), _steady(results), _losses(results)]
     return "\n".join(line for section in sections for line in [*section, ""])
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """In Markdown; all columns but the first are numbers."""
-    rule = ["---", *("---:" for _ in head[1:])]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
 
 
 def _head(results: Results) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import markdown_tables
 from overheads_results import (
     CHECKFREQ,
     DISK,
@@ -138,8 +139,7 @@ def _reading() -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(markdown_tables.table(headings, rows))
 
 
 def _spread(spread: Spread, factor: float, digits: int) -> str:
