@@ -16,7 +16,7 @@ import performance_page as page
 PARTS = ("detect_s", "restart_s", "copy_s", "communicators_s", "replay_s", "total_s")
 MACHINE = {
     "date": "2026-01-01", "commit": "abc", "cores": 2, "cpu": "a processor", "torch": "2", "load_before": 0.1,
-    "load_after": 1.0,
+    "load_after": 1.0, "effort": {"rounds": 3, "share": 1 / 3},
 }  # fmt: skip
 
 
