@@ -41,7 +41,7 @@ def _head(results: Results, storage: Results | None) -> list[str]:
         f"{_where(results)}; load average {results['load_before']:.1f} before and "
         f"{results['load_after']:.1f} behind it, the run's own included. One thread per process, native and "
         f"proxied runs in turns, {results['effort']['rounds']} rounds with "
-        f"{results['effort']['share']:.0%} of a full run's steps; a ratio is the median of the rounds' ratios.",
+        f"{results['effort']['share']:.0%} of a full run's steps; a ratio is the median of the rounds'.",
     ]
     if storage is not None:
         machine = storage["machine"]
