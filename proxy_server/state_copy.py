@@ -25,8 +25,8 @@ from understudy.protos import control_pb2_grpc as rpc
 PIECE_BYTES = 2 << 20
 MOST_PARTS = 1024
 """In one piece, of as many buffers."""
-PIECES = 6
-"""Under way at once."""
+PIECES = 3
+"""Under way at once: more would be memory that both map anew, and seldom in a cache."""
 WINDOW_BYTES = PIECE_BYTES * PIECES
 CHUNK_BYTES = 1 << 20
 """Of state in one message: so much stays in caches while gRPC copies it about."""
