@@ -120,7 +120,7 @@ def _of_storage(storage: Results | None) -> list[tuple[str, str, str, str]]:
 def _shares(rows: Sequence[Results], megabytes: int) -> list[float]:
     """Of the raw loop's speed, round by round."""
     turns = {
-        row["way"]: row["turns"]
+        row["way"]: [turn["durable_s"] for turn in row["turns"]]
         for row in rows
         if row["way"] in (RAW, OURS) and round(row["bytes"] / 1e6) == megabytes
     }

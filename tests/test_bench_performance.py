@@ -90,8 +90,10 @@ def test_what_was_not_measured_is_said_to_be_so(results: dict[str, Any], tmp_pat
 
 def test_shares_of_storage_are_of_rounds_and_not_of_medians(results: dict[str, Any], tmp_path: Path) -> None:
     def rows(ours: list[float]) -> list[dict[str, Any]]:
-        of = {"bytes": 16_000_000}
-        return [of | {"way": "raw loop", "turns": [1.0, 2.0, 3.0]}, of | {"way": "understudy", "turns": ours}]
+        def row(way: str, *seconds: float) -> dict[str, Any]:
+            return {"bytes": 16_000_000, "way": way, "turns": [{"durable_s": one} for one in seconds]}
+
+        return [row("raw loop", 1.0, 2.0, 3.0), row("understudy", *ours)]
 
     kept = tmp_path / "snapshots.json"
     kept.write_text(json.dumps(

@@ -34,6 +34,7 @@ RAW, RAW_COMMITTED = "raw loop", "raw loop, two blocks more"
 RAW_PAGES = "raw loop, ordinary pages"
 OURS, OURS_COPY = "understudy", "understudy, copied first"
 LEAST_ROUNDS = 3
+SLOTS = 3  # as by default (--persist-slots): with two, the superblock needs a sync of its own each time
 AREA_SLOTS = 3  # of the file that GPM, PCcheck (N = 2) and the raw loop write in turns
 
 
@@ -113,7 +114,7 @@ def ratio(rows: Sequence[Row], above: str, below: str, count: int) -> float:
 # ---------------------------------------------------------------- how long until it is durable
 def ways_of(folder: Path, state: State, closing_later: ExitStack) -> dict[str, Way]:
     """All that is compared, open, on files whose blocks have all been written once."""
-    create_store(folder / "store", state, slots=2)
+    create_store(folder / "store", state, SLOTS)
     prepare(folder / "area", BLOCK + AREA_SLOTS * slot_bytes_for(state))
     distributed = {
         "dcp.save": None,

@@ -9,7 +9,19 @@ from functools import partial
 from pathlib import Path
 
 from paper_policies import prepare
-from persist_measure import OURS, RAW, Effort, Rounds, Row, Turn, new_folder, row_of, saving, with_store
+from persist_measure import (
+    OURS,
+    RAW,
+    SLOTS,
+    Effort,
+    Rounds,
+    Row,
+    Turn,
+    new_folder,
+    row_of,
+    saving,
+    with_store,
+)
 from persist_ways import BLOCK, MIB, Raw, Understudy, create_store
 from training_state import State, bytes_of, training_state
 
@@ -24,7 +36,7 @@ def sensitivity(effort: Effort, folder: Path, tell: Callable[[str], object]) -> 
         prepare(here / "area", count + BLOCK)
         for chunk in effort.chunks_mib:
             store = here / f"store-{chunk}"
-            create_store(store, state, slots=2, chunk=chunk * MIB)
+            create_store(store, state, SLOTS, chunk=chunk * MIB)
             actions: dict[str, Callable[[], Turn]] = {}
             for threads in effort.threads:
                 raw = Raw(here / "area", count, chunk * MIB, threads)
