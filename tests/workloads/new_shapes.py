@@ -85,6 +85,7 @@ def main() -> None:
     arguments.out.with_suffix(f".{rank}").write_text("\n".join([*lines, *counted]))
     if world > 1:
         dist.barrier()
+        del model  # PyTorch 2.13 may hang where it is what frees the process group at last
         dist.destroy_process_group()
 
 
