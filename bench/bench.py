@@ -97,7 +97,7 @@ def step_times(effort: Effort, folder: Path, console: Console) -> list[Results]:
 
 
 def measured(training: Training, folder: Path, *, proxied: bool) -> tuple[Outcome, Sides]:
-    """One run, and what each side took of the processor for a step of it (of the first launch alone)."""
+    """One run, and what each side took of the processor for a step of it."""
     meter = processor_use.Meter(training.script, training.steps)
     outcome = training.run(folder, proxied=proxied, on_step=meter.on_step)
     return outcome, meter.per_step()

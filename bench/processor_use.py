@@ -67,10 +67,18 @@ class Meter:
 
     def __init__(self, script: str, steps: int) -> None:
         self._script = Path(script).name
-        self._awaited = [share * steps for share in BETWEEN]
+        self._looks = [share * steps for share in BETWEEN]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._awaited = [*self._looks]
         self._seen: list[tuple[int, dict[str, Use]]] = []
+        self._step = 0
 
     def on_step(self, step: int) -> None:
+        if step < self._step:  # a native run that hung at its end is run again
+            self._begin()
+        self._step = step
         if self._awaited and step >= self._awaited[0]:
             del self._awaited[0]
             self._seen.append((step, of_sides(self._script)))

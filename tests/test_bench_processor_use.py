@@ -62,6 +62,16 @@ def test_processor_time_of_a_step_is_that_of_the_side_that_runs_the_script(
     assert sides["server"] == dict.fromkeys(sides["server"], 0)
 
 
+def test_of_a_run_that_is_begun_again_only_the_last_attempt_counts(training: subprocess.Popen[str]) -> None:
+    meter = processor_use.Meter("training_of_a_test.py", 8)
+    for step in (2, 8, 2):
+        meter.on_step(step)
+    assert meter.per_step() == {}
+    works(training)
+    meter.on_step(8)
+    assert 0.1 / 6 <= meter.per_step()["worker"]["cpu_s"] <= 0.2 / 6
+
+
 def test_script_that_says_too_few_steps_is_told_nothing_of() -> None:
     meter = processor_use.Meter("silent.py", 8)
     meter.on_step(8)

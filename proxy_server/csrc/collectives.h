@@ -70,7 +70,8 @@ class Communicators {
   replay::Marks marks();
   std::vector<replay::ManifestCommunicator> manifest() const;
   void restore(const std::vector<replay::ManifestCommunicator>& rows);  // connects nothing
-  // Connects all communicators that were in use, in an order all members share. Returns how many.
+  // Connects all communicators that were in use: on processors at once, NCCL's in an order all members share.
+  // Returns how many.
   uint32_t rebuild(uint32_t generation);
   void set_generation(uint32_t generation) { generation_ = generation; }
   void close();
