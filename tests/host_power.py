@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -65,14 +66,22 @@ def let(limit: Path, steps: str) -> None:
 
 
 def go_on_until_there_is_an_image(hosts: Cluster, limit: Path, rank: int = 1) -> int:
-    """Images go with sets of snapshots, and those come with steps; answers how many may be done by then."""
+    """Images go with sets of snapshots, and those come with steps; answers how many may be done by then.
 
-    def another_step() -> bool:
-        let(limit, str(int(limit.read_text()) + 1))
-        return image_step(hosts, rank) > 0
-
-    until(another_step, "there is an image", 120, 0.5)
-    return int(limit.read_text())
+    Each step is let through later than the one before, so that a slow machine has not come to the
+    training's end by then: 26 steps in 120 s.
+    """
+    far, pause_s, next_at = int(limit.read_text()), 0.5, time.monotonic()
+    deadline = next_at + 120
+    while not image_step(hosts, rank):
+        assert time.monotonic() < deadline, f"in 120 s and {far} steps there was no image"
+        if time.monotonic() >= next_at:
+            far += 1
+            let(limit, str(far))
+            pause_s *= 1.15
+            next_at = time.monotonic() + pause_s
+        time.sleep(0.1)
+    return far
 
 
 def train_until_there_is_an_image(
@@ -83,17 +92,26 @@ def train_until_there_is_an_image(
     steps: int = STEPS,
     options_of: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> list[HostRun]:
-    """char_gpt with a rank on hosts a, which leads, and b; then it trains on, and has steps left to do."""
+    """char_gpt with a rank on hosts a, which leads, and b: three steps past an image, 18 before its end.
+
+    It goes on by `let_it_go_on`.
+    """
     limit = folder / "limit"
     let(limit, "12")
     words = [str(limit), "--steps", str(steps), "--losses", str(folder / "losses"), "--log-every", "1"]
     runs = hosts.start_ranks("ab", PACED_GPT, words, *first_options, options_of=options_of)
     try:
-        go_on_until_there_is_an_image(hosts, limit, rank)
+        far = go_on_until_there_is_an_image(hosts, limit, rank)
+        let(limit, str(far + 3))
+        until(lambda: runs[0].steps() == far + 2, "the training has gone on, into step far + 3", 60)
     except AssertionError as problem:
         raise AssertionError(f"{problem}\n{account(hosts, runs[0])}") from problem
-    let(limit, str(steps + 1))
     return runs
+
+
+def let_it_go_on(folder: Path, steps: int = STEPS) -> None:
+    """To its end."""
+    let(folder / "limit", str(steps + 1))
 
 
 def lines(path: Path) -> list[str]:

@@ -15,6 +15,7 @@ from host_power import (
     image_step,
     keeping_images,
     let,
+    let_it_go_on,
     lines,
     power_off,
     power_on,
@@ -40,8 +41,7 @@ def test_power_of_a_host_fails_and_its_rank_comes_back_from_its_image_on_a_spare
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         report = folder / "report.json"
         runs = train_until_there_is_an_image(hosts, folder, "--report", str(report))
-        before = runs[0].steps()
-        until(lambda: runs[0].steps() >= before + 3, "the training has gone on", 60)
+        let_it_go_on(folder)
         power_off(hosts, "b")
         print(f"image of step {image_step(hosts)}, power off at step {runs[0].steps()}")
         status = runs[0].wait(WAIT_S)
@@ -137,6 +137,7 @@ def test_rank_comes_back_again_when_the_host_to_which_it_came_is_lost_too(folder
     native = native_losses(Training("char_gpt.py", 2, STEPS))
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         runs = train_until_there_is_an_image(hosts, folder)
+        let_it_go_on(folder)
         power_off(hosts, "b")
         before = runs[0].steps()
         until(lambda: any(one.rank == 1 for one in hosts["c"].status().ranks), "it is at c", 120, 0.2)
@@ -170,6 +171,7 @@ def test_without_another_device_the_job_ends_and_its_last_sentence_says_so(folde
     skip_without_criu()
     with cluster({"a": 1, "b": 1}, *keeping_images(folder)) as hosts:
         runs = train_until_there_is_an_image(hosts, folder, steps=100_000)
+        let_it_go_on(folder, 100_000)
         power_off(hosts, "b")
         assert runs[0].wait(WAIT_S) != 0
         last = next(

@@ -17,6 +17,7 @@ from host_power import (
     image_step,
     keeping_images,
     let,
+    let_it_go_on,
     lines,
     power_off,
     train_until_there_is_an_image,
@@ -64,9 +65,9 @@ def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         report = {"b": ["--report", str(folder / "report.json")]}
         runs = train_until_there_is_an_image(hosts, folder, rank=0, options_of=report)
-        goes_on(hosts, "a", 3)
         until(lambda: leaders(hosts, "a") == {("", "b")}, "an heir is named", 60, 0.2)
         assert leaders(hosts, "b") == {("a", "")}
+        let_it_go_on(folder)
         power_off(hosts, "a")
         print("power off")
         assert runs[1].wait(WAIT_S) == 0, account(hosts, runs[1], "b")
