@@ -25,7 +25,7 @@ COMMITS = 63
 def echoes(ranks: int) -> float:
     """Processor seconds of the leader while so many ranks tell it of one collective that has failed.
 
-    The ranks' logs are the simulation's: what a real log's rows cost to read, 0.2 ms a rank, comes on top.
+    The ranks' logs are the simulation's: what a real log's rows cost to read, 15 µs a rank, comes on top.
     """
 
     async def told() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from understudy import replay
 from understudy.recovery.cuts import connected
@@ -42,9 +43,17 @@ class LogManifests(Mapping[int, Manifest]):
         return sum(1 for _ in self)
 
 
+_facts_by_row: WeakKeyDictionary[replay.Log, dict[bytes, CommitFacts]] = WeakKeyDictionary()
+"""What each row of a log's ring said: a row is read anew with each look, and understood once."""
+
+
 def commit_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
     """All commits still in the ring, oldest first."""
-    return tuple(facts_of(commit) for commit in log.commits())
+    known = _facts_by_row.get(log, {})
+    # A number may come again after a rewind, with another content: only equal rows are the same commit.
+    kept = {row: known.get(row) or facts_of(log.commit_of(row)) for row in log.commit_rows()}
+    _facts_by_row[log] = kept
+    return tuple(kept.values())
 
 
 def snapshot_facts(log: replay.Log) -> tuple[CommitFacts, ...]:

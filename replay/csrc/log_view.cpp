@@ -38,8 +38,14 @@ CommitView describe(const CommitRow& e) {
 }
 
 std::vector<CommitView> commits(const LogMap& log) {
-  const ControlPage& page = log.page();
   std::vector<CommitView> found;
+  for (const CommitRow& row : commit_rows(log)) found.push_back(describe(row));
+  return found;
+}
+
+std::vector<CommitRow> commit_rows(const LogMap& log) {
+  const ControlPage& page = log.page();
+  std::vector<CommitRow> found;
   const uint64_t newest = page.commit_count.load(std::memory_order_acquire);
   const uint64_t most = std::min<uint64_t>(newest, kCommitRing - 1);
   for (uint64_t left = most; left > 0; left--) {
@@ -47,10 +53,9 @@ std::vector<CommitView> commits(const LogMap& log) {
     CommitRow row{copy_once(page.commits[n % kCommitRing]), {}};
     if (row.number != n || row.communicators > kMaxCommunicators) continue;  // no cut can be found with it
     row.more = read_more_marks(log, mark_row_of_commit(n), row.communicators);
-    CommitView c = describe(row);
     std::atomic_thread_fence(std::memory_order_acquire);
     // The server may have reused the entry while we read it.
-    if (page.commit_count.load() - n < kCommitRing - 1) found.push_back(std::move(c));
+    if (page.commit_count.load() - n < kCommitRing - 1) found.push_back(std::move(row));
   }
   return found;
 }

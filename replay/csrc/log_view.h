@@ -32,6 +32,7 @@ CommitView describe(const CommitRow& row);
 
 // Commits still in the ring, oldest first.
 std::vector<CommitView> commits(const LogMap& log);
+std::vector<CommitRow> commit_rows(const LogMap& log);
 
 // Published snapshots, oldest first.
 std::vector<SnapshotView> snapshots(const LogMap& log);

@@ -1,12 +1,14 @@
 #include "replay/csrc/marks.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace understudy::replay {
 namespace {
 
 constexpr uint64_t kWords = sizeof(CommunicatorMark) / 8;
+constexpr size_t kHead = offsetof(CommitEntry, communicator);
 
 }  // namespace
 
@@ -64,6 +66,36 @@ CommitRow decode_row(std::string_view bytes) {
   row.more.resize(more);
   if (more != 0)
     std::memcpy(row.more.data(), bytes.data() + kStoredCommitBytes, more * sizeof(CommunicatorMark));
+  return row;
+}
+
+std::string encode_short_row(const CommitRow& row) {
+  const uint64_t placed = std::min<uint64_t>(row.communicators, kMarksInPlace);
+  std::string bytes;
+  const auto add = [&bytes](const void* from, size_t count) {
+    bytes.append(static_cast<const char*>(from), count);
+  };
+  add(static_cast<const CommitEntry*>(&row), kHead);
+  add(&row.step_digest, sizeof row.step_digest);
+  add(row.communicator, placed * sizeof(CommunicatorMark));
+  add(row.more.data(), row.more.size() * sizeof(CommunicatorMark));
+  return bytes;
+}
+
+CommitRow decode_short_row(std::string_view bytes) {
+  CommitRow row{};
+  const auto take = [&bytes](void* to, size_t count) {
+    if (bytes.size() < count) throw LogError("the row of a commit is too short");
+    if (count != 0) std::memcpy(to, bytes.data(), count);
+    bytes.remove_prefix(count);
+  };
+  take(static_cast<CommitEntry*>(&row), kHead);
+  take(&row.step_digest, sizeof row.step_digest);
+  if (row.communicators > kMaxCommunicators) throw LogError("the row of a commit makes no sense");
+  take(row.communicator, std::min<uint64_t>(row.communicators, kMarksInPlace) * sizeof(CommunicatorMark));
+  row.more.resize(further_marks(row.communicators));
+  take(row.more.data(), row.more.size() * sizeof(CommunicatorMark));
+  if (!bytes.empty()) throw LogError("the row of a commit is too long");
   return row;
 }
 

@@ -60,7 +60,7 @@ void bind_log_copy(py::module_& m) {
                       as_bytes(found.manifest)};
       },
       "A commit that is still in the ring, its frees and manifest; raises LogError.");
-  m.def("describe_row", &describe_row, "A commit by its row; raises LogError.");
+  m.def("describe_row", &describe_row, "A commit by its row on storage; raises LogError.");
   py::class_<LogFiller>(m, "LogFiller", "Fills a fresh log with what was copied of another one.")
       .def(py::init<LogMap&, uint64_t>(), py::keep_alive<1, 2>())
       .def("put_records",

@@ -80,6 +80,12 @@ Contents contents_of(const SnapshotContents& found) {
   return contents;
 }
 
+std::vector<py::bytes> short_rows(const LogMap& log) {
+  std::vector<py::bytes> found;
+  for (const CommitRow& row : commit_rows(log)) found.emplace_back(encode_short_row(row));
+  return found;
+}
+
 Contents read_contents(const LogMap& log, uint64_t serial) {
   return contents_of(snapshot_contents(log, serial));
 }
@@ -343,6 +349,10 @@ void bind_log(py::module_& m) {
           "Why the device server of a session that goes on has ended, if it could say so; empty after that.")
       .def_property_readonly("proxyd_pid", [](const LogMap& l) { return l.page().proxyd_pid.load(); })
       .def("commits", &commits, "Commits still in the ring, oldest first.")
+      .def("commit_rows", &short_rows, "Their rows: equal bytes are the same commit.")
+      .def_static(
+          "commit_of", [](const py::bytes& row) { return describe(decode_short_row(std::string_view(row))); },
+          "A commit by such a row; raises LogError.")
       .def("digests", &digests, py::arg("commit"), py::arg("handles"),
            "XXH3-64 of these buffers at a commit, None for one without.")
       .def("manifest", &manifest_buffers, py::arg("commit"), "Buffers alive at a commit; none for commit 0.")

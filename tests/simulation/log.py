@@ -118,6 +118,18 @@ class Log:
         found = (self.ring.get(number % RING) for number in range(first, self.commit_count + 1))
         return [commit for commit in found if commit is not None and commit.number <= self.commit_count]
 
+    def commit_rows(self) -> list[tuple[Commit, bool, bool, bool, int]]:
+        """As `replay.Log.commit_rows`: another where the server has changed one."""
+        return [
+            (commit, commit.complete, commit.has_manifest, commit.optimizer, commit.step_digest)
+            for commit in self.commits()
+        ]
+
+    @staticmethod
+    def commit_of(row: tuple[Commit, bool, bool, bool, int]) -> Commit:
+        """By such a row."""
+        return row[0]
+
     def entry(self, number: int) -> Commit:
         """One of them; raises replay.LogError."""
         commit = self.ring.get(number % RING)
