@@ -15,6 +15,7 @@ INDEX_RING = "recovery/persistence/csrc/index_ring.h"
 SLOT_TABLE = "recovery/persistence/csrc/slot_table.h"
 COPY_LIST = "proxy_server/csrc/copy_list.cpp"
 DIGEST = "replay/csrc/digest.h"
+KEPT_BLOCKS = "proxy_server/csrc/kept_blocks.cpp"
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,36 @@ MISTAKES = (
         "digest_pieces", "each_piece_begins_anew", DIGEST,
         right="stream_.add(data, bytes);",
         wrong="stream_ = xxh3::Stream(), stream_.add(data, bytes);",
+    ),
+    Mistake(
+        "kept_blocks", "block_is_given_to_two", KEPT_BLOCKS,
+        right="return {kept.blocks[--kept.count], kPutters[size]};",
+        wrong="return {kept.blocks[kept.count - 1], kPutters[size]};",
+        violation="double-free",
+    ),
+    Mistake(
+        "kept_blocks", "block_is_smaller_than_asked_for", KEPT_BLOCKS,
+        right="return {std::aligned_alloc(kStep, (size + 1) * kStep), kPutters[size]};",
+        wrong="return {std::aligned_alloc(kStep, (size + 1) * kStep), kPutters[(size + 1) % kSizes]};",
+        violation="heap-buffer-overflow",
+    ),
+    Mistake(
+        "kept_blocks", "blocks_are_kept_without_end", KEPT_BLOCKS,
+        right="here->sizes_[size].count < kMost)",
+        wrong="here->sizes_[size].count < 2 * kMost)",
+        violation="out of bounds",
+    ),
+    Mistake(
+        "kept_blocks", "block_is_put_with_another_threads", KEPT_BLOCKS,
+        right="thread_local KeptBlocks*",
+        wrong="KeptBlocks*",
+        violation="a thread that keeps no blocks has one",
+    ),
+    Mistake(
+        "kept_blocks", "kept_blocks_are_lost_with_their_thread", KEPT_BLOCKS,
+        right="of_this_thread = nullptr;\n  give_back();",
+        wrong="of_this_thread = nullptr;",
+        violation="LeakSanitizer",
     ),
 )  # fmt: skip
 

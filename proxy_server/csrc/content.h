@@ -14,6 +14,11 @@ class Content {
  public:
   Content() = default;
   Content(c10::Storage storage) : storage_(std::move(storage)) {}  // implicit: a storage without tensors yet
+  Content& operator=(c10::Storage storage) {
+    views_ = {};
+    storage_ = std::move(storage);
+    return *this;
+  }
 
   operator const c10::Storage&() const { return storage_; }
   const c10::Storage& storage() const { return storage_; }

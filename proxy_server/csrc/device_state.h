@@ -57,7 +57,9 @@ class DeviceState {
     table_.begin_write(handle, b);
     return b.content;
   }
-  void create(uint64_t handle, Content content) { table_.create(handle, std::move(content)); }
+  Content& create(uint64_t handle, c10::Storage storage) {
+    return table_.create(handle, std::move(storage)).content;
+  }
   // A buffer of which only name and size are known.
   void create_without_content(uint64_t handle, uint64_t bytes);
 

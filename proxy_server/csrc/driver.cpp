@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "proxy_server/csrc/cleared_memory.h"
+#include "proxy_server/csrc/kept_blocks.h"
 #include "replay/csrc/digest.h"
 
 namespace understudy::server {
@@ -174,10 +175,12 @@ void Driver::synchronize() const {
 }
 
 void Driver::give_back_freed_memory() const {
-  if (device_.is_cpu())
+  if (device_.is_cpu()) {
+    KeptBlocks::drop();
     malloc_trim(0);
-  else
+  } else {
     c10::getDeviceAllocator(device_.type())->emptyCache();
+  }
 }
 
 c10::Storage StorageStore::copy(const c10::Storage& from) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "proxy_server/csrc/driver_errors.h"
+#include "proxy_server/csrc/kept_blocks.h"
 #include "replay/csrc/futex.h"
 
 namespace understudy::server {
@@ -231,6 +232,7 @@ std::optional<Fault> Executor::wait_for_fault(long milliseconds) {
 
 void Executor::thread_main() {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const KeptBlocks kept_blocks;
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);

@@ -231,9 +231,8 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
     view_of(storage, want).copy_(result);
     s.state->create(handle, std::move(storage));
   } else {
-    Content content(result.storage());
-    if (is_view(result, want)) content.keep(want.serial, std::move(result));
-    s.state->create(handle, std::move(content));
+    Content& made = s.state->create(handle, result.storage());
+    if (is_view(result, want)) made.keep(want.serial, std::move(result));
   }
   if (__builtin_expect(s.validation.active(), 0))
     s.validation.note(s.at.index, handle, s.state->digest(s.state->read(handle)));

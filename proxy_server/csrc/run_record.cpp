@@ -163,9 +163,9 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kFree:
       case Kind::kEnd:
         return;
-      case Kind::kAllocate: {
-        return s.state->create(r.aux, s.driver.allocate_cleared(checked_bytes(words.next())));
-      }
+      case Kind::kAllocate:
+        s.state->create(r.aux, s.driver.allocate_cleared(checked_bytes(words.next())));
+        return;
       case Kind::kResize: {
         const uint64_t bytes = checked_bytes(words.next());
         c10::Storage fresh = s.driver.allocate_cleared(bytes);

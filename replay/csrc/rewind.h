@@ -77,11 +77,13 @@ class BufferTable {
   Usage& usage() { return usage_; }
   HandleMap<Buffer>& buffers() { return buffers_; }
 
-  Buffer& create(uint64_t handle, Content content) {
+  // `content`: whatever a Content can be assigned; it is made in its place.
+  template <class Made>
+  Buffer& create(uint64_t handle, Made&& content) {
     Buffer* b = buffers_.insert(handle);
     if (b == nullptr) throw RewindError("handle " + std::to_string(handle) + " is created twice");
-    usage_.add(store_.bytes(content));
-    b->content = std::move(content);
+    b->content = std::forward<Made>(content);
+    usage_.add(store_.bytes(b->content));
     b->born = b->saved = b->touched = epoch_;
     return *b;
   }
