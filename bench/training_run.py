@@ -31,11 +31,11 @@ NATIVE_ATTEMPTS = 5
 
 
 def driver() -> str:
-    """What runs are made on: `cpu`, or `cuda` if UNDERSTUDY_TEST_DRIVER says so."""
+    """What runs are made on: `cpu`, or `cuda` if UNDERSTUDY_TEST_DRIVER says so, of a GPU or a simulated one."""
     name = os.environ.get("UNDERSTUDY_TEST_DRIVER", "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"UNDERSTUDY_TEST_DRIVER={name} is not a driver: use cpu or cuda")
-    return name
+    if name not in ("cpu", "cuda", "simulated-cuda"):
+        raise ValueError(f"UNDERSTUDY_TEST_DRIVER={name} is not a driver: use cpu, cuda or simulated-cuda")
+    return name.removeprefix("simulated-")
 
 
 class RunFailed(RuntimeError):
