@@ -19,6 +19,7 @@
 
 #include "tests/csrc/simulated_cuda/failures.h"
 #include "tests/csrc/simulated_cuda/host_views.h"
+#include "tests/csrc/simulated_cuda/launch.h"
 #include "tests/csrc/simulated_cuda/runtime.h"
 
 namespace understudy::simulated {
@@ -64,12 +65,18 @@ class Call {
   void let_go() {
     for (c10::IValue& value : host_)
       if (value.isTensor() && value.toTensor().defined() && !is_argument(value.toTensor()))
-        value = value.toTensor().clone();
+        value = copy_of(value.toTensor());
     given_.clear();
     for (Argument& argument : arguments_) argument.device.reset();
   }
 
  private:
+  static at::Tensor copy_of(const at::Tensor& host) {
+    at::Tensor copy = host.clone();
+    if (host.unsafeGetTensorImpl()->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return copy;
+  }
+
   bool is_argument(const at::Tensor& host) const {
     return std::any_of(arguments_.begin(), arguments_.end(),
                        [&](const Argument& a) { return a.host.is_same(host); });
@@ -253,8 +260,8 @@ void fill(const std::vector<c10::Storage>& to, const std::vector<c10::Storage>& 
     if (to[i].nbytes() != 0) std::memcpy(to[i].mutable_data(), from[i].data(), to[i].nbytes());
 }
 
-// An argument without memory that the kernel made larger: a result given as `out`. Whether there was any.
-bool give_memory_to_arguments(const Call& call) {
+// A result given as `out` that the kernel made larger, or conjugated lazily. Whether there was any.
+bool take_over_forms(const Call& call) {
   bool any = false;
   for (const Argument& argument : call.arguments()) {
     if (form_of(argument.host) == form_of(argument.device)) continue;
@@ -269,6 +276,8 @@ bool give_memory_to_arguments(const Call& call) {
     }
     argument.device.unsafeGetTensorImpl()->set_sizes_and_strides(
         argument.host.sizes(), argument.host.strides(), argument.host.storage_offset());
+    argument.device._set_conj(argument.host.is_conj());
+    argument.device._set_neg(argument.host.is_neg());
   }
   return any;
 }
@@ -316,7 +325,7 @@ void run_now(const Call& call, const std::string& kind, Stack& stack) {
   const Reading reading(call, answered);
   const std::vector<c10::Storage> storages = make_storages(reading.answer);
   stream.enqueue([to = host_views(storages), from = reading.fresh] { fill(to, from); });
-  const bool as_they_were = !give_memory_to_arguments(call);
+  const bool as_they_were = !take_over_forms(call);
   if (!kind.empty() && reading.answer.only_tensors && as_they_were) {
     const std::lock_guard<std::mutex> lock(learned_mutex);
     learned()[kind] = reading.answer;
@@ -362,7 +371,8 @@ void launch(const c10::OperatorHandle& op, Stack* stack) {
   for (c10::IValue& result : results) stack->push_back(std::move(result));
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&launch>()); }
-
 }  // namespace
+
+torch::CppFunction launched() { return torch::CppFunction::makeFromBoxedFunction<&launch>(); }
+
 }  // namespace understudy::simulated

@@ -1,6 +1,7 @@
 // What the simulated device does by itself: memory, copies, and views of it.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 #include <unistd.h>
@@ -8,9 +9,12 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <set>
+#include <string>
 
 #include "tests/csrc/simulated_cuda/failures.h"
 #include "tests/csrc/simulated_cuda/host_views.h"
+#include "tests/csrc/simulated_cuda/launch.h"
 #include "tests/csrc/simulated_cuda/runtime.h"
 #include "tests/csrc/simulated_cuda/settings.h"
 
@@ -148,16 +152,35 @@ int64_t choice_of_attention(const at::Tensor&, const at::Tensor&, const at::Tens
   return 0;
 }
 
+// What has a kernel of its own for the CPU has one for CUDA, too: without it PyTorch would take what it makes
+// of other operators, whose bits are others.
+void register_those_of_the_cpu(torch::Library& m, const std::set<std::string>& own) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (name.name.rfind("aten::", 0) != 0 || own.count(toString(name)) != 0 || !op) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) m.impl(toString(name).c_str(), launched());
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(launched()); }
+
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  m.impl("empty.memory_format", TORCH_FN(empty));
-  m.impl("empty_strided", TORCH_FN(empty_strided));
-  m.impl("as_strided", TORCH_FN(as_strided));
-  m.impl("copy_", TORCH_FN(copy_));
-  m.impl("_copy_from", TORCH_FN(copy_from));
-  m.impl("resize_", TORCH_FN(resize_));
-  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_));
-  m.impl("record_stream", TORCH_FN(record_stream));
-  m.impl("_fused_sdp_choice", TORCH_FN(choice_of_attention));
+  std::set<std::string> own;
+  const auto implement = [&](const char* name, auto function) {
+    own.insert(std::string("aten::") + name);
+    m.impl(name, function);
+  };
+  implement("empty.memory_format", TORCH_FN(empty));
+  implement("empty_strided", TORCH_FN(empty_strided));
+  implement("as_strided", TORCH_FN(as_strided));
+  implement("copy_", TORCH_FN(copy_));
+  implement("_copy_from", TORCH_FN(copy_from));
+  implement("resize_", TORCH_FN(resize_));
+  implement("set_.source_Storage_storage_offset", TORCH_FN(set_));
+  implement("record_stream", TORCH_FN(record_stream));
+  implement("_fused_sdp_choice", TORCH_FN(choice_of_attention));
+  register_those_of_the_cpu(m, own);
 }
 
 }  // namespace

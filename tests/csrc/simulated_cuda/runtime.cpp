@@ -276,13 +276,10 @@ struct SimulatedHooks final : CUDAHooksInterface {
   void deviceSynchronize(DeviceIndex device) const override {
     c10::impl::getDeviceGuardImpl(kCUDA)->synchronizeDevice(device);
   }
-  // Mersenne Twister, as the kernels are the CPU's. Its state is read and written on the host, as Philox' is.
-  const Generator& getDefaultGenerator(DeviceIndex index) const override {
-    static std::mutex mutex;
-    static std::map<DeviceIndex, Generator> made;
-    const std::lock_guard<std::mutex> lock(mutex);
-    const DeviceIndex device = index < 0 ? getCurrentDevice() : index;
-    return made.try_emplace(device, at::detail::createCPUGenerator()).first->second;
+  // The kernels are the CPU's, and so is their generator: a Mersenne Twister, one for all devices of a
+  // process. Its state is read and written on the host, as that of Philox is.
+  const Generator& getDefaultGenerator(DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
   }
   Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
   Device getDeviceFromPtr(void* data) const override {
