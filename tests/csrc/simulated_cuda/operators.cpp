@@ -181,6 +181,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   implement("record_stream", TORCH_FN(record_stream));
   implement("_fused_sdp_choice", TORCH_FN(choice_of_attention));
   register_those_of_the_cpu(m, own);
+  // PyTorch's own kernels, which choose a library by the device.
+  for (const char* name : {"convolution", "convolution_backward"}) m.impl(name, launched());
 }
 
 }  // namespace
