@@ -1,6 +1,7 @@
 """Puts the simulated CUDA device into the device servers of a proxyd that has this folder on PYTHONPATH.
 
-SIMULATED_CUDA_LIBRARY is the library; SIMULATED_CUDA_DEVICES, how many GPUs it is to be.
+SIMULATED_CUDA_LIBRARY is the library, beside which the module for its process groups lies;
+SIMULATED_CUDA_DEVICES, how many GPUs it is to be.
 """
 
 import json
@@ -9,15 +10,43 @@ import sys
 
 _COMMAND = " ".join(getattr(sys, "orig_argv", []))
 
+
+def _load(library: str) -> None:
+    import ctypes
+    import importlib.util
+
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    ctypes.CDLL(os.path.join(os.path.dirname(found.origin), "lib", "libtorch_cpu.so"))
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    import torch.distributed as dist
+
+    sys.path.append(os.path.dirname(library))
+    import simulated_nccl
+
+    class Nccl:
+        """In the place of PyTorch's, which a CPU build does not have."""
+
+        class Options:
+            """As far as device servers set them."""
+
+            _timeout = None
+
+        def __new__(cls, store, rank, size, options):  # type: ignore[no-untyped-def]
+            """A group whose bytes Gloo moves."""
+            gloo = dist.ProcessGroupGloo
+            chosen = gloo._Options()
+            chosen._devices = [gloo.create_device(hostname="127.0.0.1")]
+            chosen._timeout = options._timeout
+            chosen._threads = 2
+            return simulated_nccl.around(gloo(store, rank, size, chosen))
+
+    dist.ProcessGroupNCCL = Nccl  # type: ignore[assignment, misc]
+
+
 if os.environ.get("SIMULATED_CUDA_LIBRARY"):
     if "understudy.proxy_server.spawner" in _COMMAND:
-        import ctypes
-        import importlib.util
-
-        _torch = importlib.util.find_spec("torch")
-        assert _torch is not None and _torch.origin is not None
-        ctypes.CDLL(os.path.join(os.path.dirname(_torch.origin), "lib", "libtorch_cpu.so"))
-        ctypes.CDLL(os.environ["SIMULATED_CUDA_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+        _load(os.environ["SIMULATED_CUDA_LIBRARY"])
     elif "torch.cuda.get_device_properties" in _COMMAND:  # proxyd's question, to which a GPU would answer
         _properties = {
             "count": int(os.environ.get("SIMULATED_CUDA_DEVICES", "1")),

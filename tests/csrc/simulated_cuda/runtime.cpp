@@ -153,7 +153,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
     static std::atomic<int64_t> next{0};
-    return c10::Stream(c10::Stream::UNSAFE, device, 1 + next++ % (kStreams - 1));
+    return c10::Stream(c10::Stream::UNSAFE, device, 1 + next++ % kPoolStreams);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
     return getStreamFromGlobalPool(device, false);
@@ -229,6 +229,11 @@ Memory& memory(int device) {
 int current_device() { return device_of_thread; }
 int64_t current_stream_id(int device) { return streams_of_thread.at(static_cast<size_t>(device)); }
 Stream& current_stream() { return stream(current_device(), current_stream_id(current_device())); }
+
+int64_t own_stream_id() {
+  static std::atomic<int64_t> next{0};
+  return 1 + kPoolStreams + next++ % (kStreams - 1 - kPoolStreams);
+}
 
 bool is_pinned(const void* address) {
   const std::lock_guard<std::mutex> lock(pinned_mutex);

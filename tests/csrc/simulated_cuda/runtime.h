@@ -18,6 +18,9 @@ int64_t current_stream_id(int device);
 // Where the calling thread enqueues now.
 Stream& current_stream();
 
+// Of a stream that nobody else is given: NCCL has one for each communicator.
+int64_t own_stream_id();
+
 // Whether an asynchronous copy may use that memory of the host after the call: it was allocated as pinned.
 bool is_pinned(const void* address);
 

@@ -33,7 +33,9 @@ struct Event {
   uint64_t number = 0;
 };
 
-inline constexpr int kStreams = 33;  // of a device: the default one, and PyTorch's pool
+inline constexpr int kPoolStreams = 32;
+inline constexpr int kStreams =
+    1 + kPoolStreams + 64;  // of a device: the default one, PyTorch's pool, and NCCL's
 
 // Stream `id` of a device; they last as long as the process.
 Stream& stream(int device, int64_t id);
