@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import compiled_programs
 import needs
 import pytest
 import simulated_device
@@ -17,7 +16,8 @@ from training_run import driver
 from zygotes import COLD, Zygotes, obstacle
 
 if simulated_device.wanted():
-    simulated_device.load(compiled_programs.program("libsimulated_cuda.so"))
+    os.environ.update(simulated_device.environment())
+    simulated_device.load()
 
 pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they import each other
 

@@ -105,7 +105,9 @@ def test_a_fault_at_any_call_changes_no_value(kind: str, variables: dict[str, st
     assert {recovery["fault"] for recovery in report["recoveries"]} == {fault}
     assert {recovery["plan"] for recovery in report["recoveries"]} == {plan}
     found = [recovery["step"] for recovery in report["recoveries"]]
-    if kind == "network-partition":  # before it heals, new connections may break as well, in the next step too
+    if (
+        kind == "network-partition"
+    ):  # before it heals, new connections may break as well, in the next step too
         found = sorted({step - (step - 1) % 4 for step in found})
     assert found == [1 + 4 * call for call in range(1, 8)]
     assert all(reason in recovery["reason"] for recovery in report["recoveries"])

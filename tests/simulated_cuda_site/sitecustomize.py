@@ -22,7 +22,7 @@ def _load(library: str) -> None:
     import torch.distributed as dist
 
     sys.path.append(os.path.dirname(library))
-    import simulated_nccl
+    import simulated_nccl  # type: ignore[import-not-found]
 
     class Nccl:
         """In the place of PyTorch's, which a CPU build does not have."""
