@@ -31,11 +31,16 @@ NATIVE_ATTEMPTS = 5
 
 
 def driver() -> str:
-    """What runs are made on: `cpu`, or `cuda` if UNDERSTUDY_TEST_DRIVER says so."""
+    """What runs are made on: `cpu`, or `cuda` if UNDERSTUDY_TEST_DRIVER names that or simulated GPUs."""
     name = os.environ.get("UNDERSTUDY_TEST_DRIVER", "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ValueError(f"UNDERSTUDY_TEST_DRIVER={name} is not a driver: use cpu or cuda")
-    return name
+    if name not in ("cpu", "cuda", "simulated-cuda"):
+        raise ValueError(f"UNDERSTUDY_TEST_DRIVER={name} is not a driver: use cpu, cuda or simulated-cuda")
+    return name.removeprefix("simulated-")
+
+
+def native_device() -> str:
+    """Where scripts run without us: only our device servers have the simulated GPUs."""
+    return "cpu" if os.environ.get("UNDERSTUDY_TEST_DRIVER") == "simulated-cuda" else driver()
 
 
 class RunFailed(RuntimeError):
@@ -119,7 +124,7 @@ class Training:
         script = Path(self.script) if "/" in self.script else Path("examples", self.script)
         words += [str(ROOT / script), "--steps", str(self.steps), *self.arguments]
         words += ["--losses", str(folder / "losses"), "--timings", str(folder / "timings")]
-        return [*words, "--device", driver()] if native else words
+        return [*words, "--device", native_device()] if native else words
 
     def losses(self, path: Path) -> list[list[str]]:
         """Of all ranks, from the file of rank 0 and those beside it."""

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import needs
 import pytest
+import simulated_device
+from training_run import driver
 from zygotes import COLD, Zygotes, obstacle
+
+if simulated_device.wanted():
+    os.environ.update(simulated_device.environment())
+    simulated_device.load()
 
 pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they import each other
 
@@ -83,7 +89,7 @@ def _cold_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(autouse=True)
 def _of_this_driver(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("cpu_driver") and os.environ.get("UNDERSTUDY_TEST_DRIVER") == "cuda":
+    if request.node.get_closest_marker("cpu_driver") and driver() != "cpu":
         pytest.skip("the cpu driver")
 
 

@@ -258,6 +258,7 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
+@pytest.mark.cpu_driver
 def test_what_the_server_parsed_is_forgotten_with_its_template() -> None:
     """Every call has a layout of its own: a million bytes for a thousand calls if all were kept."""
     calls = 20_000

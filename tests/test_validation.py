@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from executor_harness import OPERATOR, PHASE, Harness, vector
+from training_run import driver
 
 FORWARD, OPTIMIZER = 0, 1
 FLIP_BIT = 10  # recovery/faults.py
@@ -92,7 +93,7 @@ def drifting() -> Iterator[str]:
     count = itertools.count()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is overridden is meant
-        library.impl("digamma", lambda x: x + next(count), "CPU")
+        library.impl("digamma", lambda x: x + next(count), driver().upper())
     yield "aten::digamma"
     library._destroy()
 
@@ -167,6 +168,7 @@ def test_a_rank_alone_that_has_no_way_back_does_not_stand_still(snapshot_bytes: 
         assert h.log.snapshots() == []
 
 
+@pytest.mark.cpu_driver
 def test_a_rewind_notices_memory_that_changed_by_itself() -> None:
     with Harness() as h:
         h.new(1, [1, 1, 1, 1])

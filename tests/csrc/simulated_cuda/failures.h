@@ -1,0 +1,24 @@
+// Errors of the simulated device: on demand, and those of its kernels. As CUDA's, they outlive the call.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace understudy::simulated {
+
+// Where one is to come up, and what is counted for it.
+enum class Place : int { kLaunch, kSynchronize, kInStream, kAllocate };
+inline constexpr int kPlaces = 4;
+
+// The `nth` from now on at that place has this error (a cudaError_t).
+void fail_at(Place place, uint64_t nth, int code);
+// To be called at each of them: throws c10::AcceleratorError if it is to fail, or if an error sticks.
+void check(Place place);
+// An item of a stream has failed: every call from here on says so.
+void stick(int code, const std::string& why);
+bool error_sticks();
+// For items of streams, which cannot throw: the error of this one, or 0.
+int error_in_stream();
+
+[[noreturn]] void raise(int code);
+
+}  // namespace understudy::simulated

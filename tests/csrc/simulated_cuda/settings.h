@@ -1,0 +1,19 @@
+// What a simulated CUDA device is to be like: from the environment of the process that loads it.
+//
+// A STAND-IN for tests: kernels are those of PyTorch's CPU build. Nothing measured on it is a result of a
+// GPU.
+#pragma once
+#include <cstdint>
+
+namespace understudy::simulated {
+
+struct Settings {
+  int devices;               // SIMULATED_CUDA_DEVICES, 1; of them CUDA_VISIBLE_DEVICES shows some
+  uint64_t device_bytes;     // SIMULATED_CUDA_BYTES, 2 GiB: memory of each
+  uint64_t item_delay_us;    // SIMULATED_CUDA_DELAY_US, 0: before each item of a stream
+  uint64_t copy_ns_per_kib;  // SIMULATED_CUDA_NS_PER_KIB, 0: of copies between host and device
+};
+
+const Settings& settings();
+
+}  // namespace understudy::simulated

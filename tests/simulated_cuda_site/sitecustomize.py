@@ -1,0 +1,58 @@
+"""Puts the simulated CUDA device into the device servers of a proxyd that has this folder on PYTHONPATH.
+
+SIMULATED_CUDA_LIBRARY is the library, beside which the module for its process groups lies;
+SIMULATED_CUDA_DEVICES, how many GPUs it is to be.
+"""
+
+import json
+import os
+import sys
+
+_COMMAND = " ".join(getattr(sys, "orig_argv", []))
+
+
+def _load(library: str) -> None:
+    import ctypes
+    import importlib.util
+
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    ctypes.CDLL(os.path.join(os.path.dirname(found.origin), "lib", "libtorch_cpu.so"))
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    import torch.distributed as dist
+
+    sys.path.append(os.path.dirname(library))
+    import simulated_nccl  # type: ignore[import-not-found]
+
+    class Nccl:
+        """In the place of PyTorch's, which a CPU build does not have."""
+
+        class Options:
+            """As far as device servers set them."""
+
+            _timeout = None
+
+        def __new__(cls, store, rank, size, options):  # type: ignore[no-untyped-def]
+            """A group whose bytes Gloo moves."""
+            gloo = dist.ProcessGroupGloo
+            chosen = gloo._Options()
+            chosen._devices = [gloo.create_device(hostname="127.0.0.1")]
+            chosen._timeout = options._timeout
+            chosen._threads = 2
+            return simulated_nccl.around(gloo(store, rank, size, chosen))
+
+    dist.ProcessGroupNCCL = Nccl  # type: ignore[assignment, misc]
+
+
+if os.environ.get("SIMULATED_CUDA_LIBRARY"):
+    if "understudy.proxy_server.spawner" in _COMMAND:
+        _load(os.environ["SIMULATED_CUDA_LIBRARY"])
+    elif "torch.cuda.get_device_properties" in _COMMAND:  # proxyd's question, to which a GPU would answer
+        _properties = {
+            "count": int(os.environ.get("SIMULATED_CUDA_DEVICES", "1")),
+            "device_name": "simulated CUDA device", "total_memory": 2 << 30, "major": 9, "minor": 0,
+            "multi_processor_count": 132, "cudnn_version": 0,
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(_properties))
+        sys.stdout.flush()
+        os._exit(0)
