@@ -19,6 +19,12 @@ from understudy.recovery.snapshot_leases import SnapshotLeases
 from understudy.recovery.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
 
 
+class Log(SimpleNamespace):
+    """What the keeper sees of a rank's log: each is another one, as those of `replay` are."""
+
+    __hash__ = object.__hash__
+
+
 class Rank(SimpleNamespace):
     """What the keeper sees of a rank that trains step by step."""
 
@@ -45,12 +51,12 @@ class Rank(SimpleNamespace):
 
 
 def some_rank(number: int, world: int) -> Rank:
-    log = SimpleNamespace(
+    log = Log(
         step=1, worker_steps=0, commit_count=0, orders=[], described=[], published=[], snapshot_begun=0,
         snapshot_failed=0, snapshot_floor=0, log_kept_from=0, snapshot_suspended=False, snapshot_ordered=0,
         live_bytes=1 << 20, cursor=0, freed_segments=0, segment_bytes=8 << 20, segment_count=64,
         backpressure=0, floor_commit=0, dictionary_begin=0, dictionary_tail=0, dictionary_bytes=256 << 20,
-        commits=lambda: [], started=lambda: [], live=True,
+        commit_rows=lambda: [], started=lambda: [], live=True,
     )  # fmt: skip
     log.snapshots = lambda: log.published[-2:]
 
