@@ -96,12 +96,13 @@ Contents begin_restore(LogMap& log, const py::bytes& row, const py::bytes& manif
       make_room_for_snapshot(log, decode_row(std::string_view(row)), {rest.begin(), rest.end()}));
 }
 
-void finish_restore(LogMap& log, uint64_t serial, const Contents& contents) {
+void finish_restore(LogMap& log, uint64_t serial, const Contents& contents,
+                    const std::vector<uint64_t>& checked) {
   const std::string_view rest(contents.manifest);
   const CommitRow commit = decode_row(std::string_view(contents.row));
   const std::vector<uint8_t> manifest(rest.begin(), rest.end());
   py::gil_scoped_release release;
-  publish_restored_snapshot(log, serial, commit, manifest);
+  publish_restored_snapshot(log, serial, commit, manifest, checked);
 }
 
 // ---- the rewind rules over byte strings, for tests ----
@@ -207,6 +208,19 @@ uint64_t load(const std::atomic<T>& value) {
 void bind_log(py::module_& m) {
 #define READ(name) .def_property_readonly(#name, [](const LogMap& l) { return load(l.page().name); })
 #define FIXED(name) .def_property_readonly(#name, [](const LogMap& l) { return l.page().name; })
+  struct MappedArea {
+    Mapping mapping;
+    bool writable;
+  };
+  py::class_<MappedArea>(m, "MappedArea", "A file of a log, mapped so that its huge pages count: a buffer.",
+                         py::buffer_protocol())
+      .def(py::init([](const std::string& path, bool writable) {
+             return MappedArea{Mapping(path, 1, writable), writable};
+           }),
+           py::arg("path"), py::kw_only(), py::arg("writable") = false)
+      .def_buffer([](MappedArea& a) {
+        return py::buffer_info(a.mapping.data(), static_cast<py::ssize_t>(a.mapping.bytes()), !a.writable);
+      });
   py::class_<LogMap>(m, "Log", "A rank's log, mapped.")
       .def(py::init<const std::string&>()) FIXED(rank) FIXED(world) FIXED(segment_bytes) FIXED(segment_count)
           FIXED(error_index) READ(tail) READ(tail_index) FIXED(dictionary_bytes) READ(dictionary_begin)
@@ -214,7 +228,7 @@ void bind_log(py::module_& m) {
                   READ(call) READ(progress_ns) READ(freed_segments) READ(backpressure) READ(in_collective)
                       READ(degraded) READ(live_buffers) READ(live_bytes) READ(undo_bytes)
                           READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
-                              READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns)
+                              READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns) READ(snapshot_huge_bytes)
                                   READ(replies_compared) READ(replies_different) READ(median_calls_per_step)
                                       READ(median_bytes_per_step) READ(commit_count) READ(session_state)
                                           READ(error_kind) READ(device_lost) READ(wait_sequence)
@@ -316,7 +330,9 @@ void bind_log(py::module_& m) {
       .def("begin_restore", &begin_restore, py::arg("row"), py::arg("manifest"),
            "Withdraws all snapshots and says where the contents of a stored one go; raises LogError.")
       .def("finish_restore", &finish_restore, py::arg("serial"), py::arg("contents"),
-           "Publishes it, now that its contents are there; raises LogError if they are not.")
+           py::arg("checked") = std::vector<uint64_t>(),
+           "Publishes it, now that its contents are there; raises LogError if they are not. `checked`: handles "
+           "of buffers that need no other look.")
       .def(
           "lease_snapshots",
           [](LogMap& l, const std::vector<uint64_t>& serials) {
