@@ -36,10 +36,9 @@ def persist(h: Harness, run: Path, world: int = 1) -> None:
     sources = [read_source(rank, Path(h.directory), SERIAL, MappedAreas()) for rank in range(world)]
     parts = split({source.rank: holdings(source.contents) for source in sources})
     for source in sources:
-        extents = source.extents(parts[source.rank])
-        size = Store.needed_slot_bytes([memoryview(content).nbytes for _, _, content in extents])
+        extents = source.to_write(parts[source.rank])
         path = store_path(run, source.rank, 0)
-        Store.create(path, slots=2, slot_bytes=size)
+        Store.create(path, slots=2, slot_bytes=extents.needed_slot_bytes())
         with Store.open(path) as store:
             store.persist(
                 job="job", rank=source.rank, world=world, step=1, serial=SERIAL, extents=extents, timeout_s=1
@@ -119,7 +118,7 @@ def test_a_damaged_or_incomplete_set_is_refused_with_a_sentence(run: Path) -> No
         path = store_path(run, 1, 0)
         whole = path.read_bytes()
         path.write_bytes(whole[: 8192 + 4096 + 70_000] + b"\xff" + whole[8192 + 4096 + 70_001 :])
-        with pytest.raises(StoreError, match="chunk 0 is not what it was"):
+        with pytest.raises(StoreError, match=r"extent \d+ \(kind 1, id [12]\) is not what it was"):
             restore(find(run, SERIAL), logs)
         assert [one.serial for one in h.log.snapshots()] == [SERIAL]
         path.unlink()

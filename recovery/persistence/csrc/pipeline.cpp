@@ -189,6 +189,18 @@ class Worker {
   double stalled_ = 0;
 };
 
+// What is written from where it lies takes a thread no time, if it may have several requests under way.
+uint64_t threads_for(const Payload& payload, const Writer& writer, uint64_t threads) {
+  if (payload.digests || writer.depth() == 1) return threads;
+  uint64_t copied = 0;
+  for (uint64_t at = 0; at < payload.source.bytes();) {
+    const Source::Span span = payload.source.span(at);
+    if (span.in_place == nullptr) copied += span.bytes;
+    at += span.bytes;
+  }
+  return std::min(threads, std::max<uint64_t>(parts_of(copied, payload.chunk_bytes), 1));
+}
+
 }  // namespace
 
 Written write_payload(Storage& storage, std::unique_ptr<Writer>& own, ChunkPool& pool, const Payload& payload,
@@ -197,7 +209,7 @@ Written write_payload(Storage& storage, std::unique_ptr<Writer>& own, ChunkPool&
   Job job{storage, pool, payload, bytes, chunks, std::vector<uint64_t>(payload.digests ? chunks : 0)};
   {
     std::vector<std::jthread> others;
-    const uint64_t useful = std::min<uint64_t>(threads, job.chunks);
+    const uint64_t useful = std::min(threads_for(payload, *own, threads), job.chunks);
     for (uint64_t i = 1; i < useful; i++) {
       try {
         others.emplace_back([&job] {
