@@ -61,6 +61,10 @@ def snapshot(h: Harness) -> int:
     return taken(h, SERIAL).commit.number
 
 
+def damaged(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
 def stored_tables(run: Path) -> tuple[bytes, bytes]:
     with SetReader(find(run, SERIAL)) as reader:
         return reader.part(0).tables()
@@ -117,10 +121,15 @@ def test_a_damaged_or_incomplete_set_is_refused_with_a_sentence(run: Path) -> No
             find(run, 4)
         path = store_path(run, 1, 0)
         whole = path.read_bytes()
-        path.write_bytes(whole[: 8192 + 4096 + 70_000] + b"\xff" + whole[8192 + 4096 + 70_001 :])
-        with pytest.raises(StoreError, match=r"extent \d+ \(kind 1, id [12]\) is not what it was"):
-            restore(find(run, SERIAL), logs)
-        assert [one.serial for one in h.log.snapshots()] == [SERIAL]
+        tables = damaged(whole, 8192 + 4096 + 100)  # of the set, not of the store: they are read first
+        for content, sentence, left in (
+            (tables, r"extent 0 \(kind 3, id 0\) is not what it was", [SERIAL]),
+            (damaged(whole, 8192 + 4096 + 70_000), r"extent \d+ \(kind 1, id [12]\) is not what it was", []),
+        ):
+            path.write_bytes(content)
+            with pytest.raises(StoreError, match=sentence):
+                restore(find(run, SERIAL), logs)
+            assert [one.serial for one in h.log.snapshots()] == left
         path.unlink()
         with pytest.raises(Damaged, match="no complete snapshot 3"):
             find(run, SERIAL)

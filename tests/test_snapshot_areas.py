@@ -1,4 +1,4 @@
-"""A snapshot that is written from the area that holds it, and read back into one, with handed-over digests."""
+"""A snapshot is written from the area that holds it, with digests taken there, and read back into one."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_extents_are_read_straight_into_an_area_and_nothing_around_them_changes(
             ends = [place + len(content) for place, content in zip(places, contents, strict=True)]
             assert set(into[: min(places)]) <= {0xAA} and set(into[max(ends) :]) <= {0xAA}
         for wrong in ((len(rows), 0), (0, len(into) + 1), (0, 1 << 63)):
-            with pytest.raises(StoreError, match="has no extent|does not fit the area"):
+            with pytest.raises(StoreError, match=r"has no extent|does not fit the area"):
                 store.read_into(1, [wrong], into)
 
 
@@ -123,7 +123,9 @@ def test_a_digest_that_was_handed_over_wrongly_is_found_by_whoever_reads(in_plac
         for index, (_, number, size) in enumerate(rows):
             into = bytearray(size)
             if number == 2:
-                with pytest.raises(StoreError, match=r"kind 1, id 2\) is not what it was when its digest was"):
+                with pytest.raises(
+                    StoreError, match=r"kind 1, id 2\) is not what it was when its digest was"
+                ):
                     store.read(sequence, index, into)
             else:
                 store.read(sequence, index, into)
@@ -217,7 +219,11 @@ def test_a_manifest_that_says_anything_is_refused_or_means_bytes_of_its_area(see
         memory = area.memory
         try:
             extents = Contents(
-                [], area=memory, manifest=sealed(manifest), in_place=bool(chance.getrandbits(1)), shortest_run=4096
+                [],
+                area=memory,
+                manifest=sealed(manifest),
+                in_place=bool(chance.getrandbits(1)),
+                shortest_run=4096,
             )
             needed = extents.needed_slot_bytes(chunk_bytes=BLOCK)
             assert extents.bytes <= 10 * len(memory)

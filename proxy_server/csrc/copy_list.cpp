@@ -12,7 +12,10 @@ constexpr int kLooks = 200;  // at a piece that is being copied, before who need
 }
 
 CopyList::CopyList(std::vector<CopyRow> rows, Copy copy, uint64_t piece_bytes, std::function<void()> prepare)
-    : rows_(std::move(rows)), copy_(std::move(copy)), piece_bytes_(piece_bytes), prepare_(std::move(prepare)) {
+    : rows_(std::move(rows)),
+      copy_(std::move(copy)),
+      piece_bytes_(piece_bytes),
+      prepare_(std::move(prepare)) {
   first_.reserve(rows_.size() + 1);
   first_.push_back(0);
   for (const CopyRow& row : rows_) {

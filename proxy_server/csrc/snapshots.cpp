@@ -133,7 +133,8 @@ bool Snapshots::list_buffers(Making& m) {
     copy.digests = b.digest_version != b.version;
     kept.digest = b.digest;
   }
-  m.list = std::make_shared<CopyList>(std::move(copies), copy_to_host(m.rows), CopyList::kPiece, huge_pages());
+  m.list =
+      std::make_shared<CopyList>(std::move(copies), copy_to_host(m.rows), CopyList::kPiece, huge_pages());
   return true;
 }
 
@@ -141,8 +142,9 @@ bool Snapshots::list_buffers(Making& m) {
 // from them as fast as it goes.  Done by the thread that copies; who copies besides gets small ones.
 std::function<void()> Snapshots::huge_pages() const {
   const uint64_t begin = area_.backed_until() / replay::kHugePage * replay::kHugePage;
-  const uint64_t end = std::min((area_.used_until() + replay::kHugePage / 2) / replay::kHugePage * replay::kHugePage,
-                                area_.area().bytes);
+  const uint64_t end =
+      std::min((area_.used_until() + replay::kHugePage / 2) / replay::kHugePage * replay::kHugePage,
+               area_.area().bytes);
   if (begin >= end || area_.backed_until() >= area_.used_until()) return {};
   return [memory = area_.at(begin), bytes = end - begin, &known = log_.page().snapshot_huge_bytes] {
     known.fetch_add(replay::get_huge_pages(memory, bytes), std::memory_order_relaxed);

@@ -78,10 +78,9 @@ class Contents:
         shortest_run: int = 64 << 10,
     ) -> None:
         """`loose`: (kind, id, content) of each. `area`: memory that begins a page, in which the generators and
-        buffers of `manifest` (of a snapshot) lie, with their digests; but for these handles. `in_place`:
-        written from there as it lies there, which is fast if it has huge pages; but for runs of fewer bytes than
-        `shortest_run`, which are copied. StoreError: the manifest
-        makes no sense.
+        buffers of `manifest` (of a snapshot) lie, with their digests; those `elsewhere` (handles) are left
+        out. `in_place`: written from there as it lies there, which is fast if it has huge pages, but for runs
+        of fewer bytes than `shortest_run`, which are copied. StoreError: the manifest makes no sense.
         """
     @property
     def bytes(self) -> int:
@@ -93,8 +92,8 @@ class Stream:
     """A payload that is read from its beginning to its end."""
 
     def read_into(self, into: Buffer) -> None:
-        """The next bytes, zeros between extents. What is damaged raises StoreError at the latest with its last
-        byte, so nothing counts before the last byte of all was read.
+        """The next bytes, zeros between extents. What is damaged raises StoreError at the latest with its
+        last byte, so nothing counts before the last byte of all was read.
         """
 
 class Store:
@@ -142,7 +141,8 @@ class Store:
 
         `extents`: (kind, id, content), kinds as docs/snapshot-format.md has them, 1 to 6. Their memory must
         not change meanwhile. A digest that Contents were given is written as it is: if it is wrong, whoever
-        reads or verifies the snapshot is told. `job`: at most 255 bytes of UTF-8. `threads` write, the caller's among them.
+        reads or verifies the snapshot is told. `job`: at most 255 bytes of UTF-8. `threads` write, the
+        caller's among them.
         `confirm` is asked once all is copied, before it counts: False cancels (StoreError). `timeout_s`
         bounds the wait for a free slot: StoreFull after it. OSError: the snapshot is cancelled, those before
         it are as they were, and the store goes on; if a sync failed, then all snapshots under way at that
@@ -181,8 +181,8 @@ class Store:
     def stream(self, sequence: int) -> Stream:
         """All of the payload, one part after another. Errors as extents()."""
     def verify(self, sequence: int) -> list[int]:
-        """Numbers of the extents that are not what they were when their digests were taken; of chunks, in stores
-        of releases before extents had digests. StoreError as extents().
+        """Numbers of the extents that are not what they were when their digests were taken; of chunks, in
+        stores of releases before extents had digests. StoreError as extents().
         """
     def close(self) -> None:
         """Waits for calls under way; those that wait for a slot fail, and so does everything after it."""

@@ -17,7 +17,10 @@ def problems_of(stored: StoredSet) -> list[str]:
         with SetReader(stored) as reader:
             for rank, part in reader.parts.items():
                 if damaged := part.store.verify(part.part.sequence):
-                    problems.append(f"{part.part.path}: {len(damaged)} contents of rank {rank} are not what they were when their digests were taken")
+                    problems.append(
+                        f"{part.part.path}: {len(damaged)} contents of rank {rank} are damaged: they are not "
+                        "what they were when their digests were taken"
+                    )
                 for handle in part.buffers:
                     try:
                         reader.place(rank, handle)

@@ -97,7 +97,8 @@ namespace {
 // Where a file is best mapped: so that its huge pages are the mapping's, too.  A hint; null: anywhere.
 void* place_for(uint64_t bytes) {
   if (bytes < kHugePage) return nullptr;
-  void* const room = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const room =
+      mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (room == MAP_FAILED) return nullptr;
   munmap(room, bytes + kHugePage);  // for a moment somebody else may take it: then it will be elsewhere
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(room) + kHugePage - 1) / kHugePage * kHugePage);

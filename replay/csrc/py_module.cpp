@@ -228,11 +228,12 @@ void bind_log(py::module_& m) {
                   READ(call) READ(progress_ns) READ(freed_segments) READ(backpressure) READ(in_collective)
                       READ(degraded) READ(live_buffers) READ(live_bytes) READ(undo_bytes)
                           READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
-                              READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns) READ(snapshot_huge_bytes)
-                                  READ(replies_compared) READ(replies_different) READ(median_calls_per_step)
-                                      READ(median_bytes_per_step) READ(commit_count) READ(session_state)
-                                          READ(error_kind) READ(device_lost) READ(wait_sequence)
-                                              READ(validated_step) READ(validations_failed)
+                              READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns)
+                                  READ(snapshot_huge_bytes) READ(replies_compared) READ(replies_different)
+                                      READ(median_calls_per_step) READ(median_bytes_per_step)
+                                          READ(commit_count) READ(session_state) READ(error_kind)
+                                              READ(device_lost) READ(wait_sequence) READ(validated_step)
+                                                  READ(validations_failed)
       .def_property(
           "server_life", [](const LogMap& l) { return load(l.page().server_life); },
           [](LogMap& l, uint32_t word) {
@@ -331,7 +332,8 @@ void bind_log(py::module_& m) {
            "Withdraws all snapshots and says where the contents of a stored one go; raises LogError.")
       .def("finish_restore", &finish_restore, py::arg("serial"), py::arg("contents"),
            py::arg("checked") = std::vector<uint64_t>(),
-           "Publishes it, now that its contents are there; raises LogError if they are not. `checked`: handles "
+           "Publishes it, now that its contents are there; raises LogError if they are not. `checked`: "
+           "handles "
            "of buffers that need no other look.")
       .def(
           "lease_snapshots",

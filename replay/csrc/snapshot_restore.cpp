@@ -49,8 +49,8 @@ void lay_out(Manifest& manifest, Layout& layout) {
   for (const Content& content : contents) {
     const uint64_t was = *content.offset;  // anybody may have written it: only differences below a page count
     const bool follows = !first && was >= was_end && was - was_end < kPage && was % kBlock == 0;
-    const uint64_t from = follows ? end + (was - was_end)
-                                  : (end + kPage - 1) / kPage * kPage + was % kPage / kBlock * kBlock;
+    const uint64_t from =
+        follows ? end + (was - was_end) : (end + kPage - 1) / kPage * kPage + was % kPage / kBlock * kBlock;
     *content.offset = layout.place(content.bytes, (from + kBlock - 1) / kBlock * kBlock);
     end = *content.offset + content.bytes;
     was_end = was > ~0ull - content.bytes ? ~0ull : was + content.bytes;
@@ -101,7 +101,8 @@ void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitRow& co
   uint64_t bytes = 0;
   for (const ManifestBuffer& b : found.buffers) {
     if (b.shadow_offset == kNotShadowed) continue;
-    if (b.has_digest == 1 && !known.contains(b.handle) && digest(area.data + b.shadow_offset, b.bytes) != b.digest)
+    if (b.has_digest == 1 && !known.contains(b.handle) &&
+        digest(area.data + b.shadow_offset, b.bytes) != b.digest)
       throw LogError("buffer " + std::to_string(b.handle) + " is not what it was at the commit");
     bytes += b.bytes;
   }

@@ -102,8 +102,9 @@ std::vector<AreaContent> rows_of(const BufferView& manifest, const std::vector<u
 }
 
 std::unique_ptr<HeldContents> make_contents(const py::sequence& described, const py::object& area,
-                                            const py::object& manifest, const std::vector<uint64_t>& elsewhere,
-                                            bool in_place, uint64_t shortest_run) {
+                                            const py::object& manifest,
+                                            const std::vector<uint64_t>& elsewhere, bool in_place,
+                                            uint64_t shortest_run) {
   std::vector<LooseContent> loose;
   std::vector<BufferView> views;
   views.reserve(described.size() + 1);
@@ -113,12 +114,14 @@ std::unique_ptr<HeldContents> make_contents(const py::sequence& described, const
     views.emplace_back(buffer, false);
     loose.push_back({kind, id, views.back().data(), views.back().bytes()});
   }
-  if (area.is_none()) return std::make_unique<HeldContents>(std::move(views), loose, ContentArea{}, std::vector<AreaContent>{});
+  if (area.is_none())
+    return std::make_unique<HeldContents>(std::move(views), loose, ContentArea{}, std::vector<AreaContent>{});
   views.emplace_back(area, false);
   const ContentArea of{views.back().data(), views.back().bytes(), in_place, shortest_run};
   if (reinterpret_cast<uintptr_t>(of.data) % kBlock != 0) throw StoreError("an area begins a page");
   try {
-    return std::make_unique<HeldContents>(std::move(views), loose, of, rows_of(BufferView(manifest, false), elsewhere));
+    return std::make_unique<HeldContents>(std::move(views), loose, of,
+                                          rows_of(BufferView(manifest, false), elsewhere));
   } catch (const replay::LogError& error) {
     throw StoreError(error.what());
   }
@@ -128,7 +131,8 @@ Receipt persist(const OpenedStore& s, const std::string& job, uint32_t rank, uin
                 uint64_t serial, const py::object& extents, uint32_t threads, double timeout_s,
                 const py::object& confirm) {
   std::unique_ptr<HeldContents> made;
-  if (!py::isinstance<HeldContents>(extents)) made = make_contents(extents, py::none(), py::none(), {}, false, 0);
+  if (!py::isinstance<HeldContents>(extents))
+    made = make_contents(extents, py::none(), py::none(), {}, false, 0);
   const ConfirmedContents contents(made ? *made : extents.cast<const HeldContents&>(), confirm);
   const uint64_t deadline = deadline_in(timeout_s);
   const py::gil_scoped_release unlocked;
@@ -160,8 +164,8 @@ std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> extents(const OpenedStore&
   return found;
 }
 
-void read_into(const OpenedStore& s, uint64_t sequence, const std::vector<std::pair<uint64_t, uint64_t>>& extents,
-               const py::object& area) {
+void read_into(const OpenedStore& s, uint64_t sequence,
+               const std::vector<std::pair<uint64_t, uint64_t>>& extents, const py::object& area) {
   const BufferView view(area, true);
   const py::gil_scoped_release unlocked;
   s.store->read_into(sequence, extents, view.data(), view.bytes());
@@ -237,7 +241,9 @@ void bind_contents(py::module_& m) {
       .def_property_readonly("bytes", [](const HeldContents& c) { return c.bytes(); })
       .def(
           "needed_slot_bytes",
-          [](const HeldContents& c, uint64_t chunk_bytes) { return Store::needed_slot_bytes(c, chunk_bytes); },
+          [](const HeldContents& c, uint64_t chunk_bytes) {
+            return Store::needed_slot_bytes(c, chunk_bytes);
+          },
           py::kw_only(), py::arg("chunk_bytes") = 4ull << 20);
   py::class_<OpenedStream>(m, "Stream").def("read_into", &read_on, py::arg("into"));
 }

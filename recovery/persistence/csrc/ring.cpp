@@ -59,7 +59,8 @@ Ring::Ring(io_uring_params params, uint32_t entries)
   for (uint32_t i = 0; i < params_.sq_entries; i++) queues_.at<uint32_t>(params_.sq_off.array)[i] = i;
 }
 
-void Ring::queue(uint8_t operation, int fd, uint64_t offset, const uint8_t* data, uint32_t bytes, uint64_t user) {
+void Ring::queue(uint8_t operation, int fd, uint64_t offset, const uint8_t* data, uint32_t bytes,
+                 uint64_t user) {
   uint32_t& tail = *queues_.at<uint32_t>(params_.sq_off.tail);
   io_uring_sqe& entry = entries_.at<io_uring_sqe>(0)[tail & (params_.sq_entries - 1)];
   std::memset(&entry, 0, sizeof entry);

@@ -59,8 +59,7 @@ Tables read_tables(const Place& place, const SlotHeader& header) {
   if (replay::digest(memory.get(), bytes) != header.tables_digest)
     throw StoreError(called(place, header) + " is damaged: its tables are not what they were");
   tables.extents.resize(header.extents);
-  for (uint64_t i = 0; i < header.extents; i++)
-    std::memcpy(&tables.extents[i], memory.get() + i * row, row);
+  for (uint64_t i = 0; i < header.extents; i++) std::memcpy(&tables.extents[i], memory.get() + i * row, row);
   std::vector<uint64_t> digests(header.chunks);
   if (!digests.empty())
     std::memcpy(digests.data(), memory.get() + header.extents * row, digests.size() * sizeof(uint64_t));
@@ -82,8 +81,8 @@ Tables read_tables(const Place& place, const SlotHeader& header) {
 std::string Tables::what(const Geometry& geometry, size_t unit) const {
   if (!geometry.extents_have_digests) return "chunk " + std::to_string(unit);
   const Extent& e = extents[unit];
-  return "extent " + std::to_string(unit) + " (kind " + std::to_string(e.kind) + ", id " + std::to_string(e.id) +
-         ")";
+  return "extent " + std::to_string(unit) + " (kind " + std::to_string(e.kind) + ", id " +
+         std::to_string(e.id) + ")";
 }
 
 void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
@@ -104,8 +103,8 @@ void read_payload(const Place& place, const SlotHeader& header, const Tables& ta
   read_units(place.storage, place.geometry.payload_offset(header.slot), {touched, pieces, bridges},
              [&](size_t unit, bool right) {
                if (right) return;
-               throw StoreError(called(place, header) + " is damaged: " +
-                                tables.what(place.geometry, numbers[unit]) +
+               throw StoreError(called(place, header) +
+                                " is damaged: " + tables.what(place.geometry, numbers[unit]) +
                                 " is not what it was when its digest was taken, or the slot was written anew "
                                 "meanwhile");
              });

@@ -493,8 +493,9 @@ void Store::read_on(Stream& stream, uint8_t* to, uint64_t bytes) const {
       }
       if (unit.offset + unit.bytes > until) break;
       if (unit.bytes != 0 && stream.digest.value() != unit.digest)
-        throw StoreError("snapshot " + std::to_string(header.sequence) + " of " + name_ + " is damaged: " +
-                         tables.what(geometry_, stream.unit) + " is not what it was when its digest was "
+        throw StoreError("snapshot " + std::to_string(header.sequence) + " of " + name_ +
+                         " is damaged: " + tables.what(geometry_, stream.unit) +
+                         " is not what it was when its digest was "
                          "taken, or the slot was written anew meanwhile");
       stream.digest = replay::StreamedDigest();
     }

@@ -14,12 +14,12 @@
 namespace understudy::persistence {
 namespace {
 
-constexpr uint64_t kRequest = 4 << 20;      // smaller ones halve a disk's speed
-constexpr uint64_t kUnderWay = 64 << 20;    // bytes, of a thread
-constexpr uint32_t kAtATime = 16;           // requests under way, of a thread
+constexpr uint64_t kRequest = 4 << 20;        // smaller ones halve a disk's speed
+constexpr uint64_t kUnderWay = 64 << 20;      // bytes, of a thread
+constexpr uint32_t kAtATime = 16;             // requests under way, of a thread
 constexpr uint64_t kWorthInPlace = 64 << 10;  // below it, a copy costs less than a request
-constexpr uint64_t kStep = 128 << 10;       // is digested and copied while it is in the nearest caches
-constexpr uint32_t kThreads = 4;            // where a read holds up its thread
+constexpr uint64_t kStep = 128 << 10;         // is digested and copied while it is in the nearest caches
+constexpr uint32_t kThreads = 4;              // where a read holds up its thread
 
 uint64_t end_of(const Unit& unit) { return unit.offset + unit.bytes; }
 uint64_t end_of(const Piece& piece) { return piece.offset + piece.bytes; }
@@ -81,7 +81,8 @@ void plan(const Wanted& wanted, const Batch& batch, size_t number, std::deque<Re
     }
     const uint64_t whole = rounded_up(std::max(begin, at), kBlock);
     const uint64_t whole_end = std::min(until, end) / kBlock * kBlock;
-    if ((reinterpret_cast<uintptr_t>(to) - begin) % kBlock != 0 || whole_end < whole + kWorthInPlace) continue;
+    if ((reinterpret_cast<uintptr_t>(to) - begin) % kBlock != 0 || whole_end < whole + kWorthInPlace)
+      continue;
     ask(whole, nullptr);
     ask(whole_end, to + (whole - begin));
   }
@@ -92,7 +93,12 @@ class Thread {
  public:
   Thread(const Storage& storage, uint64_t begin, const Wanted& wanted, const std::vector<Batch>& batches,
          std::atomic<size_t>& next, const std::function<void(size_t, bool)>& tell)
-      : begin_(begin), wanted_(wanted), batches_(batches), next_(next), tell_(tell), reader_(storage.reader()) {}
+      : begin_(begin),
+        wanted_(wanted),
+        batches_(batches),
+        next_(next),
+        tell_(tell),
+        reader_(storage.reader()) {}
 
   void run() {
     for (;;) {
@@ -218,7 +224,9 @@ void read_units(const Storage& storage, uint64_t begin, const Wanted& wanted,
     content.push_back(wanted.units[unit]);
     numbers.push_back(unit);
   }
-  const std::function<void(size_t, bool)> tell_of = [&](size_t unit, bool right) { tell(numbers[unit], right); };
+  const std::function<void(size_t, bool)> tell_of = [&](size_t unit, bool right) {
+    tell(numbers[unit], right);
+  };
   const Wanted of_content{content, wanted.pieces, wanted.bridges};
   const std::vector<Batch> batches = batches_of(content);
   std::atomic<size_t> next{0};

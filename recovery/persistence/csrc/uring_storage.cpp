@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kDepth = 32;
 constexpr uint64_t kLargest = 1ull << 30;  // the kernel counts bytes of one write in 31 bits
-constexpr uint32_t kTries = 5000;               // a millisecond apart, while the kernel is short of memory
+constexpr uint32_t kTries = 5000;          // a millisecond apart, while the kernel is short of memory
 
 bool worth_another_try(int number) { return number == EINTR || number == EAGAIN || number == EBUSY; }
 
@@ -43,8 +43,8 @@ class Transfers {
   void submit(uint64_t offset, const uint8_t* data, uint64_t bytes, uint64_t token) {
     file_.check(verb(), offset, data, bytes);
     if (free_.empty())
-      throw StorageError(EBUSY, std::to_string(kDepth) + " " + verb() +
-                                    "s are under way; wait() for one before the next");
+      throw StorageError(
+          EBUSY, std::to_string(kDepth) + " " + verb() + "s are under way; wait() for one before the next");
     const uint32_t slot = free_.back();
     free_.pop_back();
     transfers_[slot] = {offset, data, bytes, token, 0};

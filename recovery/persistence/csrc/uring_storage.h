@@ -7,7 +7,8 @@
 
 namespace understudy::persistence {
 
-// Single reads and flushes are those of "direct"; each writer and reader has a ring of its own, so that threads share nothing.
+// Single reads and flushes are those of "direct"; each writer and reader has a ring of its own, so that
+// threads share nothing.
 class UringStorage final : public FileStorage {
  public:
   // Throws StorageError, with the reason, where the kernel has no io_uring for us.
