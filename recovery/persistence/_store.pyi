@@ -77,10 +77,11 @@ class Contents:
         in_place: bool = False,
         shortest_run: int = 64 << 10,
     ) -> None:
-        """`loose`: (kind, id, content) of each. `area`: memory that begins a page, in which the generators and
-        buffers of `manifest` (of a snapshot) lie, with their digests; those `elsewhere` (handles) are left
-        out. `in_place`: written from there as it lies there, which is fast if it has huge pages, but for runs
-        of fewer bytes than `shortest_run`, which are copied. StoreError: the manifest makes no sense.
+        """`loose`: (kind, id, content) of each. `area`: memory that begins a page, in which the generators
+        and buffers of `manifest` (of a snapshot) lie, with their digests; but for those handles that are
+        `elsewhere`. `in_place`: written from there as it lies there, which is fast if it has huge pages, but
+        for runs of fewer bytes than `shortest_run`, which are copied. StoreError: a manifest that makes no
+        sense.
         """
     @property
     def bytes(self) -> int:

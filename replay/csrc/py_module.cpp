@@ -218,6 +218,14 @@ void bind_log(py::module_& m) {
              return MappedArea{Mapping(path, 1, writable), writable};
            }),
            py::arg("path"), py::kw_only(), py::arg("writable") = false)
+      .def(
+          "back",
+          [](MappedArea& a) {
+            const uint64_t huge = get_huge_pages(a.mapping.data(), a.mapping.bytes());
+            if (!reserve_memory(a.mapping.data(), a.mapping.bytes())) throw LogError("there is no memory");
+            return huge;
+          },
+          "Gets memory for all of it; answers how many bytes of that are in huge pages.")
       .def_buffer([](MappedArea& a) {
         return py::buffer_info(a.mapping.data(), static_cast<py::ssize_t>(a.mapping.bytes()), !a.writable);
       });
@@ -465,9 +473,9 @@ PYBIND11_MODULE(_replay, m) {
       py::arg("snapshot_bytes") = LogSizes{}.snapshot_bytes, py::arg("proxyd_pid") = 0,
       py::arg("proxyd_start_ticks") = 0, py::arg("proxyd_grace_s") = 0,
       "Makes the five files of a log (mode 0600) in an existing directory.");
-  m.def("digest", [](const py::bytes& b) {
-    const std::string_view text(b);
-    return digest(text.data(), text.size());
+  m.def("digest", [](const py::buffer& content) {
+    const py::buffer_info bytes = content.request();
+    return digest(bytes.ptr, static_cast<size_t>(bytes.size * bytes.itemsize));
   });
   m.def("process_start_ticks", &process_start_ticks);
   m.def("die_with_parent", &die_with_parent, "The kernel kills this process when that one dies.");
