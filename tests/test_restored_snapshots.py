@@ -176,13 +176,13 @@ def test_a_digest_that_a_server_hands_over_wrongly_keeps_a_set_from_being_restor
         offset = next(offset for handle, _, _, offset in contents.buffers if handle == 2)
         with open(
             f"{h.directory}/snapshot", "r+b"
-        ) as area:  # as a bit in memory that flips after it was digested
+        ) as area:
             area.seek(offset + 1000)
             area.write(b"\x55")
         persist(h, run)
         h.executor.park()
         (told,) = problems_of(find(run, SERIAL))
-        assert "1 contents of rank 0 are damaged: they are not what they were when their digests" in told
+        assert "contents of rank 0 are damaged (1): not what they were when their digests were taken" in told
         with pytest.raises(
             StoreError, match=r"extent \d+ \(kind 1, id 2\) is not what it was when its digest"
         ):

@@ -18,8 +18,8 @@ def problems_of(stored: StoredSet) -> list[str]:
             for rank, part in reader.parts.items():
                 if damaged := part.store.verify(part.part.sequence):
                     problems.append(
-                        f"{part.part.path}: {len(damaged)} contents of rank {rank} are damaged: they are not "
-                        "what they were when their digests were taken"
+                        f"{part.part.path}: contents of rank {rank} are damaged ({len(damaged)}): not what "
+                        "they were when their digests were taken"
                     )
                 for handle in part.buffers:
                     try:
