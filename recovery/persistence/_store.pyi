@@ -11,6 +11,8 @@ from typing import Self
 
 from typing_extensions import Buffer
 
+Extent = tuple[int, int, Buffer] | tuple[int, int, Buffer, int]
+
 class StoreError(ValueError):
     """What is wrong with a store, or with what was asked of it, in a sentence that says what to do."""
 
@@ -69,7 +71,7 @@ class Contents:
 
     def __init__(
         self,
-        loose: Sequence[tuple[int, int, Buffer]],
+        loose: Sequence[Extent],
         *,
         area: Buffer | None = None,
         manifest: Buffer | None = None,
@@ -77,11 +79,11 @@ class Contents:
         in_place: bool = False,
         shortest_run: int = 64 << 10,
     ) -> None:
-        """`loose`: (kind, id, content) of each. `area`: memory that begins a page, in which the generators
-        and buffers of `manifest` (of a snapshot) lie, with their digests; but for those handles that are
-        `elsewhere`. `in_place`: written from there as it lies there, which is fast if it has huge pages, but
-        for runs of fewer bytes than `shortest_run`, which are copied. StoreError: a manifest that makes no
-        sense.
+        """`loose`: (kind, id, content) of each, and its XXH3-64 if that is known. `area`: memory that begins
+        a page, in which the generators and buffers of `manifest` (of a snapshot) lie, with their digests; but
+        for those handles that are `elsewhere`. `in_place`: written from there as it lies there, which is fast
+        if it has huge pages, but for runs of fewer bytes than `shortest_run`, which are copied. StoreError: a
+        manifest that makes no sense.
         """
     @property
     def bytes(self) -> int:
@@ -132,7 +134,7 @@ class Store:
         world: int,
         step: int,
         serial: int,
-        extents: Sequence[tuple[int, int, Buffer]] | Contents,
+        extents: Sequence[Extent] | Contents,
         threads: int = 2,
         timeout_s: float,
         confirm: Callable[[], bool] | None = None,
@@ -140,7 +142,7 @@ class Store:
         """Writes a snapshot; it is durable when this returns. Several may be under way, in threads of the
         caller.
 
-        `extents`: (kind, id, content), kinds as docs/snapshot-format.md has them, 1 to 6. Their memory must
+        `extents`: as Contents has them, kinds as docs/snapshot-format.md has them, 1 to 6. Their memory must
         not change meanwhile. A digest that Contents were given is written as it is: if it is wrong, whoever
         reads or verifies the snapshot is told. `job`: at most 255 bytes of UTF-8. `threads` write, the
         caller's among them.

@@ -28,7 +28,7 @@ Contents::Laid Contents::lay_out(const std::vector<LooseContent>& loose, const C
     add(kind, id, data, bytes, rounded_up(laid.bytes, kExtentAlignment), digest);
   };
   for (const LooseContent& content : loose)
-    add_loose(content.kind, content.id, content.data, content.bytes, 0);
+    add_loose(content.kind, content.id, content.data, content.bytes, content.digest);
 
   for (const AreaContent& row : rows) check(area, row);
   std::stable_sort(rows.begin(), rows.end(),
@@ -45,7 +45,8 @@ Contents::Laid Contents::lay_out(const std::vector<LooseContent>& loose, const C
       end = rows[last].offset + rows[last].bytes;
       last++;
     }
-    if (end - rows[first].offset >= area.shortest_run)
+    // Of the last page all has to be there.
+    if (end - rows[first].offset >= area.shortest_run && rounded_up(end, kBlock) <= area.bytes)
       runs.push_back({first, last});
     else
       for (size_t i = first; i < last; i++)

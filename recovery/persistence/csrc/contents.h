@@ -19,6 +19,7 @@ struct LooseContent {
   uint64_t id;
   const uint8_t* data;
   uint64_t bytes;
+  uint64_t digest = 0;  // 0: not known
 };
 
 // A content in the area.

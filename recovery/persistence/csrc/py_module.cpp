@@ -110,9 +110,11 @@ std::unique_ptr<HeldContents> make_contents(const py::sequence& described, const
   views.reserve(described.size() + 1);
   loose.reserve(described.size());
   for (const py::handle item : described) {
-    const auto [kind, id, buffer] = item.cast<std::tuple<uint32_t, uint64_t, py::object>>();
-    views.emplace_back(buffer, false);
-    loose.push_back({kind, id, views.back().data(), views.back().bytes()});
+    const auto row = item.cast<py::tuple>();
+    if (row.size() != 3 && row.size() != 4) throw StoreError("an extent is (kind, id, content[, digest])");
+    views.emplace_back(row[2], false);
+    loose.push_back({row[0].cast<uint32_t>(), row[1].cast<uint64_t>(), views.back().data(),
+                     views.back().bytes(), row.size() == 4 ? row[3].cast<uint64_t>() : 0});
   }
   if (area.is_none())
     return std::make_unique<HeldContents>(std::move(views), loose, ContentArea{}, std::vector<AreaContent>{});
