@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import random
 import struct
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -85,13 +86,14 @@ def test_extents_are_read_straight_into_an_area_and_nothing_around_them_changes(
     with Store.open(tmp_path / "store") as store:
         persist(store, extents, 1)
         rows = store.extents(1)
-        for scattered in (False, True):
+        for scattered, in_place in product((False, True), (False, True)):
             places = area.offsets
             if scattered:
                 places = in_area(contents, chance, gaps=(64, 4096, 12345 // 64 * 64)).offsets
             into = mmap.mmap(-1, max(places) + (8 << 20))
             into[:] = b"\xaa" * len(into)
-            store.read_into(1, [(index, places[number]) for index, (_, number, _) in enumerate(rows)], into)
+            wanted = [(index, places[number]) for index, (_, number, _) in enumerate(rows)]
+            store.read_into(1, wanted, into, in_place=in_place)
             for place, content in zip(places, contents, strict=True):
                 assert into[place : place + len(content)] == content
             ends = [place + len(content) for place, content in zip(places, contents, strict=True)]

@@ -233,7 +233,7 @@ class Understudy(Way):
         sequence = self.newest()
         rows = enumerate(self.opened.extents(sequence))
         wanted = [(index, area.offsets[number]) for index, (kind, number, _) in rows if kind == DEVICE_BUFFER]
-        self.opened.read_into(sequence, wanted, area.memory)
+        self.opened.read_into(sequence, wanted, area.memory, in_place=area.in_place)
 
     def fill_one_by_one(self, state: State) -> None:
         sequence, tensors = self.newest(), list(state.values())

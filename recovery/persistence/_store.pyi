@@ -175,9 +175,12 @@ class Store:
         """
     def layout(self, sequence: int) -> list[tuple[int, int, int, int]]:
         """(kind, id, bytes, offset in the payload) of each extent. Errors as extents()."""
-    def read_into(self, sequence: int, extents: Sequence[tuple[int, int]], area: Buffer) -> None:
-        """Some extents to offsets in `area`: (index, offset). What lies between those that follow one another
-        there as in the payload is anything afterwards. Errors as read().
+    def read_into(
+        self, sequence: int, extents: Sequence[tuple[int, int]], area: Buffer, *, in_place: bool = False
+    ) -> None:
+        """Some extents to offsets in `area`: (index, offset). `in_place`: without a copy, which is fast if it
+        has huge pages; what lies between those that follow one another there as in the payload is anything
+        afterwards. Errors as read().
         """
     def digests(self, sequence: int) -> list[int]:
         """Of each extent's content, which reading it checks; 0 in stores of releases before this was kept."""

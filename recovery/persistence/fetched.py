@@ -74,7 +74,9 @@ class FetchedPayload:
         for index, buffer in enumerate(into):
             self.read(sequence, index, buffer)
 
-    def read_into(self, sequence: int, extents: Sequence[tuple[int, int]], area: Buffer) -> None:
+    def read_into(
+        self, sequence: int, extents: Sequence[tuple[int, int]], area: Buffer, *, in_place: bool = False
+    ) -> None:
         """Extents to offsets in `area`: (index, offset)."""
         view = memoryview(area).cast("B")
         for index, offset in extents:

@@ -12,6 +12,15 @@ KEPT_S = 5.0
 """How long an area stays mapped: a file that was removed keeps its memory until then."""
 
 
+IN_PLACE = 0.75
+"""Share of an area in huge pages with which direct I/O there is faster than a copy."""
+
+
+def in_place(log: replay.Log) -> bool:
+    """Whether storage is best written from, and read into, a log's area itself."""
+    return log.snapshot_huge_bytes > IN_PLACE * log.snapshot_used_bytes
+
+
 class MappedAreas:
     """Areas that were read lately stay mapped.
 

@@ -72,12 +72,11 @@ class PartReader:
         """The commit's row and the manifest; raises OSError, StoreError or Damaged."""
         return self._table(MANIFEST, ROW), self._table(MANIFEST, CONTENT)
 
-    def read_to(self, area: memoryview, wanted: Mapping[Place, int]) -> None:
+    def read_to(self, area: memoryview, wanted: Mapping[Place, int], in_place: bool) -> None:
         """Extents to offsets in an area, of which nothing else is used; raises OSError or StoreError."""
         if wanted:
-            self.store.read_into(
-                self.part.sequence, [(place.index, offset) for place, offset in wanted.items()], area
-            )
+            places = [(place.index, offset) for place, offset in wanted.items()]
+            self.store.read_into(self.part.sequence, places, area, in_place=in_place)
 
     @cached_property
     def digests(self) -> Sequence[int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from understudy import replay
 from understudy.recovery.persistence.catalogue import StoredSet, read_run
 from understudy.recovery.persistence.checking import problems_of
+from understudy.recovery.persistence.mapped import in_place
 from understudy.recovery.persistence.reading import Damaged, PartReader, Place, SetReader, StoreError
 
 
@@ -29,6 +30,7 @@ class Destination:
         self.log = replay.Log(str(directory))
         self.contents = self.log.begin_restore(row, manifest)
         self.area = memoryview(replay.MappedArea(str(directory / "snapshot"), writable=True))
+        self.in_place = in_place(self.log)
         self.checked: list[int] = []
         """Buffers whose digests in the manifest are those that were compared with what was read."""
 
@@ -96,7 +98,7 @@ def _read_part(
         if chosen.digest and part.digests[place.index] == chosen.digest:
             ranks[chosen.rank].checked.append(chosen.handle)
     for rank, offsets in first.items():
-        part.read_to(ranks[rank].area, offsets)
+        part.read_to(ranks[rank].area, offsets, ranks[rank].in_place)
     for place, chosen, other in copies:
         content = ranks[chosen.rank].area[chosen.offset : chosen.offset + place.bytes]
         ranks[other.rank].area[other.offset : other.offset + place.bytes] = content

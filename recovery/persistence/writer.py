@@ -31,7 +31,7 @@ from understudy.recovery.persistence.kinds import (
     ROW,
 )
 from understudy.recovery.persistence.layout import RUN_NAME, in_use, store_path, stores_of
-from understudy.recovery.persistence.mapped import MappedAreas
+from understudy.recovery.persistence.mapped import MappedAreas, in_place
 from understudy.recovery.persistence.old_runs import remove_old_runs
 from understudy.recovery.persistence.parts import Holding, Part, split
 from understudy.recovery.persistence.request import (
@@ -51,9 +51,6 @@ SLACK = 1.25
 """A slot has room for a snapshot that is larger than the first by this factor."""
 SLOT_FREE_S = 60.0
 """How long a snapshot waits for a slot: until others are complete on all ranks."""
-
-IN_PLACE = 0.75
-"""Share of an area in huge pages with which direct I/O from it is faster than a copy of it."""
 
 DEFAULT_WRITING = Writing()
 
@@ -79,10 +76,9 @@ class Source:
         ]
         if self.described:
             loose.append((CLIENT_STATE, 0, self.described))
-        log = self.log
         return _store.Contents(
             loose, area=self.area, manifest=self.contents.manifest, elsewhere=list(part.elsewhere),
-            in_place=log.snapshot_huge_bytes > IN_PLACE * log.snapshot_used_bytes,
+            in_place=in_place(self.log),
         )  # fmt: skip
 
 

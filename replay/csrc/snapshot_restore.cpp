@@ -84,6 +84,7 @@ SnapshotContents make_room_for_snapshot(LogMap& log, CommitRow commit, const std
   const uint64_t used = (layout.end() + kHugePage / 2) / kHugePage * kHugePage;
   log.page().snapshot_huge_bytes.store(
       get_huge_pages(log.snapshots().data, std::min(used, log.snapshots().bytes)), std::memory_order_relaxed);
+  log.page().snapshot_used_bytes.store(layout.end(), std::memory_order_relaxed);
   if (!reserve_memory(log.snapshots().data, layout.end()))
     throw LogError("there is no memory for the stored snapshot in /dev/shm");
   return found;

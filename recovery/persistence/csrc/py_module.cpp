@@ -167,10 +167,11 @@ std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> extents(const OpenedStore&
 }
 
 void read_into(const OpenedStore& s, uint64_t sequence,
-               const std::vector<std::pair<uint64_t, uint64_t>>& extents, const py::object& area) {
+               const std::vector<std::pair<uint64_t, uint64_t>>& extents, const py::object& area,
+               bool in_place) {
   const BufferView view(area, true);
   const py::gil_scoped_release unlocked;
-  s.store->read_into(sequence, extents, view.data(), view.bytes());
+  s.store->read_into(sequence, extents, view.data(), view.bytes(), in_place);
 }
 
 struct OpenedStream {
@@ -308,7 +309,8 @@ void bind_store(py::module_& m) {
       .def("read", &read, py::arg("sequence"), py::arg("index_of_extent"), py::arg("into"))
       .def("read_all", &read_all, py::arg("sequence"), py::arg("into"))
       .def("layout", &layout, py::arg("sequence"), Unlocked())
-      .def("read_into", &read_into, py::arg("sequence"), py::arg("extents"), py::arg("area"))
+      .def("read_into", &read_into, py::arg("sequence"), py::arg("extents"), py::arg("area"), py::kw_only(),
+           py::arg("in_place") = false)
       .def(
           "digests", [](const OpenedStore& s, uint64_t sequence) { return s.store->digests(sequence); },
           py::arg("sequence"), Unlocked())

@@ -86,7 +86,7 @@ std::string Tables::what(const Geometry& geometry, size_t unit) const {
 }
 
 void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
-                  const std::vector<Piece>& pieces, bool bridges) {
+                  const std::vector<Piece>& pieces, bool in_place) {
   std::vector<Unit> touched;
   std::vector<size_t> numbers;
   auto piece = pieces.begin();
@@ -100,7 +100,7 @@ void read_payload(const Place& place, const SlotHeader& header, const Tables& ta
     touched.push_back(u);
     numbers.push_back(unit);
   }
-  read_units(place.storage, place.geometry.payload_offset(header.slot), {touched, pieces, bridges},
+  read_units(place.storage, place.geometry.payload_offset(header.slot), {touched, pieces, in_place},
              [&](size_t unit, bool right) {
                if (right) return;
                throw StoreError(called(place, header) +

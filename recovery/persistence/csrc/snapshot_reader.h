@@ -35,11 +35,11 @@ struct Tables {
 // StoreError.
 Tables read_tables(const Place& place, const SlotHeader& header);
 
-// Fills the pieces, and reads each unit that they touch once, whole.  `bridges` as Wanted has it.  Throws
+// Fills the pieces, and reads each unit that they touch once, whole.  `in_place` as Wanted has it.  Throws
 // StoreError if one is damaged (then they hold anything), and StorageError.  Precondition: inside the
 // payload; offsets rise, and they do not overlap.  What no unit has is left as it was.
 void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
-                  const std::vector<Piece>& pieces, bool bridges = false);
+                  const std::vector<Piece>& pieces, bool in_place = false);
 
 // The units whose content is not what it was, in order; one that the storage cannot read (EIO) is among them.
 std::vector<uint64_t> damaged_units(const Place& place, const SlotHeader& header, const Tables& tables);

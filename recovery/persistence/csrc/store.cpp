@@ -438,7 +438,7 @@ void Store::read_all(uint64_t sequence, std::vector<Piece> into) const {
 }
 
 void Store::read_into(uint64_t sequence, const std::vector<std::pair<uint64_t, uint64_t>>& extents,
-                      uint8_t* area, uint64_t bytes) const {
+                      uint8_t* area, uint64_t bytes, bool in_place) const {
   const Call call(*this);
   const Snapshot snapshot = find(sequence);
   std::vector<Piece> pieces;
@@ -452,7 +452,7 @@ void Store::read_into(uint64_t sequence, const std::vector<std::pair<uint64_t, u
     if (e.bytes != 0) pieces.push_back({e.offset, area + to, e.bytes});
   }
   std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.offset < b.offset; });
-  read_payload(place(), snapshot.header, snapshot.tables, pieces, true);
+  read_payload(place(), snapshot.header, snapshot.tables, pieces, in_place);
 }
 
 std::vector<uint64_t> Store::digests(uint64_t sequence) const {

@@ -98,10 +98,10 @@ class Store {
   // All extents at once, each into memory of its size (`offset` is not looked at).  What small extents have
   // in common is read and checked once.
   void read_all(uint64_t sequence, std::vector<Piece> into) const;
-  // Some extents, to offsets of an area.  What lies between those that follow one another there as in the
-  // payload is anything afterwards.
+  // Some extents, to offsets of an area.  `in_place`: without a copy; what lies between those that follow one
+  // another there as in the payload is anything afterwards.
   void read_into(uint64_t sequence, const std::vector<std::pair<uint64_t, uint64_t>>& extents, uint8_t* area,
-                 uint64_t bytes) const;
+                 uint64_t bytes, bool in_place) const;
   // Digest of each extent's content; 0 where the store has none.
   std::vector<uint64_t> digests(uint64_t sequence) const;
   // The payload from its beginning to its end, zeros between extents.

@@ -68,7 +68,8 @@ void plan(const Wanted& wanted, const Batch& batch, size_t number, std::deque<Re
       if (in_place != nullptr) in_place += bytes;
     }
   };
-  for (auto piece = first_behind(wanted.pieces, at); piece != wanted.pieces.end() && piece->offset < end;) {
+  auto piece = wanted.in_place ? first_behind(wanted.pieces, at) : wanted.pieces.end();
+  while (piece != wanted.pieces.end() && piece->offset < end) {
     const uint64_t begin = piece->offset;
     uint8_t* const to = piece->to;
     uint64_t until = end_of(*piece);
@@ -76,7 +77,7 @@ void plan(const Wanted& wanted, const Batch& batch, size_t number, std::deque<Re
     for (++piece; piece != wanted.pieces.end() && piece->offset < end; ++piece) {
       const bool goes_on =
           reinterpret_cast<uintptr_t>(piece->to) - reinterpret_cast<uintptr_t>(to) == piece->offset - begin;
-      if (!goes_on || piece->offset - until >= (wanted.bridges ? kBlock : 1)) break;
+      if (!goes_on || piece->offset - until >= kBlock) break;
       until = end_of(*piece);
     }
     const uint64_t whole = rounded_up(std::max(begin, at), kBlock);
@@ -227,7 +228,7 @@ void read_units(const Storage& storage, uint64_t begin, const Wanted& wanted,
   const std::function<void(size_t, bool)> tell_of = [&](size_t unit, bool right) {
     tell(numbers[unit], right);
   };
-  const Wanted of_content{content, wanted.pieces, wanted.bridges};
+  const Wanted of_content{content, wanted.pieces, wanted.in_place};
   const std::vector<Batch> batches = batches_of(content);
   std::atomic<size_t> next{0};
   std::mutex mutex;

@@ -26,8 +26,9 @@ struct Piece {
 struct Wanted {
   const std::vector<Unit>& units;    // offsets rise, and they do not overlap
   const std::vector<Piece>& pieces;  // likewise
-  // Memory between pieces that lie apart as their parts of the payload do may be overwritten as well.
-  bool bridges = false;
+  // Whether to read to where pieces are, without a copy.  Then memory between pieces that lie apart as their
+  // parts of the payload do is overwritten as well.
+  bool in_place = false;
 };
 
 // `begin`: where the payload lies.  Fills the pieces; `tell` hears of each unit, from any thread and in any
