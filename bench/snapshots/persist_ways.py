@@ -178,7 +178,7 @@ class Understudy(Way):
         durable = DONE
         if self.area is None:
             self.area = SnapshotArea(state)
-        elif self.copies:
+        elif self.copies or self.area.taken is not state:
             self.area.take(state)
         if self.copies:
             durable = self.background.submit(self.persist, self.area)

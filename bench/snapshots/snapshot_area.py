@@ -39,6 +39,7 @@ class SnapshotArea:
 
     def take(self, state: State) -> None:
         """Copies it here, and digests each tensor as it lies in the caches; its handle is its number."""
+        self.taken = state
         rows = []
         for number, (name, offset) in enumerate(zip(state, self.offsets, strict=True)):
             tensor = self.tensors[name]

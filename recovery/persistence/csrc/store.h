@@ -164,4 +164,23 @@ class Store {
   bool closing_ = false;
 };
 
+// One that is under way.
+class Store::Call {
+ public:
+  explicit Call(const Store& store) : store_(store) {
+    const std::lock_guard lock(store_.calls_mutex_);
+    if (store_.closing_) throw StoreError("the store is closed");
+    store_.calls_++;
+  }
+  ~Call() {
+    const std::lock_guard lock(store_.calls_mutex_);
+    if (--store_.calls_ == 0) store_.last_call_.notify_all();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  const Store& store_;
+};
+
 }  // namespace understudy::persistence
