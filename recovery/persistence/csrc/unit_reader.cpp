@@ -59,8 +59,9 @@ struct Request {
 
 // Puts the requests for a batch behind `requests`.
 void plan(const Wanted& wanted, const Batch& batch, size_t number, std::deque<Request>& requests) {
-  uint64_t at = wanted.units[batch.first].offset / kBlock * kBlock;
-  const uint64_t end = rounded_up(end_of(wanted.units[batch.last - 1]), kBlock);
+  const uint64_t first = wanted.units[batch.first].offset, last = end_of(wanted.units[batch.last - 1]);
+  uint64_t at = first / kBlock * kBlock;
+  const uint64_t end = rounded_up(last, kBlock);
   const auto ask = [&](uint64_t until, uint8_t* in_place) {
     for (; at < until; at += requests.back().bytes) {
       const uint64_t bytes = std::min(kRequest, until - at);
@@ -80,8 +81,9 @@ void plan(const Wanted& wanted, const Batch& batch, size_t number, std::deque<Re
       if (!goes_on || piece->offset - until >= kBlock) break;
       until = end_of(*piece);
     }
-    const uint64_t whole = rounded_up(std::max(begin, at), kBlock);
-    const uint64_t whole_end = std::min(until, end) / kBlock * kBlock;
+    // A block that has parts of other batches is theirs as well, and they may find something else in it.
+    const uint64_t whole = std::max(rounded_up(std::max(begin, first), kBlock), at);
+    const uint64_t whole_end = std::min(until, last) / kBlock * kBlock;
     if ((reinterpret_cast<uintptr_t>(to) - begin) % kBlock != 0 || whole_end < whole + kWorthInPlace)
       continue;
     ask(whole, nullptr);
@@ -170,7 +172,7 @@ class Thread {
         if (end_of(unit) > until) break;
         tell_(unit_, right_ && digest_->value() == unit.digest);
       }
-      if (one.request.in_place == nullptr && one.read) scatter(content, at, until);
+      if (one.request.in_place == nullptr && one.read) scatter(content, at, until, batch);
       at = until;
     }
     if (unit_ == batch.last) inside_ = false;
@@ -189,7 +191,11 @@ class Thread {
     digest_.emplace();
   }
 
-  void scatter(const uint8_t* content, uint64_t begin, uint64_t end) const {
+  // What the batch has of it.
+  void scatter(const uint8_t* content, uint64_t start, uint64_t stop, const Batch& batch) const {
+    const uint64_t begin = std::max(start, wanted_.units[batch.first].offset);
+    const uint64_t end = std::min(stop, end_of(wanted_.units[batch.last - 1]));
+    content += begin - start;
     auto piece = first_behind(wanted_.pieces, begin);
     for (; piece != wanted_.pieces.end() && piece->offset < end; ++piece) {
       const uint64_t from = std::max(begin, piece->offset), to = std::min(end, end_of(*piece));
