@@ -35,14 +35,15 @@ struct Batch {
   size_t first, last;
 };
 
-std::vector<Batch> batches_of(const std::vector<Unit>& units) {
+// `together`: a thread can have many requests under way, so that neighbours need not be parted for others.
+std::vector<Batch> batches_of(const std::vector<Unit>& units, bool together) {
   std::vector<Batch> batches;
   for (size_t first = 0; first < units.size();) {
     const uint64_t begin = units[first].offset;
     size_t last = first + 1;
     for (; last < units.size(); last++) {
       if (units[last].offset > end_of(units[last - 1]) + kWorthInPlace) break;
-      if (end_of(units[last]) > begin + kRequest) break;
+      if (!together && end_of(units[last]) > begin + kRequest) break;
     }
     batches.push_back({first, last});
     first = last;
@@ -94,14 +95,14 @@ void plan(const Wanted& wanted, const Batch& batch, size_t number, std::deque<Re
 
 class Thread {
  public:
-  Thread(const Storage& storage, uint64_t begin, const Wanted& wanted, const std::vector<Batch>& batches,
-         std::atomic<size_t>& next, const std::function<void(size_t, bool)>& tell)
+  Thread(uint64_t begin, const Wanted& wanted, const std::vector<Batch>& batches, std::atomic<size_t>& next,
+         const std::function<void(size_t, bool)>& tell, std::unique_ptr<Reader> reader)
       : begin_(begin),
         wanted_(wanted),
         batches_(batches),
         next_(next),
         tell_(tell),
-        reader_(storage.reader()) {}
+        reader_(std::move(reader)) {}
 
   void run() {
     for (;;) {
@@ -115,8 +116,6 @@ class Thread {
       first_token_++;
     }
   }
-
-  bool waits_for_each() const { return reader_->depth() == 1; }
 
  private:
   struct UnderWay {
@@ -235,7 +234,9 @@ void read_units(const Storage& storage, uint64_t begin, const Wanted& wanted,
     tell(numbers[unit], right);
   };
   const Wanted of_content{content, wanted.pieces, wanted.in_place};
-  const std::vector<Batch> batches = batches_of(content);
+  std::unique_ptr<Reader> reader = storage.reader();
+  const bool many = reader->depth() > 1;
+  const std::vector<Batch> batches = batches_of(content, many);
   std::atomic<size_t> next{0};
   std::mutex mutex;
   std::exception_ptr failure;
@@ -248,20 +249,20 @@ void read_units(const Storage& storage, uint64_t begin, const Wanted& wanted,
       if (!failure) failure = std::current_exception();
     }
   };
-  guarded([&] {
-    Thread own(storage, begin, of_content, batches, next, tell_of);
+  const auto run = [&](std::unique_ptr<Reader> with) {
+    Thread(begin, of_content, batches, next, tell_of, std::move(with)).run();
+  };
+  {
     std::vector<std::jthread> others;
-    const size_t threads = own.waits_for_each() ? std::min<size_t>(kThreads, batches.size()) : 1;
-    for (size_t i = 1; i < threads; i++) {
+    for (size_t i = 1; !many && i < std::min<size_t>(kThreads, batches.size()); i++) {
       try {
-        others.emplace_back(
-            [&] { guarded([&] { Thread(storage, begin, of_content, batches, next, tell_of).run(); }); });
+        others.emplace_back([&] { guarded([&] { run(storage.reader()); }); });
       } catch (const std::system_error&) {
         break;  // no more threads to be had
       }
     }
-    guarded([&] { own.run(); });
-  });
+    guarded([&] { run(std::move(reader)); });
+  }
   if (failure) std::rethrow_exception(failure);
 }
 
