@@ -104,8 +104,9 @@ def test_extents_are_read_straight_into_an_area_and_nothing_around_them_changes(
 
 
 def disk_with(area: Area, slots: int = 3) -> RecordedDisk:
-    """An empty store for it."""
+    """An empty store for it, and for the same contents where they lie less well in pages."""
     slot_bytes = area.contents(in_place=True).needed_slot_bytes(chunk_bytes=BLOCK)
+    slot_bytes += 2 * BLOCK * len(area.offsets)
     disk = RecordedDisk(bytes(2 * BLOCK + slots * (BLOCK + slot_bytes)))
     Store.create_on(disk, slots=slots, slot_bytes=slot_bytes, chunk_bytes=BLOCK)
     return RecordedDisk(disk.content())
