@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
-from understudy.recovery.persistence import StoreError
+from area_contents import in_area
+
+from understudy.recovery.persistence import Contents, StoreError
 from understudy.recovery.persistence._store import RecordedDisk, Store
 from understudy.replay import digest
 
@@ -132,13 +134,18 @@ class Workload:
     slots: int
     slot_bytes: int = 6 * BLOCK
     kind: str = (
-        ""  # "ranges": syncs are of ranges, as of a mapped file; "old": of a release without newer headers
+        ""  # "ranges": syncs are of ranges, as of a mapped file; "old": of a release without newer headers;
+        # "area": written from an area in host memory, with digests that were taken there
     )
     contents: dict[int, list[bytes]] = field(default_factory=dict)  # by serial
     serials: list[int] = field(default_factory=list)  # the next ones
     promises: list[Promise] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     failures: list[OSError] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.kind == "area":
+            self.slot_bytes = 10 * BLOCK  # each content may take a page more at either end
 
     def empty_disk(self) -> RecordedDisk:
         disk = RecordedDisk(bytes(2 * BLOCK + self.slots * (BLOCK + self.slot_bytes)))
@@ -161,14 +168,19 @@ class Workload:
                 first = len(self.contents) + 1
                 self.serials = self.rng.choice([[first], [first + 1, first]])
             serial = self.serials.pop(0)
-            left = self.slot_bytes - BLOCK - 512
+            left = 5 * BLOCK - 512
             sizes = [self.rng.randrange(left // 3) for _ in range(self.rng.randrange(4))]
             self.contents[serial] = [self.rng.randbytes(size) for size in sizes]
             return serial, self.contents[serial]
 
     def persist(self, store: Store, disk: RecordedDisk) -> None:
         serial, content = self.new_content()
-        extents = [(1, number, data) for number, data in enumerate(content)]
+        extents: Contents | list[tuple[int, int, bytes]]
+        if self.kind == "area":
+            with self.lock:
+                extents = in_area(content, self.rng).contents(in_place=serial % 3 != 0)
+        else:
+            extents = [(1, number, data) for number, data in enumerate(content)]
         try:
             receipt = store.persist(
                 job="job",
@@ -241,10 +253,11 @@ class Workload:
                         return f"the header of {entry} is damaged"
                     if damaged := store.verify(entry.sequence):
                         return f"chunks {damaged} of {entry} are damaged"
-                    for index, content in enumerate(self.contents[entry.serial]):
-                        into = bytearray(len(content))
+                    contents = self.contents[entry.serial]
+                    for index, (_, number, size) in enumerate(store.extents(entry.sequence)):
+                        into = bytearray(size)
                         store.read(entry.sequence, index, into)
-                        if into != content:
+                        if into != contents[number]:
                             return f"extent {index} of {entry} is another one"
                     found[entry.serial] = entry.sequence
                 released = sorted(serial for serial in found if serial < store.floor)

@@ -12,7 +12,7 @@ from disk_images import BLOCK, Promise, Workload, images
 
 from understudy.recovery.persistence._store import RecordedDisk, Store
 
-KINDS = ("", "ranges", "old")
+KINDS = ("", "ranges", "old", "area")
 
 
 @dataclass

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import struct
+import tempfile
 from pathlib import Path
 
 import pytest
-from executor_harness import ALLOCATE, OPERATOR, SEED, Harness, double, vector
+from executor_harness import ALLOCATE, FREE, OPERATOR, SEED, Harness, double, vector
 from test_snapshots import LIMIT, order, send, taken
 
 from understudy import replay
 from understudy.recovery.persistence import Store
 from understudy.recovery.persistence.catalogue import read_run
+from understudy.recovery.persistence.checking import problems_of
 from understudy.recovery.persistence.layout import store_path
 from understudy.recovery.persistence.mapped import MappedAreas
 from understudy.recovery.persistence.parts import split
@@ -21,6 +23,7 @@ from understudy.recovery.persistence.restoring import find, restore
 from understudy.recovery.persistence.writer import holdings, read_source
 
 SERIAL = 3
+HUGE_PAGE = 2 << 20
 WORD = struct.calcsize("<Q")
 ROW_LOG_OFFSET, ROW_COMMUNICATORS = WORD, 7 * WORD + 4
 
@@ -36,10 +39,9 @@ def persist(h: Harness, run: Path, world: int = 1) -> None:
     sources = [read_source(rank, Path(h.directory), SERIAL, MappedAreas()) for rank in range(world)]
     parts = split({source.rank: holdings(source.contents) for source in sources})
     for source in sources:
-        extents = source.extents(parts[source.rank])
-        size = Store.needed_slot_bytes([memoryview(content).nbytes for _, _, content in extents])
+        extents = source.to_write(parts[source.rank])
         path = store_path(run, source.rank, 0)
-        Store.create(path, slots=2, slot_bytes=size)
+        Store.create(path, slots=2, slot_bytes=extents.needed_slot_bytes())
         with Store.open(path) as store:
             store.persist(
                 job="job", rank=source.rank, world=world, step=1, serial=SERIAL, extents=extents, timeout_s=1
@@ -60,6 +62,10 @@ def snapshot(h: Harness) -> int:
     h.writer.append(OPERATOR, uniform, [4, double(0.0), double(1.0), 0])
     h.synchronize()
     return taken(h, SERIAL).commit.number
+
+
+def damaged(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
 
 
 def stored_tables(run: Path) -> tuple[bytes, bytes]:
@@ -108,6 +114,80 @@ def test_what_replicas_share_the_writing_of_is_joined_in_the_logs_of_both(run: P
             rank.executor = other
 
 
+def test_sets_of_a_server_that_makes_and_frees_buffers_are_stored_and_come_back(run: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    run.mkdir(parents=True)
+    path, areas = store_path(run, 0, 0), MappedAreas()
+    Store.create(path, slots=3, slot_bytes=32 << 20)
+    values: dict[int, tuple[int, float]] = {}
+    with Harness(snapshot_bytes=LIMIT) as h:
+        for serial in range(1, 6):
+            for handle in chance.sample(sorted(values), len(values) // 2):
+                h.writer.free_later(handle)
+                h.writer.append(FREE, 0, [])
+                del values[handle]
+            for handle in range(10 * serial, 10 * serial + 4):
+                length = 2 * chance.choice([1, 8, 3000, 40_000, 100_000])
+                values[handle] = length, float(handle)
+                h.writer.append(ALLOCATE, handle, [4 * length])
+                send(h, handle, length, handle)
+            order(h, serial)
+            h.log.snapshot_floor = serial - 1
+            h.commit()
+            h.synchronize()
+            commit = taken(h, serial).commit.number
+            source = read_source(0, Path(h.directory), serial, areas)
+            extents = source.to_write(split({0: holdings(source.contents)})[0])
+            with Store.open(path) as store:
+                store.persist(
+                    job="job", rank=0, world=1, step=1, serial=serial, extents=extents, timeout_s=1,
+                    confirm=lambda: source.log.snapshot_holds(serial),  # noqa: B023 - it is asked now
+                )  # fmt: skip
+                store.release_before(serial)
+        h.executor.park()
+        with open(f"{h.directory}/snapshot", "r+b") as area:
+            area.write(bytes(32 << 20))
+        restore(find(run, 5), {0: Path(h.directory)})
+        other = h.new_executor()
+        other.restore_snapshot(commit)
+        for handle, (length, value) in values.items():
+            assert other.read_state(handle, 0, 4 * length) == struct.pack("<f", value) * length
+        h.executor = other
+
+
+def test_area_of_a_snapshot_is_in_huge_pages_where_the_kernel_gives_them(run: Path, tmp_path: Path) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(HUGE_PAGE)
+        if replay.MappedArea(file.name, writable=True).back() == 0:
+            pytest.skip("this kernel has no huge pages for shared memory, or none that is free")
+    with Harness(snapshot_bytes=LIMIT) as h:
+        snapshot(h)
+        assert h.log.snapshot_huge_bytes == HUGE_PAGE
+        persist(h, run)
+        h.executor.park()
+        restore(find(run, SERIAL), {0: Path(h.directory)})
+        assert h.log.snapshot_huge_bytes == HUGE_PAGE
+
+
+def test_a_digest_that_a_server_hands_over_wrongly_keeps_a_set_from_being_restored(run: Path) -> None:
+    with Harness(snapshot_bytes=LIMIT) as h:
+        snapshot(h)
+        contents = replay.Log(h.directory).snapshot_contents(SERIAL)
+        offset = next(offset for handle, _, _, offset in contents.buffers if handle == 2)
+        with open(f"{h.directory}/snapshot", "r+b") as area:
+            area.seek(offset + 1000)
+            area.write(b"\x55")
+        persist(h, run)
+        h.executor.park()
+        (told,) = problems_of(find(run, SERIAL))
+        assert "contents of rank 0 are damaged (1): not what they were when their digests were taken" in told
+        with pytest.raises(
+            StoreError, match=r"extent \d+ \(kind 1, id 2\) is not what it was when its digest"
+        ):
+            restore(find(run, SERIAL), {0: Path(h.directory)})
+        assert h.log.snapshots() == []
+
+
 def test_a_damaged_or_incomplete_set_is_refused_with_a_sentence(run: Path) -> None:
     with Harness(snapshot_bytes=LIMIT) as h:
         snapshot(h)
@@ -118,10 +198,17 @@ def test_a_damaged_or_incomplete_set_is_refused_with_a_sentence(run: Path) -> No
             find(run, 4)
         path = store_path(run, 1, 0)
         whole = path.read_bytes()
-        path.write_bytes(whole[: 8192 + 4096 + 70_000] + b"\xff" + whole[8192 + 4096 + 70_001 :])
-        with pytest.raises(StoreError, match="chunk 0 is not what it was"):
-            restore(find(run, SERIAL), logs)
-        assert [one.serial for one in h.log.snapshots()] == [SERIAL]
+        with Store.open(path, writable=False) as store:
+            at = {(kind, number): 8192 + 4096 + offset for kind, number, _, offset in store.layout(1)}
+        (buffer,) = [number for kind, number in at if kind == 1 and number in (1, 2)]
+        for content, sentence, left in (
+            (damaged(whole, at[3, 1] + 20), r"extent \d+ \(kind 3, id 1\) is not", [SERIAL]),  # read first
+            (damaged(whole, at[1, buffer] + 20), rf"extent \d+ \(kind 1, id {buffer}\) is not what", []),
+        ):
+            path.write_bytes(content)
+            with pytest.raises(StoreError, match=sentence):
+                restore(find(run, SERIAL), logs)
+            assert [one.serial for one in h.log.snapshots()] == left
         path.unlink()
         with pytest.raises(Damaged, match="no complete snapshot 3"):
             find(run, SERIAL)

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from disk_images import BLOCK
+from disk_images import BLOCK, as_of_an_older_release
 
 from understudy.recovery.persistence import Store, StoreError
 from understudy.recovery.persistence._store import RecordedDisk
@@ -19,6 +19,7 @@ SLOT_BYTES = 6 * BLOCK
 STRIDE = BLOCK + SLOT_BYTES
 SUPERBLOCKS = 2 * BLOCK
 CHUNK = 2 * BLOCK
+ROW = 40  # of an extent
 EPOCH, LATEST, SLOT_OF_LATEST, REGISTERED = 136, 144, 152, 168
 CHECKSUM = BLOCK - 8
 
@@ -40,10 +41,12 @@ def flipped(image: bytes, at: int, bit: int = 0) -> bytes:
     return bytes(changed)
 
 
-def whole_image() -> bytes:
+def whole_image(old: bool = False) -> bytes:
     """Three snapshots that all count, of serials 1 to 3 in slots 0 to 2; slot 3 is free."""
     disk = RecordedDisk(bytes(SUPERBLOCKS + SLOTS * STRIDE))
     Store.create_on(disk, slots=SLOTS, slot_bytes=SLOT_BYTES, chunk_bytes=CHUNK)
+    if old:
+        disk = RecordedDisk(as_of_an_older_release(disk.content()))
     with Store.open_on(disk) as store:
         for serial in (1, 2, 3):
             persist(store, serial)
@@ -110,15 +113,22 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless_in_many_more_places(seed: i
     try_flips(seed, 20_000)
 
 
-def test_verify_names_the_chunk_that_was_hit_and_no_other() -> None:
+@pytest.mark.parametrize("old", [False, True])
+def test_verify_names_what_was_hit_and_nothing_else(old: bool) -> None:
+    """Extents; chunks in a store of an older release."""
     payload = SUPERBLOCKS + BLOCK
-    for chunk in range(2):
-        image = flipped(IMAGE, payload + chunk * CHUNK + 5000)
+    for chunk, extent, size in ((0, 0, 9000), (1, 3, 6000)):
+        image = flipped(whole_image(old), payload + chunk * CHUNK + 5000)
         with Store.open_on(RecordedDisk(image), writable=False) as store:
-            assert store.verify(1) == [chunk]
+            assert store.verify(1) == [chunk if old else extent]
             assert store.verify(2) == store.verify(3) == []
-            with pytest.raises(StoreError, match=f"snapshot 1 .*chunk {chunk} is not what it was"):
-                store.read(1, 0 if chunk == 0 else 3, bytearray(9000 if chunk == 0 else 6000))
+            named = f"chunk {chunk}" if old else rf"extent {extent} \(kind 1, id {extent}\)"
+            with pytest.raises(StoreError, match=f"snapshot 1 .*{named} is not what it was"):
+                store.read(1, extent, bytearray(size))
+            if not old:  # a chunk has parts of both
+                other = bytearray(6000 if extent == 0 else 9000)
+                store.read(1, 3 - extent, other)
+                assert other == contents(1)[3 - extent]
 
 
 def test_what_was_released_stays_so_when_a_superblock_is_damaged() -> None:
@@ -219,7 +229,7 @@ def test_a_header_with_a_job_name_too_long_or_of_another_slot_does_not_count() -
 
 def test_extents_outside_the_payload_are_refused_though_all_checksums_are_right() -> None:
     tables = HEADER + BLOCK + 4 * BLOCK
-    size = 4 * 32 + 2 * 8
+    size = 4 * ROW
     for row, column, value in [
         (0, 24, 2**64 - 64),
         (0, 16, 2**64 - 1),
@@ -228,7 +238,7 @@ def test_extents_outside_the_payload_are_refused_though_all_checksums_are_right(
         (3, 16, 6001),
     ]:
         image = bytearray(IMAGE)
-        struct.pack_into("<Q", image, tables + 32 * row + column, value)
+        struct.pack_into("<Q", image, tables + ROW * row + column, value)
         struct.pack_into("<Q", image, HEADER + TABLES_DIGEST, digest(bytes(image[tables : tables + size])))
         assert "an extent lies outside its payload" in look(sealed(image, HEADER))[1]
 

@@ -118,7 +118,7 @@ def test_all_extents_are_read_at_once_only_into_as_many_buffers_of_their_sizes(p
             store.read_all(2, [])
 
 
-def test_any_range_of_the_payload_is_read_as_it_lies_there(path: Path, seed: int) -> None:
+def test_a_payload_is_read_part_by_part_as_it_lies_there(path: Path, seed: int) -> None:
     chance = random.Random(seed)
     contents = [chance.randbytes(count) for count in (1, 70, 3 * BLOCK, 0, 500)]
     with new_store(path) as store:
@@ -129,22 +129,36 @@ def test_any_range_of_the_payload_is_read_as_it_lies_there(path: Path, seed: int
             assert count == len(content) and offset % 64 == 0
             payload[offset : offset + count] = content
         for _ in range(50):
-            begin, end = sorted(chance.randrange(entry.bytes + 1) for _ in range(2))
-            into = bytearray(end - begin)
-            store.read_range(1, begin, into)
-            assert into == payload[begin:end]
-        for begin, count in ((entry.bytes, 1), (0, entry.bytes + 1), (1 << 63, 1)):
-            with pytest.raises(StoreError, match="bytes of payload"):
-                store.read_range(1, begin, bytearray(count))
+            stream, end = store.stream(1), 0
+            while end < entry.bytes:
+                begin, end = end, chance.randrange(end, entry.bytes + 1)
+                into = bytearray(end - begin)
+                stream.read_into(into)
+                assert into == payload[begin:end]
+        with pytest.raises(StoreError, match="bytes of payload, and no more"):
+            stream.read_into(bytearray(1))
 
 
-def test_nothing_is_read_at_once_from_a_snapshot_with_a_damaged_chunk(path: Path) -> None:
+def test_a_payload_that_is_damaged_is_told_of_before_all_of_it_was_read(path: Path) -> None:
+    with new_store(path) as store:
+        keep(store, 1, b"a" * 100, b"b" * 3 * BLOCK, b"c")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"bbbb")] ^= 1
+    path.write_bytes(content)
+    with Store.open(path) as store:
+        stream, left = store.stream(1), store.snapshots()[0].bytes
+        stream.read_into(bytearray(BLOCK))
+        with pytest.raises(StoreError, match=r"extent 1 \(kind 1, id 1\) is not what it was when its digest"):
+            stream.read_into(bytearray(left - BLOCK))
+
+
+def test_nothing_is_read_at_once_from_a_snapshot_with_a_damaged_extent(path: Path) -> None:
     with new_store(path) as store:
         keep(store, 1, b"a" * 100, b"b" * 3 * BLOCK)
     content = bytearray(path.read_bytes())
     content[content.index(b"bbbb")] ^= 1
     path.write_bytes(content)
-    with Store.open(path) as store, pytest.raises(StoreError, match="chunk 0 is not what it was"):
+    with Store.open(path) as store, pytest.raises(StoreError, match=r"extent 1 \(kind 1, id 1\) is not what"):
         all_content_of(store, 1)
 
 

@@ -26,6 +26,7 @@ from persist_ways import (
     engines_there,
     sync_directory,
 )
+from snapshot_area import SnapshotArea
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from training_state import State, bytes_of, same, training_state
 
@@ -170,10 +171,11 @@ def saves_of(ways: Mapping[str, Way], folder: Path, state: State, rounds: Rounds
     actions = {name: saving(way, state, folder) for name, way in ways.items()}
     replace(rounds, number=1).run(f"{label}, first saves", actions)
     store = folder / "store"
-    actions[OURS] = with_store(store, state)
-    actions[OURS_COPY] = with_store(store, state, copies=True)
+    area = SnapshotArea(state)
+    actions[OURS] = with_store(store, state, area=area)
+    actions[OURS_COPY] = with_store(store, state, area=area, copies=True)
     for engine in engines_there(store)[0]:
-        actions[f"{OURS}, {engine}"] = with_store(store, state, engine=engine)
+        actions[f"{OURS}, {engine}"] = with_store(store, state, area=area, engine=engine)
     return [
         row_of(name, count, turns, durable=name not in ways or ways[name].durable)
         for name, turns in rounds.run(label, actions).items()

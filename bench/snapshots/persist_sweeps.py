@@ -23,13 +23,14 @@ from persist_measure import (
     with_store,
 )
 from persist_ways import BLOCK, MIB, Raw, Understudy, create_store
-from training_state import State, bytes_of, training_state
+from snapshot_area import SnapshotArea
+from training_state import bytes_of, training_state
 
 
 def sensitivity(effort: Effort, folder: Path, tell: Callable[[str], object]) -> list[Row]:
     """Chunks and threads, beside a raw loop with the same ones (Figures 13 and 14)."""
     state = training_state(effort.sweep_megabytes * 1_000_000)
-    count = bytes_of(state)
+    area, count = SnapshotArea(state), bytes_of(state)
     rounds = Rounds(effort.sweep_rounds, effort.limit_s, tell)
     rows = []
     with new_folder(folder) as here:
@@ -41,7 +42,7 @@ def sensitivity(effort: Effort, folder: Path, tell: Callable[[str], object]) -> 
             for threads in effort.threads:
                 raw = Raw(here / "area", count, chunk * MIB, threads)
                 actions[f"{RAW} {threads}"] = saving(raw, state, here)
-                actions[f"{OURS} {threads}"] = with_store(store, state, threads=threads)
+                actions[f"{OURS} {threads}"] = with_store(store, state, area=area, threads=threads)
             for name, turns in rounds.run(f"chunks of {chunk} MiB", actions).items():
                 way, number = name.rsplit(" ", 1)
                 rows.append(row_of(way, count, turns, chunk_mib=chunk, threads=int(number)))
@@ -52,6 +53,7 @@ def sensitivity(effort: Effort, folder: Path, tell: Callable[[str], object]) -> 
 def several_at_a_time(effort: Effort, folder: Path, tell: Callable[[str], object]) -> list[Row]:
     """N snapshots at once from N threads, beside a raw loop over as many bytes (Figure 12)."""
     state = training_state(effort.sweep_megabytes * 1_000_000)
+    area = SnapshotArea(state)
     count, most = bytes_of(state), max(effort.at_a_time)
     rounds = Rounds(effort.sweep_rounds, effort.limit_s, tell)
     with new_folder(folder) as here:
@@ -59,11 +61,11 @@ def several_at_a_time(effort: Effort, folder: Path, tell: Callable[[str], object
         prepare(here / "area", most * count + BLOCK)
         with Understudy(here / "store") as ours, ThreadPoolExecutor(most) as pool:
             for _ in range(most + 1):  # each slot once
-                ours.persist(state)
+                ours.persist(area)
             ours.release()
             actions: dict[str, Callable[[], Turn]] = {}
             for number in effort.at_a_time:
-                actions[f"{OURS} {number}"] = partial(together, ours, state, pool, number)
+                actions[f"{OURS} {number}"] = partial(together, ours, area, pool, number)
                 actions[f"{RAW} {number}"] = saving(Raw(here / "area", number * count), state, here)
             found = rounds.run("several at a time", actions)
     rows = []
@@ -73,9 +75,9 @@ def several_at_a_time(effort: Effort, folder: Path, tell: Callable[[str], object
     return rows
 
 
-def together(way: Understudy, state: State, pool: ThreadPoolExecutor, number: int) -> Turn:
+def together(way: Understudy, area: SnapshotArea, pool: ThreadPoolExecutor, number: int) -> Turn:
     begin, processor = time.perf_counter(), time.process_time()
-    for future in [pool.submit(way.persist, state) for _ in range(number)]:
+    for future in [pool.submit(way.persist, area) for _ in range(number)]:
         future.result()
     seconds, processor = time.perf_counter() - begin, time.process_time() - processor
     way.release()

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from snapshot_area import CLIENT_STATE, SnapshotArea, slot_bytes_for
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from training_state import (
     State,
@@ -31,7 +32,7 @@ from understudy.recovery.persistence._storage import Storage, raw_loop
 
 MIB = 1 << 20
 BLOCK = 4096
-CLIENT_STATE, DEVICE_BUFFER = 4, 1  # kinds of extents
+DEVICE_BUFFER = 1  # kind of extent
 CHUNK = 4 * MIB
 POOL = 64 * MIB
 THREADS = 2
@@ -145,60 +146,55 @@ def depth_of(chunk: int, threads: int, pool: int = POOL) -> int:
 
 
 def create_store(path: Path, state: State, slots: int, chunk: int = CHUNK) -> None:
-    sizes = [len(description_of(state)), *(tensor.nbytes for tensor in state.values())]
-    slot_bytes = Store.needed_slot_bytes(sizes, chunk_bytes=chunk)
+    slot_bytes = slot_bytes_for(state, chunk)
     Store.create(path, slots=slots, slot_bytes=slot_bytes, chunk_bytes=chunk)
 
 
 class Understudy(Way):
-    """Store.persist, as a job's writer calls it: what there is to write is described once, while the tensors
-    stay where they are, and older snapshots are released when it has answered.
+    """Store.persist, as a job's writer calls it: from a snapshot area that holds the state, with the digests
+    that were taken there; older snapshots are released when it has answered.
 
-    `copies`: into a snapshot area first, as a device server does, so that training goes on.
+    `copies`: the state changes again as soon as it was copied to that area, as a device server does; else it
+    is there already.
     """
 
     def __init__(
-        self, store: Path, engine: str = "auto", threads: int = THREADS, copies: bool = False
+        self,
+        store: Path,
+        engine: str = "auto",
+        threads: int = THREADS,
+        copies: bool = False,
+        area: SnapshotArea | None = None,
     ) -> None:
         self.opened = Store.open(store, engine=engine, pool_bytes=POOL)
         self.threads, self.copies = threads, copies
         self.serial = max((entry.serial for entry in self.opened.snapshots()), default=0)
         self.counting = Lock()
-        self.area: State = {}
-        self.described: State = {}
-        self.extents: list[tuple[int, int, memoryview]] = []
+        self.area = area
         self.background = ThreadPoolExecutor(1)
         self.released = DONE
 
     def save(self, state: State) -> Future[None]:
         durable = DONE
-        if not self.copies:
-            self.persist(state)
-        elif not self.area:
-            self.area = {name: tensor.clone() for name, tensor in state.items()}
+        if self.area is None:
+            self.area = SnapshotArea(state)
+        elif self.copies or self.area.taken is not state:
+            self.area.take(state)
+        if self.copies:
             durable = self.background.submit(self.persist, self.area)
         else:
-            copy_into(self.area, state)
-            durable = self.background.submit(self.persist, self.area)
+            self.persist(self.area)
         self.released = self.background.submit(self.release)
         return durable
 
-    def persist(self, state: State) -> None:
+    def persist(self, area: SnapshotArea) -> None:
         with self.counting:
             self.serial += 1
             serial = self.serial
-            extents = self.described_as_extents(state)
         self.opened.persist(
-            job="bench", rank=0, world=1, step=serial, serial=serial, extents=extents,
+            job="bench", rank=0, world=1, step=serial, serial=serial, extents=area.contents(),
             threads=self.threads, timeout_s=60,
         )  # fmt: skip
-
-    def described_as_extents(self, state: State) -> list[tuple[int, int, memoryview]]:
-        if self.described is not state:
-            tensors = [(DEVICE_BUFFER, i, memory_of(tensor)) for i, tensor in enumerate(state.values())]
-            self.extents = [(CLIENT_STATE, 0, memoryview(description_of(state))), *tensors]
-            self.described = state
-        return self.extents
 
     def release(self) -> None:
         """All but the newest go, as when proxyd has heard that all ranks have it."""
@@ -213,22 +209,37 @@ class Understudy(Way):
 
     def load(self) -> State:
         sequence = self.newest()
-        description = bytearray(self.opened.extents(sequence)[0][2])
-        self.opened.read(sequence, 0, description)
+        rows = self.opened.extents(sequence)
+        index = next(i for i, (kind, _, _) in enumerate(rows) if kind == CLIENT_STATE)
+        description = bytearray(rows[index][2])
+        self.opened.read(sequence, index, description)
         state = empty_state(bytes(description))
         self.fill(state)
         return state
 
     def fill(self, state: State) -> None:
         """Reads and checks all of the newest snapshot into tensors that are there."""
+        sequence, tensors = self.newest(), list(state.values())
+        self.opened.read_all(
+            sequence,
+            [
+                memory_of(tensors[number]) if kind == DEVICE_BUFFER else bytearray(count)
+                for kind, number, count in self.opened.extents(sequence)
+            ],
+        )
+
+    def fill_area(self, area: SnapshotArea) -> None:
+        """The same, straight into a snapshot area, as after a loss of all servers."""
         sequence = self.newest()
-        description = bytearray(self.opened.extents(sequence)[0][2])
-        self.opened.read_all(sequence, [description, *(memory_of(tensor) for tensor in state.values())])
+        rows = enumerate(self.opened.extents(sequence))
+        wanted = [(index, area.offsets[number]) for index, (kind, number, _) in rows if kind == DEVICE_BUFFER]
+        self.opened.read_into(sequence, wanted, area.memory, in_place=area.in_place)
 
     def fill_one_by_one(self, state: State) -> None:
-        sequence = self.newest()
-        for index, tensor in enumerate(state.values(), start=1):
-            self.opened.read(sequence, index, memory_of(tensor))
+        sequence, tensors = self.newest(), list(state.values())
+        for index, (kind, number, _) in enumerate(self.opened.extents(sequence)):
+            if kind == DEVICE_BUFFER:
+                self.opened.read(sequence, index, memory_of(tensors[number]))
 
     def check(self) -> None:
         """Reads everything and copies nothing."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from paper_policies import prepare
 from persist_measure import OURS, RAW, RAW_PAGES, Effort, Rounds, Row, Turn, new_folder, row_of
 from persist_ways import BLOCK, Distributed, Raw, TorchSave, Understudy, create_store
+from snapshot_area import SnapshotArea
 from training_state import State, bytes_of, description_of, empty_state, same, training_state
 
 
@@ -35,7 +36,8 @@ def restore_times(effort: Effort, folder: Path, tell: Callable[[str], object]) -
             actions: dict[str, Callable[[], object]] = {
                 RAW: partial(raw_read, Raw(here / "area", bytes_of(state))),
                 RAW_PAGES: partial(raw_read, Raw(here / "area", bytes_of(state), huge_pages=False)),
-                OURS: partial(ours.fill, into),
+                OURS: partial(ours.fill_area, SnapshotArea(into)),
+                f"{OURS}, into tensors": partial(ours.fill, into),
                 f"{OURS}, checked only": ours.check,
                 "torch.load": file.load,
                 "dcp.load": partial(distributed.fill, into),

@@ -11,8 +11,11 @@ namespace {
 constexpr int kLooks = 200;  // at a piece that is being copied, before who needs it sleeps
 }
 
-CopyList::CopyList(std::vector<CopyRow> rows, Copy copy, uint64_t piece_bytes)
-    : rows_(std::move(rows)), copy_(std::move(copy)), piece_bytes_(piece_bytes) {
+CopyList::CopyList(std::vector<CopyRow> rows, Copy copy, uint64_t piece_bytes, std::function<void()> prepare)
+    : rows_(std::move(rows)),
+      copy_(std::move(copy)),
+      piece_bytes_(piece_bytes),
+      prepare_(std::move(prepare)) {
   first_.reserve(rows_.size() + 1);
   first_.push_back(0);
   for (const CopyRow& row : rows_) {
@@ -76,13 +79,35 @@ void CopyList::finish() {
     if (cancelled() || failed()) break;
     for (size_t piece = first_[index]; piece < first_[index + 1]; piece++) wait_for(piece);
     CopyRow& row = rows_[index];
-    if (row.digests) row.digest = replay::digest(row.to, row.bytes);
+    if (row.digests && !row.digested) row.digest = replay::digest(row.to, row.bytes);
   }
   if (!cancelled()) finished_.store(true, std::memory_order_release);
 }
 
+void CopyList::digest_copied(size_t piece, bool ours, Digesting& digesting) {
+  const size_t number = pieces_[piece].row;
+  CopyRow& row = rows_[number];
+  if (piece == first_[number]) {
+    digesting.digest = replay::StreamedDigest();
+    digesting.whole = row.digests;
+  }
+  digesting.whole = digesting.whole && ours;
+  if (!digesting.whole) return;
+  const uint64_t offset = (piece - first_[number]) * piece_bytes_;
+  digesting.digest.add(row.to + offset, std::min(piece_bytes_, row.bytes - offset));
+  row.digested = piece + 1 == first_[number + 1];
+  if (row.digested) row.digest = digesting.digest.value();
+}
+
 void CopyList::run() {
-  copy_some(~0ull);
+  if (prepare_) prepare_();
+  Digesting digesting;
+  while (!cancelled()) {
+    const size_t piece = next_.fetch_add(1, std::memory_order_relaxed);
+    if (piece >= first_.back()) break;
+    const bool ours = claim(piece);
+    if (!failed()) digest_copied(piece, ours, digesting);
+  }
   finish();
 }
 

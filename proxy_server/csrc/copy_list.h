@@ -14,6 +14,8 @@
 #include <memory>
 #include <vector>
 
+#include "replay/csrc/digest.h"
+
 namespace understudy::server {
 
 struct CopyRow {
@@ -23,6 +25,7 @@ struct CopyRow {
   bool fresh = false;   // memory for it may not be there yet
   bool digests = false;
   uint64_t digest = 0;  // of `to`, once it is finished() if `digests`
+  bool digested = false;
 };
 
 class CopyList {
@@ -31,7 +34,9 @@ class CopyList {
   using Copy = std::function<void(size_t row, uint64_t offset, uint64_t bytes, uint8_t* to)>;
   static constexpr uint64_t kPiece = 256 << 10;  // bytes: a change waits for no more
 
-  CopyList(std::vector<CopyRow> rows, Copy copy, uint64_t piece_bytes = kPiece);
+  // `prepare`: called by run() before it copies.
+  CopyList(std::vector<CopyRow> rows, Copy copy, uint64_t piece_bytes = kPiece,
+           std::function<void()> prepare = {});
 
   // Copies about so many bytes, in order; whether there may be more to claim.
   bool copy_some(uint64_t bytes);
@@ -62,11 +67,19 @@ class CopyList {
 
   // Whether it was ours to copy.
   bool claim(size_t piece);
+  // A row that one thread copies from its beginning to its end is digested piece by piece, while the caches
+  // have them; finish() does the others.
+  struct Digesting {
+    replay::StreamedDigest digest;
+    bool whole = false;  // all pieces so far
+  };
+  void digest_copied(size_t piece, bool ours, Digesting& digesting);
   void wait_for(size_t piece);
 
   std::vector<CopyRow> rows_;
   const Copy copy_;
   const uint64_t piece_bytes_;
+  const std::function<void()> prepare_;
   std::vector<size_t> first_;  // piece of each row, and where the last one's end
   std::unique_ptr<Piece[]> pieces_;
   std::atomic<size_t> next_{0};  // pieces before it are claimed

@@ -32,6 +32,9 @@ class ShadowArea {
   // The same, but if it is not backed() whoever writes there has to get the memory first.
   std::optional<uint64_t> place(uint64_t bytes, uint64_t commit);
   bool backed(uint64_t offset, uint64_t bytes) const { return offset + bytes <= backed_; }
+  // Where memory ends that is there for every byte, and where the blocks do.
+  uint64_t backed_until() const { return backed_; }
+  uint64_t used_until() const { return top_; }
   // All blocks of place() have their memory now.
   void all_backed() { backed_ = std::max(backed_, top_); }
   // The block is part of commit `commit` too.

@@ -84,6 +84,7 @@ class Snapshots final : public replay::Capture {
   // Finds a place for each buffer; false if there is no room.
   bool list_buffers(Making& making);
   CopyList::Copy copy_to_host(const std::vector<Row>& rows);
+  std::function<void()> huge_pages() const;
   void check_unchanged(const Row& row, const BufferTable::Buffer& buffer) const;
   void publish();
   void remember_copies();

@@ -3,6 +3,6 @@
 docs/snapshot-format.md says what lies where and what a crash may leave; ``_store.pyi`` documents each call.
 """
 
-from understudy.recovery.persistence._store import Entry, Receipt, Store, StoreError, StoreFull
+from understudy.recovery.persistence._store import Contents, Entry, Receipt, Store, StoreError, StoreFull
 
-__all__ = ["Entry", "Receipt", "Store", "StoreError", "StoreFull"]
+__all__ = ["Contents", "Entry", "Receipt", "Store", "StoreError", "StoreFull"]

@@ -11,6 +11,8 @@ from typing import Self
 
 from typing_extensions import Buffer
 
+Extent = tuple[int, int, Buffer] | tuple[int, int, Buffer, int]
+
 class StoreError(ValueError):
     """What is wrong with a store, or with what was asked of it, in a sentence that says what to do."""
 
@@ -64,6 +66,39 @@ class Entry:
     @property
     def valid_header(self) -> bool: ...
 
+class Contents:
+    """What a snapshot consists of, laid out: made once, and held as long as something writes it."""
+
+    def __init__(
+        self,
+        loose: Sequence[Extent],
+        *,
+        area: Buffer | None = None,
+        manifest: Buffer | None = None,
+        elsewhere: Sequence[int] = (),
+        in_place: bool = False,
+        shortest_run: int = 64 << 10,
+    ) -> None:
+        """`loose`: (kind, id, content) of each, and its XXH3-64 if that is known. `area`: memory that begins
+        a page, in which the generators and buffers of `manifest` (of a snapshot) lie, with their digests; but
+        for those handles that are `elsewhere`. `in_place`: written from there as it lies there, which is fast
+        if it has huge pages, but for runs of fewer bytes than `shortest_run`, which are copied. StoreError: a
+        manifest that makes no sense.
+        """
+    @property
+    def bytes(self) -> int:
+        """Of payload."""
+    def needed_slot_bytes(self, *, chunk_bytes: int = 4 << 20) -> int:
+        """As Store.needed_slot_bytes()."""
+
+class Stream:
+    """A payload that is read from its beginning to its end."""
+
+    def read_into(self, into: Buffer) -> None:
+        """The next bytes, zeros between extents. What is damaged raises StoreError at the latest with its
+        last byte, so nothing counts before the last byte of all was read.
+        """
+
 class Store:
     @staticmethod
     def create(path: str | PathLike[str], *, slots: int, slot_bytes: int, chunk_bytes: int = 4 << 20) -> None:
@@ -71,7 +106,7 @@ class Store:
         begins with 8192 zeros.
 
         `slots`: for all that is under way or kept at a time, 2 to 128. `slot_bytes`: what the largest
-        snapshot takes (needed_slot_bytes), rounded up to 4096. `chunk_bytes`: unit of writes and checksums,
+        snapshot takes (needed_slot_bytes), rounded up to 4096. `chunk_bytes`: unit of writes,
         4096 bytes to 256 MiB, a multiple of 4096. FileExistsError where there is a file.
         """
     @staticmethod
@@ -99,7 +134,7 @@ class Store:
         world: int,
         step: int,
         serial: int,
-        extents: Sequence[tuple[int, int, Buffer]],
+        extents: Sequence[Extent] | Contents,
         threads: int = 2,
         timeout_s: float,
         confirm: Callable[[], bool] | None = None,
@@ -107,8 +142,10 @@ class Store:
         """Writes a snapshot; it is durable when this returns. Several may be under way, in threads of the
         caller.
 
-        `extents`: (kind, id, content), kinds as docs/snapshot-format.md has them, 1 to 6. Their memory must
-        not change meanwhile. `job`: at most 255 bytes of UTF-8. `threads` write, the caller's among them.
+        `extents`: as Contents has them, kinds as docs/snapshot-format.md has them, 1 to 6. Their memory must
+        not change meanwhile. A digest that Contents were given is written as it is: if it is wrong, whoever
+        reads or verifies the snapshot is told. `job`: at most 255 bytes of UTF-8. `threads` write, the
+        caller's among them.
         `confirm` is asked once all is copied, before it counts: False cancels (StoreError). `timeout_s`
         bounds the wait for a free slot: StoreFull after it. OSError: the snapshot is cancelled, those before
         it are as they were, and the store goes on; if a sync failed, then all snapshots under way at that
@@ -129,19 +166,30 @@ class Store:
         damaged.
         """
     def read(self, sequence: int, index_of_extent: int, into: Buffer) -> None:
-        """Fills `into`, which must have the extent's size. All chunks that this touches are checked;
-        StoreError if one is damaged, and then `into` holds anything.
+        """Fills `into`, which must have the extent's size. All that this touches is checked;
+        StoreError if it is damaged, and then `into` holds anything.
         """
     def read_all(self, sequence: int, into: Sequence[Buffer]) -> None:
         """Fills a buffer per extent, in their order, each of the extent's size. Much faster than as many
-        read()s, each of which reads and checks the tables and whole chunks. Errors as read().
+        read()s, each of which reads and checks the tables, too. Errors as read().
         """
     def layout(self, sequence: int) -> list[tuple[int, int, int, int]]:
         """(kind, id, bytes, offset in the payload) of each extent. Errors as extents()."""
-    def read_range(self, sequence: int, offset: int, into: Buffer) -> None:
-        """Fills `into` with the payload from `offset` on, gaps between extents included. Errors as read()."""
+    def read_into(
+        self, sequence: int, extents: Sequence[tuple[int, int]], area: Buffer, *, in_place: bool = False
+    ) -> None:
+        """Some extents to offsets in `area`: (index, offset). `in_place`: without a copy, which is fast if it
+        has huge pages; what lies between those that follow one another there as in the payload is anything
+        afterwards. Errors as read().
+        """
+    def digests(self, sequence: int) -> list[int]:
+        """Of each extent's content, which reading it checks; 0 in stores of releases before this was kept."""
+    def stream(self, sequence: int) -> Stream:
+        """All of the payload, one part after another. Errors as extents()."""
     def verify(self, sequence: int) -> list[int]:
-        """Those chunks that are not what they were; several threads read. StoreError as extents()."""
+        """Numbers of the extents that are not what they were when their digests were taken; of chunks, in
+        stores of releases before extents had digests. StoreError as extents().
+        """
     def close(self) -> None:
         """Waits for calls under way; those that wait for a slot fail, and so does everything after it."""
     def __enter__(self) -> Self: ...

@@ -17,7 +17,10 @@ def problems_of(stored: StoredSet) -> list[str]:
         with SetReader(stored) as reader:
             for rank, part in reader.parts.items():
                 if damaged := part.store.verify(part.part.sequence):
-                    problems.append(f"{part.part.path}: {len(damaged)} chunks of rank {rank} are damaged")
+                    problems.append(
+                        f"{part.part.path}: contents of rank {rank} are damaged ({len(damaged)}): not what "
+                        "they were when their digests were taken"
+                    )
                 for handle in part.buffers:
                     try:
                         reader.place(rank, handle)

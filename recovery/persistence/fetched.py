@@ -30,6 +30,19 @@ class FetchedPart(StoredPart):
         return FetchedPayload(self)
 
 
+class FetchedStream:
+    """A payload that is read from its beginning to its end."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self._payload, self._offset = payload, 0
+
+    def read_into(self, into: Buffer) -> None:
+        """The next bytes."""
+        view = memoryview(into).cast("B")
+        view[:] = self._payload[self._offset : self._offset + len(view)]
+        self._offset += len(view)
+
+
 class FetchedPayload:
     """Answers as a Store does that holds this part alone."""
 
@@ -54,15 +67,30 @@ class FetchedPayload:
     def read(self, sequence: int, index_of_extent: int, into: Buffer) -> None:
         """Fills `into`, which must have the extent's size; its digest was checked when it was fetched."""
         row = self._extents[index_of_extent]
-        self.read_range(sequence, row.offset, into)
+        self._copy(row.offset, into)
 
     def read_all(self, sequence: int, into: Sequence[Buffer]) -> None:
         """Fills a buffer per extent."""
         for index, buffer in enumerate(into):
             self.read(sequence, index, buffer)
 
-    def read_range(self, sequence: int, offset: int, into: Buffer) -> None:
-        """Fills `into` with the payload from `offset` on."""
+    def read_into(
+        self, sequence: int, extents: Sequence[tuple[int, int]], area: Buffer, *, in_place: bool = False
+    ) -> None:
+        """Extents to offsets in `area`: (index, offset)."""
+        view = memoryview(area).cast("B")
+        for index, offset in extents:
+            self.read(sequence, index, view[offset : offset + self._extents[index].bytes])
+
+    def digests(self, sequence: int) -> list[int]:
+        """It has digests of chunks, and of no extent."""
+        return [0] * len(self._extents)
+
+    def stream(self, sequence: int) -> FetchedStream:
+        """The payload from its beginning to its end."""
+        return FetchedStream(self._payload)
+
+    def _copy(self, offset: int, into: Buffer) -> None:
         view = memoryview(into).cast("B")
         view[:] = self._payload[offset : offset + len(view)]
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from pathlib import Path
 
+from understudy import replay
+
 KEPT_S = 5.0
 """How long an area stays mapped: a file that was removed keeps its memory until then."""
+
+
+IN_PLACE = 0.75
+"""Share of an area in huge pages with which direct I/O there is faster than a copy."""
+
+
+def in_place(log: replay.Log) -> bool:
+    """Whether storage is best written from, and read into, a log's area itself."""
+    return log.snapshot_huge_bytes > IN_PLACE * log.snapshot_used_bytes
 
 
 class MappedAreas:
@@ -25,13 +35,13 @@ class MappedAreas:
         self._timer: threading.Timer | None = None
 
     def area(self, directory: Path) -> memoryview:
-        """The content of a rank's `snapshot`; raises OSError."""
+        """The content of a rank's `snapshot`; raises OSError or LogError."""
         with open(directory / "snapshot", "rb") as file, self._lock:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino, status.st_size)
             known, area = self._areas.get(directory, (None, memoryview(b"")))
             if known != identity:
-                area = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+                area = memoryview(replay.MappedArea(str(directory / "snapshot")))
                 self._areas[directory] = identity, area
             self._forget_later()
             return area

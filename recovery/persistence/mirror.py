@@ -118,11 +118,12 @@ class Mirror:
     def _upload_part(self, of: SetName, part: StoredPart, tell: Tell) -> MirroredPart:
         name, digests = part_name(part.rank), []
         with part.open() as store:
+            payload = store.stream(part.sequence)
 
             def pieces() -> Iterator[bytes]:
                 for begin in range(0, part.bytes, CHUNK_BYTES):
                     content = bytearray(min(CHUNK_BYTES, part.bytes - begin))
-                    store.read_range(part.sequence, begin, content)
+                    payload.read_into(content)
                     piece = bytes(content)
                     digests.append(replay.digest(piece))
                     yield piece

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from understudy import replay
 from understudy.recovery.persistence._store import Store, StoreError
 from understudy.recovery.persistence.kinds import BUFFER
 from understudy.recovery.persistence.persistence import WRITER_THREADS
@@ -105,7 +106,12 @@ class Probe:
         piece = _random(min(count, PIECE))
         whole, rest = divmod(count, len(piece))
         contents = [memoryview(piece)] * whole + ([memoryview(piece)[:rest]] if rest else [])
-        self._extents = [(BUFFER, number, content) for number, content in enumerate(contents, 1)]
+        digests = {
+            len(content): replay.digest(content) for content in contents
+        }  # as a device server has them
+        self._extents = [
+            (BUFFER, number, content, digests[len(content)]) for number, content in enumerate(contents, 1)
+        ]
         self._piece = piece
         self._serial = 1
         self._writers = ThreadPoolExecutor(max_workers=most)

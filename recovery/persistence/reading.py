@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 from understudy import replay
@@ -71,12 +72,16 @@ class PartReader:
         """The commit's row and the manifest; raises OSError, StoreError or Damaged."""
         return self._table(MANIFEST, ROW), self._table(MANIFEST, CONTENT)
 
-    def read_into(self, wanted: Mapping[Place, memoryview]) -> None:
-        """Extents to where they are wanted, each of its size; raises OSError or StoreError."""
+    def read_to(self, area: memoryview, wanted: Mapping[Place, int], in_place: bool) -> None:
+        """Extents to offsets in an area, of which nothing else is used; raises OSError or StoreError."""
         if wanted:
-            places = self._extents.values()
-            into = [wanted[place] if place in wanted else bytearray(place.bytes) for place in places]
-            self.store.read_all(self.part.sequence, into)
+            places = [(place.index, offset) for place, offset in wanted.items()]
+            self.store.read_into(self.part.sequence, places, area, in_place=in_place)
+
+    @cached_property
+    def digests(self) -> Sequence[int]:
+        """That reading an extent compares its content with, by index; raises OSError or StoreError."""
+        return self.store.digests(self.part.sequence)
 
     def read(self, place: Place) -> bytearray:
         """Raises OSError or StoreError."""

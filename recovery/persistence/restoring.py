@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from understudy import replay
 from understudy.recovery.persistence.catalogue import StoredSet, read_run
 from understudy.recovery.persistence.checking import problems_of
-from understudy.recovery.persistence.reading import Damaged, Place, SetReader, StoreError
+from understudy.recovery.persistence.mapped import in_place
+from understudy.recovery.persistence.reading import Damaged, PartReader, Place, SetReader, StoreError
 
 
 class Destination:
@@ -28,12 +29,23 @@ class Destination:
         """Raises OSError or LogError."""
         self.log = replay.Log(str(directory))
         self.contents = self.log.begin_restore(row, manifest)
-        with open(directory / "snapshot", "r+b") as file:
-            self._area = memoryview(mmap.mmap(file.fileno(), 0))
+        self.area = memoryview(replay.MappedArea(str(directory / "snapshot"), writable=True))
+        self.in_place = in_place(self.log)
+        self.checked: list[int] = []
+        """Buffers whose digests in the manifest are those that were compared with what was read."""
 
-    def at(self, offset: int, count: int) -> memoryview:
-        """Some of the area."""
-        return self._area[offset : offset + count]
+
+@dataclass(frozen=True)
+class Use:
+    """Where a content is wanted."""
+
+    rank: int
+    offset: int
+    """In its area."""
+    handle: int
+    """Of a buffer; 0: of a generator."""
+    digest: int
+    """That the manifest has; 0: none."""
 
 
 def find(run: Path, serial: int) -> StoredSet:
@@ -56,22 +68,40 @@ def restore(stored: StoredSet, directories: Mapping[int, Path]) -> int:
             rank: Destination(directory, *reader.part(rank).tables())
             for rank, directory in directories.items()
         }
-        wanted: dict[Place, list[memoryview]] = defaultdict(list)
+        wanted: dict[Place, list[Use]] = defaultdict(list)
         for rank, into in ranks.items():
-            for handle, count, _, offset in into.contents.buffers:
-                wanted[reader.place(rank, handle)].append(into.at(offset, count))
+            for handle, _, digest, offset in into.contents.buffers:
+                wanted[reader.place(rank, handle)].append(Use(rank, offset, handle, digest))
             for number, count, _, offset in into.contents.generators:
-                wanted[reader.part(rank).generator(number, count)].append(into.at(offset, count))
+                place = reader.part(rank).generator(number, count)
+                wanted[place].append(Use(rank, offset, 0, 0))
         for part in reader.parts.values():
-            part.read_into(
-                {place: views[0] for place, views in wanted.items() if place.rank == part.part.rank}
-            )
-        for first, *others in wanted.values():
-            for view in others:
-                view[:] = first
+            _read_part(part, wanted, ranks)
         for into in ranks.values():
-            into.log.finish_restore(stored.serial, into.contents)
+            into.log.finish_restore(stored.serial, into.contents, into.checked)
         return sum(count for into in ranks.values() for _, count, _, _ in into.contents.buffers)
+
+
+def _read_part(
+    part: PartReader, wanted: Mapping[Place, Sequence[Use]], ranks: Mapping[int, Destination]
+) -> None:
+    """What is wanted of it, straight to where one rank wants it, and from there to where others do."""
+    own = part.part.rank
+    first: dict[int, dict[Place, int]] = defaultdict(dict)
+    copies: list[tuple[Place, Use, Use]] = []
+    for place, uses in wanted.items():
+        if place.rank != own:
+            continue
+        chosen, *others = sorted(uses, key=lambda use: use.rank != own)
+        first[chosen.rank][place] = chosen.offset
+        copies += [(place, chosen, other) for other in others]
+        if chosen.digest and part.digests[place.index] == chosen.digest:
+            ranks[chosen.rank].checked.append(chosen.handle)
+    for rank, offsets in first.items():
+        part.read_to(ranks[rank].area, offsets, ranks[rank].in_place)
+    for place, chosen, other in copies:
+        content = ranks[chosen.rank].area[chosen.offset : chosen.offset + place.bytes]
+        ranks[other.rank].area[other.offset : other.offset + place.bytes] = content
 
 
 def main() -> int:

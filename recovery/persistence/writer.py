@@ -24,16 +24,14 @@ from pathlib import Path
 from understudy import replay
 from understudy.recovery.persistence import _store
 from understudy.recovery.persistence.kinds import (
-    BUFFER,
     CLIENT_STATE,
     CONTENT,
     ELSEWHERE,
-    GENERATOR,
     MANIFEST,
     ROW,
 )
 from understudy.recovery.persistence.layout import RUN_NAME, in_use, store_path, stores_of
-from understudy.recovery.persistence.mapped import MappedAreas
+from understudy.recovery.persistence.mapped import MappedAreas, in_place
 from understudy.recovery.persistence.old_runs import remove_old_runs
 from understudy.recovery.persistence.parts import Holding, Part, split
 from understudy.recovery.persistence.request import (
@@ -56,8 +54,6 @@ SLOT_FREE_S = 60.0
 
 DEFAULT_WRITING = Writing()
 
-Extents = list[tuple[int, int, bytes | memoryview]]
-
 
 @dataclass(frozen=True)
 class Source:
@@ -70,26 +66,20 @@ class Source:
     described: bytes
     """What the worker says of it, if it did (proxy_client/state_names.py)."""
 
-    def extents(self, part: Part) -> Extents:
-        """What is to be written of it."""
-        contents, area = self.contents, self.area
-        own = {buffer.handle for buffer in part.own} if part.elsewhere else None
+    def to_write(self, part: Part) -> _store.Contents:
+        """What is to be written of it, with the digests that the device server has taken; StoreError."""
         table = {handle: [holder.rank, holder.handle] for handle, holder in part.elsewhere.items()}
-        extents: Extents = [
-            (MANIFEST, ROW, contents.row),
-            (MANIFEST, CONTENT, contents.manifest),
+        loose = [
+            (MANIFEST, ROW, self.contents.row),
+            (MANIFEST, CONTENT, self.contents.manifest),
             (ELSEWHERE, 0, json.dumps(table).encode()),
         ]
         if self.described:
-            extents.append((CLIENT_STATE, 0, self.described))
-        for number, count, _, offset in contents.generators:
-            extents.append((GENERATOR, number, area[offset : offset + count]))
-        extents += [
-            (BUFFER, handle, area[offset : offset + count])
-            for handle, count, _, offset in contents.buffers
-            if own is None or handle in own
-        ]
-        return extents
+            loose.append((CLIENT_STATE, 0, self.described))
+        return _store.Contents(
+            loose, area=self.area, manifest=self.contents.manifest, elsewhere=list(part.elsewhere),
+            in_place=in_place(self.log),
+        )  # fmt: skip
 
 
 class RankStores:
@@ -116,10 +106,14 @@ class RankStores:
                     found |= {entry.serial for entry in store.snapshots()}
         return found
 
-    def fitting(self, sizes: Sequence[int], serial: int) -> _store.Store:
-        """A store with room for extents of these sizes; raises OSError or StoreError."""
+    def fitting(self, contents: _store.Contents | Sequence[int], serial: int) -> _store.Store:
+        """A store with room for these, or for contents of these sizes; raises OSError or StoreError."""
+        chunk = self._writing.chunk_bytes
         with self._lock:
-            needed = _store.Store.needed_slot_bytes(sizes, chunk_bytes=self._writing.chunk_bytes)
+            if isinstance(contents, _store.Contents):
+                needed = contents.needed_slot_bytes(chunk_bytes=chunk)
+            else:
+                needed = _store.Store.needed_slot_bytes(contents, chunk_bytes=chunk)
             if (
                 self._current is None
                 or self._current.slot_bytes < needed
@@ -356,11 +350,11 @@ class JobWriter:
         step = source.contents.commit.step
         answer = Written(request.serial, request.run, source.rank, step)
         try:
-            extents = source.extents(part)
-            store = stores.fitting([len(content) for _, _, content in extents], request.serial)
+            contents = source.to_write(part)
+            store = stores.fitting(contents, request.serial)
             receipt = store.persist(
                 job=self._job, rank=source.rank, world=request.world, step=step,
-                serial=request.serial, extents=extents, threads=self._writing.threads, timeout_s=SLOT_FREE_S,
+                serial=request.serial, extents=contents, threads=self._writing.threads, timeout_s=SLOT_FREE_S,
                 confirm=lambda: source.log.snapshot_holds(request.serial),
             )  # fmt: skip
         except Exception as problem:  # noqa: BLE001 - proxyd waits for an answer, and holds memory until then

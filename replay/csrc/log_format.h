@@ -425,6 +425,10 @@ struct alignas(64) ControlPage {
   // alone: mirrors on others have 0.
   alignas(64) std::atomic<uint32_t> server_life;
 
+  // Bytes of `snapshot`, from its beginning, that lie in huge pages, as far as the device server and a
+  // restore know: whether storage is best written from there.
+  std::atomic<uint64_t> snapshot_huge_bytes;
+
   alignas(64) std::atomic<uint64_t> commit_count;  // newest commit's number; commit n lies in commits[n %
                                                    // kCommitRing]
   CommitEntry commits[kCommitRing];

@@ -92,15 +92,30 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
   page->magic = kMagic;
 }
 
-Mapping::Mapping(const std::string& path, uint64_t minimum_bytes) {
-  File file{open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW)};
+namespace {
+
+// Where a file is best mapped: so that its huge pages are the mapping's, too.  A hint; null: anywhere.
+void* place_for(uint64_t bytes) {
+  if (bytes < kHugePage) return nullptr;
+  void* const room =
+      mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return nullptr;
+  munmap(room, bytes + kHugePage);  // for a moment somebody else may take it: then it will be elsewhere
+  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(room) + kHugePage - 1) / kHugePage * kHugePage);
+}
+
+}  // namespace
+
+Mapping::Mapping(const std::string& path, uint64_t minimum_bytes, bool writable) {
+  File file{open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW)};
   if (file.fd < 0) fail("cannot open", path);
   struct stat status{};
   if (fstat(file.fd, &status) != 0) fail("cannot inspect", path);
   if (status.st_uid != geteuid()) throw LogError(path + " belongs to another user");
   if (static_cast<uint64_t>(status.st_size) < minimum_bytes) throw LogError(path + " is too short");
   bytes_ = static_cast<uint64_t>(status.st_size);
-  void* address = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0);
+  const int access = PROT_READ | (writable ? PROT_WRITE : 0);
+  void* address = mmap(place_for(bytes_), bytes_, access, MAP_SHARED, file.fd, 0);
   if (address == MAP_FAILED) fail("cannot map", path);
   data_ = static_cast<uint8_t*>(address);
 }
@@ -228,6 +243,25 @@ bool reserve_memory(uint8_t* begin, uint64_t bytes) {
   const auto last = (reinterpret_cast<uintptr_t>(begin) + bytes + kPage - 1) / kPage * kPage;
   if (madvise(reinterpret_cast<void*>(first), last - first, MADV_POPULATE_WRITE) == 0) return true;
   return errno == EINVAL;  // a kernel before 5.14: nothing can be said
+}
+
+uint64_t get_huge_pages(uint8_t* begin, uint64_t bytes) {
+#ifdef MADV_COLLAPSE
+  constexpr int kCollapse = MADV_COLLAPSE;
+#else
+  constexpr int kCollapse = 25;
+#endif
+  const auto end = reinterpret_cast<uintptr_t>(begin) + bytes;
+  uint64_t got = 0;
+  for (auto at = (reinterpret_cast<uintptr_t>(begin) + kHugePage - 1) / kHugePage * kHugePage;
+       at + kHugePage <= end; at += kHugePage) {
+    auto* const page = reinterpret_cast<void*>(at);
+    // Where there is nothing at all there is nothing to collapse.  Who populates finds out whether there is
+    // memory; who writes is killed.
+    if (madvise(page, 4096, MADV_POPULATE_WRITE) != 0 || madvise(page, kHugePage, kCollapse) != 0) break;
+    got += kHugePage;
+  }
+  return got;
 }
 
 void give_memory_back(uint8_t* begin, uint64_t bytes) {

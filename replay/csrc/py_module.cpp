@@ -96,12 +96,13 @@ Contents begin_restore(LogMap& log, const py::bytes& row, const py::bytes& manif
       make_room_for_snapshot(log, decode_row(std::string_view(row)), {rest.begin(), rest.end()}));
 }
 
-void finish_restore(LogMap& log, uint64_t serial, const Contents& contents) {
+void finish_restore(LogMap& log, uint64_t serial, const Contents& contents,
+                    const std::vector<uint64_t>& checked) {
   const std::string_view rest(contents.manifest);
   const CommitRow commit = decode_row(std::string_view(contents.row));
   const std::vector<uint8_t> manifest(rest.begin(), rest.end());
   py::gil_scoped_release release;
-  publish_restored_snapshot(log, serial, commit, manifest);
+  publish_restored_snapshot(log, serial, commit, manifest, checked);
 }
 
 // ---- the rewind rules over byte strings, for tests ----
@@ -207,6 +208,27 @@ uint64_t load(const std::atomic<T>& value) {
 void bind_log(py::module_& m) {
 #define READ(name) .def_property_readonly(#name, [](const LogMap& l) { return load(l.page().name); })
 #define FIXED(name) .def_property_readonly(#name, [](const LogMap& l) { return l.page().name; })
+  struct MappedArea {
+    Mapping mapping;
+    bool writable;
+  };
+  py::class_<MappedArea>(m, "MappedArea", "A file of a log, mapped so that its huge pages count: a buffer.",
+                         py::buffer_protocol())
+      .def(py::init([](const std::string& path, bool writable) {
+             return MappedArea{Mapping(path, 1, writable), writable};
+           }),
+           py::arg("path"), py::kw_only(), py::arg("writable") = false)
+      .def(
+          "back",
+          [](MappedArea& a) {
+            const uint64_t huge = get_huge_pages(a.mapping.data(), a.mapping.bytes());
+            if (!reserve_memory(a.mapping.data(), a.mapping.bytes())) throw LogError("there is no memory");
+            return huge;
+          },
+          "Gets memory for all of it; answers how many bytes of that are in huge pages.")
+      .def_buffer([](MappedArea& a) {
+        return py::buffer_info(a.mapping.data(), static_cast<py::ssize_t>(a.mapping.bytes()), !a.writable);
+      });
   py::class_<LogMap>(m, "Log", "A rank's log, mapped.")
       .def(py::init<const std::string&>()) FIXED(rank) FIXED(world) FIXED(segment_bytes) FIXED(segment_count)
           FIXED(error_index) READ(tail) READ(tail_index) FIXED(dictionary_bytes) READ(dictionary_begin)
@@ -215,10 +237,11 @@ void bind_log(py::module_& m) {
                       READ(degraded) READ(live_buffers) READ(live_bytes) READ(undo_bytes)
                           READ(shadow_used_bytes) READ(snapshot_used_bytes) READ(snapshot_failed)
                               READ(snapshot_begun) READ(snapshots_taken) READ(snapshot_ns)
-                                  READ(replies_compared) READ(replies_different) READ(median_calls_per_step)
-                                      READ(median_bytes_per_step) READ(commit_count) READ(session_state)
-                                          READ(error_kind) READ(device_lost) READ(wait_sequence)
-                                              READ(validated_step) READ(validations_failed)
+                                  READ(snapshot_huge_bytes) READ(replies_compared) READ(replies_different)
+                                      READ(median_calls_per_step) READ(median_bytes_per_step)
+                                          READ(commit_count) READ(session_state) READ(error_kind)
+                                              READ(device_lost) READ(wait_sequence) READ(validated_step)
+                                                  READ(validations_failed)
       .def_property(
           "server_life", [](const LogMap& l) { return load(l.page().server_life); },
           [](LogMap& l, uint32_t word) {
@@ -316,7 +339,10 @@ void bind_log(py::module_& m) {
       .def("begin_restore", &begin_restore, py::arg("row"), py::arg("manifest"),
            "Withdraws all snapshots and says where the contents of a stored one go; raises LogError.")
       .def("finish_restore", &finish_restore, py::arg("serial"), py::arg("contents"),
-           "Publishes it, now that its contents are there; raises LogError if they are not.")
+           py::arg("checked") = std::vector<uint64_t>(),
+           "Publishes it, now that its contents are there; raises LogError if they are not. `checked`: "
+           "handles "
+           "of buffers that need no other look.")
       .def(
           "lease_snapshots",
           [](LogMap& l, const std::vector<uint64_t>& serials) {
@@ -447,9 +473,9 @@ PYBIND11_MODULE(_replay, m) {
       py::arg("snapshot_bytes") = LogSizes{}.snapshot_bytes, py::arg("proxyd_pid") = 0,
       py::arg("proxyd_start_ticks") = 0, py::arg("proxyd_grace_s") = 0,
       "Makes the five files of a log (mode 0600) in an existing directory.");
-  m.def("digest", [](const py::bytes& b) {
-    const std::string_view text(b);
-    return digest(text.data(), text.size());
+  m.def("digest", [](const py::buffer& content) {
+    const py::buffer_info bytes = content.request();
+    return digest(bytes.ptr, static_cast<size_t>(bytes.size * bytes.itemsize));
   });
   m.def("process_start_ticks", &process_start_ticks);
   m.def("die_with_parent", &die_with_parent, "The kernel kills this process when that one dies.");

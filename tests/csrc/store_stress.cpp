@@ -1,5 +1,6 @@
 // Threads that use the snapshot store all at once, for ThreadSanitizer: the ring of free slots, the rule of
 // commits, and a whole store on a disk in memory.  Arguments: seconds, seed.  Ends with a line of counts.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -65,13 +66,20 @@ void persist_some(Store& store, RecordedDisk& disk, std::atomic<uint64_t>& seria
   std::mt19937 random(seed);
   while (replay::now_ns() < deadline) {
     const uint64_t serial = ++serials;
-    const std::vector<uint8_t> content(random() % 20000, static_cast<uint8_t>(serial));
-    std::vector<Extent> extents{{kDeviceBuffer, 0, serial, content.size(), 0}};
-    Store::lay_out(extents);
-    const GatherSource source({{content.data(), content.size(), 0}});
+    constexpr uint64_t kArea = 6 * kBlock;
+    const AlignedMemory area = aligned_memory(kArea);  // of each by itself: nobody may change it meanwhile
+    std::fill_n(area.get(), kArea, static_cast<uint8_t>(serial));
+    const uint64_t bytes = random() % 20000, offset = random() % 8 * kExtentAlignment;
+    const uint64_t digest = random() % 2 ? replay::digest(area.get() + offset, bytes) : 0;
+    const bool loose = random() % 3 == 0;
+    const Contents contents(loose ? std::vector<LooseContent>{{kDeviceBuffer, serial, area.get(), bytes}}
+                                  : std::vector<LooseContent>{},
+                            {area.get(), kArea, random() % 2 == 0, kBlock},
+                            loose ? std::vector<AreaContent>{}
+                                  : std::vector<AreaContent>{{kDeviceBuffer, serial, offset, bytes, digest}});
     if (random() % 16 == 0) disk.fail(disk.operations() + random() % 40, EIO, false);
     try {
-      const Receipt receipt = store.persist({"job", 0, 1, serial, serial}, extents, source, 1 + random() % 3,
+      const Receipt receipt = store.persist({"job", 0, 1, serial, serial}, contents, 1 + random() % 3,
                                             replay::now_ns() + 20000000000ull);
       (receipt.registered ? counts.kept : counts.dropped)++;
       release_until_done(store, serial);
@@ -126,9 +134,8 @@ void stress_store(uint32_t slots, uint64_t deadline, uint32_t seed, Counts& coun
   for (const Registered& r : last.slots) registered += r.sequence != 0;
   for (const Entry& entry : store.snapshots())
     require(store.verify(entry.registered.sequence).empty(), "what is registered is whole");
-  const std::vector<Extent> none;
-  const GatherSource nothing({});
-  store.persist({"job", 0, 1, 0, ++serials}, none, nothing, 1, 0);  // settles what was in doubt
+  const Contents nothing({}, {}, {});
+  store.persist({"job", 0, 1, 0, ++serials}, nothing, 1, 0);  // settles what was in doubt
   store.release_before(serials);
   require(store.free_slots() == geometry.slots - 1 && registered != 0, "no slot is lost");
 }

@@ -7,6 +7,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "recovery/persistence/csrc/stream_copy.h"
 
@@ -17,13 +18,15 @@ namespace {
 // storage in pieces, so that this begins long before the chunk is full.
 constexpr uint64_t kStep = 128 << 10;
 constexpr uint64_t kPiece = 1 << 20;
+// What is written from where it lies: requests of this size are as fast as a disk gets.
+constexpr uint64_t kInPlace = 4 << 20;
 
 // What the threads of one snapshot share.
 struct Job {
   Storage& storage;
   ChunkPool& pool;
-  const Source& source;
-  const uint64_t offset, bytes, chunk_bytes;
+  const Payload& payload;
+  const uint64_t bytes, chunks;
   std::vector<uint64_t> digests;
   std::atomic<uint64_t> next{0};
   std::atomic<bool> cancelled{false};
@@ -44,8 +47,9 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  void run() {
+  void run(const std::vector<Block>& also) {
     try {
+      for (const Block& block : also) submit(block.offset, block.data, block.bytes, kNone);
       write_chunks();
       while (submitted_ != 0) finish_one();
     } catch (...) {
@@ -66,37 +70,63 @@ class Worker {
   void write_chunks() {
     while (!job_.cancelled.load(std::memory_order_relaxed)) {
       const uint64_t number = job_.next.fetch_add(1, std::memory_order_relaxed);
-      if (number >= job_.digests.size()) return;
-      const uint32_t chunk = take();
-      held_.push_back({chunk, 0});  // from here on it is given back, whatever happens
-      filling_ = chunk;
-      job_.digests[number] = write_chunk(number * job_.chunk_bytes, chunk);
-      filling_ = kNone;
-      give_back_if_written(chunk);
+      if (number >= job_.chunks) return;
+      const uint64_t begin = number * job_.payload.chunk_bytes;
+      const uint64_t end = std::min(begin + job_.payload.chunk_bytes, job_.bytes);
+      if (job_.payload.digests) {
+        replay::StreamedDigest digest;
+        copy(begin, end, begin, &digest);
+        job_.digests[number] = digest.value();
+      } else {
+        write_chunk(begin, end);
+      }
+      if (filling_ != kNone) give_back_if_written(std::exchange(filling_, kNone));
     }
   }
 
-  // Its digest.  All of it is filled; pieces of it may be under way.
-  uint64_t write_chunk(uint64_t begin, uint32_t chunk) {
-    const uint64_t bytes = std::min(job_.chunk_bytes, job_.bytes - begin);
-    uint8_t* const memory = job_.pool.memory(chunk);
-    replay::StreamedDigest digest;
-    uint64_t submitted = 0;
-    for (uint64_t filled = 0; filled < bytes;) {
-      const uint64_t step = std::min(kStep, bytes - filled);
-      job_.source.copy(begin + filled, memory + filled, step, digest);
-      filled += step;
-      if (filled < bytes && filled - submitted < kPiece) continue;
-      const uint64_t padded = rounded_up(filled, kBlock);
-      std::memset(memory + filled, 0, padded - filled);
+  void write_chunk(uint64_t begin, uint64_t end) {
+    for (uint64_t at = begin; at < end;) {
+      const Source::Span span = job_.payload.source.span(at);
+      const uint64_t until = std::min(end, at + span.bytes);
+      if (span.in_place == nullptr) {
+        copy(at, until, begin, nullptr);
+      } else {
+        for (uint64_t from = at; from < until; from += std::min(kInPlace, until - from))
+          submit(job_.payload.offset + from, span.in_place + (from - at), std::min(kInPlace, until - from),
+                 kNone);
+      }
+      at = until;
+    }
+  }
+
+  // From `at` to `end` of the chunk that begins at `begin`, through a chunk of the pool.  Pieces of it may be
+  // under way afterwards.  Precondition: `at` is a multiple of kBlock.
+  void copy(uint64_t at, uint64_t end, uint64_t begin, replay::StreamedDigest* digest) {
+    if (filling_ == kNone) {
+      const uint32_t chunk = take();
+      held_.push_back({chunk, 0});  // from here on it is given back, whatever happens
+      filling_ = chunk;
+    }
+    uint8_t* const memory = job_.pool.memory(filling_);
+    uint64_t submitted = at;
+    while (at < end) {
+      const uint64_t step = std::min(kStep, end - at);
+      job_.payload.source.copy(at, memory + (at - begin), step, digest);
+      at += step;
+      if (at < end && at - submitted < kPiece) continue;
+      const uint64_t padded = rounded_up(at, kBlock);
+      std::memset(memory + (at - begin), 0, padded - at);
       if (can_stream(Stream::kSse2)) fence_stores();
-      while (submitted_ >= std::max(writer_->depth(), 1u)) finish_one();
-      writer_->submit(job_.offset + begin + submitted, memory + submitted, padded - submitted, chunk);
-      submitted_++;
-      of(chunk)->pieces++;
+      submit(job_.payload.offset + submitted, memory + (submitted - begin), padded - submitted, filling_);
+      of(filling_)->pieces++;
       submitted = padded;
     }
-    return digest.value();
+  }
+
+  void submit(uint64_t offset, const uint8_t* data, uint64_t bytes, uint32_t token) {
+    while (submitted_ >= std::max(writer_->depth(), 1u)) finish_one();
+    writer_->submit(offset, data, bytes, token);
+    submitted_++;
   }
 
   // A chunk to fill.  Waits for others only while it holds none itself.
@@ -115,6 +145,7 @@ class Worker {
   void finish_one() {
     submitted_--;  // whether it ends well or not
     const auto chunk = static_cast<uint32_t>(writer_->wait());
+    if (chunk == kNone) return;
     const auto at = of(chunk);
     if (at == held_.end() || at->pieces == 0)
       throw StorageError(EPROTO, job_.storage.name() + ": a write ended that never began");
@@ -158,16 +189,27 @@ class Worker {
   double stalled_ = 0;
 };
 
+// What is written from where it lies takes a thread no time, if it may have several requests under way.
+uint64_t threads_for(const Payload& payload, const Writer& writer, uint64_t threads) {
+  if (payload.digests || writer.depth() == 1) return threads;
+  uint64_t copied = 0;
+  for (uint64_t at = 0; at < payload.source.bytes();) {
+    const Source::Span span = payload.source.span(at);
+    if (span.in_place == nullptr) copied += span.bytes;
+    at += span.bytes;
+  }
+  return std::min(threads, std::max<uint64_t>(parts_of(copied, payload.chunk_bytes), 1));
+}
+
 }  // namespace
 
-Written write_payload(Storage& storage, std::unique_ptr<Writer>& own, ChunkPool& pool, const Source& source,
-                      uint64_t offset, uint64_t chunk_bytes, uint32_t threads) {
-  const uint64_t bytes = source.bytes();
-  Job job{
-      storage, pool, source, offset, bytes, chunk_bytes, std::vector<uint64_t>(parts_of(bytes, chunk_bytes))};
+Written write_payload(Storage& storage, std::unique_ptr<Writer>& own, ChunkPool& pool, const Payload& payload,
+                      uint32_t threads) {
+  const uint64_t bytes = payload.source.bytes(), chunks = parts_of(bytes, payload.chunk_bytes);
+  Job job{storage, pool, payload, bytes, chunks, std::vector<uint64_t>(payload.digests ? chunks : 0)};
   {
     std::vector<std::jthread> others;
-    const uint64_t useful = std::min<uint64_t>(threads, job.digests.size());
+    const uint64_t useful = std::min(threads_for(payload, *own, threads), job.chunks);
     for (uint64_t i = 1; i < useful; i++) {
       try {
         others.emplace_back([&job] {
@@ -178,13 +220,13 @@ Written write_payload(Storage& storage, std::unique_ptr<Writer>& own, ChunkPool&
             job.fail(std::current_exception());
             return;
           }
-          Worker(job, writer).run();
+          Worker(job, writer).run({});
         });
       } catch (const std::system_error&) {
         break;  // no more threads to be had: those that run write it all
       }
     }
-    Worker(job, own).run();
+    Worker(job, own).run(payload.also);
   }
   if (job.failure) std::rethrow_exception(job.failure);
   return {std::move(job.digests), job.stalled};

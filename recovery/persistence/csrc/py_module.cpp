@@ -4,11 +4,14 @@
 #include <pybind11/stl/filesystem.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <unordered_set>
 
 #include "recovery/persistence/csrc/py_recorded_disk.h"
 #include "recovery/persistence/csrc/python_buffers.h"
 #include "recovery/persistence/csrc/store_files.h"
+#include "replay/csrc/manifest.h"
 
 namespace py = pybind11;
 namespace understudy::persistence {
@@ -50,11 +53,22 @@ py::str as_text(const char* text, size_t bytes) {
       PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(bytes), "replace"));
 }
 
-// Memory that somebody else may take back: he is asked at the end.
-class ConfirmedSource final : public GatherSource {
+// Contents, and the Python objects whose memory they are.
+class HeldContents final : public Contents {
  public:
-  ConfirmedSource(std::vector<Piece> pieces, py::object still_there)
-      : GatherSource(std::move(pieces)), still_there_(std::move(still_there)) {}
+  HeldContents(std::vector<BufferView> views, const std::vector<LooseContent>& loose, const ContentArea& area,
+               std::vector<AreaContent> rows)
+      : Contents(loose, area, std::move(rows)), views_(std::move(views)) {}
+
+ private:
+  const std::vector<BufferView> views_;
+};
+
+// The area may be taken back by somebody else: he is asked at the end.
+class ConfirmedContents final : public Contents {
+ public:
+  ConfirmedContents(const Contents& contents, py::object still_there)
+      : Contents(contents), still_there_(std::move(still_there)) {}
   void confirm() const override {
     const py::gil_scoped_acquire locked;
     if (!still_there_.is_none() && !still_there_().cast<bool>())
@@ -65,27 +79,66 @@ class ConfirmedSource final : public GatherSource {
   const py::object still_there_;
 };
 
-Receipt persist(const OpenedStore& s, const std::string& job, uint32_t rank, uint32_t world, uint64_t step,
-                uint64_t serial, const py::sequence& described, uint32_t threads, double timeout_s,
-                const py::object& confirm) {
-  std::vector<Extent> extents;
+// Rows of a manifest (replay/csrc/log_format.h), which say what an area has: those whose handles are not
+// `elsewhere`.
+std::vector<AreaContent> rows_of(const BufferView& manifest, const std::vector<uint64_t>& elsewhere) {
+  replay::ManifestHeader header{};
+  if (manifest.bytes() < sizeof header) throw StoreError("a manifest is too short");
+  std::memcpy(&header, manifest.data(), sizeof header);
+  replay::CommitEntry commit{};
+  commit.number = header.commit;
+  commit.manifest_bytes = manifest.bytes();
+  const replay::Area itself{manifest.data(), ~0ull, "snapshot area"};  // Contents knows how large that is
+  const replay::Manifest found = replay::Manifest::read(itself, commit);
+  const std::unordered_set<uint64_t> without(elsewhere.begin(), elsewhere.end());
+  std::vector<AreaContent> rows;
+  rows.reserve(found.generators.size() + found.buffers.size());
+  for (const replay::ManifestGenerator& g : found.generators)
+    rows.push_back({kGenerator, g.generator, g.shadow_offset, g.bytes, 0});
+  for (const replay::ManifestBuffer& b : found.buffers)
+    if (b.shadow_offset != replay::kNotShadowed && !without.contains(b.handle))
+      rows.push_back({kDeviceBuffer, b.handle, b.shadow_offset, b.bytes, b.has_digest == 1 ? b.digest : 0});
+  return rows;
+}
+
+std::unique_ptr<HeldContents> make_contents(const py::sequence& described, const py::object& area,
+                                            const py::object& manifest,
+                                            const std::vector<uint64_t>& elsewhere, bool in_place,
+                                            uint64_t shortest_run) {
+  std::vector<LooseContent> loose;
   std::vector<BufferView> views;
-  views.reserve(described.size());
-  extents.reserve(described.size());
+  views.reserve(described.size() + 1);
+  loose.reserve(described.size());
   for (const py::handle item : described) {
-    const auto [kind, id, buffer] = item.cast<std::tuple<uint32_t, uint64_t, py::object>>();
-    views.emplace_back(buffer, false);
-    extents.push_back({kind, 0, id, views.back().bytes(), 0});
+    const auto row = item.cast<py::tuple>();
+    if (row.size() != 3 && row.size() != 4) throw StoreError("an extent is (kind, id, content[, digest])");
+    views.emplace_back(row[2], false);
+    loose.push_back({row[0].cast<uint32_t>(), row[1].cast<uint64_t>(), views.back().data(),
+                     views.back().bytes(), row.size() == 4 ? row[3].cast<uint64_t>() : 0});
   }
-  Store::lay_out(extents);
-  std::vector<GatherSource::Piece> pieces;
-  pieces.reserve(extents.size());
-  for (size_t i = 0; i < extents.size(); i++)
-    pieces.push_back({views[i].data(), extents[i].bytes, extents[i].offset});
-  const ConfirmedSource source(std::move(pieces), confirm);
+  if (area.is_none())
+    return std::make_unique<HeldContents>(std::move(views), loose, ContentArea{}, std::vector<AreaContent>{});
+  views.emplace_back(area, false);
+  const ContentArea of{views.back().data(), views.back().bytes(), in_place, shortest_run};
+  if (reinterpret_cast<uintptr_t>(of.data) % kBlock != 0) throw StoreError("an area begins a page");
+  try {
+    return std::make_unique<HeldContents>(std::move(views), loose, of,
+                                          rows_of(BufferView(manifest, false), elsewhere));
+  } catch (const replay::LogError& error) {
+    throw StoreError(error.what());
+  }
+}
+
+Receipt persist(const OpenedStore& s, const std::string& job, uint32_t rank, uint32_t world, uint64_t step,
+                uint64_t serial, const py::object& extents, uint32_t threads, double timeout_s,
+                const py::object& confirm) {
+  std::unique_ptr<HeldContents> made;
+  if (!py::isinstance<HeldContents>(extents))
+    made = make_contents(extents, py::none(), py::none(), {}, false, 0);
+  const ConfirmedContents contents(made ? *made : extents.cast<const HeldContents&>(), confirm);
   const uint64_t deadline = deadline_in(timeout_s);
   const py::gil_scoped_release unlocked;
-  return s.store->persist({job, rank, world, step, serial}, extents, source, threads, deadline);
+  return s.store->persist({job, rank, world, step, serial}, contents, threads, deadline);
 }
 
 void read(const OpenedStore& s, uint64_t sequence, uint64_t index, const py::object& into) {
@@ -113,10 +166,27 @@ std::vector<std::tuple<uint32_t, uint64_t, uint64_t>> extents(const OpenedStore&
   return found;
 }
 
-void read_range(const OpenedStore& s, uint64_t sequence, uint64_t offset, const py::object& into) {
+void read_into(const OpenedStore& s, uint64_t sequence,
+               const std::vector<std::pair<uint64_t, uint64_t>>& extents, const py::object& area,
+               bool in_place) {
+  const BufferView view(area, true);
+  const py::gil_scoped_release unlocked;
+  s.store->read_into(sequence, extents, view.data(), view.bytes(), in_place);
+}
+
+struct OpenedStream {
+  std::shared_ptr<Store> store;
+  Store::Stream stream;
+};
+
+std::unique_ptr<OpenedStream> stream(const OpenedStore& s, uint64_t sequence) {
+  return std::make_unique<OpenedStream>(OpenedStream{s.store, s.store->stream(sequence)});
+}
+
+void read_on(OpenedStream& s, const py::object& into) {
   const BufferView view(into, true);
   const py::gil_scoped_release unlocked;
-  s.store->read_range(sequence, offset, view.data(), view.bytes());
+  s.store->read_on(s.stream, view.data(), view.bytes());
 }
 
 std::vector<std::tuple<uint32_t, uint64_t, uint64_t, uint64_t>> layout(const OpenedStore& s,
@@ -166,6 +236,21 @@ void bind_receipt(py::module_& m) {
       });
 }
 
+void bind_contents(py::module_& m) {
+  py::class_<HeldContents>(m, "Contents")
+      .def(py::init(&make_contents), py::arg("loose"), py::kw_only(), py::arg("area") = py::none(),
+           py::arg("manifest") = py::none(), py::arg("elsewhere") = std::vector<uint64_t>(),
+           py::arg("in_place") = false, py::arg("shortest_run") = ContentArea{}.shortest_run)
+      .def_property_readonly("bytes", [](const HeldContents& c) { return c.bytes(); })
+      .def(
+          "needed_slot_bytes",
+          [](const HeldContents& c, uint64_t chunk_bytes) {
+            return Store::needed_slot_bytes(c, chunk_bytes);
+          },
+          py::kw_only(), py::arg("chunk_bytes") = 4ull << 20);
+  py::class_<OpenedStream>(m, "Stream").def("read_into", &read_on, py::arg("into"));
+}
+
 void bind_store(py::module_& m) {
   py::class_<OpenedStore> store(m, "Store");
   store
@@ -186,8 +271,9 @@ void bind_store(py::module_& m) {
           },
           py::arg("path"), py::kw_only(), py::arg("engine") = "auto", py::arg("writable") = true,
           py::arg("pool_bytes") = 64ull << 20, Unlocked())
-      .def_static("needed_slot_bytes", &Store::needed_slot_bytes, py::arg("extents"), py::kw_only(),
-                  py::arg("chunk_bytes") = 4ull << 20)
+      .def_static("needed_slot_bytes",
+                  py::overload_cast<const std::vector<uint64_t>&, uint64_t>(&Store::needed_slot_bytes),
+                  py::arg("extents"), py::kw_only(), py::arg("chunk_bytes") = 4ull << 20)
       .def_static(
           "create_on",
           [](const std::shared_ptr<RecordedDisk>& disk, uint32_t slots, uint64_t slot_bytes,
@@ -223,7 +309,12 @@ void bind_store(py::module_& m) {
       .def("read", &read, py::arg("sequence"), py::arg("index_of_extent"), py::arg("into"))
       .def("read_all", &read_all, py::arg("sequence"), py::arg("into"))
       .def("layout", &layout, py::arg("sequence"), Unlocked())
-      .def("read_range", &read_range, py::arg("sequence"), py::arg("offset"), py::arg("into"))
+      .def("read_into", &read_into, py::arg("sequence"), py::arg("extents"), py::arg("area"), py::kw_only(),
+           py::arg("in_place") = false)
+      .def(
+          "digests", [](const OpenedStore& s, uint64_t sequence) { return s.store->digests(sequence); },
+          py::arg("sequence"), Unlocked())
+      .def("stream", &stream, py::arg("sequence"))
       .def(
           "verify", [](const OpenedStore& s, uint64_t sequence) { return s.store->verify(sequence); },
           py::arg("sequence"), Unlocked())
@@ -266,6 +357,7 @@ PYBIND11_MODULE(_store, m) {
   bind_recorded_disk(m);
   bind_receipt(m);
   bind_entry(m);
+  bind_contents(m);
   bind_store(m);
 }
 

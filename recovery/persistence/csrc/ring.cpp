@@ -59,11 +59,12 @@ Ring::Ring(io_uring_params params, uint32_t entries)
   for (uint32_t i = 0; i < params_.sq_entries; i++) queues_.at<uint32_t>(params_.sq_off.array)[i] = i;
 }
 
-void Ring::queue_write(int fd, uint64_t offset, const uint8_t* data, uint32_t bytes, uint64_t user) {
+void Ring::queue(uint8_t operation, int fd, uint64_t offset, const uint8_t* data, uint32_t bytes,
+                 uint64_t user) {
   uint32_t& tail = *queues_.at<uint32_t>(params_.sq_off.tail);
   io_uring_sqe& entry = entries_.at<io_uring_sqe>(0)[tail & (params_.sq_entries - 1)];
   std::memset(&entry, 0, sizeof entry);
-  entry.opcode = IORING_OP_WRITE;
+  entry.opcode = operation;
   // Not a registered file: a ring that was closed gives those back late, and the file system could not be
   // unmounted meanwhile.  For writes of a megabyte the lookup that it saves is nothing.
   entry.fd = fd;

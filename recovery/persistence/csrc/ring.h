@@ -37,8 +37,9 @@ class Ring {
  public:
   explicit Ring(uint32_t entries);  // throws StorageError that says why there is none
 
-  // Queues a write; the kernel sees it with the next enter().  Precondition: fewer than `entries` are queued.
-  void queue_write(int fd, uint64_t offset, const uint8_t* data, uint32_t bytes, uint64_t user);
+  // Queues IORING_OP_WRITE or IORING_OP_READ; the kernel sees it with the next enter().  Precondition: fewer
+  // than `entries` are queued.
+  void queue(uint8_t operation, int fd, uint64_t offset, const uint8_t* data, uint32_t bytes, uint64_t user);
   // Hands what is queued to the kernel and, if asked to, waits for a completion.  0, or an error number:
   // EINTR, EAGAIN and EBUSY ask for another try.
   int enter(bool wait);

@@ -1,88 +1,32 @@
 #include "recovery/persistence/csrc/snapshot_reader.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <exception>
 #include <mutex>
-#include <thread>
 
 namespace understudy::persistence {
 namespace {
-
-constexpr uint64_t kReaders = 4;  // threads, at most; more than cores, since each waits for the storage
 
 std::string called(const Place& place, const SlotHeader& header) {
   return "snapshot " + std::to_string(header.sequence) + " of " + place.storage.name();
 }
 
-uint64_t bytes_of(const SlotHeader& header, uint64_t chunk) {
-  return std::min(header.chunk_bytes, header.payload_bytes - chunk * header.chunk_bytes);
-}
-
-// Calls visit(chunk, content or null if it is damaged) for [first, last), in several threads and in any
-// order.
-template <class Visit>
-void for_each_chunk(const Place& place, const SlotHeader& header, const Tables& tables, uint64_t first,
-                    uint64_t last, Visit&& visit) {
-  std::atomic<uint64_t> next{first};
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto read_some = [&] {
-    try {
-      const AlignedMemory memory = aligned_memory(std::min(header.chunk_bytes, header.payload_bytes));
-      for (uint64_t chunk; (chunk = next.fetch_add(1)) < last;) {
-        const uint64_t bytes = bytes_of(header, chunk);
-        bool right = true;
-        try {
-          place.storage.read(place.geometry.payload_offset(header.slot) + chunk * header.chunk_bytes,
-                             memory.get(), rounded_up(bytes, kBlock));
-        } catch (const StorageError& e) {
-          if (e.code().value() != EIO) throw;
-          right = false;
-        }
-        right = right && replay::digest(memory.get(), bytes) == tables.digests[chunk];
-        visit(chunk, right ? memory.get() : nullptr);
-      }
-    } catch (...) {
-      next.store(last);
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    const uint64_t readers = std::min(kReaders, last - first);
-    for (uint64_t i = 1; i < readers; i++) {
-      try {
-        others.emplace_back(read_some);
-      } catch (const std::system_error&) {
-        break;  // no more threads to be had
-      }
-    }
-    read_some();
+std::vector<Unit> chunks_of(const SlotHeader& header, const std::vector<uint64_t>& digests) {
+  std::vector<Unit> units;
+  units.reserve(digests.size());
+  for (uint64_t begin = 0; const uint64_t digest : digests) {
+    units.push_back({begin, std::min(header.chunk_bytes, header.payload_bytes - begin), digest});
+    begin += header.chunk_bytes;
   }
-  if (failure) std::rethrow_exception(failure);
-}
-
-// Copies what a chunk, which begins at `begin` of the payload, has of the pieces.
-void scatter(const uint8_t* content, uint64_t begin, uint64_t bytes, const std::vector<Piece>& pieces) {
-  const uint64_t end = begin + bytes;
-  auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
-                                [](uint64_t at, const Piece& p) { return at < p.offset + p.bytes; });
-  for (; piece != pieces.end() && piece->offset < end; ++piece) {
-    const uint64_t from = std::max(begin, piece->offset);
-    const uint64_t until = std::min(end, piece->offset + piece->bytes);
-    if (from < until) std::memcpy(piece->to + (from - piece->offset), content + (from - begin), until - from);
-  }
+  return units;
 }
 
 // Both counts are bounded before anything is multiplied with them.
 bool fits(const Geometry& geometry, const SlotHeader& h) {
   return h.chunk_bytes == geometry.chunk_bytes && h.payload_bytes <= geometry.slot_bytes &&
-         h.extents <= kMostExtents && h.chunks == parts_of(h.payload_bytes, h.chunk_bytes) &&
-         room_for(h.payload_bytes, h.extents, h.chunk_bytes) <= geometry.slot_bytes;
+         h.extents <= kMostExtents && h.chunks == geometry.chunks(h.payload_bytes) &&
+         geometry.room_for(h.payload_bytes, h.extents) <= geometry.slot_bytes;
 }
 
 }  // namespace
@@ -105,7 +49,8 @@ std::optional<SlotHeader> read_header(const Place& place, uint32_t slot) {
 }
 
 Tables read_tables(const Place& place, const SlotHeader& header) {
-  const uint64_t bytes = tables_bytes(header.extents, header.chunks);
+  const uint64_t row = place.geometry.row_bytes();
+  const uint64_t bytes = place.geometry.tables_bytes(header.extents, header.payload_bytes);
   Tables tables;
   if (bytes == 0) return tables;
   const AlignedMemory memory = aligned_memory(bytes);
@@ -114,45 +59,66 @@ Tables read_tables(const Place& place, const SlotHeader& header) {
   if (replay::digest(memory.get(), bytes) != header.tables_digest)
     throw StoreError(called(place, header) + " is damaged: its tables are not what they were");
   tables.extents.resize(header.extents);
-  tables.digests.resize(header.chunks);
-  const uint64_t of_extents = header.extents * sizeof(Extent);
-  if (of_extents != 0) std::memcpy(tables.extents.data(), memory.get(), of_extents);
-  if (bytes != of_extents) std::memcpy(tables.digests.data(), memory.get() + of_extents, bytes - of_extents);
+  for (uint64_t i = 0; i < header.extents; i++) std::memcpy(&tables.extents[i], memory.get() + i * row, row);
+  std::vector<uint64_t> digests(header.chunks);
+  if (!digests.empty())
+    std::memcpy(digests.data(), memory.get() + header.extents * row, digests.size() * sizeof(uint64_t));
   uint64_t end = 0;
   for (const Extent& e : tables.extents) {
     if (e.offset < end || e.offset > header.payload_bytes || e.bytes > header.payload_bytes - e.offset)
       throw StoreError(called(place, header) + " is damaged: an extent lies outside its payload");
     end = e.offset + e.bytes;
   }
+  if (!place.geometry.extents_have_digests) {
+    tables.units = chunks_of(header, digests);
+    return tables;
+  }
+  tables.units.reserve(tables.extents.size());
+  for (const Extent& e : tables.extents) tables.units.push_back({e.offset, e.bytes, e.digest});
   return tables;
 }
 
-void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
-                  const std::vector<Piece>& pieces) {
-  uint64_t first = UINT64_MAX, last = 0;
-  for (const Piece& piece : pieces) {
-    if (piece.bytes == 0) continue;
-    first = std::min(first, piece.offset / header.chunk_bytes);
-    last = parts_of(piece.offset + piece.bytes, header.chunk_bytes);
-  }
-  if (last == 0) return;
-  for_each_chunk(place, header, tables, first, last, [&](uint64_t chunk, const uint8_t* content) {
-    if (content == nullptr)
-      throw StoreError(called(place, header) + " is damaged: chunk " + std::to_string(chunk) +
-                       " is not what it was, or the slot was written anew meanwhile");
-    scatter(content, chunk * header.chunk_bytes, bytes_of(header, chunk), pieces);
-  });
+std::string Tables::what(const Geometry& geometry, size_t unit) const {
+  if (!geometry.extents_have_digests) return "chunk " + std::to_string(unit);
+  const Extent& e = extents[unit];
+  return "extent " + std::to_string(unit) + " (kind " + std::to_string(e.kind) + ", id " +
+         std::to_string(e.id) + ")";
 }
 
-std::vector<uint64_t> damaged_chunks(const Place& place, const SlotHeader& header, const Tables& tables) {
+void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
+                  const std::vector<Piece>& pieces, bool in_place) {
+  std::vector<Unit> touched;
+  std::vector<size_t> numbers;
+  auto piece = pieces.begin();
+  for (size_t unit = 0; unit < tables.units.size(); unit++) {
+    const Unit& u = tables.units[unit];
+    while (piece != pieces.end() && piece->offset + piece->bytes <= u.offset) ++piece;
+    if (piece == pieces.end()) break;
+    auto any = piece;
+    while (any != pieces.end() && any->bytes == 0) ++any;
+    if (any == pieces.end() || any->offset >= u.offset + u.bytes) continue;
+    touched.push_back(u);
+    numbers.push_back(unit);
+  }
+  read_units(place.storage, place.geometry.payload_offset(header.slot), {touched, pieces, in_place},
+             [&](size_t unit, bool right) {
+               if (right) return;
+               throw StoreError(called(place, header) +
+                                " is damaged: " + tables.what(place.geometry, numbers[unit]) +
+                                " is not what it was when its digest was taken, or the slot was written anew "
+                                "meanwhile");
+             });
+}
+
+std::vector<uint64_t> damaged_units(const Place& place, const SlotHeader& header, const Tables& tables) {
   std::mutex mutex;
   std::vector<uint64_t> damaged;
-  if (header.chunks == 0) return damaged;
-  for_each_chunk(place, header, tables, 0, header.chunks, [&](uint64_t chunk, const uint8_t* content) {
-    if (content != nullptr) return;
-    const std::lock_guard lock(mutex);
-    damaged.push_back(chunk);
-  });
+  read_units(place.storage, place.geometry.payload_offset(header.slot), {tables.units, {}},
+             [&](size_t unit, bool right) {
+               if (right) return;
+               const std::lock_guard lock(mutex);
+               damaged.push_back(unit);
+             });
   std::sort(damaged.begin(), damaged.end());
   return damaged;
 }
@@ -161,7 +127,7 @@ namespace {
 
 bool is_whole(const Place& place, const SlotHeader& header) {
   try {
-    return damaged_chunks(place, header, read_tables(place, header)).empty();
+    return damaged_units(place, header, read_tables(place, header)).empty();
   } catch (const StoreError&) {
     return false;
   } catch (const StorageError&) {

@@ -10,6 +10,7 @@
 #include "recovery/persistence/csrc/commit_rule.h"
 #include "recovery/persistence/csrc/storage.h"
 #include "recovery/persistence/csrc/store_format.h"
+#include "recovery/persistence/csrc/unit_reader.h"
 
 namespace understudy::persistence {
 
@@ -25,29 +26,23 @@ std::optional<SlotHeader> read_header(const Place& place, uint32_t slot);
 
 struct Tables {
   std::vector<Extent> extents;
-  std::vector<uint64_t> digests;  // of each chunk
+  std::vector<Unit> units;  // what has a digest: these extents, or the chunks of the payload
+  // What a unit is called.
+  std::string what(const Geometry& geometry, size_t unit) const;
 };
 
 // The checked tables of a snapshot.  Precondition: `header` is an answer of read_header().  Throws
 // StoreError.
 Tables read_tables(const Place& place, const SlotHeader& header);
 
-// Where a part of the payload is to go.
-struct Piece {
-  uint64_t offset;
-  uint8_t* to;
-  uint64_t bytes;
-};
-
-// Fills the pieces, and reads each chunk from the first to the last that they touch once.  Throws StoreError
-// if one is damaged (then they hold anything), and StorageError.  Precondition: inside the payload; offsets
-// rise, and they do not overlap.
+// Fills the pieces, and reads each unit that they touch once, whole.  `in_place` as Wanted has it.  Throws
+// StoreError if one is damaged (then they hold anything), and StorageError.  Precondition: inside the
+// payload; offsets rise, and they do not overlap.  What no unit has is left as it was.
 void read_payload(const Place& place, const SlotHeader& header, const Tables& tables,
-                  const std::vector<Piece>& pieces);
+                  const std::vector<Piece>& pieces, bool in_place = false);
 
-// The chunks whose content is not what it was, in order; one that the storage cannot read (EIO) is among
-// them.
-std::vector<uint64_t> damaged_chunks(const Place& place, const SlotHeader& header, const Tables& tables);
+// The units whose content is not what it was, in order; one that the storage cannot read (EIO) is among them.
+std::vector<uint64_t> damaged_units(const Place& place, const SlotHeader& header, const Tables& tables);
 
 // Whether the content of a slot with this header has been found whole: by slot, with the header's checksum.
 using Judged = std::map<uint32_t, std::pair<uint64_t, bool>>;

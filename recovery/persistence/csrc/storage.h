@@ -30,6 +30,24 @@ class Writer {
   virtual uint64_t wait() = 0;
 };
 
+// One thread's way to read.  Not shared between threads; its destructor waits for what is under way.
+class Reader {
+ public:
+  struct Ended {
+    uint64_t token;
+    bool read;  // false: the storage cannot (EIO), and the memory holds anything
+  };
+
+  virtual ~Reader() = default;
+  // Begins to read `bytes` at `offset`; the memory is the storage's until wait() has answered `token`.  Same
+  // alignment as Storage::read().  Throws StorageError.
+  virtual void submit(uint64_t offset, uint8_t* to, uint64_t bytes, uint64_t token) = 0;
+  virtual uint32_t depth() const = 0;
+  // Waits for a read that was submitted.  Throws StorageError for whatever is no EIO.  Precondition:
+  // something is under way.
+  virtual Ended wait() = 0;
+};
+
 class Storage {
  public:
   virtual ~Storage() = default;
@@ -45,6 +63,8 @@ class Storage {
   virtual bool syncs_ranges() const { return false; }
   // Any thread; same alignment.  Throws StorageError, also beyond the end.
   virtual void read(uint64_t offset, uint8_t* data, uint64_t bytes) const = 0;
+  // By default one whose reads are over when submit() returns.
+  virtual std::unique_ptr<Reader> reader() const;
 };
 
 enum class Engine { kAuto, kUring, kDirect, kBuffered, kMmap, kDax };

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <cstring>
 
-#include "recovery/persistence/csrc/pipeline.h"
-
 namespace understudy::persistence {
 namespace {
 
@@ -16,39 +14,37 @@ uint64_t wall_clock_ns() {
 
 double seconds_since(uint64_t begin_ns) { return static_cast<double>(replay::now_ns() - begin_ns) * 1e-9; }
 
+// Blocks with memory for them, the rest of the last one zeros.
+struct OwnedBlock {
+  OwnedBlock(uint64_t at, const void* data, uint64_t count)
+      : offset(at), bytes(rounded_up(count, kBlock)), memory(aligned_memory(bytes)) {
+    if (count != 0) std::memcpy(memory.get(), data, count);
+    std::memset(memory.get() + count, 0, bytes - count);
+  }
+  operator Block() const { return {offset, memory.get(), bytes}; }
+
+  uint64_t offset, bytes;
+  AlignedMemory memory;
+};
+
+// What a slot needs, whether extents have digests or chunks.
+uint64_t needed_for(uint64_t payload, uint64_t extents, uint64_t chunk_bytes) {
+  if (extents > kMostExtents)
+    throw StoreError("a snapshot has at most 2^22 extents, not " + std::to_string(extents));
+  Geometry geometry{kFewestSlots, kBlock, std::max(chunk_bytes, kBlock)};
+  geometry.slot_bytes = std::max(geometry.room_for(payload, extents), kBlock);
+  geometry.chunk_bytes = chunk_bytes;
+  if (const std::string wrong = geometry.wrong(); !wrong.empty()) throw StoreError(wrong);
+  return geometry.slot_bytes;
+}
+
 // Whatever the caller does next with the memory: the write has ended.
 void write_and_wait(Writer& writer, uint64_t offset, const uint8_t* data, uint64_t bytes) {
   writer.submit(offset, data, bytes, 0);
   writer.wait();
 }
 
-void check_size(uint64_t sequence, uint64_t index, const Extent& extent, uint64_t bytes) {
-  if (extent.bytes != bytes)
-    throw StoreError("extent " + std::to_string(index) + " of snapshot " + std::to_string(sequence) +
-                     " has " + std::to_string(extent.bytes) + " bytes, and the buffer " +
-                     std::to_string(bytes));
-}
-
 }  // namespace
-
-// ---------------------------------------------------------------- calls under way
-class Store::Call {
- public:
-  explicit Call(const Store& store) : store_(store) {
-    const std::lock_guard lock(store_.calls_mutex_);
-    if (store_.closing_) throw StoreError("the store is closed");
-    store_.calls_++;
-  }
-  ~Call() {
-    const std::lock_guard lock(store_.calls_mutex_);
-    if (--store_.calls_ == 0) store_.last_call_.notify_all();
-  }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-
- private:
-  const Store& store_;
-};
 
 void Store::close() {
   std::unique_lock lock(calls_mutex_);
@@ -111,25 +107,14 @@ Store::Store(std::unique_ptr<Storage> storage, const StoreOptions& options, std:
 }
 
 // ---------------------------------------------------------------- writing
-void Store::write_blocks(std::unique_ptr<Writer>& writer, std::initializer_list<Block> blocks) {
-  std::vector<AlignedMemory> memory;
-  for (const Block& block : blocks) {
-    const uint64_t padded = rounded_up(block.bytes, kBlock);
-    uint8_t* const copy = memory.emplace_back(aligned_memory(padded)).get();
-    if (block.bytes != 0) std::memcpy(copy, block.data, block.bytes);
-    std::memset(copy + block.bytes, 0, padded - block.bytes);
-  }
+void Store::write_blocks(std::unique_ptr<Writer>& writer, const std::vector<Block>& blocks) {
   try {
     if (!writer) writer = storage_->writer();
     uint32_t under_way = 0;
-    const auto* copy = memory.data();
     for (const Block& block : blocks) {
-      if (block.bytes != 0) {
-        for (; under_way >= std::max(writer->depth(), 1u); under_way--) writer->wait();
-        writer->submit(block.offset, copy->get(), rounded_up(block.bytes, kBlock), 0);
-        under_way++;
-      }
-      ++copy;
+      for (; under_way >= std::max(writer->depth(), 1u); under_way--) writer->wait();
+      writer->submit(block.offset, block.data, block.bytes, 0);
+      under_way++;
     }
     for (; under_way != 0; under_way--) writer->wait();
   } catch (...) {
@@ -142,7 +127,8 @@ void Store::write_superblock(std::unique_ptr<Writer>& writer, const Registry& re
   const uint64_t begun = durability_.begin();
   superblock_begun_.store(begun, std::memory_order_release);
   const Superblock block = sealed(like_, registry);
-  write_blocks(writer, {{superblock_offset(registry.epoch), &block, sizeof block}});
+  const OwnedBlock owned(superblock_offset(registry.epoch), &block, sizeof block);
+  write_blocks(writer, {owned});
   if (durable) durability_.sync(begun, superblock_offset(registry.epoch), kBlock);
 }
 
@@ -165,14 +151,6 @@ void Store::settle_opening() {
   opening_is_durable_ = true;
 }
 
-void Store::lay_out(std::vector<Extent>& extents) {
-  uint64_t end = 0;
-  for (Extent& e : extents) {
-    e.offset = rounded_up(end, kExtentAlignment);
-    end = e.offset + e.bytes;
-  }
-}
-
 uint64_t Store::needed_slot_bytes(const std::vector<uint64_t>& extents, uint64_t chunk_bytes) {
   constexpr uint64_t kMost = 1ull << 53;
   uint64_t end = 0;
@@ -180,16 +158,15 @@ uint64_t Store::needed_slot_bytes(const std::vector<uint64_t>& extents, uint64_t
     end = rounded_up(end, kExtentAlignment) + std::min(bytes, kMost);
     if (end >= kMost) throw StoreError("a snapshot of more than eight pebibytes fits no slot");
   }
-  if (extents.size() > kMostExtents)
-    throw StoreError("a snapshot has at most 2^22 extents, not " + std::to_string(extents.size()));
-  const uint64_t needed = std::max(room_for(end, extents.size(), std::max(chunk_bytes, kBlock)), kBlock);
-  if (const std::string wrong = Geometry{kFewestSlots, needed, chunk_bytes}.wrong(); !wrong.empty())
-    throw StoreError(wrong);
-  return needed;
+  return needed_for(end, extents.size(), chunk_bytes);
 }
 
-void Store::check_request(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
-                          uint32_t threads) const {
+uint64_t Store::needed_slot_bytes(const Contents& contents, uint64_t chunk_bytes) {
+  return needed_for(contents.bytes(), contents.extents().size(), chunk_bytes);
+}
+
+void Store::check_request(const Identity& identity, const Contents& contents, uint32_t threads) const {
+  const std::vector<Extent>& extents = contents.extents();
   if (!slots_) throw StoreError(name_ + " was opened for reading only");
   if (identity.job.size() > kMostJobBytes)
     throw StoreError("the name of a job has at most 255 bytes, not " + std::to_string(identity.job.size()));
@@ -203,18 +180,18 @@ void Store::check_request(const Identity& identity, const std::vector<Extent>& e
       throw StoreError("there is no kind " + std::to_string(e.kind) + " of extent");
   if (extents.size() > kMostExtents)
     throw StoreError("a snapshot has at most 2^22 extents, not " + std::to_string(extents.size()));
-  if (source.bytes() > geometry_.slot_bytes ||
-      room_for(source.bytes(), extents.size(), geometry_.chunk_bytes) > geometry_.slot_bytes)
-    throw StoreError("a snapshot of " + std::to_string(source.bytes()) + " bytes in " +
+  if (contents.bytes() > geometry_.slot_bytes ||
+      geometry_.room_for(contents.bytes(), extents.size()) > geometry_.slot_bytes)
+    throw StoreError("a snapshot of " + std::to_string(contents.bytes()) + " bytes in " +
                      std::to_string(extents.size()) + " extents does not fit a slot of " +
                      std::to_string(geometry_.slot_bytes) + " bytes in " + name_ +
                      ": create a store with larger slots");
 }
 
-Receipt Store::persist(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
-                       uint32_t threads, uint64_t deadline) {
+Receipt Store::persist(const Identity& identity, const Contents& contents, uint32_t threads,
+                       uint64_t deadline) {
   const Call call(*this);
-  check_request(identity, extents, source, threads);
+  check_request(identity, contents, threads);
   const uint64_t begin = replay::now_ns();
   std::unique_ptr<Writer> writer;
   const auto write = [&](const Registry& registry, bool durable) {
@@ -237,7 +214,7 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
   // Only now: so a later header of a slot has the larger sequence, and what is known of the slot stays below
   // it.
   const Registered snapshot{slots_->next_sequence(), identity.serial};
-  Receipt receipt{snapshot.sequence, *slot, source.bytes(), 0, seconds_since(begin), false};
+  Receipt receipt{snapshot.sequence, *slot, contents.bytes(), 0, seconds_since(begin), false};
   try {
     SlotHeader header{};
     header.slot = *slot;
@@ -248,7 +225,7 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
     header.world = identity.world;
     header.job_bytes = static_cast<uint32_t>(identity.job.size());
     std::memcpy(header.job, identity.job.data(), identity.job.size());
-    write_snapshot(writer, header, extents, source, threads, receipt);
+    write_snapshot(writer, header, contents, threads, receipt);
   } catch (...) {
     writer.reset();  // nothing is under way to the slot after this
     slots_->give_back(*slot, snapshot.sequence);
@@ -259,35 +236,61 @@ Receipt Store::persist(const Identity& identity, const std::vector<Extent>& exte
   return receipt;
 }
 
-void Store::write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header,
-                           const std::vector<Extent>& extents, const Source& source, uint32_t threads,
-                           Receipt& receipt) {
-  const uint64_t begun = durability_.begin();
-  const uint64_t payload = geometry_.payload_offset(header.slot);
-  if (!writer) writer = storage_->writer();
-  const Written written =
-      write_payload(*storage_, writer, *pool_, source, payload, geometry_.chunk_bytes, threads);
-  receipt.stalled_seconds += written.stalled_seconds;
-  source.confirm();
+std::vector<uint8_t> Store::tables_of(const Contents& contents, const std::vector<uint64_t>& chunks) const {
+  const std::vector<Extent>& extents = contents.extents();
+  const uint64_t row = geometry_.row_bytes();
+  std::vector<uint8_t> tables(geometry_.tables_bytes(extents.size(), contents.bytes()));
+  for (size_t i = 0; i < extents.size(); i++) {
+    Extent extent = extents[i];
+    if (geometry_.extents_have_digests && extent.digest == 0)
+      extent.digest = contents.digest(extent.offset, extent.bytes);
+    std::memcpy(tables.data() + i * row, &extent, row);
+  }
+  if (!chunks.empty())
+    std::memcpy(tables.data() + extents.size() * row, chunks.data(), chunks.size() * sizeof(uint64_t));
+  return tables;
+}
 
-  std::vector<uint8_t> tables(tables_bytes(extents.size(), written.digests.size()));
-  const uint64_t of_extents = extents.size() * sizeof(Extent);
-  if (of_extents != 0) std::memcpy(tables.data(), extents.data(), of_extents);
-  if (!written.digests.empty())
-    std::memcpy(tables.data() + of_extents, written.digests.data(), tables.size() - of_extents);
-
+void Store::seal(SlotHeader& header, const Contents& contents, const std::vector<uint8_t>& tables) const {
   header.magic = kSlotMagic;
   header.version = kStoreVersion;
   header.uuid = like_.uuid;
   header.time_ns = wall_clock_ns();
-  header.payload_bytes = source.bytes();
+  header.payload_bytes = contents.bytes();
   header.chunk_bytes = geometry_.chunk_bytes;
-  header.extents = extents.size();
-  header.chunks = written.digests.size();
+  header.extents = contents.extents().size();
+  header.chunks = geometry_.chunks(contents.bytes());
   header.tables_digest = replay::digest(tables.data(), tables.size());
   header.checksum = checksum_of(header);
-  write_blocks(writer, {{payload + rounded_up(source.bytes(), kBlock), tables.data(), tables.size()},
-                        {geometry_.header_offset(header.slot), &header, sizeof header}});
+}
+
+void Store::write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header, const Contents& contents,
+                           uint32_t threads, Receipt& receipt) {
+  const uint64_t begun = durability_.begin();
+  const uint64_t payload = geometry_.payload_offset(header.slot);
+  const uint64_t behind = payload + rounded_up(contents.bytes(), kBlock);
+  const uint64_t front = geometry_.header_offset(header.slot);
+  if (!writer) writer = storage_->writer();
+  Payload what{contents, payload, geometry_.chunk_bytes, !geometry_.extents_have_digests, {}};
+  const auto write = [&] {
+    const Written written = write_payload(*storage_, writer, *pool_, what, threads);
+    receipt.stalled_seconds += written.stalled_seconds;
+    contents.confirm();
+    return written.digests;
+  };
+  if (geometry_.extents_have_digests) {  // nothing has to wait for digests
+    const std::vector<uint8_t> tables = tables_of(contents, {});
+    seal(header, contents, tables);
+    const OwnedBlock first(front, &header, sizeof header), last(behind, tables.data(), tables.size());
+    what.also = {first};
+    if (last.bytes != 0) what.also.push_back(last);
+    write();
+  } else {
+    const std::vector<uint8_t> tables = tables_of(contents, write());
+    seal(header, contents, tables);
+    const OwnedBlock first(front, &header, sizeof header), last(behind, tables.data(), tables.size());
+    write_blocks(writer, last.bytes != 0 ? std::vector<Block>{last, first} : std::vector<Block>{first});
+  }
   sync_slot(begun, header.slot);
 }
 
@@ -307,121 +310,6 @@ void Store::discard(uint64_t serial) {
   std::unique_ptr<Writer> writer;
   slots_->discard(
       serial, [&](const Registry& registry, bool durable) { write_superblock(writer, registry, durable); });
-}
-
-// ---------------------------------------------------------------- reading
-Registry Store::registry() const {
-  const Call call(*this);
-  return current_registry();
-}
-
-Registry Store::current_registry() const {
-  if (slots_) return slots_->registry();
-  // Another process may write at this moment: a superblock that is half written makes the other one count,
-  // and if both seem so, then one was written between the looks.
-  for (int left = 3;; left--) {
-    try {
-      StoreFacts facts = read_superblocks(*storage_, options_.exact);
-      if (facts.block.uuid != like_.uuid || facts.geometry.store_bytes() != geometry_.store_bytes() ||
-          facts.geometry.chunk_bytes != geometry_.chunk_bytes || facts.geometry.slots != geometry_.slots)
-        throw StoreError(name_ + " is not the store any more that was opened: open it again");
-      adopt(facts);
-      return facts.registry;
-    } catch (const StoreError&) {
-      if (left == 0) throw;
-    }
-  }
-}
-
-std::string Store::adopt(StoreFacts& facts) const {
-  if (!facts.newer_headers_count && facts.note.empty()) return "";
-  const std::lock_guard lock(judged_mutex_);
-  return adopt_newer(place(), facts.registry, facts.newer_headers_count, judged_);
-}
-
-uint32_t Store::free_slots() const {
-  const Call call(*this);
-  if (slots_) return slots_->free_slots();
-  const Registry now = current_registry();
-  return static_cast<uint32_t>(
-      std::count_if(now.slots.begin(), now.slots.end(), [](const Registered& r) { return r.sequence == 0; }));
-}
-
-std::vector<Entry> Store::snapshots() const {
-  const Call call(*this);
-  const Registry now = current_registry();
-  std::vector<Entry> found;
-  for (uint32_t slot = 0; slot < now.slots.size(); slot++) {
-    const Registered r = now.slots[slot];
-    if (r.sequence == 0) continue;
-    std::optional<SlotHeader> header = read_header(place(), slot);
-    if (header && (header->sequence != r.sequence || header->serial != r.serial)) header.reset();
-    found.push_back({r, slot, std::move(header)});
-  }
-  std::sort(found.begin(), found.end(),
-            [](const Entry& a, const Entry& b) { return is_newer(a.registered, b.registered); });
-  return found;
-}
-
-Store::Snapshot Store::find(uint64_t sequence) const {
-  const Registry now = current_registry();
-  for (uint32_t slot = 0; slot < now.slots.size(); slot++) {
-    if (sequence == 0 || now.slots[slot].sequence != sequence) continue;
-    const std::optional<SlotHeader> header = read_header(place(), slot);
-    if (!header || header->sequence != sequence || header->serial != now.slots[slot].serial)
-      throw StoreError("snapshot " + std::to_string(sequence) + " of " + name_ + " is damaged: slot " +
-                       std::to_string(slot) + " has no header of it");
-    return {*header, read_tables(place(), *header)};
-  }
-  throw StoreError("there is no snapshot " + std::to_string(sequence) + " in " + name_);
-}
-
-std::vector<Extent> Store::extents(uint64_t sequence) const {
-  const Call call(*this);
-  return find(sequence).tables.extents;
-}
-
-void Store::read(uint64_t sequence, uint64_t extent, uint8_t* to, uint64_t bytes) const {
-  const Call call(*this);
-  const Snapshot snapshot = find(sequence);
-  const std::vector<Extent>& extents = snapshot.tables.extents;
-  if (extent >= extents.size())
-    throw StoreError("snapshot " + std::to_string(sequence) + " has " + std::to_string(extents.size()) +
-                     " extents, and none of index " + std::to_string(extent));
-  const Extent& e = extents[extent];
-  check_size(sequence, extent, e, bytes);
-  read_payload(place(), snapshot.header, snapshot.tables, {{e.offset, to, bytes}});
-}
-
-void Store::read_all(uint64_t sequence, std::vector<Piece> into) const {
-  const Call call(*this);
-  const Snapshot snapshot = find(sequence);
-  const std::vector<Extent>& extents = snapshot.tables.extents;
-  if (into.size() != extents.size())
-    throw StoreError("snapshot " + std::to_string(sequence) + " has " + std::to_string(extents.size()) +
-                     " extents, not " + std::to_string(into.size()));
-  for (size_t i = 0; i < into.size(); i++) {
-    check_size(sequence, i, extents[i], into[i].bytes);
-    into[i].offset = extents[i].offset;
-  }
-  read_payload(place(), snapshot.header, snapshot.tables, into);
-}
-
-void Store::read_range(uint64_t sequence, uint64_t offset, uint8_t* to, uint64_t bytes) const {
-  const Call call(*this);
-  const Snapshot snapshot = find(sequence);
-  const uint64_t payload = snapshot.header.payload_bytes;
-  if (offset > payload || bytes > payload - offset)
-    throw StoreError("snapshot " + std::to_string(sequence) + " has " + std::to_string(payload) +
-                     " bytes of payload, and none at " + std::to_string(offset) + " to " +
-                     std::to_string(offset + bytes));
-  read_payload(place(), snapshot.header, snapshot.tables, {{offset, to, bytes}});
-}
-
-std::vector<uint64_t> Store::verify(uint64_t sequence) const {
-  const Call call(*this);
-  const Snapshot snapshot = find(sequence);
-  return damaged_chunks(place(), snapshot.header, snapshot.tables);
 }
 
 }  // namespace understudy::persistence

@@ -10,7 +10,6 @@
 #pragma once
 #include <atomic>
 #include <condition_variable>
-#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,10 +17,11 @@
 #include <vector>
 
 #include "recovery/persistence/csrc/chunk_pool.h"
+#include "recovery/persistence/csrc/contents.h"
 #include "recovery/persistence/csrc/durability.h"
+#include "recovery/persistence/csrc/pipeline.h"
 #include "recovery/persistence/csrc/slot_table.h"
 #include "recovery/persistence/csrc/snapshot_reader.h"
-#include "recovery/persistence/csrc/source.h"
 #include "recovery/persistence/csrc/storage.h"
 #include "recovery/persistence/csrc/superblocks.h"
 
@@ -58,21 +58,34 @@ struct Entry {
 
 class Store {
  public:
+  struct Snapshot {
+    SlotHeader header;
+    Tables tables;
+  };
+  // How far a payload has been read.
+  struct Stream {
+    Snapshot snapshot;
+    uint64_t offset = 0;
+    size_t unit = 0;
+    replay::StreamedDigest digest{};
+    AlignedMemory memory{};
+  };
+
   // Writes an empty store.  The storage's content is lost; it must be large enough.
   static void format(Storage& storage, const Geometry& geometry);
   // The room that extents of these sizes take in a slot.  Throws StoreError if no slot can hold them.
   static uint64_t needed_slot_bytes(const std::vector<uint64_t>& extents, uint64_t chunk_bytes);
-  // Lays extents out in a payload, in their order; only kind, id and bytes are read.
-  static void lay_out(std::vector<Extent>& extents);
+  // The same of these contents.
+  static uint64_t needed_slot_bytes(const Contents& contents, uint64_t chunk_bytes);
 
   // Writes nothing.  `lock` is let go when the store is closed.
   Store(std::unique_ptr<Storage> storage, const StoreOptions& options, std::shared_ptr<void> lock = nullptr);
   ~Store();
 
-  // `extents` laid out, as the source has them.  `deadline` (replay::now_ns()) bounds the wait for a slot.
-  // Throws StoreFull at the deadline, StoreError, StorageError, and what the source throws.
-  Receipt persist(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
-                  uint32_t threads, uint64_t deadline);
+  // A digest that is not 0 is written as it is: content that is not of it will be found by whoever reads it.
+  // `deadline` (replay::now_ns()) bounds the wait for a slot.  Throws StoreFull at the deadline, StoreError,
+  // StorageError, and what the contents throw.
+  Receipt persist(const Identity& identity, const Contents& contents, uint32_t threads, uint64_t deadline);
   // All ranks have `serial`: frees slots below it, durably, but for the newest one's.
   void release_before(uint64_t serial);
   // `serial` will not be complete on all ranks: frees its slot, durably.
@@ -83,10 +96,19 @@ class Store {
   // `bytes` must be those of the extent.
   void read(uint64_t sequence, uint64_t extent, uint8_t* to, uint64_t bytes) const;
   // All extents at once, each into memory of its size (`offset` is not looked at).  What small extents have
-  // in common, tables and chunks, is read and checked once.
+  // in common is read and checked once.
   void read_all(uint64_t sequence, std::vector<Piece> into) const;
-  // Bytes of the payload from an offset in it on, whatever extents they belong to.
-  void read_range(uint64_t sequence, uint64_t offset, uint8_t* to, uint64_t bytes) const;
+  // Some extents, to offsets of an area.  `in_place`: without a copy; what lies between those that follow one
+  // another there as in the payload is anything afterwards.
+  void read_into(uint64_t sequence, const std::vector<std::pair<uint64_t, uint64_t>>& extents, uint8_t* area,
+                 uint64_t bytes, bool in_place) const;
+  // Digest of each extent's content; 0 where the store has none.
+  std::vector<uint64_t> digests(uint64_t sequence) const;
+  // The payload from its beginning to its end, zeros between extents.
+  Stream stream(uint64_t sequence) const;
+  // The next bytes of it.  Throws StoreError at the latest with the last byte of what is damaged.
+  void read_on(Stream& stream, uint8_t* to, uint64_t bytes) const;
+  // Chunks that are damaged; extents, where these have digests.
   std::vector<uint64_t> verify(uint64_t sequence) const;
 
   Registry registry() const;
@@ -101,24 +123,17 @@ class Store {
 
  private:
   class Call;  // one that is under way; close() waits for it
-  struct Snapshot {
-    SlotHeader header;
-    Tables tables;
-  };
 
-  struct Block {
-    uint64_t offset;
-    const void* data;
-    uint64_t bytes;  // rounded up to whole blocks, the rest zeros
-  };
-  void write_blocks(std::unique_ptr<Writer>& writer, std::initializer_list<Block> blocks);
+  void write_blocks(std::unique_ptr<Writer>& writer, const std::vector<Block>& blocks);
   void write_superblock(std::unique_ptr<Writer>& writer, const Registry& registry, bool durable);
   void sync_slot(uint64_t begun, uint32_t slot);
   void settle_opening();
-  void write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header, const std::vector<Extent>& extents,
-                      const Source& source, uint32_t threads, Receipt& receipt);
-  void check_request(const Identity& identity, const std::vector<Extent>& extents, const Source& source,
-                     uint32_t threads) const;
+  void write_snapshot(std::unique_ptr<Writer>& writer, SlotHeader& header, const Contents& contents,
+                      uint32_t threads, Receipt& receipt);
+  // Its payload with tables and header, all at once, or what `contents` has digests of chunks for.
+  std::vector<uint8_t> tables_of(const Contents& contents, const std::vector<uint64_t>& chunks) const;
+  void seal(SlotHeader& header, const Contents& contents, const std::vector<uint8_t>& tables) const;
+  void check_request(const Identity& identity, const Contents& contents, uint32_t threads) const;
   Registry current_registry() const;
   std::string adopt(StoreFacts& facts) const;
   Snapshot find(uint64_t sequence) const;
@@ -147,6 +162,25 @@ class Store {
   mutable std::condition_variable last_call_;
   mutable uint64_t calls_ = 0;
   bool closing_ = false;
+};
+
+// One that is under way.
+class Store::Call {
+ public:
+  explicit Call(const Store& store) : store_(store) {
+    const std::lock_guard lock(store_.calls_mutex_);
+    if (store_.closing_) throw StoreError("the store is closed");
+    store_.calls_++;
+  }
+  ~Call() {
+    const std::lock_guard lock(store_.calls_mutex_);
+    if (--store_.calls_ == 0) store_.last_call_.notify_all();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  const Store& store_;
 };
 
 }  // namespace understudy::persistence

@@ -57,6 +57,10 @@ constexpr uint64_t kExtentAlignment = 64;  // of an extent within the payload
 // its serial, the sequence up to which headers in it are known; one with a larger sequence counts if header,
 // tables and chunks are right.  Stores of releases before it do without.
 constexpr uint32_t kNewerHeadersCount = 1;
+// Another one: rows of extents have the digest of their content, and there is no chunk table.  What lies
+// between extents is anything then, as it is no part of a digest.
+constexpr uint32_t kExtentsHaveDigests = 2;
+constexpr uint32_t kKnownFeatures = kNewerHeadersCount | kExtentsHaveDigests;
 
 using Uuid = std::array<uint8_t, 16>;
 
@@ -126,9 +130,10 @@ struct Extent {
   uint32_t reserved;
   uint64_t id;
   uint64_t bytes;
-  uint64_t offset;  // within the payload
+  uint64_t offset;      // within the payload
+  uint64_t digest = 0;  // XXH3-64 of the content; 0: not known
 };
-static_assert(sizeof(Extent) == 32);
+static_assert(sizeof(Extent) == 40 && offsetof(Extent, digest) == 32);
 
 enum ExtentKind : uint32_t { kDeviceBuffer = 1, kGenerator, kManifest, kClientState, kLog, kElsewhere };
 
@@ -142,6 +147,21 @@ struct Geometry {
   uint32_t slots = 0;
   uint64_t slot_bytes = 0;
   uint64_t chunk_bytes = 0;
+  bool extents_have_digests = true;  // kExtentsHaveDigests
+
+  // Of a row of the extent table.
+  uint64_t row_bytes() const { return extents_have_digests ? sizeof(Extent) : offsetof(Extent, digest); }
+  // Rows of the chunk table.
+  uint64_t chunks(uint64_t payload_bytes) const {
+    return extents_have_digests ? 0 : parts_of(payload_bytes, chunk_bytes);
+  }
+  uint64_t tables_bytes(uint64_t extents, uint64_t payload_bytes) const {
+    return extents * row_bytes() + chunks(payload_bytes) * sizeof(uint64_t);
+  }
+  // What a snapshot takes of a slot's slot_bytes.  Precondition: both within bounds.
+  uint64_t room_for(uint64_t payload_bytes, uint64_t extents) const {
+    return rounded_up(payload_bytes, kBlock) + rounded_up(tables_bytes(extents, payload_bytes), kBlock);
+  }
 
   uint64_t stride() const { return kBlock + slot_bytes; }
   uint64_t store_bytes() const { return 2 * kBlock + slots * stride(); }
@@ -150,15 +170,5 @@ struct Geometry {
   // Empty if a store can have these sizes, else what is wrong.
   std::string wrong() const;
 };
-
-constexpr uint64_t tables_bytes(uint64_t extents, uint64_t chunks) {
-  return extents * sizeof(Extent) + chunks * sizeof(uint64_t);
-}
-
-// What a snapshot takes of a slot's slot_bytes.  Precondition: payload_bytes, extents within bounds.
-constexpr uint64_t room_for(uint64_t payload_bytes, uint64_t extents, uint64_t chunk_bytes) {
-  return rounded_up(payload_bytes, kBlock) +
-         rounded_up(tables_bytes(extents, parts_of(payload_bytes, chunk_bytes)), kBlock);
-}
 
 }  // namespace understudy::persistence

@@ -56,7 +56,9 @@ Superblock read_superblock(const Storage& storage, uint64_t offset) {
   return block;
 }
 
-Geometry geometry_of(const Superblock& b) { return {b.slots, b.slot_bytes, b.chunk_bytes}; }
+Geometry geometry_of(const Superblock& b) {
+  return {b.slots, b.slot_bytes, b.chunk_bytes, (b.incompatible & kExtentsHaveDigests) != 0};
+}
 
 }  // namespace
 
@@ -73,7 +75,7 @@ Superblock new_superblock(const Geometry& geometry) {
   b.slot_bytes = geometry.slot_bytes;
   b.chunk_bytes = geometry.chunk_bytes;
   b.slots = geometry.slots;
-  b.incompatible = kNewerHeadersCount;
+  b.incompatible = kNewerHeadersCount | (geometry.extents_have_digests ? kExtentsHaveDigests : 0);
   b.created_ns = static_cast<uint64_t>(
       std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count());
   return b;
@@ -134,7 +136,7 @@ StoreFacts read_superblocks(const Storage& storage, bool exact) {
     throw StoreError(name + " is damaged: " + damage +
                      ". Restore it from a copy, or create a new store at another path; nothing was changed");
   const Superblock& b = facts.block;
-  if (const uint32_t unknown = b.incompatible & ~kNewerHeadersCount; unknown != 0)
+  if (const uint32_t unknown = b.incompatible & ~kKnownFeatures; unknown != 0)
     throw StoreError(name + " uses features that this release does not know (bits " +
                      std::to_string(unknown) + ")" + kMigrate);
   if (there < b.store_bytes || (exact && there != b.store_bytes))

@@ -7,7 +7,8 @@
 
 namespace understudy::persistence {
 
-// Reads and flushes are those of "direct"; each writer has a ring of its own, so that threads share nothing.
+// Single reads and flushes are those of "direct"; each writer and reader has a ring of its own, so that
+// threads share nothing.
 class UringStorage final : public FileStorage {
  public:
   // Throws StorageError, with the reason, where the kernel has no io_uring for us.
@@ -17,6 +18,7 @@ class UringStorage final : public FileStorage {
   // A writer whose wait() has thrown may go on with its other writes; its destructor waits for them, because
   // until they end the kernel reads the memory they were given.
   std::unique_ptr<Writer> writer() override;
+  std::unique_ptr<Reader> reader() const override;
 };
 
 }  // namespace understudy::persistence
