@@ -5,6 +5,7 @@ from __future__ import annotations
 from understudy.protos import least_tls  # before whatever else loads gRPC
 
 # isort: split
+import contextlib
 import hmac
 import os
 import signal
@@ -37,7 +38,19 @@ from understudy.proxy_server.remote_state import (
 from understudy.proxy_server.rendezvous_store import RendezvousGate
 from understudy.proxy_server.shared_state import PREFIX as SHARED
 from understudy.proxy_server.shared_state import SharedDirectory, StateNotWritten, fetch_shared
-from understudy.proxy_server.state_copy import Sender, Wanted, fetch_state
+from understudy.proxy_server.state_copy import (
+    NotReadable,
+    Sender,
+    Wanted,
+    fetch_state,
+    memory_of,
+    read_where_it_lies,
+)
+
+READY_BYTES = 32 << 20
+"""Of memory that a server on processors takes ahead: to take it costs more than to copy state into it."""
+MOST_TOLD = 65536
+"""Buffers whose places go to the leader, who may be on another host."""
 
 
 class DeviceService(rpc.DeviceServerServicer):
@@ -169,7 +182,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self._holds_state = False
                 rewound = self.executor.rewind(request.commit)
                 self._holds_state = True
-                return pb.RewindReply(bytes=rewound)
+                return pb.RewindReply(bytes=rewound, memory=memory_of(self.executor, MOST_TOLD))
             except Exception as error:  # noqa: BLE001
                 return pb.RewindReply(error=f"{type(error).__name__}: {error}")
 
@@ -238,12 +251,16 @@ class DeviceService(rpc.DeviceServerServicer):
         if source.address.startswith(SHARED):
             directory = self.shared.directory if self.shared is not None else None
             return fetch_shared(source.address, directory, source.rank, asker, wanted, self.executor)
+        if source.HasField("memory"):
+            with contextlib.suppress(NotReadable):
+                return read_where_it_lies(source.memory, wanted, self.executor)
         with grpc.insecure_channel(source.address, options=MESSAGE_LIMIT) as channel:
             return fetch_state(rpc.DeviceServerStub(channel), wanted, self.executor)
 
     def _forget_copies(self) -> None:
         """What others needed has been copied."""
         self._sender.forget()
+        _server.permit_reader(0)
         if self.shared is not None:
             self.shared.forget()
 
@@ -252,6 +269,15 @@ class DeviceService(rpc.DeviceServerServicer):
             return self._sender.copy(request, self.executor)
         except Exception as error:  # noqa: BLE001 - whoever copies must hear of it
             return pb.CopyStateReply(error=f"{type(error).__name__}: {error}")
+
+    def LocateState(
+        self, request: pb.LocateStateRequest, context: grpc.ServicerContext
+    ) -> pb.LocateStateReply:
+        try:
+            _server.permit_reader(request.reader)
+            return pb.LocateStateReply(memory=memory_of(self.executor))
+        except Exception as error:  # noqa: BLE001 - whoever copies must hear of it
+            return pb.LocateStateReply(error=f"{type(error).__name__}: {error}")
 
     def ReadState(
         self, request: pb.ReadStateRequest, context: grpc.ServicerContext
@@ -388,6 +414,9 @@ def serve(
     return.  `exact`: only kernels that give the same bits each time.
     """
     _server.set_exact(exact)
+    on_processors = capability.driver == "cpu"
+    if on_processors:
+        _server.keep_freed_memory()
     os.environ.update(ENVIRONMENT)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -407,6 +436,8 @@ def serve(
         _serve_other_hosts(service, data_address, identity)
         service.shared = SharedDirectory(shared, identity.host) if shared is not None else None
     server.start()
+    if on_processors:
+        _server.touch_memory(READY_BYTES)
     stop.wait()
     server.stop(grace=None)
     os._exit(0)  # executor and communicator threads hold nothing that outlives the process

@@ -73,6 +73,8 @@ class Round:
         """
         self._repaired: set[int] = set()  # in this round, and in those for the same fault that failed
         self._decided, self._timing = decided, timing
+        self._memory: dict[int, pb.StateMemory] = {}
+        """Where the state of ranks lies that went back in this round."""
         self._homes = homes
         self._restorer = restorer
         self._storage_problem = ""
@@ -157,6 +159,7 @@ class Round:
 
     async def _go_back(self, chosen: Plan, sessions: Sequence[Session]) -> Result:
         result = Result(chosen)
+        self._memory.clear()
         of_rank = {session.rank: session for session in sessions}
         restarts = [action for action in chosen.actions if isinstance(action, Restart)]
         rewinds = [action for action in chosen.actions if isinstance(action, Rewind)]
@@ -309,6 +312,8 @@ class Round:
             # Its memory cannot be trusted any more, but a replica's can.
             self._suspect(session, reply.error)
             raise RoundFailed(f"rank {session.rank} could not rewind: {reply.error}")
+        if reply.HasField("memory"):
+            self._memory[session.rank] = reply.memory
 
     async def _restore(self, of_rank: dict[int, Session], action: Restart) -> int:
         session = of_rank[action.rank]
@@ -329,6 +334,10 @@ class Round:
             )
             for rank, wanted in copies.items()
         ]
+        here = [source for source in sources if source.address.startswith("unix:")]
+        for source in here:
+            if source.rank in self._memory:
+                source.memory.CopyFrom(self._memory[source.rank])
         request = pb.RestoreRequest(commit=action.commit, sources=sources, generation=self._job.generation)
         if (roll := action.roll_forward) is not None:
             message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost,
