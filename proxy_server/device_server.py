@@ -35,7 +35,7 @@ from understudy.proxy_server.remote_state import (
     StateNotFetched,
     serve_state,
 )
-from understudy.proxy_server.rendezvous_store import RendezvousGate
+from understudy.proxy_server.rendezvous_store import RendezvousCancelled, RendezvousGate
 from understudy.proxy_server.shared_state import PREFIX as SHARED
 from understudy.proxy_server.shared_state import SharedDirectory, StateNotWritten, fetch_shared
 from understudy.proxy_server.state_copy import (
@@ -78,6 +78,8 @@ class DeviceService(rpc.DeviceServerServicer):
         self._newest = 0
         self._parked = False
         self._restoring = self._rebuilding = False
+        self._connecting: int | None = None
+        """In which generation communicators are connected already."""
         self._holds_state = False
         self._restored_commit = 0
         self.device = ""
@@ -179,9 +181,11 @@ class DeviceService(rpc.DeviceServerServicer):
         with self._steering:
             try:
                 self._refuse_old(request.generation, context)
-                self._holds_state = False
+                self._holds_state, self._connecting = False, None
                 rewound = self.executor.rewind(request.commit)
                 self._holds_state = True
+                if request.connect:
+                    self._connect_early(request.generation)
                 return pb.RewindReply(bytes=rewound, memory=memory_of(self.executor, MOST_TOLD))
             except Exception as error:  # noqa: BLE001
                 return pb.RewindReply(error=f"{type(error).__name__}: {error}")
@@ -191,11 +195,13 @@ class DeviceService(rpc.DeviceServerServicer):
         with self._steering:
             try:
                 self._refuse_old(request.generation, context)
-                self._restoring, self._holds_state = True, False
+                self._restoring, self._holds_state, self._connecting = True, False, None
                 if request.from_snapshot and request.commit:
                     shadow_bytes = self.executor.restore_snapshot(request.commit)
                 else:
                     shadow_bytes = self.executor.restore(request.commit)
+                if request.connect:
+                    self._connect_early(request.generation)
                 fetched, unread = [], {}
                 for source in request.sources:
                     try:
@@ -223,6 +229,18 @@ class DeviceService(rpc.DeviceServerServicer):
         return pb.RestoreReply(
             copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin
         )
+
+    def _connect(self, generation: int) -> None:
+        """Begin to connect communicators, which are those of the commit where the executor stands."""
+        self._factory.forget()
+        self._gate.open(generation)
+        self.executor.begin_rebuild(generation)
+        self._connecting = generation
+
+    def _connect_early(self, generation: int) -> None:
+        """RebuildCommunicators tells if that cannot be."""
+        with contextlib.suppress(RendezvousCancelled):
+            self._connect(generation)
 
     def _fetch(self, source: pb.ReplicaSource, generation: int) -> tuple[int, list[int]]:
         """As `_copy_from`; what is not there any more comes from another buffer of equal content."""
@@ -321,15 +339,15 @@ class DeviceService(rpc.DeviceServerServicer):
         with self._steering:
             try:
                 self._refuse_old(request.generation, context)
-                self._factory.forget()
                 self._rebuilding = True
-                self._gate.open(request.generation)
+                if self._connecting != request.generation:
+                    self._connect(request.generation)
                 self._generation = request.generation
                 rebuilt = self.executor.rebuild(request.generation)
             except Exception as error:  # noqa: BLE001
                 return pb.RebuildReply(error=f"{type(error).__name__}: {error}")
             finally:
-                self._rebuilding = False
+                self._rebuilding, self._connecting = False, None
         return pb.RebuildReply(communicators=rebuilt, seconds=time.monotonic() - begin)
 
     def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> pb.ResumeReply:

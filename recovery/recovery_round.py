@@ -176,7 +176,7 @@ class Round:
                     for action in reloads
                     if action.fresh
                 ),
-                *(self._rewind(of_rank[action.rank], action.commit) for action in rewinds),
+                *(self._rewind(of_rank[action.rank], action.commit, connect=True) for action in rewinds),
             ]
         )
         result.attached_ns = time.monotonic_ns()
@@ -304,8 +304,9 @@ class Round:
             self._homes.retire(stash)
         session.stash = None
 
-    async def _rewind(self, session: Session, commit: int) -> None:
-        request = pb.RewindRequest(commit=commit, generation=self._job.generation)
+    async def _rewind(self, session: Session, commit: int, *, connect: bool = False) -> None:
+        """`connect`: it will be this server that goes on."""
+        request = pb.RewindRequest(commit=commit, generation=self._job.generation, connect=connect)
         call = session.server.stub.Rewind(request, timeout=REWIND_S)
         reply = await self._answer_of_one(session, "rewind", call)
         if reply.error:
@@ -338,7 +339,10 @@ class Round:
         for source in here:
             if source.rank in self._memory:
                 source.memory.CopyFrom(self._memory[source.rank])
-        request = pb.RestoreRequest(commit=action.commit, sources=sources, generation=self._job.generation)
+        request = pb.RestoreRequest(
+            commit=action.commit, sources=sources, generation=self._job.generation,
+            connect=len(here) == len(sources),  # what has to be asked for state twice does all of it twice
+        )  # fmt: skip
         if (roll := action.roll_forward) is not None:
             message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost,
                                      step_digest=roll.step_digest)  # fmt: skip
@@ -387,7 +391,8 @@ class Round:
             source.address = f"shared:{written.name}"
 
     async def _reload(self, session: Session, action: Reload) -> int:
-        request = pb.RestoreRequest(commit=action.commit, from_snapshot=True, generation=self._job.generation)
+        request = pb.RestoreRequest(commit=action.commit, from_snapshot=True, connect=True,
+                                    generation=self._job.generation)  # fmt: skip
         call = session.server.stub.Restore(request, timeout=RESTORE_S)
         reply = await _answer(session, "restore its snapshot", call)
         if reply.error:

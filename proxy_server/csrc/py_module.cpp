@@ -170,6 +170,7 @@ PYBIND11_MODULE(_server, m) {
           py::kw_only(), py::arg("rolled"), py::arg("steady"), py::arg("own"), py::arg("lost"),
           py::arg("step_digest"), Release())
       .def("rebuild", &Executor::rebuild, Release())
+      .def("begin_rebuild", &Executor::begin_rebuild, Release())
       .def("detach", &Executor::detach, Release())
       .def("set_replicated", &Executor::set_replicated, Release())
       .def(
