@@ -27,14 +27,14 @@ class BackendFactory:
         self._driver = driver
         self._gate = gate
         self._address = address
-        self._stores: list[
-            RendezvousStore
-        ] = []  # C++ holds them too, but their Python half must live as long
+        # C++ holds them too, but their Python half must live as long.
+        self._stores: list[RendezvousStore] = []
+        self._former: list[RendezvousStore] = []
         self.job, self.rank = "", 0
 
     def forget(self) -> None:
-        """The communicators of a generation are gone; so may their stores."""
-        self._stores.clear()
+        """The communicators of a generation go; those before them have gone, and so may their stores."""
+        self._former, self._stores = self._stores, []
 
     def __call__(self, uid: str, generation: int, rank: int, size: int, timeout_ms: int) -> dist.ProcessGroup:
         timeout = datetime.timedelta(milliseconds=max(timeout_ms, 1000))
