@@ -27,41 +27,51 @@ class BackendFactory:
         self._driver = driver
         self._gate = gate
         self._address = address
-        self._stores: list[
-            RendezvousStore
-        ] = []  # C++ holds them too, but their Python half must live as long
+        # C++ holds them too, but their Python half must live as long.
+        self._stores: list[RendezvousStore] = []
+        self._former: list[RendezvousStore] = []
         self.job, self.rank = "", 0
 
     def forget(self) -> None:
-        """The communicators of a generation are gone; so may their stores."""
-        self._stores.clear()
+        """The communicators of a generation go; those before them have gone, and so may their stores."""
+        self._former, self._stores = self._stores, []
 
     def __call__(self, uid: str, generation: int, rank: int, size: int, timeout_ms: int) -> dist.ProcessGroup:
         timeout = datetime.timedelta(milliseconds=max(timeout_ms, 1000))
         # As long as the program lets a collective take: a peer's program may be late.
         wait_ms = int(timeout.total_seconds() * 1000)
-        meeting = RendezvousStore(self._channel, self._gate, f"{self.job}/{MEETING}/{uid}", wait_ms)
-        newest = newest_generation(meeting, rank, size, generation, self.rank)
-        store = RendezvousStore(self._channel, self._gate, f"{self.job}/{newest}/{uid}", CONNECT_TIMEOUT_MS)
-        self._stores.append(store)
-        return self._gate.run(lambda: self._connect(store, rank, size, timeout))
-
-    def _connect(
-        self, store: RendezvousStore, rank: int, size: int, timeout: datetime.timedelta
-    ) -> dist.ProcessGroup:
         # NCCL refuses two ranks on one GPU. Gloo takes CUDA tensors and stages them through the host itself.
-        if self._driver == "cuda" and os.environ.get("UNDERSTUDY_TEST_SHARED_GPU") != "1":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            return dist.ProcessGroupNCCL(store, rank, size, options)
-        gloo = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=self._address)]
-        options._timeout = datetime.timedelta(milliseconds=CONNECT_TIMEOUT_MS)
-        options._threads = 2
-        backend = gloo(store, rank, size, options)
-        backend._set_default_timeout(timeout)
-        return backend
+        nccl = self._driver == "cuda" and os.environ.get("UNDERSTUDY_TEST_SHARED_GPU") != "1"
+        # Before it has met anyone: whoever comes last is waited for by all.
+        device = None if nccl else dist.ProcessGroupGloo.create_device(hostname=self._address)
+        meeting = RendezvousStore(
+            self._channel, self._gate, f"{self.job}/{MEETING}/{uid}", wait_ms, exchanges=True
+        )
+        newest = newest_generation(meeting, rank, size, generation, self.rank)
+        # Of NCCL's members one tells, and the others ask.
+        store = RendezvousStore(
+            self._channel, self._gate, f"{self.job}/{newest}/{uid}", CONNECT_TIMEOUT_MS, exchanges=not nccl
+        )
+        self._stores.append(store)
+        return self._gate.run(lambda: _connect(store, rank, size, timeout, device))
+
+
+def _connect(
+    store: RendezvousStore, rank: int, size: int, timeout: datetime.timedelta, device: object | None
+) -> dist.ProcessGroup:
+    """By Gloo through `device`, or by NCCL if there is none."""
+    if device is None:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    gloo = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [device]
+    options._timeout = datetime.timedelta(milliseconds=CONNECT_TIMEOUT_MS)
+    options._threads = 2
+    backend = gloo(store, rank, size, options)
+    backend._set_default_timeout(timeout)
+    return backend
 
 
 def newest_generation(store: dist.Store, member: int, size: int, generation: int, rank: int) -> int:

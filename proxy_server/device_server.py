@@ -5,6 +5,7 @@ from __future__ import annotations
 from understudy.protos import least_tls  # before whatever else loads gRPC
 
 # isort: split
+import contextlib
 import hmac
 import os
 import signal
@@ -34,10 +35,22 @@ from understudy.proxy_server.remote_state import (
     StateNotFetched,
     serve_state,
 )
-from understudy.proxy_server.rendezvous_store import RendezvousGate
+from understudy.proxy_server.rendezvous_store import RendezvousCancelled, RendezvousGate
 from understudy.proxy_server.shared_state import PREFIX as SHARED
 from understudy.proxy_server.shared_state import SharedDirectory, StateNotWritten, fetch_shared
-from understudy.proxy_server.state_copy import Sender, Wanted, fetch_state
+from understudy.proxy_server.state_copy import (
+    NotReadable,
+    Sender,
+    Wanted,
+    fetch_state,
+    memory_of,
+    read_where_it_lies,
+)
+
+READY_BYTES = 32 << 20
+"""Of memory that a server on processors takes ahead: to take it costs more than to copy state into it."""
+MOST_TOLD = 65536
+"""Buffers whose places go to the leader, who may be on another host."""
 
 
 class DeviceService(rpc.DeviceServerServicer):
@@ -65,6 +78,8 @@ class DeviceService(rpc.DeviceServerServicer):
         self._newest = 0
         self._parked = False
         self._restoring = self._rebuilding = False
+        self._connecting: int | None = None
+        """In which generation communicators are connected already."""
         self._holds_state = False
         self._restored_commit = 0
         self.device = ""
@@ -166,10 +181,12 @@ class DeviceService(rpc.DeviceServerServicer):
         with self._steering:
             try:
                 self._refuse_old(request.generation, context)
-                self._holds_state = False
+                self._holds_state, self._connecting = False, None
                 rewound = self.executor.rewind(request.commit)
                 self._holds_state = True
-                return pb.RewindReply(bytes=rewound)
+                if request.connect:
+                    self._connect_early(request.generation)
+                return pb.RewindReply(bytes=rewound, memory=memory_of(self.executor, MOST_TOLD))
             except Exception as error:  # noqa: BLE001
                 return pb.RewindReply(error=f"{type(error).__name__}: {error}")
 
@@ -178,11 +195,13 @@ class DeviceService(rpc.DeviceServerServicer):
         with self._steering:
             try:
                 self._refuse_old(request.generation, context)
-                self._restoring, self._holds_state = True, False
+                self._restoring, self._holds_state, self._connecting = True, False, None
                 if request.from_snapshot and request.commit:
                     shadow_bytes = self.executor.restore_snapshot(request.commit)
                 else:
                     shadow_bytes = self.executor.restore(request.commit)
+                if request.connect:
+                    self._connect_early(request.generation)
                 fetched, unread = [], {}
                 for source in request.sources:
                     try:
@@ -211,6 +230,18 @@ class DeviceService(rpc.DeviceServerServicer):
             copied_bytes=copied, shadow_bytes=shadow_bytes, seconds=time.monotonic() - begin
         )
 
+    def _connect(self, generation: int) -> None:
+        """Begin to connect communicators, which are those of the commit where the executor stands."""
+        self._factory.forget()
+        self._gate.open(generation)
+        self.executor.begin_rebuild(generation)
+        self._connecting = generation
+
+    def _connect_early(self, generation: int) -> None:
+        """RebuildCommunicators tells if that cannot be."""
+        with contextlib.suppress(RendezvousCancelled):
+            self._connect(generation)
+
     def _fetch(self, source: pb.ReplicaSource, generation: int) -> tuple[int, list[int]]:
         """As `_copy_from`; what is not there any more comes from another buffer of equal content."""
         copied, gone = self._copy_from(source, generation)
@@ -238,12 +269,16 @@ class DeviceService(rpc.DeviceServerServicer):
         if source.address.startswith(SHARED):
             directory = self.shared.directory if self.shared is not None else None
             return fetch_shared(source.address, directory, source.rank, asker, wanted, self.executor)
+        if source.HasField("memory"):
+            with contextlib.suppress(NotReadable):
+                return read_where_it_lies(source.memory, wanted, self.executor)
         with grpc.insecure_channel(source.address, options=MESSAGE_LIMIT) as channel:
             return fetch_state(rpc.DeviceServerStub(channel), wanted, self.executor)
 
     def _forget_copies(self) -> None:
         """What others needed has been copied."""
         self._sender.forget()
+        _server.permit_reader(0)
         if self.shared is not None:
             self.shared.forget()
 
@@ -252,6 +287,15 @@ class DeviceService(rpc.DeviceServerServicer):
             return self._sender.copy(request, self.executor)
         except Exception as error:  # noqa: BLE001 - whoever copies must hear of it
             return pb.CopyStateReply(error=f"{type(error).__name__}: {error}")
+
+    def LocateState(
+        self, request: pb.LocateStateRequest, context: grpc.ServicerContext
+    ) -> pb.LocateStateReply:
+        try:
+            _server.permit_reader(request.reader)
+            return pb.LocateStateReply(memory=memory_of(self.executor))
+        except Exception as error:  # noqa: BLE001 - whoever copies must hear of it
+            return pb.LocateStateReply(error=f"{type(error).__name__}: {error}")
 
     def ReadState(
         self, request: pb.ReadStateRequest, context: grpc.ServicerContext
@@ -295,15 +339,15 @@ class DeviceService(rpc.DeviceServerServicer):
         with self._steering:
             try:
                 self._refuse_old(request.generation, context)
-                self._factory.forget()
                 self._rebuilding = True
-                self._gate.open(request.generation)
+                if self._connecting != request.generation:
+                    self._connect(request.generation)
                 self._generation = request.generation
                 rebuilt = self.executor.rebuild(request.generation)
             except Exception as error:  # noqa: BLE001
                 return pb.RebuildReply(error=f"{type(error).__name__}: {error}")
             finally:
-                self._rebuilding = False
+                self._rebuilding, self._connecting = False, None
         return pb.RebuildReply(communicators=rebuilt, seconds=time.monotonic() - begin)
 
     def Resume(self, request: pb.ResumeRequest, context: grpc.ServicerContext) -> pb.ResumeReply:
@@ -388,6 +432,9 @@ def serve(
     return.  `exact`: only kernels that give the same bits each time.
     """
     _server.set_exact(exact)
+    on_processors = capability.driver == "cpu"
+    if on_processors:
+        _server.keep_freed_memory()
     os.environ.update(ENVIRONMENT)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -407,6 +454,8 @@ def serve(
         _serve_other_hosts(service, data_address, identity)
         service.shared = SharedDirectory(shared, identity.host) if shared is not None else None
     server.start()
+    if on_processors:
+        _server.touch_memory(READY_BYTES)
     stop.wait()
     server.stop(grace=None)
     os._exit(0)  # executor and communicator threads hold nothing that outlives the process

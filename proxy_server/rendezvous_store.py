@@ -96,10 +96,19 @@ class RendezvousGate:
 
 
 class RendezvousStore(dist.Store):
-    """Keys are prefixed with ``prefix`` (job, generation, communicator), so no generation sees another's."""
+    """Keys are prefixed with ``prefix`` (job, generation, communicator), so no generation sees another's.
 
-    def __init__(self, channel: grpc.Channel, gate: RendezvousGate, prefix: str, timeout_ms: int) -> None:
+    `exchanges`: of what members tell each other, each sets its own and then asks for that of all; it goes
+    there with what it asks.
+    """
+
+    def __init__(
+        self, channel: grpc.Channel, gate: RendezvousGate, prefix: str, timeout_ms: int,
+        *, exchanges: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self._exchanges = exchanges
+        self._own: pb.StoreSetRequest | None = None
         self._stub = rpc.RendezvousStub(channel)
         self._gate = gate
         self._prefix = prefix
@@ -109,8 +118,16 @@ class RendezvousStore(dist.Store):
         return f"{self._prefix}/{key}"
 
     def set(self, key: str, value: str | bytes) -> None:
+        self._send_own()
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._gate.result(self._stub.Set.future(pb.StoreSetRequest(key=self._key(key), value=data)))
+        self._own = pb.StoreSetRequest(key=self._key(key), value=data)
+        if not self._exchanges:
+            self._send_own()
+
+    def _send_own(self) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            self._gate.result(self._stub.Set.future(own))
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
@@ -127,7 +144,8 @@ class RendezvousStore(dist.Store):
         values: list[bytes] = []
         for first in range(0, len(keys), MOST_KEYS_AT_ONCE):
             some = keys[first : first + MOST_KEYS_AT_ONCE]
-            request = pb.StoreGetRequest(keys=[self._key(key) for key in some], timeout_ms=limit_ms)
+            own, self._own = self._own, None
+            request = pb.StoreGetRequest(keys=[self._key(key) for key in some], timeout_ms=limit_ms, set=own)
             reply = self._gate.result(self._stub.Get.future(request))
             if not reply.found:
                 what = some[0] if len(some) == 1 else f"all of {some[0]} to {some[-1]}"
@@ -136,10 +154,12 @@ class RendezvousStore(dist.Store):
         return values
 
     def add(self, key: str, amount: int) -> int:
+        self._send_own()
         request = pb.StoreAddRequest(key=self._key(key), amount=amount, id=secrets.token_hex(16))
         return int(self._gate.result(self._stub.Add.future(request)).count)
 
     def check(self, keys: Sequence[str]) -> bool:
+        self._send_own()
         request = pb.StoreCheckRequest(keys=[self._key(key) for key in keys])
         return bool(self._gate.result(self._stub.Check.future(request)).found)
 
@@ -147,6 +167,7 @@ class RendezvousStore(dist.Store):
         self._when_there(keys, self._timeout_ms if timeout is None else int(timeout.total_seconds() * 1000))
 
     def delete_key(self, key: str) -> bool:
+        self._send_own()
         return bool(
             self._gate.result(self._stub.Delete.future(pb.StoreDeleteRequest(key=self._key(key)))).found
         )

@@ -1,12 +1,14 @@
-"""State on its way from a replica's device server to a new one, through memory that both map.
+"""State on its way from a replica's device server to a new one of the same host.
 
-gRPC copies what it carries several times over, and a message for each of many small buffers takes longer than
-their bytes; here the sender writes a piece after another into a window of the receiver's, and the receiver
-takes it from there.  Several pieces are under way at once, so both work at the same time.
+In host memory the receiver reads it where it lies (process_vm_readv), if the kernel permits that.  Else the
+sender writes one piece after another into a window of the receiver's, and the receiver takes it from there;
+several pieces are under way at once, so both work at the same time.  gRPC comes last: it copies several times
+over what it carries, and a message for each of many small buffers takes longer than their bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -40,9 +42,15 @@ class WindowUnusable(RuntimeError):
     """The sender cannot write into the receiver's memory; messages can carry the state as well."""
 
 
+class NotReadable(RuntimeError):
+    """The receiver cannot read the sender's memory by itself; there are other ways."""
+
+
 class State(Protocol):
     """What the executor can do with the state of its rank while it is parked."""
 
+    def locate(self) -> Sequence[tuple[int, int, int]] | None: ...
+    def read_from_process(self, pid: int, places: Sequence[tuple[int, int]]) -> bool: ...
     def has_content(self, handle: int) -> bool: ...
     def buffer_bytes(self, handle: int) -> int: ...
     def read_state(self, handle: int, offset: int, count: int) -> bytes: ...
@@ -231,6 +239,43 @@ class Receiver:
         return copied
 
 
+def memory_of(state: State, most: int = sys.maxsize) -> pb.StateMemory | None:
+    """Where the receiver finds it, if it reads by itself; nothing of more than `most` buffers."""
+    places = state.locate()
+    if places is None or len(places) > most:
+        return None
+    rows = [pb.StatePlace(handle=handle, address=at, bytes=size) for handle, at, size in places]
+    return pb.StateMemory(pid=os.getpid(), places=rows)
+
+
+def read_where_it_lies(
+    memory: pb.StateMemory, wanted: Sequence[Wanted], state: State
+) -> tuple[int, list[int]]:
+    """As fetch_state, while the sender stands still; raises NotReadable before anything was copied."""
+    places = {place.handle: place for place in memory.places}
+    there = [buffer for buffer in wanted if buffer.source_handle in places]
+    for buffer in there:
+        if places[buffer.source_handle].bytes != buffer.bytes:
+            raise RuntimeError(f"buffer {buffer.source_handle} of a replica is not of {buffer.bytes} bytes")
+    reads = [(to, places[buffer.source_handle].address) for buffer in there for to in buffer.handles]
+    if not state.read_from_process(memory.pid, reads):
+        raise NotReadable("the kernel does not permit it")
+    lost = [to for buffer in wanted if buffer.source_handle not in places for to in buffer.handles]
+    for handle in lost:
+        state.mark_lost(handle)
+    return sum(buffer.bytes * len(buffer.handles) for buffer in there), lost
+
+
+def _memory(sender: rpc.DeviceServerStub) -> pb.StateMemory:
+    """Which this process may read from here on.  Raises NotReadable, RuntimeError or grpc.RpcError."""
+    reply = sender.LocateState(pb.LocateStateRequest(reader=os.getpid()), timeout=COPY_S)
+    if reply.error:
+        raise RuntimeError(reply.error)
+    if not reply.HasField("memory"):
+        raise NotReadable("it lies in a device's memory")
+    return reply.memory
+
+
 def fetch_state(
     sender: rpc.DeviceServerStub, wanted: Sequence[Wanted], state: State
 ) -> tuple[int, list[int]]:
@@ -239,6 +284,8 @@ def fetch_state(
     Raises RuntimeError or grpc.RpcError.
     """
     lost: list[int] = []
+    with contextlib.suppress(NotReadable):
+        return read_where_it_lies(_memory(sender), wanted, state)
     try:
         with Receiver() as receiver:
             return receiver.fetch(sender, wanted, state, lost.append), lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,7 @@ async def serve(
         _warn_of_little_memory(settings)
         if settings.persist is not None and settings.persist.mirror is not None:
             desk.run_beside(tell_of_first_contact(settings.persist.mirror.url))
+        gc.freeze()  # what is there by now stays: to look at all of it took longer than a recovery
         ready()
         manager.tell("READY=1")
         await _stopped(stop, parent_pid)

@@ -41,6 +41,8 @@ class StoreAnswers:
 
     async def get(self, request: Any) -> pb.StoreReply:
         _refuse_too_many(request)
+        if request.HasField("set"):
+            await self.set(request.set)
         wait = min(max(request.timeout_ms, 0), LONGEST_WAIT_MS) / 1000
         values = await self._store.get_all(request.keys, wait)
         return pb.StoreReply(found=values is not None, values=values or ())
@@ -89,9 +91,11 @@ class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
     async def _get(self, request: Any) -> pb.StoreReply:
         _refuse_too_many(request)
         key = _first(request)
+        if request.HasField("set") and _job(request.set.key) != _job(key):
+            raise NotPassedOn("what is set, and what is asked for, is of one job", _INVALID)
         if request.timeout_ms:
             return await self._passage.wait(key, request, self._here.get)
-        return await self._passage.ask(key.partition("/")[0], lambda stub: stub.Get, request, self._here.get)
+        return await self._passage.ask(_job(key), lambda stub: stub.Get, request, self._here.get)
 
     async def Add(self, request: Any, context: Any) -> pb.StoreReply:
         request.id = request.id or secrets.token_hex(16)
@@ -104,7 +108,7 @@ class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
         return await self._ask(request.key, lambda stub: stub.Delete, request, self._here.delete, context)
 
     async def _ask(self, key: str, there: Any, request: Any, here: Any, context: Any) -> pb.StoreReply:
-        return await _told(context, self._passage.ask(key.partition("/")[0], there, request, here))
+        return await _told(context, self._passage.ask(_job(key), there, request, here))
 
 
 class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
@@ -133,7 +137,8 @@ class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WAITS} requests wait already")
         self._waits += 1
         try:
-            return await self._admitted(list(request.keys), request, self._here.get, context)
+            keys = [*request.keys, *([request.set.key] if request.HasField("set") else ())]
+            return await self._admitted(keys, request, self._here.get, context)
         finally:
             self._waits -= 1
 
@@ -160,7 +165,7 @@ class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
     async def _admitted(
         self, keys: list[str], request: Any, here: Callable[[Any], Awaitable[pb.StoreReply]], context: Any
     ) -> pb.StoreReply:
-        jobs = {key.partition("/")[0] for key in keys}
+        jobs = {_job(key) for key in keys}
         if len(jobs) != 1 or not all("/" in key for key in keys):
             await context.abort(_INVALID, "keys begin with the name of their job, and are all of one")
         if why := self._hosts().admits(jobs.pop(), caller(context)):
@@ -171,6 +176,10 @@ class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
 def _refuse_too_many(request: Any) -> None:
     if not 0 < len(request.keys) <= MOST_KEYS_AT_ONCE:
         raise NotPassedOn(f"a request is for 1 to {MOST_KEYS_AT_ONCE} keys", _INVALID)
+
+
+def _job(key: str) -> str:
+    return key.partition("/")[0]
 
 
 def _first(request: Any) -> str:

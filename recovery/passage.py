@@ -164,6 +164,7 @@ class Passage:
         async def asked() -> pb.StoreReply:
             if leader is None:
                 return await here(request)
+            _fits(request)
             get = rpc.MeetingStub(leader.channel).Get
             return await answer(get(request, timeout=wait_s + TRY_S, wait_for_ready=True))
 

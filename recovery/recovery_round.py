@@ -73,6 +73,8 @@ class Round:
         """
         self._repaired: set[int] = set()  # in this round, and in those for the same fault that failed
         self._decided, self._timing = decided, timing
+        self._memory: dict[int, pb.StateMemory] = {}
+        """Where the state of ranks lies that went back in this round."""
         self._homes = homes
         self._restorer = restorer
         self._storage_problem = ""
@@ -157,6 +159,7 @@ class Round:
 
     async def _go_back(self, chosen: Plan, sessions: Sequence[Session]) -> Result:
         result = Result(chosen)
+        self._memory.clear()
         of_rank = {session.rank: session for session in sessions}
         restarts = [action for action in chosen.actions if isinstance(action, Restart)]
         rewinds = [action for action in chosen.actions if isinstance(action, Rewind)]
@@ -173,7 +176,7 @@ class Round:
                     for action in reloads
                     if action.fresh
                 ),
-                *(self._rewind(of_rank[action.rank], action.commit) for action in rewinds),
+                *(self._rewind(of_rank[action.rank], action.commit, connect=True) for action in rewinds),
             ]
         )
         result.attached_ns = time.monotonic_ns()
@@ -301,14 +304,17 @@ class Round:
             self._homes.retire(stash)
         session.stash = None
 
-    async def _rewind(self, session: Session, commit: int) -> None:
-        request = pb.RewindRequest(commit=commit, generation=self._job.generation)
+    async def _rewind(self, session: Session, commit: int, *, connect: bool = False) -> None:
+        """`connect`: it will be this server that goes on."""
+        request = pb.RewindRequest(commit=commit, generation=self._job.generation, connect=connect)
         call = session.server.stub.Rewind(request, timeout=REWIND_S)
         reply = await self._answer_of_one(session, "rewind", call)
         if reply.error:
             # Its memory cannot be trusted any more, but a replica's can.
             self._suspect(session, reply.error)
             raise RoundFailed(f"rank {session.rank} could not rewind: {reply.error}")
+        if reply.HasField("memory"):
+            self._memory[session.rank] = reply.memory
 
     async def _restore(self, of_rank: dict[int, Session], action: Restart) -> int:
         session = of_rank[action.rank]
@@ -329,7 +335,14 @@ class Round:
             )
             for rank, wanted in copies.items()
         ]
-        request = pb.RestoreRequest(commit=action.commit, sources=sources, generation=self._job.generation)
+        here = [source for source in sources if source.address.startswith("unix:")]
+        for source in here:
+            if source.rank in self._memory:
+                source.memory.CopyFrom(self._memory[source.rank])
+        request = pb.RestoreRequest(
+            commit=action.commit, sources=sources, generation=self._job.generation,
+            connect=len(here) == len(sources),  # what has to be asked for state twice does all of it twice
+        )  # fmt: skip
         if (roll := action.roll_forward) is not None:
             message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost,
                                      step_digest=roll.step_digest)  # fmt: skip
@@ -378,7 +391,8 @@ class Round:
             source.address = f"shared:{written.name}"
 
     async def _reload(self, session: Session, action: Reload) -> int:
-        request = pb.RestoreRequest(commit=action.commit, from_snapshot=True, generation=self._job.generation)
+        request = pb.RestoreRequest(commit=action.commit, from_snapshot=True, connect=True,
+                                    generation=self._job.generation)  # fmt: skip
         call = session.server.stub.Restore(request, timeout=RESTORE_S)
         reply = await _answer(session, "restore its snapshot", call)
         if reply.error:

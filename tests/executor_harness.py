@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 import torch.distributed  # noqa: F401 - the executor's communicators are its types
 from training_run import driver
@@ -82,7 +83,7 @@ class Harness:
                 area.seek(place)
                 area.write(b"\xff")
 
-    def __enter__(self) -> Harness:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:

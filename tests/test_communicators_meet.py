@@ -1,4 +1,4 @@
-"""However many ranks a communicator has, each of them asks proxyd's store four times to connect it."""
+"""However many ranks a communicator has, each of them asks proxyd's store twice to connect it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from understudy.proxy_server.backends import ENVIRONMENT, BackendFactory
 from understudy.proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
-from understudy.recovery.control import rpc
+from understudy.recovery.control import pb, rpc
 from understudy.recovery.meeting import RendezvousService
 from understudy.recovery.rendezvous import Store
 
@@ -69,7 +69,7 @@ def served(folder: Path) -> Iterator[tuple[Counting, grpc.Channel]]:
     loop.close()
 
 
-def test_ranks_connect_with_four_requests_each(
+def test_ranks_connect_with_two_requests_each(
     served: tuple[Counting, grpc.Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in ENVIRONMENT.items():
@@ -89,7 +89,39 @@ def test_ranks_connect_with_four_requests_each(
 
     with ThreadPoolExecutor(RANKS) as pool:
         assert list(pool.map(connect, range(RANKS))) == [sum(range(RANKS))] * RANKS
-    assert service.asked == {"StoreSetRequest": 2 * RANKS, "StoreGetRequest": 2 * RANKS}
+    assert service.asked == {"StoreGetRequest": 2 * RANKS}
+
+
+@pytest.mark.parametrize("then", ("wait", "check", "add", "delete_key", "set"))
+def test_what_a_member_tells_is_told_before_whatever_it_does_next(
+    then: str, served: tuple[Counting, grpc.Channel]
+) -> None:
+    service, channel = served
+    store = RendezvousStore(channel, RendezvousGate(), "job/1/uid", 20_000, exchanges=True)
+    reader = RendezvousStore(channel, RendezvousGate(), "job/1/uid", 1)
+    store.set("mine", "7")
+    assert not reader.check(["mine"]) and "StoreSetRequest" not in service.asked
+    match then:
+        case "wait":
+            store.wait(["mine"])
+        case "check":
+            assert store.check(["mine"])
+        case "add":
+            assert store.add("mine", 1) == 8
+        case "delete_key":
+            assert store.delete_key("mine")
+        case "set":
+            store.set("next", "8")
+    assert reader.check(["mine"]) == (then != "delete_key")
+
+
+def test_nothing_is_set_in_the_store_of_another_job_than_is_asked(
+    served: tuple[Counting, grpc.Channel],
+) -> None:
+    request = pb.StoreGetRequest(keys=["job/a"], set=pb.StoreSetRequest(key="other/a", value=b"1"))
+    with pytest.raises(grpc.RpcError, match="is of one job"):
+        rpc.RendezvousStub(served[1]).Get(request)
+    assert not rpc.RendezvousStub(served[1]).Check(pb.StoreCheckRequest(keys=["other/a"])).found
 
 
 def test_many_keys_are_asked_for_in_pieces_and_waited_for_together(

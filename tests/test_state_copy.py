@@ -1,12 +1,15 @@
-"""State that goes from one device server to another through memory that both map."""
+"""State that goes from one device server of a host to another."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import random
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,16 +30,35 @@ from understudy.proxy_server.state_copy import (
     Wanted,
     WindowUnusable,
     fetch_state,
+    memory_of,
     pieces_of,
 )
 
 
 class Buffers:
-    """The state of a rank: a buffer without content is in `gone`."""
+    """The state of a rank: a buffer without content is in `gone`.
 
-    def __init__(self, contents: dict[int, bytearray]) -> None:
+    It lies `on_device` memory, or is read by whoever is `permitted`.
+    """
+
+    def __init__(
+        self, contents: dict[int, bytearray], *, on_device: bool = False, permitted: bool = True
+    ) -> None:
         self.contents = contents
         self.gone: set[int] = set()
+        self.on_device, self.permitted = on_device, permitted
+
+    def locate(self) -> list[tuple[int, int, int]] | None:
+        there = {one: content for one, content in self.contents.items() if self.has_content(one)}
+        places = [(one, address_of(content), len(content)) for one, content in there.items()]
+        return None if self.on_device else places
+
+    def read_from_process(self, pid: int, places: Sequence[tuple[int, int]]) -> bool:
+        assert pid == os.getpid()
+        for handle, address in places if self.permitted else ():
+            content = self.contents[handle]
+            content[:] = ctypes.string_at(address, len(content))
+        return self.permitted
 
     def has_content(self, handle: int) -> bool:
         return handle not in self.gone
@@ -57,14 +79,26 @@ class Buffers:
         self.gone.add(handle)
 
 
+def address_of(content: bytearray) -> int:
+    return ctypes.addressof((ctypes.c_char * len(content)).from_buffer(content)) if content else 0
+
+
 class Replica(rpc.DeviceServerServicer):  # type: ignore[misc]
     """A device server as far as it sends state."""
 
     def __init__(self, state: Buffers) -> None:
         self.state, self.sender = state, Sender()
         self.in_messages: list[int] = []
+        self.asked: list[str] = []
+
+    def LocateState(
+        self, request: pb.LocateStateRequest, context: grpc.ServicerContext
+    ) -> pb.LocateStateReply:
+        self.asked.append("LocateState")
+        return pb.LocateStateReply(memory=memory_of(self.state))
 
     def CopyState(self, request: pb.CopyStateRequest, context: grpc.ServicerContext) -> pb.CopyStateReply:
+        self.asked.append("CopyState")
         try:
             return self.sender.copy(request, self.state)
         except Exception as error:  # noqa: BLE001 - as a device server does
@@ -73,6 +107,7 @@ class Replica(rpc.DeviceServerServicer):  # type: ignore[misc]
     def ReadState(
         self, request: pb.ReadStateRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.StateChunk]:
+        self.asked.append("ReadState")
         self.in_messages += list(request.handles)
         yield from self.sender.messages(request.handles, self.state)
 
@@ -192,6 +227,7 @@ def test_state_arrives_whether_or_not_there_is_a_window(
     replica = Replica(theirs)
     wanted = [Wanted(number, size, (number,)) for number, size in sizes.items()]
     ours = empty(wanted)
+    ours.permitted = False
     if window == "refused by the sender":
         monkeypatch.setattr("understudy.proxy_server.state_copy._SEALS", 0)
     if window == "not to be had":
@@ -203,6 +239,67 @@ def test_state_arrives_whether_or_not_there_is_a_window(
     assert all(ours.contents[number] == theirs.contents[number] for number in (1, 2, 3))
     assert replica.in_messages == ([] if window == "usable" else list(sizes))
     assert ("state comes in messages" in capfd.readouterr().err) == (window != "usable")
+
+
+def test_state_is_read_where_it_lies_with_one_request(tmp_path: Path, seed: int) -> None:
+    """However much it is.  Of a buffer that the sender does not have, it is told."""
+    chance = random.Random(seed)
+    sizes = {1: 0, 2: 1, 3: 40_000, 4: 3 * PIECES * PIECE_BYTES, 5: 7}
+    theirs = Buffers({number: bytearray(chance.randbytes(size)) for number, size in sizes.items()})
+    theirs.gone = {5}
+    wanted = [Wanted(number, size, (10 * number, 10 * number + 1)) for number, size in sizes.items()]
+    replica, ours = Replica(theirs), empty(wanted)
+    with served(replica, tmp_path) as sender:
+        copied, lost = fetch_state(sender, wanted, ours)
+    assert (copied, lost, ours.gone) == (2 * sum(sizes[one] for one in range(1, 5)), [50, 51], {50, 51})
+    assert all(ours.contents[one] == theirs.contents[one // 10] for one in ours.contents if one < 50)
+    assert replica.asked == ["LocateState"]
+
+
+def test_state_in_a_devices_memory_comes_through_a_window(tmp_path: Path) -> None:
+    replica, ours = Replica(Buffers({1: bytearray(b"ours")}, on_device=True)), Buffers({1: bytearray(4)})
+    with served(replica, tmp_path) as sender:
+        assert fetch_state(sender, [Wanted(1, 4, (1,))], ours) == (4, [])
+    assert ours.contents[1] == b"ours" and replica.asked == ["LocateState", "CopyState"]
+
+
+def test_a_replica_whose_buffer_has_another_size_is_not_read(tmp_path: Path) -> None:
+    ours = Buffers({1: bytearray(4)})
+    with (
+        served(Replica(Buffers({1: bytearray(b"longer")})), tmp_path) as sender,
+        pytest.raises(RuntimeError, match="buffer 1 of a replica is not of 4 bytes"),
+    ):
+        fetch_state(sender, [Wanted(1, 4, (1,))], ours)
+    assert ours.contents[1] == bytes(4)
+
+
+def test_the_executor_reads_buffers_from_the_memory_of_another_process(seed: int) -> None:
+    chance = random.Random(seed)
+    contents = [float(chance.randrange(1000)) for _ in range(2000)]
+    with Harness() as theirs, Harness() as ours:
+        for h, values in ((theirs, contents), (ours, [0.0] * len(contents))):
+            for handle in range(1, 1100):  # more than the kernel takes in one call
+                h.new(handle, values[: 1 + handle % 7])
+            h.new(2000, values)
+            h.commit()
+            h.writer.append(PHASE, 0, [])
+            h.synchronize()
+            h.executor.park()
+        handles = [*range(1, 1100), 2000]
+        places = theirs.executor.locate()
+        assert {place[0] for place in places} == {*handles}
+        reads = [(handle, address) for handle, address, _ in places]
+        assert ours.executor.read_from_process(os.getpid(), reads)
+        for handle, _, size in places:
+            assert ours.executor.read_state(handle, 0, size) == theirs.executor.read_state(handle, 0, size)
+        with pytest.raises(RuntimeError, match="could not be read"):
+            ours.executor.read_from_process(os.getpid(), [(1, 4096)])
+        with pytest.raises(RuntimeError, match="4711"):
+            ours.executor.read_from_process(os.getpid(), [(4711, reads[0][1])])
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        with pytest.raises(RuntimeError, match="could not be read"):
+            ours.executor.read_from_process(gone.pid, reads)
 
 
 def test_windows_leave_neither_files_nor_mappings_behind() -> None:

@@ -76,7 +76,10 @@ void Communicators::forget_in_flight(BufferTable& table) {
       c.deferred.reset();
     }
   }
-  if (!abandoned_.empty()) std::move(old.begin(), old.end(), std::back_inserter(abandoned_backends_));
+  if (!abandoned_.empty())
+    std::move(old.begin(), old.end(), std::back_inserter(abandoned_backends_));
+  else if (driver_.device().is_cpu() && !old.empty())
+    Waiting::begin([old = std::move(old)] {});  // Gloo's threads look only each 10 ms whether they are to end
 }
 
 void Communicators::abort() {

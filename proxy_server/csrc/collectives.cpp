@@ -135,10 +135,11 @@ void Communicators::begin_connecting(Communicator& c) {
       });
 }
 
+bool Communicators::reachable() const { return replay::now_ns() >= page_.partitioned_until_ns.load(); }
+
 void Communicators::check_reachable() const {
   if (aborted_.load()) throw CollectiveError("communication was aborted");
-  if (replay::now_ns() < page_.partitioned_until_ns.load())
-    throw CollectiveError("cannot connect to the peers: no route to them (a drill)");
+  if (!reachable()) throw CollectiveError("cannot connect to the peers: no route to them (a drill)");
 }
 
 c10d::Backend& Communicators::connected(Communicator& c) {
@@ -441,37 +442,44 @@ void Communicators::restore(const std::vector<replay::ManifestCommunicator>& row
   publish_started();
 }
 
-uint32_t Communicators::rebuild(uint32_t generation) {
+std::vector<Communicators::Communicator*> Communicators::in_use() {
+  std::vector<Communicator*> all;
+  for (auto& [handle, c] : communicators_)
+    if (used(c) && c.size > 1) all.push_back(&c);
+  std::sort(all.begin(), all.end(), [](const Communicator* a, const Communicator* b) {
+    return std::pair(a->uid_high, a->uid_low) < std::pair(b->uid_high, b->uid_low);
+  });
+  return all;
+}
+
+// However many they are, their members are waited for at the same time. (NCCL makes one after the other.)
+void Communicators::begin_rebuild(uint32_t generation) {
+  const bool same = generation == generation_;
   generation_ = generation;
   aborted_.store(false);
   cut_short_.store(false);
-  std::vector<Communicator*> in_use;
-  for (auto& [handle, c] : communicators_)
-    if (used(c) && c.size > 1) in_use.push_back(&c);
-  std::sort(in_use.begin(), in_use.end(), [](const Communicator* a, const Communicator* b) {
-    return std::pair(a->uid_high, a->uid_low) < std::pair(b->uid_high, b->uid_low);
-  });
-  if (driver_.device().is_cpu())
-    connect_together(in_use);
-  else
-    for (Communicator* c : in_use) connected(*c);  // NCCL makes one after the other
-  return static_cast<uint32_t>(in_use.size());
+  if (!driver_.device().is_cpu() || !reachable()) return;
+  for (Communicator* c : in_use())
+    if (!c->backend && !(same && c->connecting)) begin_connecting(*c);
 }
 
-// However many they are, their members are waited for at the same time.
-void Communicators::connect_together(const std::vector<Communicator*>& all) {
-  check_reachable();
-  page_.wait_uid_low.store(0, std::memory_order_relaxed);
-  const Waits waits(page_);
-  for (Communicator* c : all)
-    if (!c->backend) begin_connecting(*c);
+uint32_t Communicators::rebuild(uint32_t generation) {
+  begin_rebuild(generation);
+  const std::vector<Communicator*> all = in_use();
   for (Communicator* c : all) {
-    if (!c->connecting) continue;
+    if (!c->connecting) {
+      connected(*c);
+      continue;
+    }
+    check_reachable();
+    page_.wait_uid_low.store(0, std::memory_order_relaxed);
+    const Waits waits(page_);
     c->connecting->waiting->wait([] { return false; });
     const std::lock_guard<std::mutex> lock(backends_mutex_);
     c->backend = std::move(c->connecting->backend);
     c->connecting.reset();
   }
+  return static_cast<uint32_t>(all.size());
 }
 
 }  // namespace understudy::server

@@ -73,6 +73,8 @@ class Communicators {
   // Connects all communicators that were in use: on processors at once, NCCL's in an order all members share.
   // Returns how many.
   uint32_t rebuild(uint32_t generation);
+  // The same as far as other threads can do it; rebuild() waits for them.
+  void begin_rebuild(uint32_t generation);
   void set_generation(uint32_t generation) { generation_ = generation; }
   void close();
 
@@ -107,8 +109,9 @@ class Communicators {
   static replay::Marks marks_of(const Communicator& c);
   c10d::Backend& connected(Communicator& c);
   void begin_connecting(Communicator& c);
-  void connect_together(const std::vector<Communicator*>& all);
+  std::vector<Communicator*> in_use();
   bool adopt_connection(Communicator& c);
+  bool reachable() const;
   void check_reachable() const;
   BackendRequest request_for(const Communicator& c) const;
   void finish(std::list<InFlight>::iterator f, BufferTable& table);

@@ -292,6 +292,16 @@ bool DeviceState::has_content(uint64_t handle) {
   return b != nullptr && b->available;
 }
 
+std::optional<std::vector<DeviceState::Place>> DeviceState::locate() {
+  if (!driver_.device().is_cpu()) return std::nullopt;
+  std::vector<Place> places;
+  places.reserve(table_.size());
+  for (auto& [handle, b] : table_.buffers())
+    if (b.available)
+      places.push_back({handle, reinterpret_cast<uint64_t>(b.content.storage().data()), b.content.nbytes()});
+  return places;
+}
+
 std::vector<std::pair<uint64_t, uint64_t>> DeviceState::content_digests() {
   communicators_.wait_for_all(table_);
   std::vector<std::pair<uint64_t, uint64_t>> found;

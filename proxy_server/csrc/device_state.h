@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -104,10 +105,18 @@ class DeviceState {
   std::pair<Position, uint64_t> restore_snapshot(uint64_t target);
   // Content of a replica for a restored buffer; complete() checks digests and throws if one differs.
   void adopt_replica(uint64_t handle, uint64_t offset, const void* data, uint64_t bytes);
+  // The same for whole buffers of replicas on this host, (handle, address there), from the memory of the
+  // process that holds them. False, and nothing is changed, if the kernel does not permit that.
+  bool read_from_process(int pid, const std::vector<std::pair<uint64_t, uint64_t>>& places);
   void mark_lost(uint64_t handle);
   void complete_restore(const std::vector<std::pair<uint64_t, uint64_t>>& digests);
   void read_state(uint64_t handle, uint64_t offset, uint64_t bytes, void* to);
   bool has_content(uint64_t handle);
+  struct Place {
+    uint64_t handle, address, bytes;
+  };
+  // Where content lies in host memory; nothing on a GPU.
+  std::optional<std::vector<Place>> locate();
   // (handle, XXH3-64) of all content, by handle; generators likewise. Waits for collectives in flight.
   std::vector<std::pair<uint64_t, uint64_t>> content_digests();
   std::vector<std::pair<uint64_t, uint64_t>> generator_digests() const;

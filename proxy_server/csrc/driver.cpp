@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -22,15 +23,6 @@ namespace {
 constexpr uint64_t kPoolBytes = 2ull << 30;  // of pre-image storages kept for reuse
 constexpr int kLargestHeapBlock =
     32 << 20;  // bytes; the most that glibc takes from the heap and not from mmap
-
-// A device keeps the memory it has once had, as the caching allocator of a GPU does. By default glibc gives
-// the pages of every large buffer back when it is freed and takes them again for the next: 9,000 page faults,
-// 15 ms, in a step of the example GPT. One heap for all threads, since those of other threads are of 64 MiB.
-void keep_freed_memory() {
-  mallopt(M_ARENA_MAX, 1);
-  mallopt(M_MMAP_THRESHOLD, kLargestHeapBlock);
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
-}
 
 // PyTorch checks `left` and `next` each for itself. Together they say how far behind `next` numbers are taken
 // before new ones are made, which must not lie behind the last of them.
@@ -46,6 +38,22 @@ void check_mersenne_twister(const uint8_t* state, uint64_t bytes) {
 }
 
 }  // namespace
+
+void keep_freed_memory() {
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, kLargestHeapBlock);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+}
+
+void touch_memory(uint64_t bytes) {
+  constexpr uint64_t kBlock = 64 << 10, kPage = 4096;  // small enough for most gaps in the heap
+  std::vector<std::unique_ptr<char, decltype(&std::free)>> blocks;
+  for (; bytes >= kBlock; bytes -= kBlock) {
+    auto& block = blocks.emplace_back(static_cast<char*>(std::malloc(kBlock)), &std::free);
+    if (!block) return;
+    for (uint64_t at = 0; at < kBlock; at += kPage) static_cast<volatile char*>(block.get())[at] = 0;
+  }
+}
 
 Driver::Driver(const std::string& spec) : device_(spec) {
   TORCH_CHECK_VALUE(device_.is_cpu() || device_.is_cuda(), "unknown device '", spec,

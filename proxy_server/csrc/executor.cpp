@@ -203,6 +203,8 @@ uint64_t Executor::stand_at(Session& s, const std::pair<Position, uint64_t>& res
 
 uint32_t Executor::rebuild(uint32_t generation) { return need_parked().communicators.rebuild(generation); }
 
+void Executor::begin_rebuild(uint32_t generation) { need_parked().communicators.begin_rebuild(generation); }
+
 void Executor::detach() {
   if (!session_) return;
   park();

@@ -64,6 +64,7 @@ class Executor {
   uint64_t restore(uint64_t commit);           // parked, fresh; returns bytes taken from shadows
   uint64_t restore_snapshot(uint64_t commit);  // parked; returns bytes taken from the snapshot
   uint32_t rebuild(uint32_t generation);       // parked
+  void begin_rebuild(uint32_t generation);     // parked; rebuild() waits for what it begins
   // parked, behind restore(): what runs from here on finishes an optimizer step (see RollForward)
   void roll_forward(const RollForward::Contents& contents);
   void detach();  // -> idle, as new; a device server ends instead

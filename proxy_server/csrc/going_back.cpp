@@ -1,4 +1,11 @@
 // Going back: in place by pre-images, or a fresh server from shadows, a snapshot or replicas.
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
 #include "proxy_server/csrc/device_state.h"
 #include "replay/csrc/manifest.h"
 
@@ -174,6 +181,46 @@ void DeviceState::adopt_replica(uint64_t handle, uint64_t offset, const void* da
   driver_.from_host(b->content, offset, bytes, data);
   b->available = true;        // another replica may not have had it
   b->shadow_version = ~0ull;  // if it has one, that holds something else
+}
+
+bool DeviceState::read_from_process(int pid, const std::vector<std::pair<uint64_t, uint64_t>>& places) {
+  constexpr uint64_t kMostAtOnce = 1 << 30;  // bytes; the kernel reads less than 2 GiB in one call
+  if (!driver_.device().is_cpu()) return false;
+  std::vector<iovec> here, there;
+  uint64_t bytes = 0, done = 0;
+  const auto read = [&] {
+    if (here.empty()) return true;
+    const ssize_t n = process_vm_readv(pid, here.data(), here.size(), there.data(), there.size(), 0);
+    if (n < 0 && (errno == EPERM || errno == ENOSYS) && done == 0) return false;
+    if (n != static_cast<ssize_t>(bytes))
+      throw LogError("the memory of a replica could not be read: " +
+                     std::string(n < 0 ? std::strerror(errno) : "some of it has gone"));
+    done += bytes;
+    bytes = 0;
+    here.clear();
+    there.clear();
+    return true;
+  };
+  for (const auto& [handle, address] : places) {
+    BufferTable::Buffer* b = table_.find(handle);
+    if (b == nullptr) throw LogError("a replica has no buffer for " + std::to_string(handle));
+    auto* const to = static_cast<uint8_t*>(b->content.storage().mutable_data());
+    for (uint64_t at = 0; at < b->content.nbytes();) {
+      const uint64_t n = std::min<uint64_t>(b->content.nbytes() - at, kMostAtOnce - bytes);
+      here.push_back({to + at, n});
+      there.push_back({reinterpret_cast<void*>(address + at), n});
+      at += n;
+      bytes += n;
+      if ((bytes == kMostAtOnce || here.size() == IOV_MAX) && !read()) return false;
+    }
+  }
+  if (!read()) return false;
+  for (const auto& [handle, address] : places) {
+    BufferTable::Buffer& b = *table_.find(handle);
+    b.available = true;
+    b.shadow_version = ~0ull;
+  }
+  return true;
 }
 
 void DeviceState::mark_lost(uint64_t handle) {

@@ -1,9 +1,11 @@
 // The module proxy_server._server: the executor's controls for device_server.py. Every call releases the GIL.
+#include <sys/prctl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/executor.h"
@@ -100,6 +102,17 @@ void read_state_into(Executor& e, uint64_t handle, uint64_t offset, uint64_t byt
   e.parked_state().read_state(handle, offset, bytes, static_cast<uint8_t*>(info.ptr) + at);
 }
 
+std::optional<std::vector<std::tuple<uint64_t, uint64_t, uint64_t>>> locate(Executor& e) {
+  const auto places = e.parked_state().locate();
+  if (!places) return std::nullopt;
+  std::vector<std::tuple<uint64_t, uint64_t, uint64_t>> rows;
+  for (const auto& place : *places) rows.emplace_back(place.handle, place.address, place.bytes);
+  return rows;
+}
+
+// Where only ancestors may read a process's memory (Yama), this one may as well; 0: nobody else.
+void permit_reader(int pid) { prctl(PR_SET_PTRACER, static_cast<unsigned long>(pid), 0, 0, 0); }
+
 void adopt_replica(Executor& e, uint64_t handle, uint64_t offset, const py::buffer& data) {
   const py::buffer_info info = data.request();
   const uint64_t bytes = bytes_of(info);
@@ -116,6 +129,12 @@ PYBIND11_MODULE(_server, m) {
   m.attr("WIDENED_OPERATORS") = understudy::server::widened_operators();
   m.def("set_exact", &understudy::server::set_exact, py::arg("exact"),
         "Take only kernels that give the same bits each time, in all sessions of this process.");
+  m.def("keep_freed_memory", &understudy::server::keep_freed_memory,
+        "Before this process has threads: what they free stays with it, in one heap.");
+  m.def("touch_memory", &understudy::server::touch_memory, py::arg("bytes"), Release(),
+        "Take so much memory from the kernel, so that a session that comes finds it there.");
+  m.def("permit_reader", &permit_reader, py::arg("pid"),
+        "Let that process read the memory of this one, where the kernel lets only ancestors; 0: none.");
   m.def(
       "sticky_error",
       [](const std::string& message) { return std::string(understudy::server::sticky_error(message)); },
@@ -151,6 +170,7 @@ PYBIND11_MODULE(_server, m) {
           py::kw_only(), py::arg("rolled"), py::arg("steady"), py::arg("own"), py::arg("lost"),
           py::arg("step_digest"), Release())
       .def("rebuild", &Executor::rebuild, Release())
+      .def("begin_rebuild", &Executor::begin_rebuild, Release())
       .def("detach", &Executor::detach, Release())
       .def("set_replicated", &Executor::set_replicated, Release())
       .def(
@@ -166,6 +186,13 @@ PYBIND11_MODULE(_server, m) {
       .def("read_state", &read_state)
       .def("read_state_into", &read_state_into)
       .def("adopt_replica", &adopt_replica)
+      .def("locate", &locate, Release())
+      .def(
+          "read_from_process",
+          [](Executor& e, int pid, const std::vector<std::pair<uint64_t, uint64_t>>& places) {
+            return e.parked_state().read_from_process(pid, places);
+          },
+          Release())
       .def(
           "mark_lost", [](Executor& e, uint64_t handle) { e.parked_state().mark_lost(handle); }, Release())
       .def(
