@@ -74,7 +74,9 @@ VARIABLES = (
     Variable("UNDERSTUDY_RELAYS", "the directory of this job's relays", os.path.isdir),
     Variable("UNDERSTUDY_RELAY", "the path of a relay's socket", lambda text: not text.endswith("/")),
     Variable("UNDERSTUDY_CRIU", "the path of a CRIU that can be started", _is_executable),
-    Variable("UNDERSTUDY_TEST_DRIVER", "a driver of the tests", _one_of("cpu", "cuda", "simulated-cuda")),
+    Variable(
+        "UNDERSTUDY_TEST_DRIVER", "cpu, cuda or simulated-cuda", _one_of("cpu", "cuda", "simulated-cuda")
+    ),
     Variable("UNDERSTUDY_TEST_SHARED_GPU", "0 or 1", _one_of("0", "1")),
     Variable("UNDERSTUDY_TEST_SEED", "a whole number", _number(0)),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from understudy.recovery.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, Snapsho
 class Log(SimpleNamespace):
     """What the keeper sees of a rank's log: each is another one, as those of `replay` are."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 class Rank(SimpleNamespace):
