@@ -10,7 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from executor_harness import ALLOCATE, FLOAT, HOST_TO_DEVICE, OPERATOR, PHASE, Harness, double, vector
+from executor_harness import (
+    ALLOCATE,
+    FLOAT,
+    HOST_TO_DEVICE,
+    OPERATOR,
+    PHASE,
+    Harness,
+    anonymous_bytes,
+    double,
+    vector,
+)
 
 from understudy.replay import Log, LogError, RemoteError, RetiredTemplate, create_log
 
@@ -250,12 +260,6 @@ def test_threads_that_store_retired_templates_again_lose_no_call() -> None:
         assert [h.read(1 + n) for n in range(threads)] == [(total,) * 4 for total in totals]
         assert h.log.dictionary_begin > 0 and sum(again) > 0
         assert h.log.dictionary_tail - h.log.dictionary_begin <= DICTIONARY
-
-
-def anonymous_bytes() -> int:
-    """Of this process; what it shares (logs) does not count."""
-    (line,) = [row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith("RssAnon")]
-    return int(line.split()[1]) << 10
 
 
 @pytest.mark.cpu_driver

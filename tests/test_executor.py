@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import struct
 
-import psutil
 import pytest
 import torch
 from executor_harness import (
@@ -20,6 +19,7 @@ from executor_harness import (
     PHASE,
     SEED,
     Harness,
+    anonymous_bytes,
     double,
     vector,
 )
@@ -391,16 +391,15 @@ def test_operators_that_write_undeclared_arguments_really_do() -> None:
 @pytest.mark.cpu_driver
 def test_a_session_that_ends_gives_its_memory_back_to_the_system() -> None:
     buffers, floats = 8, 4 << 20  # of 16 MiB: from the heap, which keeps what is freed meanwhile
-    process = psutil.Process()
-    before = process.memory_info().rss
+    before = anonymous_bytes()
     with Harness() as harness:
         for handle in range(1, 1 + buffers):
             harness.writer.append(ALLOCATE, handle, [4 * floats])
             key = [*vector(floats), 17, double(1.0)]
             harness.writer.append(OPERATOR, harness.template("aten::fill_.Scalar", key), [handle])
         harness.synchronize()
-        assert process.memory_info().rss - before > buffers * 4 * floats * 3 // 4
-    assert process.memory_info().rss - before < buffers * 4 * floats // 2
+        assert anonymous_bytes() - before > buffers * 4 * floats * 3 // 4
+    assert anonymous_bytes() - before < buffers * 4 * floats // 2
 
 
 def test_a_server_that_was_held_goes_on_where_it_stood_with_what_came_meanwhile() -> None:

@@ -151,6 +151,7 @@ def ask(place, words):
         "python": PYTHON,
     }
     line = json.dumps(request).encode()
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # from now on they are for the fork
     socket.send_fds(connection, [len(line).to_bytes(4, "little")], files[:MOST_FILES])
     connection.sendall(line)
     told = connection.makefile("rb")
@@ -177,6 +178,7 @@ def stand_for(told, pid):
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     for number in set(open_files()) - {2}:  # a pipe that the fork closes is to end then
         os.close(number)
     status = os.waitstatus_to_exitcode(read_line(told)["status"])
