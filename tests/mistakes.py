@@ -127,6 +127,11 @@ MISTAKES = (
         wrong="piece.state.load() != state",
     ),
     Mistake(
+        "copy_stress", "digest_of_a_row_skips_what_another_thread_took", COPY_LIST,
+        right="ours && (piece == first_[number] || piece == digesting.next)",
+        wrong="ours",
+    ),
+    Mistake(
         "digest_pieces", "last_byte_of_a_piece_is_left_out", DIGEST,
         right="stream_.add(data, bytes);",
         wrong="stream_.add(data, bytes - (bytes > 1));",

@@ -91,8 +91,9 @@ void CopyList::digest_copied(size_t piece, bool ours, Digesting& digesting) {
     digesting.digest = replay::StreamedDigest();
     digesting.whole = row.digests;
   }
-  digesting.whole = digesting.whole && ours;
+  digesting.whole = digesting.whole && ours && (piece == first_[number] || piece == digesting.next);
   if (!digesting.whole) return;
+  digesting.next = piece + 1;
   const uint64_t offset = (piece - first_[number]) * piece_bytes_;
   digesting.digest.add(row.to + offset, std::min(piece_bytes_, row.bytes - offset));
   row.digested = piece + 1 == first_[number + 1];

@@ -71,7 +71,8 @@ class CopyList {
   // have them; finish() does the others.
   struct Digesting {
     replay::StreamedDigest digest;
-    bool whole = false;  // all pieces so far
+    bool whole = false;  // all pieces before `next`
+    size_t next = 0;     // another thread may have taken it
   };
   void digest_copied(size_t piece, bool ours, Digesting& digesting);
   void wait_for(size_t piece);

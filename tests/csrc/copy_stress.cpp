@@ -60,6 +60,7 @@ class Stress {
         buffers[row].content = {};
       else
         change(buffers[row]);
+      if (below(4) == 0) list->copy_some(1);  // a piece, maybe amid a row that the thread copies
     }
     if (below(4) == 0) {
       copier_.stop();  // and everything may change without asking
