@@ -207,3 +207,36 @@ def test_any_history_rewinds_to_any_commit_in_reach_and_replays_to_the_same_stat
                 reference.commit()
     assert state() == {handle: reference.read(handle) for handle in sorted(alive)}
     assert table.live_bytes == reference.live_bytes
+
+
+def test_a_write_that_is_tried_again_behind_a_failed_copy_is_undone_too() -> None:
+    table = table_at_commit_one(a=b"old", b=b"small")
+    table.fail_copies(True)
+    with pytest.raises(MemoryError):
+        table.write(ord("a"), b"new")
+    table.fail_copies(False)
+    table.write(ord("a"), b"newer")
+    table.rewind(1)
+    assert table.read(ord("a")) == b"old"
+
+
+def test_where_there_is_no_room_for_a_copy_the_program_goes_on_and_the_commit_is_out_of_reach() -> None:
+    table = table_at_commit_one(a=b"1234", b=b"1", c=b"12", d=b"1")
+    for name in "cd":
+        table.read(ord(name))
+    table.write(ord("b"), b"2")
+    table.free(ord("c"))
+    table.limit_copies(2)
+    table.write(ord("a"), b"5678")
+    assert (table.read(ord("a")), table.undo_bytes, table.oldest) == (b"5678", 0, 2)
+    table.write(ord("b"), b"3")
+    table.free(ord("d"))
+    assert table.undo_bytes == 0
+    with pytest.raises(RewindError, match="out of reach"):
+        table.rewind(1)
+    table.limit_copies(100)
+    assert table.commit() == 2
+    table.write(ord("a"), b"9999")
+    table.free(ord("b"))
+    table.rewind(2)
+    assert (table.read(ord("a")), sorted(table.handles())) == (b"5678", [ord("a"), ord("b")])

@@ -9,13 +9,17 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "proxy_server/csrc/cleared_memory.h"
+#include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/kept_blocks.h"
 #include "replay/csrc/digest.h"
+#include "replay/csrc/rewind.h"
 
 namespace understudy::server {
 namespace {
@@ -193,9 +197,9 @@ void Driver::give_back_freed_memory() const {
 
 c10::Storage StorageStore::copy(const c10::Storage& from) {
   auto it = pool_.find(from.nbytes());
-  if (it == pool_.end() || from.nbytes() == 0) return driver_.duplicate(from);
+  if (it == pool_.end() || from.nbytes() == 0) return fresh_copy(from);
   it->second.wanted = true;
-  if (it->second.storages.empty()) return driver_.duplicate(from);
+  if (it->second.storages.empty()) return fresh_copy(from);
   c10::Storage to = std::move(it->second.storages.back());
   it->second.storages.pop_back();
   pooled_bytes_ -= to.nbytes();
@@ -203,7 +207,25 @@ c10::Storage StorageStore::copy(const c10::Storage& from) {
     std::memcpy(to.mutable_data(), from.data(), from.nbytes());
     return to;
   }
-  return driver_.duplicate(from);  // the caching allocator of the GPU already reuses memory
+  return fresh_copy(from);  // the caching allocator of the GPU already reuses memory
+}
+
+c10::Storage StorageStore::fresh_copy(const c10::Storage& from) const {
+  try {
+    return driver_.duplicate(from);
+  } catch (const c10::Error& e) {
+    if (!out_of_memory(e)) throw;
+    static std::once_flag told;
+    std::call_once(told, [this, &from] {
+      std::fprintf(
+          stderr,
+          "understudy: %s has no memory for a copy of %llu bytes as they are at the last commit. The "
+          "program goes on; a fault before the next commit cannot be undone in place, and needs a "
+          "replica or a snapshot. It is said only once\n",
+          driver_.device().str().c_str(), static_cast<unsigned long long>(from.nbytes()));
+    });
+    throw replay::NoRoom(e.what_without_backtrace());
+  }
 }
 
 c10::Storage StorageStore::hollow(const c10::Storage& from) const {

@@ -67,7 +67,7 @@ class Driver {
 class StorageStore {
  public:
   explicit StorageStore(const Driver& driver) : driver_(driver) {}
-  c10::Storage copy(const c10::Storage& from);
+  c10::Storage copy(const c10::Storage& from);  // throws replay::NoRoom
   c10::Storage hollow(const c10::Storage& from) const;
   void recycle(Content&& content);
   static uint64_t bytes(const Content& content) { return content.nbytes(); }
@@ -79,6 +79,7 @@ class StorageStore {
     std::vector<c10::Storage> storages;
     bool wanted = false;  // asked for since the last sweep
   };
+  c10::Storage fresh_copy(const c10::Storage& from) const;
   static constexpr uint64_t kFirstSweepBytes = 64 << 20;
   static constexpr size_t kFirstSweepSizes = 1024;
   void sweep();

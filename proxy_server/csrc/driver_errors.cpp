@@ -1,5 +1,7 @@
 #include "proxy_server/csrc/driver_errors.h"
 
+#include <cstring>
+
 namespace understudy::server {
 namespace {
 
@@ -22,6 +24,12 @@ constexpr std::string_view kStickyErrors[] = {
 };
 
 }  // namespace
+
+// A CPU's allocator raises no error of its own.
+bool out_of_memory(const c10::Error& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         std::strstr(error.what(), "DefaultCPUAllocator: can't allocate memory") != nullptr;
+}
 
 bool driver_error(std::string_view message) {
   return message.find("CUDA error: ") != std::string_view::npos &&

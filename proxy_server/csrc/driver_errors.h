@@ -1,5 +1,7 @@
 // Errors of a driver that nothing in the process survives.
 #pragma once
+#include <c10/util/Exception.h>
+
 #include <stdexcept>
 #include <string_view>
 
@@ -12,6 +14,9 @@ struct DriverError : std::runtime_error {
       : std::runtime_error(message), suspect(suspect) {}
   bool suspect;
 };
+
+// An allocator has no memory left, of a device or the host.
+bool out_of_memory(const c10::Error& error);
 
 // Whether `message` is the driver's own: such a call is worth another attempt, on another server if need be.
 bool driver_error(std::string_view message);

@@ -67,6 +67,8 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   load_generators(manifest, base);
   settings_.load(manifest.settings);
   communicators_.restore(manifest.communicators);
+  // NCCL takes what it needs for new connections beside the allocator, which holds what was freed.
+  if (driver_.device().is_cuda()) driver_.give_back_freed_memory();
   return {position_of(e), bytes};
 }
 

@@ -26,12 +26,9 @@ ErrorKind kind_of(const c10::Error& e) {
   if (dynamic_cast<const c10::ValueError*>(&e) != nullptr) return ErrorKind::kValue;
   if (dynamic_cast<const c10::TypeError*>(&e) != nullptr) return ErrorKind::kType;
   if (dynamic_cast<const c10::NotImplementedError*>(&e) != nullptr) return ErrorKind::kNotImplemented;
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&e) != nullptr) return ErrorKind::kOutOfMemory;
   if (dynamic_cast<const c10::LinAlgError*>(&e) != nullptr) return ErrorKind::kLinAlg;
   if (dynamic_cast<const c10::BufferError*>(&e) != nullptr) return ErrorKind::kBuffer;
-  // A CPU's allocator raises no error of its own.
-  if (std::strstr(e.what(), "DefaultCPUAllocator: can't allocate memory") != nullptr)
-    return ErrorKind::kOutOfMemory;
+  if (out_of_memory(e)) return ErrorKind::kOutOfMemory;
   return ErrorKind::kRuntime;
 }
 

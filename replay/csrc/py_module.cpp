@@ -107,7 +107,13 @@ void finish_restore(LogMap& log, uint64_t serial, const Contents& contents,
 
 // ---- the rewind rules over byte strings, for tests ----
 struct ByteStore {
-  std::string copy(const std::string& s) { return s; }
+  uint64_t room = ~0ull;
+  bool fails = false;
+  std::string copy(const std::string& s) {
+    if (fails) throw std::bad_alloc();
+    if (s.size() > room) throw NoRoom("no room for a copy");
+    return s;
+  }
   std::string hollow(const std::string& s) { return std::string(s.size(), '?'); }
   void recycle(std::string&&) {}
   uint64_t bytes(const std::string& s) { return s.size(); }
@@ -124,6 +130,8 @@ void bind_rewind(py::module_& m) {
       .def(py::init<>())
       .def("protect", [](ByteTable& t, bool on) { t.table.protect(on); })
       .def("preimages", [](ByteTable& t, bool on) { t.table.preimages(on); })
+      .def("fail_copies", [](ByteTable& t, bool on) { t.store.fails = on; })
+      .def("limit_copies", [](ByteTable& t, uint64_t bytes) { t.store.room = bytes; })
       .def("create", [](ByteTable& t, uint64_t h, const py::bytes& c) { t.table.create(h, std::string(c)); })
       .def("write",
            [](ByteTable& t, uint64_t h, const py::bytes& c) { t.table.write(h).content = std::string(c); })

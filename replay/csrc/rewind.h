@@ -27,6 +27,11 @@ struct RewindError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A store has no memory for one more copy.
+struct NoRoom : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Who takes a snapshot copies contents later than the commit they belong to: it is called before a content it
 // still waits for (Buffer::captured) changes or goes.
 class Capture {
@@ -37,8 +42,8 @@ class Capture {
   ~Capture() = default;
 };
 
-// `Store` knows how to keep contents: copy(content), hollow(content) (same size, no content),
-// recycle(content), bytes(content).
+// `Store` knows how to keep contents: copy(content), which may throw NoRoom, hollow(content) (same size, no
+// content), recycle(content), bytes(content).
 template <class Content, class Store>
 class BufferTable {
  public:
@@ -66,6 +71,7 @@ class BufferTable {
   void preimages(bool on) { preimages_ = on; }
   // Neither this epoch's commit nor one before can be reached any more.
   void seal() { unreachable_below_ = epoch_ + 1; }
+  bool sealed() const { return unreachable_below_ > epoch_; }
   void set_capture(Capture* capture) { capture_ = capture; }
 
   uint64_t epoch() const { return epoch_; }
@@ -126,7 +132,7 @@ class BufferTable {
     Buffer& b = *found;
     if (__builtin_expect(b.captured != 0, 0)) let_capture(handle, b);
     usage_.remove(store_.bytes(b.content));
-    if (protect_ && b.born < epoch_) {
+    if (protect_ && !sealed() && b.born < epoch_) {
       const uint64_t first =
           b.born + 1 > oldest_ ? b.born + 1 : oldest_;  // oldest commit that could want it back
       if (b.touched < first) b.available = false;
@@ -229,12 +235,31 @@ class BufferTable {
     std::vector<std::pair<uint64_t, Buffer>> freed;
   };
 
+  // It counts as saved only when it is: who asked may try again behind an error.
   void save(uint64_t handle, Buffer& b) {
+    if (protect_ && !sealed()) {
+      if (preimages_)
+        keep(handle, b);
+      else
+        seal();  // from here on only later commits can be reached
+    }
     b.saved = epoch_;
-    if (!protect_) return;
-    if (!preimages_) return seal();  // from here on only later commits can be reached
-    epochs_.back().preimages.emplace_back(handle, store_.copy(b.content));
-    undo_bytes_ += store_.bytes(b.content);
+  }
+
+  // Where there is no room for a copy, what the program wants to compute comes first: the copies that there
+  // are make room for it, and the commits that they are of cannot be reached any more.
+  void keep(uint64_t handle, Buffer& b) {
+    try {
+      epochs_.back().preimages.emplace_back(handle, store_.copy(b.content));
+      undo_bytes_ += store_.bytes(b.content);
+    } catch (const NoRoom&) {
+      seal();
+      for (Epoch& e : epochs_) {
+        forget(e);
+        e.preimages.clear();
+        e.freed.clear();
+      }
+    }
   }
 
   Buffer hollow(Buffer& b) {
