@@ -23,6 +23,7 @@ import pytest
 from proxied import until
 
 from understudy import replay
+from understudy.recovery import homes
 from understudy.recovery.early_notice import EarlyNotice
 from understudy.recovery.homes import Homes
 from understudy.recovery.processes import Watched, start_ticks
@@ -394,6 +395,7 @@ def test_garbage_in_the_word_leaves_a_living_device_server_running(
 def test_a_kernel_without_futex_waitv_is_told_of_once_and_pidfds_remain(directory: str) -> None:
     script = """
 import asyncio, pathlib, subprocess, sys
+from understudy.recovery import homes
 from understudy.recovery.early_notice import EarlyNotice
 from understudy.recovery.processes import Watched
 
@@ -418,11 +420,18 @@ asyncio.run(main())
     assert done.stdout.count("pidfd alone") == 1 and "Function not implemented" in done.stdout
 
 
+@pytest.mark.parametrize("died", [True, False])
 @pytest.mark.parametrize(("device", "waits"), [("cuda:0", True), ("cpu:0", False)])
-def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(device: str, waits: bool) -> None:
+def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
+    device: str, waits: bool, died: bool
+) -> None:
+    """Of a server whose death was noticed early, and of one that is killed to be replaced."""
+
     async def run() -> None:
         process = Watched.gone(1, 1)
-        process.memory_gone.clear()  # noticed early
+        process.memory_gone.clear()
+        if not died:
+            process.ended.clear()
 
         class Pool:
             def retire(self, server: Any) -> None: ...
@@ -441,5 +450,38 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(device: st
         assert taken.done() is not waits
         process.memory_gone.set()
         assert cast(Any, await taken) == device
+
+    asyncio.run(run())
+
+
+def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(homes, "EMPTIED_S", 0.0)
+
+    async def run() -> None:
+        process = Watched.gone(1, 1)
+        process.memory_gone.clear()
+        fenced: list[str] = []
+
+        def move(session: Any) -> bool:
+            session.device = "cuda:1"
+            return True
+
+        class Pool:
+            def retire(self, server: Any) -> None: ...
+
+            async def take(self, device: str) -> str:
+                return device
+
+        leases = SimpleNamespace(
+            fence=lambda session, reason: fenced.append(reason), is_homeless=lambda session: fenced, move=move
+        )
+        session: Any = SimpleNamespace(
+            server=SimpleNamespace(process=process), device="cuda:0", destination=None, rank=0
+        )
+        found = await Homes(cast(Any, Pool()), cast(Any, leases)).replacement(session, stash=False)
+        assert cast(Any, found) == "cuda:1"
+        assert fenced == ["its last server still held its memory 0 s after its end"]
 
     asyncio.run(run())
