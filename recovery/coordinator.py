@@ -13,6 +13,7 @@ import structlog
 from understudy.recovery.control import pb
 from understudy.recovery.events import validation_failed
 from understudy.recovery.facts import ECHOES, WISHES, FaultFacts, FaultKind
+from understudy.recovery.failure_counts import FailureCounts
 from understudy.recovery.faults import BY_NUMBER
 from understudy.recovery.holding import hold, let_go
 from understudy.recovery.homes import Homes
@@ -98,8 +99,7 @@ class Coordinator:
         """Ranks that so many of them concern, in this recovery."""
         self._interrupt = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._failures: dict[tuple[int, FaultKind], tuple[int, int]] = {}
-        """How often a rank has failed in one way at one record: (record, times)."""
+        self._failures = FailureCounts()
         self._tried: list[str] = []
         self._compared = (0, 0)
         self._reach: dict[int, int] = {}
@@ -317,8 +317,7 @@ class Coordinator:
         )  # fmt: skip
         # A server that is being prepared runs no record.
         if counts and not drill and (kind in CALLS or not self.restoring):
-            last, count = self._failures.get((fault.rank, kind), (-1, 0))
-            self._failures[fault.rank, kind] = (index, count + 1 if last == index else 1)
+            self._failures.add(fault, session.log.commit_count, session.device.startswith("cuda"))
         self._faults.append(fault)
         self._interrupt.set()
         self._standing.look_again()
@@ -439,8 +438,8 @@ class Coordinator:
             everybody = tuple(session.rank for session in self._job.active_sessions())
             return FaultFacts(FaultKind.VALIDATION, everybody, sound=everybody)
         causes = causes_of(self._faults)
-        worst = max(causes, key=lambda fault: self._attempts(fault))
-        attempts = self._attempts(worst)
+        worst = max(causes, key=self._failures.of)
+        attempts = self._failures.of(worst)
         message = worst.message
         if not message and attempts > 1:
             message = (
@@ -451,10 +450,6 @@ class Coordinator:
         broken = {fault.rank for fault in self._faults if fault.kind not in WISHES}
         sound = tuple(rank for rank in ranks if rank not in broken)
         return FaultFacts(causes[0].kind, ranks, worst.phase, attempts, message, self._trusted, sound)
-
-    def _attempts(self, fault: Fault) -> int:
-        index, count = self._failures.get((fault.rank, fault.kind), (-1, 0))
-        return count if index == fault.record_index and not fault.drill else 1
 
     async def _replayed(self) -> None:
         """Until every rank is where it was, or cannot get there (its program failed or ended)."""
@@ -535,7 +530,7 @@ class Coordinator:
         told = told_of(faults)
         for fault in faults:  # echoes do not tell against the records where they were noticed
             if fault.rank not in {cause.rank for cause in told}:
-                self._failures.pop((fault.rank, fault.kind), None)
+                self._failures.forget(fault)
         for fault in told:
             entry = with_transfer(entry_of(fault, outcome), self._job)
             self._job.note_recovery(entry)
