@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import proxied
 import pytest
 import simulated_device
 from native_reference import native_losses
@@ -15,6 +16,7 @@ from proxied import WORKLOADS
 from training_run import Training
 
 TESTS = Path(__file__).parent
+DRIVER_LOST = 86
 
 
 @pytest.fixture(autouse=True)
@@ -24,11 +26,14 @@ def on_it(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def does(case: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """One case of workloads/simulated_cuda_cases.py."""
-    paths = os.pathsep.join([str(TESTS / "harness"), str(TESTS), os.environ["PYTHONPATH"]])
+def does(
+    case: str, script: str = "simulated_cuda_cases.py", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """One case of a script in workloads/."""
+    folders = (TESTS / "harness", TESTS, TESTS.parent / "bench")
+    paths = os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
     return subprocess.run(
-        [sys.executable, str(WORKLOADS / "simulated_cuda_cases.py"), case],
+        [sys.executable, str(WORKLOADS / script), case],
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | variables,
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
@@ -54,6 +59,28 @@ def test_the_host_cannot_touch_its_memory() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "touches\n"), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("aborted_commit", ["1 parked", "True"]),
+        ("aborted_read", ["[]", "True"]),
+        ("given_up_group", ["[]", "True"]),
+        ("end_behind_a_collective", ["[]", "True"]),
+        ("no_room", ["True"] * 3),
+    ],
+)
+def test_nothing_counts_before_the_device_has_passed_it(case: str, said: list[str]) -> None:
+    done = does(case, "simulated_executor_cases.py")
+    assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
+    assert ("has no memory for a copy" in done.stderr) == (case == "no_room")
+
+
+def test_a_device_server_ends_with_an_error_that_only_its_code_tells() -> None:
+    done = does("lost_device", "simulated_executor_cases.py")
+    assert done.returncode == DRIVER_LOST, done.stderr
+    assert "(tensor memory not completely freed) [in one of the records" in done.stderr
+
+
 @pytest.mark.cold
 def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_server_and_a_failed_call(
     folder: Path,
@@ -64,6 +91,26 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
     found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
     assert found == [("server-died", True), ("call-failed", True)]
     assert done.losses == native_losses(training)
+
+
+@pytest.mark.cold
+def test_a_collective_that_hangs_on_the_device_is_told_as_one(
+    folder: Path,
+) -> None:
+    training = Training("char_gpt.py", 2, 8)
+    done = training.run(folder / "run", proxied=True, drills=("collective-hang rank=1 step=4 call=200",))
+    found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
+    assert found == [("collective-hung", True)]
+    assert done.losses == native_losses(training)
+
+
+@pytest.mark.cold
+def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(folder: Path) -> None:
+    """Twice as long as a server may take for a record."""
+    command = proxied.torchrun(2, WORKLOADS / "late_rank.py", "6")
+    options = ("--devices", "cuda:2", "--hang-timeout", "3")
+    done = proxied.run(command, folder=folder, options=options)
+    assert (done.status, done.report["recoveries"]) == (0, []), done.output[-3000:]
 
 
 def test_the_executors_tests_pass_on_it() -> None:

@@ -43,18 +43,6 @@ uint64_t uid_of_pair(uint64_t uid_low, uint64_t one, uint64_t other) {
   return uid_of_messages(uid_low, std::min(one, other), std::max(one, other));
 }
 
-// While it lives, the server waits for peers.
-class Waits {
- public:
-  explicit Waits(replay::ControlPage& page) : page_(page) { page_.in_collective.store(1); }
-  ~Waits() { page_.in_collective.store(0); }
-  Waits(const Waits&) = delete;
-  Waits& operator=(const Waits&) = delete;
-
- private:
-  replay::ControlPage& page_;
-};
-
 // Backends take the elements from one piece of memory, whatever the strides say; Gloo does not look at them.
 void check_dense_extent(const c10::Storage& storage, const at::Tensor& tensor) {
   const uint64_t room = storage.nbytes() / tensor.itemsize();  // extent_of() saw to it that nothing overflows
@@ -145,10 +133,9 @@ void Communicators::check_reachable() const {
 c10d::Backend& Communicators::connected(Communicator& c) {
   if (!c.backend) {
     check_reachable();
-    page_.wait_uid_low.store(0, std::memory_order_relaxed);
     c10::intrusive_ptr<c10d::Backend> backend;
     try {
-      const Waits waits(page_);
+      const Waits waits(page_, {});
       backend = factory_(request_for(c));
     } catch (const std::exception& e) {
       throw CollectiveError(std::string("cannot connect to the peers: ") + e.what());
@@ -219,6 +206,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
     } catch (const LogError&) {
       throw;
     } catch (const c10::Error& e) {
+      if (driver_.lost(e)) throw;
       throw CollectiveError(e.what_without_backtrace());
     } catch (const std::exception& e) {
       throw CollectiveError(e.what());
@@ -232,12 +220,11 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   }
   if (!message) {
     c.sequence++;
-    begun.uid_low = c.uid_low, begun.uid_high = c.uid_high, begun.sequence = c.sequence;
+    begun.id = {c.uid_low, c.uid_high, c.sequence};
   } else if (!any) {
     c.peer_sequence[header.peer]++;
     if (running->call.kind == CollectiveKind::kSend) c.sent[header.peer]++;
-    begun.uid_low = uid_of_pair(c.uid_low, header.peer, c.rank), begun.uid_high = c.uid_high;
-    begun.sequence = c.peer_sequence[header.peer];
+    begun.id = {uid_of_pair(c.uid_low, header.peer, c.rank), c.uid_high, c.peer_sequence[header.peer]};
   }
   for (const uint64_t buffer : begun.buffers)
     if (BufferTable::Buffer* b = state.table().find(buffer)) b->in_flight = true;
@@ -326,21 +313,20 @@ bool Communicators::is_over(InFlight& f) {
 }
 
 void Communicators::finish(std::list<InFlight>::iterator f, BufferTable& table) {
-  page_.wait_uid_low.store(f->uid_low, std::memory_order_relaxed);
-  page_.wait_uid_high.store(f->uid_high, std::memory_order_relaxed);
-  page_.wait_sequence.store(f->sequence, std::memory_order_relaxed);
   try {
-    const Waits waits(page_);
+    const Waits waits(page_, f->id);
     wait(*f);
   } catch (const LogError&) {  // it never made sense, and was to be started on another thread
     throw;
   } catch (const c10::Error& e) {
+    if (driver_.lost(e)) throw;
     throw CollectiveError(f->name + ": " + e.what_without_backtrace());
   } catch (const std::exception& e) {
     throw CollectiveError(f->name + ": " + e.what());
   }
   const InFlight done = std::move(*f);
   in_flight_.erase(f);
+  if (driver_.device().is_cuda()) queued_.add(done.name, done.id, done.work);
   for (const uint64_t buffer : done.buffers) {
     const bool still = std::any_of(in_flight_.begin(), in_flight_.end(), [&](const InFlight& other) {
       return std::find(other.buffers.begin(), other.buffers.end(), buffer) != other.buffers.end();
@@ -366,6 +352,17 @@ void Communicators::wait_for_barrier(uint64_t communicator, BufferTable& table) 
   const std::string barrier = replay::name_of(CollectiveKind::kBarrier);
   for (auto f = in_flight_.end(); f != in_flight_.begin();)
     if (--f; f->communicator == communicator && f->name == barrier) return finish(f, table);
+}
+
+void Communicators::wait_for_queued() {
+  try {
+    queued_.wait(page_, aborted_);
+  } catch (const c10::Error& e) {
+    if (driver_.lost(e)) throw;
+    throw CollectiveError(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    throw CollectiveError(e.what());
+  }
 }
 
 void Communicators::wait_for_all(BufferTable& table) {
@@ -472,8 +469,7 @@ uint32_t Communicators::rebuild(uint32_t generation) {
       continue;
     }
     check_reachable();
-    page_.wait_uid_low.store(0, std::memory_order_relaxed);
-    const Waits waits(page_);
+    const Waits waits(page_, {});
     c->connecting->waiting->wait([] { return false; });
     const std::lock_guard<std::mutex> lock(backends_mutex_);
     c->backend = std::move(c->connecting->backend);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/queued_collectives.h"
 #include "proxy_server/csrc/words.h"
 #include "proxy_server/csrc/waiters.h"
 #include "replay/csrc/marks.h"
@@ -53,6 +54,9 @@ class Communicators {
   // For the newest barrier of a communicator, if there is one.
   void wait_for_barrier(uint64_t communicator, BufferTable& table);
   void wait_for_all(BufferTable& table);
+  // For what was waited for above and on a GPU has only been queued: see Driver::before_waiting. Returns
+  // early if it is aborted; throws CollectiveError if it failed.
+  void wait_for_queued();
   // Finishes whatever has ended by itself; whether nothing is in flight.
   bool settled(BufferTable& table);
   // After abort(): lets the broken collectives end and forgets them.
@@ -99,10 +103,10 @@ class Communicators {
     std::function<void()> finish;  // on the executor's thread, when the work is done
     std::string name;
     uint64_t communicator = 0;
-    std::function<void()> wait{};                      // for a message
-    std::shared_ptr<Waiting> waiting{};                // of a message, or of what is not started
-    bool may_miss_abort = false;                       // see ends()
-    uint64_t uid_low = 0, uid_high = 0, sequence = 0;  // as in the control page; 0 if it cannot be named
+    std::function<void()> wait{};        // for a message
+    std::shared_ptr<Waiting> waiting{};  // of a message, or of what is not started
+    bool may_miss_abort = false;         // see ends()
+    CollectiveId id{};
   };
 
   static bool used(const Communicator& c) { return c.sequence != 0 || !c.peer_sequence.empty(); }
@@ -129,6 +133,7 @@ class Communicators {
   std::map<uint64_t, Communicator> communicators_;
   replay::Marks given_up_;           // since the last commit
   std::list<InFlight> in_flight_;    // the oldest first
+  QueuedCollectives queued_;         // no longer in flight for the host
   std::vector<InFlight> abandoned_;  // aborted, and still not ended
   std::vector<c10::intrusive_ptr<c10d::Backend>> abandoned_backends_;
   std::atomic<bool> aborted_{false};

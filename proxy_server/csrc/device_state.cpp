@@ -304,6 +304,7 @@ std::optional<std::vector<DeviceState::Place>> DeviceState::locate() {
 
 std::vector<std::pair<uint64_t, uint64_t>> DeviceState::content_digests() {
   communicators_.wait_for_all(table_);
+  pass_the_device();
   std::vector<std::pair<uint64_t, uint64_t>> found;
   found.reserve(table_.size());
   for (auto& [handle, b] : table_.buffers())

@@ -117,7 +117,8 @@ class DeviceState {
   };
   // Where content lies in host memory; nothing on a GPU.
   std::optional<std::vector<Place>> locate();
-  // (handle, XXH3-64) of all content, by handle; generators likewise. Waits for collectives in flight.
+  // (handle, XXH3-64) of all content, by handle; generators likewise. Waits for collectives in flight;
+  // throws CollectiveError if they were aborted.
   std::vector<std::pair<uint64_t, uint64_t>> content_digests();
   std::vector<std::pair<uint64_t, uint64_t>> generator_digests() const;
   uint64_t digest(const Content& content) const { return driver_.digest(content); }

@@ -75,8 +75,13 @@ Driver::Driver(const std::string& spec) : device_(spec) {
   }
 }
 
-void Driver::enter_thread() const {
+void Driver::enter_thread() {
+  thread_ = std::this_thread::get_id();
   if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
+}
+
+void Driver::announce_waiting() const {
+  if (device_.is_cuda() && before_waiting_ && std::this_thread::get_id() == thread_) before_waiting_();
 }
 
 c10::Storage Driver::allocate(uint64_t bytes) const { return allocate_on(device_, bytes); }
@@ -125,11 +130,13 @@ c10::Storage Driver::duplicate(const c10::Storage& from) const {
 
 void Driver::to_host(const c10::Storage& from, uint64_t offset, uint64_t bytes, void* to) const {
   if (bytes == 0) return;
-  if (from.device().is_cpu())
+  if (from.device().is_cpu()) {
     std::memcpy(to, static_cast<const uint8_t*>(from.data()) + offset, bytes);
-  else
-    at::from_blob(to, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))
-        .copy_(bytes_of(from, offset, bytes));
+    return;
+  }
+  announce_waiting();
+  at::from_blob(to, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))
+      .copy_(bytes_of(from, offset, bytes));
 }
 
 void Driver::from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const {
@@ -162,6 +169,7 @@ void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t by
 
 uint64_t Driver::digest(const c10::Storage& storage) const {
   if (storage.device().is_cpu()) return replay::digest(storage.data(), storage.nbytes());
+  announce_waiting();
   return staging_->digest(bytes_of(storage, 0, storage.nbytes()));
 }
 
@@ -183,7 +191,9 @@ void Driver::set_state(at::Generator& generator, const uint8_t* from, uint64_t b
 }
 
 void Driver::synchronize() const {
-  if (device_.is_cuda()) at::detail::getCUDAHooks().deviceSynchronize(device_.index());
+  if (device_.is_cpu()) return;
+  announce_waiting();
+  at::detail::getCUDAHooks().deviceSynchronize(device_.index());
 }
 
 void Driver::give_back_freed_memory() const {

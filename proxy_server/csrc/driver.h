@@ -2,13 +2,16 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "proxy_server/csrc/content.h"
 #include "proxy_server/csrc/digest_staging.h"
+#include "proxy_server/csrc/driver_errors.h"
 
 namespace understudy::server {
 
@@ -49,9 +52,15 @@ class Driver {
   void set_state(at::Generator& generator, const uint8_t* from, uint64_t bytes) const;
   at::Generator default_generator() const;
   void synchronize() const;
+  // Nothing of this process can use the device any more.
+  bool lost(const std::exception& error) const { return device_.is_cuda() && !sticky_error(error).empty(); }
   void give_back_freed_memory() const;  // to the operating system, which a device does only when asked
-  // To be called by a thread that runs operators: makes the device its current one.
-  void enter_thread() const;
+  // To be called by the thread that runs operators: makes the device its current one.
+  void enter_thread();
+  // What that thread does before it waits for a GPU, wherever it does so here.
+  void before_waiting(std::function<void()> act) { before_waiting_ = std::move(act); }
+  // The same for whoever goes on to wait for the device without us.
+  void announce_waiting() const;
 
  private:
   c10::Storage allocate_on(c10::Device device, uint64_t bytes) const;
@@ -59,6 +68,8 @@ class Driver {
                       bool asynchronous) const;
   at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const;
   c10::Device device_;
+  std::function<void()> before_waiting_;
+  std::thread::id thread_;                                                      // that runs operators
   std::shared_ptr<DigestStaging> staging_ = std::make_shared<DigestStaging>();  // copies share it
 };
 

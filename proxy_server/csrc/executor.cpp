@@ -54,6 +54,7 @@ Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory
       validation(log.page()) {
   state = std::make_unique<DeviceState>(driver, log, o.policy, communicators, o.threads);
   communicators.set_generation(o.generation);
+  driver.before_waiting([this] { communicators.wait_for_queued(); });
 }
 
 Executor::Executor(BackendFactory factory)
@@ -259,7 +260,7 @@ void Executor::thread_main() {
       if (!park_requested_.load())
         fault = Fault{e.suspect ? FaultKind::kSuspect : FaultKind::kCall, e.what(), s.at.index};
     } catch (const std::exception& e) {
-      if (s.driver.device().is_cuda() && !sticky_error(e.what()).empty()) end_with_the_driver(s, e.what());
+      if (s.driver.lost(e)) end_with_the_driver(s, e);
       // A record we cannot trust: this session ends, no other is harmed.
       auto& page = s.log.page();
       std::snprintf(page.lost_message, sizeof page.lost_message, "the device server refused record %llu: %s",
@@ -282,15 +283,14 @@ void Executor::thread_main() {
 
 // The driver's context is lost, and with it all memory of the device: what proxyd does when a device server
 // dies is what is needed now.
-void Executor::end_with_the_driver(const Session& s, const std::string& error) const {
+void Executor::end_with_the_driver(const Session& s, const std::exception& error) const {
   auto& page = s.log.page();
-  std::snprintf(page.lost_message, sizeof page.lost_message, "CUDA error: %s%s",
-                std::string(sticky_error(error)).c_str(), when_it_happened(s, error).c_str());
+  const std::string name(sticky_error(error)), when = when_it_happened(s, error.what());
+  std::snprintf(page.lost_message, sizeof page.lost_message, "CUDA error: %s%s", name.c_str(), when.c_str());
   std::fprintf(stderr,
                "understudy: the driver of %s is lost for this device server (%s)%s; it ends, and another one "
                "takes over\n",
-               s.options.device.c_str(), std::string(sticky_error(error)).c_str(),
-               when_it_happened(s, error).c_str());
+               s.options.device.c_str(), name.c_str(), when.c_str());
   _exit(kDriverLost);
 }
 

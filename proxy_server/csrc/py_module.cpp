@@ -137,8 +137,11 @@ PYBIND11_MODULE(_server, m) {
         "Let that process read the memory of this one, where the kernel lets only ancestors; 0: none.");
   m.def(
       "sticky_error",
-      [](const std::string& message) { return std::string(understudy::server::sticky_error(message)); },
+      [](const std::string& message) {
+        return std::string(understudy::server::sticky_error(std::string_view(message)));
+      },
       "The part of a message that names an error of the driver which nothing in the process survives.");
+  m.def("sticky_errors", &understudy::server::sticky_errors, "All of these, with their codes.");
   m.def(
       "settings",
       [] {

@@ -283,6 +283,9 @@ void Executor::run_operator(Session& s, const Record& r, Words words) {
   s.stack.clear();  // before the next record frees what the stack refers to
 }
 
+// What fused attention tells beside its tensors depends on shapes alone; the others need what is computed.
+static bool waits_for_the_device(const Template& t) { return t.name.find("attention") == std::string::npos; }
+
 void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_words, Words words) {
   const Template& t = s.templates.find(r.aux);
   s.stack.clear();
@@ -294,6 +297,7 @@ void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_wo
     Values values(*s.state, s.driver, words, written, &storages);
     for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
     first_handle = words.next();
+    if (waits_for_the_device(t)) s.driver.announce_waiting();
     run_kernel(s, t, written, /*told=*/true);
     written_composites = std::move(values.written_composites);
   }

@@ -264,7 +264,9 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   } catch (const replay::RewindError& e) {
     throw LogError(e.what());
   } catch (const c10::Error& e) {
-    if (s.driver.device().is_cuda() && !sticky_error(e.what()).empty()) throw;
+    if (s.driver.lost(e)) throw;
+    if (s.driver.device().is_cuda() && library_error(e.what()))
+      s.driver.synchronize();  // throws if that is lost
     const std::string message = e.what_without_backtrace() + when_it_happened(s, e.what());
     if (s.driver.device().is_cuda() && driver_error(message) && kind_of(e) == ErrorKind::kRuntime)
       throw DriverError(message + " [device call " + call_name(s, r) + ", record " + std::to_string(r.index) +

@@ -20,6 +20,8 @@ struct Wanted {
 std::array<Wanted, kPlaces> wanted;
 std::atomic<int> stuck{0};
 
+constexpr int kMemoryAllocation = 2;
+
 struct Text {
   int code;
   std::string_view name, words;
@@ -72,6 +74,8 @@ void fail_at(Place place, uint64_t nth, int code) {
 }
 
 void raise(int code) {
+  if (code == kMemoryAllocation)  // as the caching allocator words it
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory, on demand.");
   const Text& text = text_of(code);
   std::string words = "CUDA error: ";
   words.append(text.words).append("\nSearch for `").append(text.name);

@@ -1,0 +1,209 @@
+"""What an executor does on a simulated CUDA device, each by its name on the command line; prints what came
+of it.
+
+With SIMULATED_CUDA_LIBRARY in the environment, which names it. Of the two ranks of its communicator the
+other one is a thread on the host, so that it comes when the case says so.
+"""
+
+import ctypes
+import datetime
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import simulated_device
+
+library = simulated_device.load()
+
+import torch  # noqa: E402 - it looks for devices when it is imported
+import torch.distributed as dist  # noqa: E402
+
+sys.path.append(str(Path(os.environ["SIMULATED_CUDA_LIBRARY"]).parent))
+import simulated_nccl  # type: ignore[import-not-found]  # noqa: E402
+from executor_harness import (  # noqa: E402
+    COLLECTIVE,
+    COMMUNICATOR_CREATE,
+    COMMUNICATOR_DESTROY,
+    END,
+    PHASE,
+    Harness,
+)
+
+from understudy.proxy_server import _server  # noqa: E402
+
+OUT_OF_MEMORY, TENSOR_MEMORY_LEAK = 2, 721
+LONG_S = 60.0
+COMMUNICATOR = 7
+OURS, SUM = (1.0, 2.0, 3.0, 4.0), (11.0, 12.0, 13.0, 14.0)
+"""What this rank has, and what both have together: the other one brings 10 of each."""
+
+
+class Member(Harness):
+    """Rank 0 of two, with a commit behind which it has a buffer, 1."""
+
+    def __init__(self, *, optimizer_preimages: bool = True) -> None:
+        self.store = dist.HashStore()
+        self.peer: dist.ProcessGroup | None = None
+        self.joining: threading.Thread | None = None
+        super().__init__(optimizer_preimages=optimizer_preimages)
+        self.new(1, list(OURS))
+        self.writer.append(COMMUNICATOR_CREATE, COMMUNICATOR, [1, 2, 0, 2, 60_000])
+        self.commit()
+        self.writer.append(PHASE, 0, [])
+        self.synchronize()
+
+    def new_executor(self) -> _server.Executor:
+        executor = _server.Executor(self.connect)
+        executor.attach(self.directory, device="cuda:0", threads=1, generation=0, **self.options)
+        return executor
+
+    def connect(self, uid: str, generation: int, rank: int, size: int, timeout_ms: int) -> dist.ProcessGroup:
+        store = dist.PrefixStore(f"{generation}/{uid}", self.store)
+
+        def join() -> None:
+            self.peer = gloo(store, 1)
+
+        joining = threading.Thread(target=join, daemon=True)
+        joining.start()
+        self.joining = joining
+        return simulated_nccl.around(gloo(store, rank))
+
+    def all_reduce(self) -> None:
+        header = [1, 0, 0, 0, 1, 0, 1, 0]  # kind, reduction, peer, tag, sequence, inputs, outputs, splits
+        self.writer.append(COLLECTIVE, COMMUNICATOR, [*header, 1 | 6 << 8 | 1 << 16, 1, 0, 4, 1])
+
+    def other_comes(self) -> torch.Tensor:
+        """The other rank does its part; answers what it got."""
+        self.wait(lambda: self.joining is not None, "did not connect")
+        assert self.joining is not None
+        self.joining.join()
+        assert self.peer is not None
+        theirs = torch.full((4,), 10.0)
+        self.peer.allreduce([theirs]).wait()
+        return theirs
+
+    def await_wait(self) -> None:
+        """Until the executor says that it waits for the all-reduce."""
+        self.wait(lambda: self.log.in_collective == 1 and self.log.wait_sequence == 1, "does not wait")
+
+    def go_on(self) -> None:
+        """Behind a rewind, with new connections."""
+        self.joining = None  # at the commit nothing had been connected yet
+        self.executor.rebuild(1)
+        self.executor.resume()
+
+
+def gloo(store: dist.Store, rank: int) -> dist.ProcessGroup:
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = datetime.timedelta(seconds=LONG_S)
+    return dist.ProcessGroupGloo(store, rank, 2, options)
+
+
+def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+def aborted_commit() -> None:
+    """A commit behind a collective whose peer never comes is not made of what the abort left."""
+    with Member(optimizer_preimages=False) as h:
+        h.all_reduce()
+        h.commit()
+        h.writer.append(PHASE, 0, [])
+        h.await_wait()
+        h.executor.park()
+        print(h.log.commit_count, h.executor.state)
+        h.executor.rewind(1)
+        h.go_on()
+        h.other_comes()
+        print(h.read(1) == SUM)
+
+
+def aborted_read() -> None:
+    """A value behind such a collective is not told before it is computed, by a replay."""
+    with Member() as h:
+        h.all_reduce()
+        reader, found = in_background(lambda: h.read(1))
+        h.await_wait()
+        h.executor.park()
+        h.executor.rewind(1)
+        print(found)
+        h.go_on()
+        h.other_comes()
+        reader.join()
+        print(found == [SUM])
+
+
+def given_up_group() -> None:
+    """A communicator that is given up behind a collective is given up when that has ended."""
+    with Member() as h:
+        h.all_reduce()
+        h.writer.append(COMMUNICATOR_DESTROY, COMMUNICATOR, [])
+        reader, found = in_background(lambda: h.read(1))
+        h.await_wait()
+        print(found)
+        h.other_comes()
+        reader.join()
+        print(found == [SUM])
+
+
+def end_behind_a_collective() -> None:
+    """The session ends when the peer has what it waits for."""
+    with Member() as h:
+        h.all_reduce()
+        end, found = in_background(lambda: h.writer.call(END, 0, []))
+        h.await_wait()
+        print(found)
+        print(tuple(h.other_comes().tolist()) == SUM)
+        end.join()
+
+
+def no_room() -> None:
+    """For a copy of what is about to change: the program goes on, and cannot be taken back."""
+    with Harness() as h:
+        h.new(1, list(OURS))
+        h.commit()
+        h.add(1, 1)
+        h.commit()
+        h.synchronize()
+        library.simulated_cuda_fail(simulated_device.ALLOCATE, ctypes.c_uint64(1), OUT_OF_MEMORY)
+        h.add(1, 1)
+        print(h.read(1) == tuple(4 * one for one in OURS))
+        h.executor.park()
+        try:
+            h.executor.rewind(h.log.commit_count)
+        except RuntimeError as problem:
+            print("out of reach" in str(problem))
+        h.executor.resume()
+        h.commit()
+        h.writer.append(PHASE, 0, [])
+        h.add(1, 1)
+        h.synchronize()
+        h.executor.park()
+        h.executor.rewind(h.log.commit_count)
+        h.executor.resume()
+        print(h.read(1) == tuple(8 * one for one in OURS))
+
+
+def lost_device() -> None:
+    """An error that PyTorch tells by its code alone ends the process."""
+    with Harness() as h:
+        h.new(1, list(OURS))
+        h.add(1, 1)
+        h.synchronize()
+        library.simulated_cuda_fail(simulated_device.IN_STREAM, ctypes.c_uint64(1), TENSOR_MEMORY_LEAK)
+        h.add(1, 1)
+        h.read(1)
+
+
+CASES: dict[str, Callable[[], None]] = {
+    case.__name__: case
+    for case in (aborted_commit, aborted_read, given_up_group, end_behind_a_collective, no_room, lost_device)
+}
+CASES[sys.argv[1]]()
+os._exit(0)  # the other rank may still wait
