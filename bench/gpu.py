@@ -4,26 +4,18 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from machine import ROOT, describe_machine
-from training_run import RunFailed, Training
+from training_run import RunFailed, Training, gpus
 
 MODELS = {"gpt2": "8", "resnet50": "64"}
 STEPS, ROUNDS = 60, 5
 KILLS = ("step=20 call=5", "step=25 call=200", "step=30 call=400")
 RESULTS = ROOT / "bench" / "results" / "gpu.json"
-_COUNT = "import torch; print(torch.cuda.device_count() if torch.version.cuda else 0)"
-
-
-def gpus() -> int:
-    """GPUs that PyTorch can use here; asked in a process of its own, so that none is used in this one."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _COUNT], capture_output=True, text=True)
-    return int(done.stdout) if done.returncode == 0 else 0
 
 
 def step_times(folder: Path) -> list[dict[str, Any]]:

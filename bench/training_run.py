@@ -1,6 +1,7 @@
 """One run of an example or workload, native or under the proxy, and what it left behind."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ def installed(name: str) -> list[str]:
 OVERDUE = "did not end within"
 NATIVE_ABORT = "terminate called without an active exception"
 NATIVE_ATTEMPTS = 5
+_COUNT = "import torch; print(torch.cuda.device_count() if torch.version.cuda else 0)"
 
 
 def driver() -> str:
@@ -41,6 +43,23 @@ def driver() -> str:
 def native_device() -> str:
     """Where scripts run without us: only our device servers have the simulated GPUs."""
     return "cpu" if os.environ.get("UNDERSTUDY_TEST_DRIVER") == "simulated-cuda" else driver()
+
+
+@functools.cache
+def gpus() -> int:
+    """GPUs that PyTorch can use here; asked in a process of its own, so that none is used in this one."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _COUNT], capture_output=True, text=True)
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+class TooFewGpus(RuntimeError):
+    """Natively ranks that share a GPU hang in NCCL or are refused; the message is a sentence."""
+
+
+def check_gpus(ranks: int) -> None:
+    """Raises TooFewGpus where runs are made on real GPUs and there is not one for each rank."""
+    if os.environ.get("UNDERSTUDY_TEST_DRIVER") == "cuda" and ranks > gpus():
+        raise TooFewGpus(f"{ranks} ranks need as many GPUs, PyTorch finds {gpus()} here")
 
 
 class RunFailed(RuntimeError):
@@ -90,8 +109,10 @@ class Training:
     ) -> Outcome:
         """Run it once; files go into `folder`, which must be new.
 
-        Raises RunFailed if the command ends with a status that is not `expected`, or a result is missing.
+        Raises RunFailed if the command ends with a status that is not `expected`, or a result is missing;
+        TooFewGpus.
         """
+        check_gpus(self.ranks)
         folder.mkdir()
         report = folder / "report.json"
         command = self.command(folder, native=not proxied)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from training_run import driver, installed
+from training_run import check_gpus, driver, installed
 
 from understudy.recovery.gpus import gpus_of_machine
 from understudy.recovery.launch import ranks_wanted
@@ -70,6 +70,7 @@ def ranks(count: int, script: Path | str, *arguments: str) -> list[str]:
 
 
 def torchrun(ranks: int, script: Path | str, *arguments: str) -> list[str]:
+    check_gpus(ranks)
     return [*installed("torchrun"), "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
 
 

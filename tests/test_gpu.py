@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +12,10 @@ from pathlib import Path
 import gpu
 import proxied
 import pytest
-from training_run import ROOT, Training, execute
+import training_run
+from training_run import ROOT, TooFewGpus, Training, execute, gpus
 
-GPUS = gpu.gpus()
+GPUS = gpus()
 needs_a_gpu = pytest.mark.skipif(GPUS == 0, reason="PyTorch finds no GPU here")
 needs_two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, PyTorch finds {GPUS} here")
 TINY = ["--batch", "4", "--tiny"]
@@ -174,3 +177,28 @@ def test_an_error_that_no_process_survives_is_told_from_one_of_a_call(message: s
     from understudy.proxy_server import _server
 
     assert _server.sticky_error(message) == named
+
+
+def test_each_of_these_errors_is_named_as_the_cuda_runtime_names_it() -> None:
+    from understudy.proxy_server import _server
+
+    compiler = shutil.which("nvcc")
+    libraries = sorted(Path(compiler).resolve().parent.parent.glob("lib*/libcudart.so.*")) if compiler else []
+    if not libraries:
+        pytest.skip("no CUDA runtime beside nvcc here")
+    runtime = ctypes.CDLL(str(libraries[0]))
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    errors = _server.sticky_errors()
+    assert len(errors) >= 19
+    for code, name in errors:
+        assert runtime.cudaGetErrorString(code).decode() == name
+        assert _server.sticky_error(f"CUDA error: {name}\nCompile with") == name
+
+
+def test_ranks_that_would_share_a_gpu_do_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UNDERSTUDY_TEST_DRIVER", "cuda")
+    monkeypatch.setattr(training_run, "gpus", lambda: 1)
+    training = Training("char_gpt.py", 2, 1)
+    for way in (True, False):
+        with pytest.raises(TooFewGpus, match="2 ranks need as many GPUs, PyTorch finds 1 here"):
+            training.run(tmp_path / "never", proxied=way)

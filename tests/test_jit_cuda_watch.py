@@ -16,17 +16,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import gpu
 import pytest
 import torch
 from compiled_programs import ROOT, program
+from training_run import gpus
 
 from understudy.jit import boundaries, check, cuda_watch, watchdog
 from understudy.jit.at_work import AtWork
 from understudy.jit.generators import Generators
 from understudy.jit.identity import JitError
 
-needs_a_gpu = pytest.mark.skipif(gpu.gpus() == 0, reason="PyTorch finds no GPU here")
+needs_a_gpu = pytest.mark.skipif(gpus() == 0, reason="PyTorch finds no GPU here")
 CSRC = ROOT / "tests" / "csrc"
 CASES = [
     case
