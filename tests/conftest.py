@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import needs
@@ -88,7 +88,7 @@ def _cold_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Iterator[object]:
+def pytest_pyfunc_call() -> Generator[None, object, object]:
     """Ranks that share a GPU are no failure of ours."""
     try:
         return (yield)

@@ -106,9 +106,9 @@ def test_a_collective_that_hangs_on_the_device_is_told_as_one(
 
 @pytest.mark.cold
 def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(folder: Path) -> None:
-    """Twice as long as a server may take for a record."""
-    command = proxied.torchrun(2, WORKLOADS / "late_rank.py", "6")
-    options = ("--devices", "cuda:2", "--hang-timeout", "3")
+    """Longer than a server may take for a record."""
+    command = proxied.torchrun(2, WORKLOADS / "late_rank.py", "12")
+    options = ("--devices", "cuda:2", "--hang-timeout", "8")
     done = proxied.run(command, folder=folder, options=options)
     assert (done.status, done.report["recoveries"]) == (0, []), done.output[-3000:]
 
