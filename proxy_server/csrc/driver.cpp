@@ -24,6 +24,8 @@
 namespace understudy::server {
 namespace {
 
+thread_local const Driver* entered_by_this_thread = nullptr;
+
 constexpr uint64_t kPoolBytes = 2ull << 30;  // of pre-image storages kept for reuse
 constexpr int kLargestHeapBlock =
     32 << 20;  // bytes; the most that glibc takes from the heap and not from mmap
@@ -75,13 +77,13 @@ Driver::Driver(const std::string& spec) : device_(spec) {
   }
 }
 
-void Driver::enter_thread() {
-  thread_ = std::this_thread::get_id();
+void Driver::enter_thread() const {
+  entered_by_this_thread = this;
   if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
 }
 
 void Driver::announce_waiting() const {
-  if (device_.is_cuda() && before_waiting_ && std::this_thread::get_id() == thread_) before_waiting_();
+  if (device_.is_cuda() && before_waiting_ && entered_by_this_thread == this) before_waiting_();
 }
 
 c10::Storage Driver::allocate(uint64_t bytes) const { return allocate_on(device_, bytes); }
@@ -158,13 +160,15 @@ c10::Storage Driver::host_copy(const c10::Storage& from) const {
 void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from,
                             bool asynchronous) const {
   if (bytes == 0) return;
-  if (to.device().is_cpu())
+  if (to.device().is_cpu()) {
     std::memcpy(static_cast<uint8_t*>(to.mutable_data()) + offset, from, bytes);
-  else
-    bytes_of(to, offset, bytes)
-        .copy_(at::from_blob(const_cast<void*>(from), {static_cast<int64_t>(bytes)},
-                             at::TensorOptions().dtype(at::kByte)),
-               asynchronous);
+    return;
+  }
+  if (!asynchronous) announce_waiting();
+  bytes_of(to, offset, bytes)
+      .copy_(at::from_blob(const_cast<void*>(from), {static_cast<int64_t>(bytes)},
+                           at::TensorOptions().dtype(at::kByte)),
+             asynchronous);
 }
 
 uint64_t Driver::digest(const c10::Storage& storage) const {

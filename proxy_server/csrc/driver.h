@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -56,7 +55,7 @@ class Driver {
   bool lost(const std::exception& error) const { return device_.is_cuda() && !sticky_error(error).empty(); }
   void give_back_freed_memory() const;  // to the operating system, which a device does only when asked
   // To be called by the thread that runs operators: makes the device its current one.
-  void enter_thread();
+  void enter_thread() const;
   // What that thread does before it waits for a GPU, wherever it does so here.
   void before_waiting(std::function<void()> act) { before_waiting_ = std::move(act); }
   // The same for whoever goes on to wait for the device without us.
@@ -69,7 +68,6 @@ class Driver {
   at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const;
   c10::Device device_;
   std::function<void()> before_waiting_;
-  std::thread::id thread_;                                                      // that runs operators
   std::shared_ptr<DigestStaging> staging_ = std::make_shared<DigestStaging>();  // copies share it
 };
 

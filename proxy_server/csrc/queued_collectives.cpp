@@ -21,6 +21,8 @@ void check(const std::string& name, c10d::Work& work) {
   if (!failed) return;
   try {
     std::rethrow_exception(failed);
+  } catch (const c10::Error&) {  // it may be the driver's
+    throw;
   } catch (const std::exception& e) {
     throw std::runtime_error(name + ": " + e.what());
   }
@@ -36,10 +38,8 @@ replay::ControlPage& Waits::name(replay::ControlPage& page, const CollectiveId& 
 }
 
 void QueuedCollectives::add(std::string name, const CollectiveId& id, c10::intrusive_ptr<c10d::Work> work) {
-  while (!queued_.empty() && queued_.front().work->isCompleted()) {
-    check(queued_.front().name, *queued_.front().work);
+  while (!queued_.empty() && queued_.front().work->isCompleted() && !queued_.front().work->exception())
     queued_.pop_front();
-  }
   queued_.push_back({std::move(name), id, std::move(work)});
 }
 
