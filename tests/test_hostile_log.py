@@ -22,6 +22,8 @@ from executor_harness import (
 from understudy.proxy_server import _server
 from understudy.replay import Log, LogError, RemoteError
 
+GROUP_BEGIN, GROUP_END = 15, 16
+
 
 class WithPeers(Harness):
     """Its communicators have one member: the executor itself."""
@@ -80,6 +82,20 @@ def test_a_collective_reaches_no_further_than_its_buffer_whatever_the_strides() 
         all_reduce(h, size=1 << 20, stride=0)
         with pytest.raises(RemoteError, match="more elements than its buffer"):
             h.synchronize()
+
+
+@pytest.mark.cpu_driver
+def test_marks_of_a_group_mean_nothing_where_messages_do_not_wait_for_each_other() -> None:
+    with WithPeers() as h:
+        h.new(1, [1, 2, 3, 4])
+        h.writer.append(COMMUNICATOR_CREATE, 7, [1, 2, 0, 1, 10_000])
+        for kind in (GROUP_END, GROUP_BEGIN, GROUP_BEGIN):
+            h.writer.append(COLLECTIVE, 7, [kind, *[0] * 7])
+        all_reduce(h, size=4, stride=1)
+        h.commit()
+        assert h.read(1) == (1, 2, 3, 4)
+        h.run_all()
+        assert h.log.commit_count == 1
 
 
 def test_splits_that_only_add_up_are_refused() -> None:

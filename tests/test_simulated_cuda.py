@@ -75,6 +75,19 @@ def test_nothing_counts_before_the_device_has_passed_it(case: str, said: list[st
     assert ("has no memory for a copy" in done.stderr) == (case == "no_room")
 
 
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("messages_together", ["True"] * 2),
+        ("left_amid_a_group", ["running 2", "2 True", "parked", "True", "True"]),
+        ("groups_that_make_no_sense", ["True"] * 4),
+    ],
+)
+def test_messages_of_a_group_start_together(case: str, said: list[str]) -> None:
+    done = does(case, "simulated_executor_cases.py")
+    assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
+
+
 def test_a_device_server_ends_with_an_error_that_only_its_code_tells() -> None:
     done = does("lost_device", "simulated_executor_cases.py")
     assert done.returncode == DRIVER_LOST, done.stderr
@@ -111,6 +124,20 @@ def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(folder: P
     options = ("--devices", "cuda:2", "--hang-timeout", "8")
     done = proxied.run(command, folder=folder, options=options)
     assert (done.status, done.report["recoveries"]) == (0, []), done.output[-3000:]
+
+
+@pytest.mark.cold
+def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_other(folder: Path) -> None:
+    """In batches: one by one they would, for good. Servers are killed at each call of a step with batches."""
+    for ranks, calls in ((2, range(1, 19)), (3, range(2, 17, 5))):
+        drills = [f"kill-server rank={i % ranks} step={2 + i} call={call}" for i, call in enumerate(calls)]
+        steps = len(drills) + 4
+        options = ("--devices", f"cuda:{ranks}", *(word for one in drills for word in ("--drill", one)))
+        command = proxied.torchrun(ranks, WORKLOADS / "batched_messages.py", str(steps))
+        done = proxied.run(command, folder=folder, options=options, timeout_s=100)
+        assert (done.status, done.output.count("right")) == (0, ranks), done.output[-3000:]
+        recovered = [one["recovered"] for one in done.report["recoveries"]]
+        assert all(recovered) and len(recovered) >= len(drills)
 
 
 def test_the_executors_tests_pass_on_it() -> None:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <utility>
 
 #include "proxy_client/csrc/call_encoding.h"
 #include "proxy_client/csrc/collective_types.h"
@@ -99,6 +100,17 @@ Tensors operands(const Tensors& tensors, const ReduceOp& op, bool in_place) {
 bool is_message(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive ||
          kind == CollectiveKind::kReceiveAny;
+}
+
+// Who sent what any rank may send, the server asks at once.
+bool is_groupable(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive;
+}
+
+std::vector<uint64_t> group_mark(CollectiveKind kind) {
+  std::vector<uint64_t> words(kHeaderWords);
+  words[0] = static_cast<uint64_t>(kind);
+  return words;
 }
 
 // `whole` is to hold a part of the size of `part` for each rank; shapes do not matter.
@@ -228,8 +240,14 @@ WorkPtr ProcessGroup::submit(const Request& request) {
     header.sequence = ++sequence_;
     if (between_all) of_all = ++of_all_;
     std::memcpy(words.data(), &header, sizeof header);
-    append(log, Kind::kCollective, communicator_, words.size(),
-           [&](uint64_t* body) { std::copy_n(words.data(), words.size(), body); });
+    if (group_ && is_groupable(request.kind)) {
+      group_->bodies.emplace_back(words.data(), words.data() + words.size());
+      for (const Tensors* tensors : {&request.inputs, &request.outputs})
+        group_->tensors.insert(group_->tensors.end(), tensors->begin(), tensors->end());
+    } else {
+      append(log, Kind::kCollective, communicator_, words.size(),
+             [&](uint64_t* body) { std::copy_n(words.data(), words.size(), body); });
+    }
   }
   if (between_all) commit_after_collective(log, getSize(), of_all);
   CollectiveWork::Details details{
@@ -239,7 +257,32 @@ WorkPtr ProcessGroup::submit(const Request& request) {
   return c10::make_intrusive<CollectiveWork>(getRank(), std::move(details), request.outputs);
 }
 
+bool ProcessGroup::supportsCoalescing() const { return !driver_is_cpu(); }
+
+void ProcessGroup::startCoalescing() {
+  if (driver_is_cpu()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  group_.emplace();
+}
+
 WorkPtr ProcessGroup::endCoalescing() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const std::optional<Group> group = std::exchange(group_, std::nullopt);
+  LogWriter* log = log_if_open();
+  if (!group || group->bodies.empty() || !log) return nothing_to_do();
+  ensure_communicator(*log);
+  std::vector<std::vector<uint64_t>> bodies{group_mark(CollectiveKind::kGroupBegin)};
+  bodies.insert(bodies.end(), group->bodies.begin(), group->bodies.end());
+  bodies.push_back(group_mark(CollectiveKind::kGroupEnd));
+  try {
+    log->append_together(Kind::kCollective, communicator_, bodies);
+  } catch (const replay::RemoteError& error) {
+    raise_as_torch_error(error);
+  }
+  return nothing_to_do();
+}
+
+WorkPtr ProcessGroup::nothing_to_do() const {
   return c10::make_intrusive<CollectiveWork>(
       getRank(), CollectiveWork::Details{OpType::COALESCED, bound_device()}, Tensors{});
 }
@@ -297,14 +340,14 @@ WorkPtr ProcessGroup::allgather_coalesced(std::vector<Tensors>& outputs, Tensors
     Tensors input{inputs[i]};
     work = allgather(lists, input, options);
   }
-  return work ? work : endCoalescing();
+  return work ? work : nothing_to_do();
 }
 
 WorkPtr ProcessGroup::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                       const c10d::AllgatherOptions& options) {
   WorkPtr work;
   for (size_t i = 0; i < inputs.size(); i++) work = _allgather_base(outputs.at(i), inputs[i], options);
-  return work ? work : endCoalescing();
+  return work ? work : nothing_to_do();
 }
 
 WorkPtr ProcessGroup::gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -348,7 +391,7 @@ WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors&
                                                       const c10d::ReduceScatterOptions& options) {
   WorkPtr work;
   for (size_t i = 0; i < inputs.size(); i++) work = _reduce_scatter_base(outputs.at(i), inputs[i], options);
-  return work ? work : endCoalescing();
+  return work ? work : nothing_to_do();
 }
 
 WorkPtr ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {

@@ -5,6 +5,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <mutex>
+#include <optional>
+#include <vector>
 
 #include "proxy_client/csrc/session.h"
 
@@ -44,8 +46,12 @@ class ProcessGroup final : public c10d::Backend {
   // Forgets the communicator. Collectives after it are an error.
   void shutdown() override;
   void abort() override { shutdown(); }
-  // A record needs no bracket: these are accepted and do nothing.
-  void startCoalescing() override {}
+  // Messages between these two start together, as `batch_isend_irecv` has it: one by one, two ranks that both
+  // send first would wait for each other on a GPU. They are appended at the end: the log never holds a
+  // part of a group. One that does not come to its end, as something raised in between, is forgotten, as
+  // NCCL would never have started it. Not on the cpu driver, whose Gloo needs none of it.
+  bool supportsCoalescing() const override;
+  void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -82,7 +88,12 @@ class ProcessGroup final : public c10d::Backend {
 
  private:
   struct Request;
+  struct Group {
+    std::vector<std::vector<uint64_t>> bodies;  // of records
+    Tensors tensors;                            // theirs, which must not be freed before
+  };
   WorkPtr submit(const Request& request);
+  WorkPtr nothing_to_do() const;
   c10::DeviceIndex device_of(const Request& request) const;
   void ensure_communicator(LogWriter& log);
 
@@ -94,6 +105,7 @@ class ProcessGroup final : public c10d::Backend {
   uint64_t sequence_ = 0;
   uint64_t of_all_ = 0;  // collectives, without messages
   bool over_ = false;
+  std::optional<Group> group_;  // messages since startCoalescing()
 };
 
 }  // namespace understudy::client

@@ -50,6 +50,7 @@ bool Communicators::ends(InFlight& f, uint64_t until_ns) const {
 void Communicators::forget_in_flight(BufferTable& table) {
   cut_short_.store(false);
   queued_.clear();
+  group_.reset();
   std::erase_if(abandoned_, is_over);
   if (abandoned_.empty()) abandoned_backends_.clear();
   const uint64_t until_ns = deadline_after_abort();
@@ -103,6 +104,7 @@ void Communicators::cut_off() {
 void Communicators::close() {
   abort();
   queued_.clear();
+  group_.reset();
   in_flight_.clear();
   std::map<uint64_t, Communicator> old;
   std::lock_guard<std::mutex> lock(backends_mutex_);

@@ -152,6 +152,9 @@ c10::intrusive_ptr<c10d::Work> start_on(CollectiveCall& call, c10d::Backend& bac
       std::vector<at::Tensor> received{out[0]};
       return backend.recvAnysource(received, static_cast<int>(call.tag));
     }
+    case CollectiveKind::kGroupBegin:
+    case CollectiveKind::kGroupEnd:
+      break;
   }
   throw LogError("unknown collective");
 }

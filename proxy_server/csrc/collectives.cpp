@@ -18,7 +18,6 @@ namespace {
 using replay::CollectiveHeader;
 using replay::CollectiveKind;
 using replay::LogError;
-using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 constexpr uint64_t kGivenUp = ~0ull;  // in a commit's mark: the communicator is gone since the commit before
 constexpr uint64_t kPeerRow = ~0ull;  // in a manifest row's `size`: counts messages with the peer in `rank`,
@@ -64,14 +63,6 @@ void check_rank(uint64_t rank, uint64_t size) {
 
 }  // namespace
 
-// A call under way. Calls of one communicator must start in their order, on whichever threads.
-struct Communicators::Running {
-  explicit Running(CollectiveCall given) : call(std::move(given)) {}
-  CollectiveCall call;
-  WorkPointer work;
-  Event started;
-};
-
 void Communicators::create(uint64_t handle, Words body) {
   Communicator c;
   c.uid_low = body.next();
@@ -87,6 +78,7 @@ void Communicators::create(uint64_t handle, Words body) {
 }
 
 void Communicators::destroy(uint64_t handle, BufferTable& table) {
+  start_group(table);
   for (auto f = in_flight_.begin(); f != in_flight_.end();) {
     const auto next = std::next(f);
     if (f->communicator == handle) finish(f, table);
@@ -157,6 +149,8 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   if (header.reduce_op > static_cast<uint64_t>(c10d::ReduceOp::BXOR)) throw LogError("unknown reduction");
   CollectiveCall call;
   call.kind = static_cast<CollectiveKind>(header.kind);
+  if (call.kind == CollectiveKind::kGroupBegin) return begin_group(handle, state.table());
+  if (call.kind == CollectiveKind::kGroupEnd) return start_group(state.table());
   call.reduce = static_cast<c10d::ReduceOp::RedOpType>(header.reduce_op);
   const bool any = call.kind == CollectiveKind::kReceiveAny;
   if (!any && header.peer >= c.size) throw LogError("a collective names a rank outside its communicator");
@@ -183,10 +177,15 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
     (i < header.splits / 2 ? call.output_splits : call.input_splits).push_back(checked_split(body.next()));
 
   const bool message = is_point_to_point(call.kind);
+  const bool grouped = group_ && group_->communicator == handle && message && !any;
   const auto running = std::make_shared<Running>(std::move(call));
   InFlight begun{{}, std::move(buffers), {}, replay::name_of(running->call.kind)};
   begun.communicator = handle;
   const std::chrono::milliseconds limit(c.timeout_ms);  // not the context's, which is one to connect in
+  if (grouped) {
+    group_->calls.push_back({std::move(begun), running, header.peer});
+    return;
+  }
   if (driver_.device().is_cpu() && c.size > 1 && !adopt_connection(c)) {
     begun.waiting = Waiting::begin([running, limit, connecting = c.connecting, before = c.deferred] {
       connecting->waiting->wait([] { return false; });
@@ -199,18 +198,11 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
     });
     c.deferred = running;
   } else {
-    try {
+    ask_backend([&] {
       c10d::Backend& backend = connected(c);
       const Waits waits(page_);  // the first message to a peer connects to it
       running->work = start_on(running->call, backend);
-    } catch (const LogError&) {
-      throw;
-    } catch (const c10::Error& e) {
-      if (driver_.lost(e)) throw;
-      throw CollectiveError(e.what_without_backtrace());
-    } catch (const std::exception& e) {
-      throw CollectiveError(e.what());
-    }
+    });
     begun.work = running->work;
     begun.may_miss_abort = driver_.device().is_cpu() && !message;
     if (driver_.device().is_cpu() && message)
@@ -218,28 +210,37 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
         if (!running->work->wait(limit)) throw std::runtime_error("the message did not arrive");
       };
   }
-  if (!message) {
-    c.sequence++;
-    begun.id = {c.uid_low, c.uid_high, c.sequence};
-  } else if (!any) {
-    c.peer_sequence[header.peer]++;
-    if (running->call.kind == CollectiveKind::kSend) c.sent[header.peer]++;
-    begun.id = {uid_of_pair(c.uid_low, header.peer, c.rank), c.uid_high, c.peer_sequence[header.peer]};
-  }
-  for (const uint64_t buffer : begun.buffers)
-    if (BufferTable::Buffer* b = state.table().find(buffer)) b->in_flight = true;
-  // It keeps the tensors alive until the work is done, also on backends that do not.
-  begun.finish = [any, running] {
-    if (running->call.finish) running->call.finish();
-    if (any) running->call.outputs[1].fill_(running->work->sourceRank());  // the second result tells who sent
-  };
-  in_flight_.push_back(std::move(begun));
+  put_in_flight(c, {std::move(begun), running, header.peer}, state.table());
   publish_started();
   if (any) {
     finish(std::prev(in_flight_.end()), state.table());
     c.peer_sequence[static_cast<uint64_t>(running->work->sourceRank())]++;
     publish_started();
   }
+}
+
+// What has been started.
+void Communicators::put_in_flight(Communicator& c, Begun begun, BufferTable& table) {
+  const auto& running = begun.running;
+  const CollectiveKind kind = running->call.kind;
+  const bool any = kind == CollectiveKind::kReceiveAny;
+  InFlight& f = begun.in_flight;
+  if (!is_point_to_point(kind)) {
+    c.sequence++;
+    f.id = {c.uid_low, c.uid_high, c.sequence};
+  } else if (!any) {
+    c.peer_sequence[begun.peer]++;
+    if (kind == CollectiveKind::kSend) c.sent[begun.peer]++;
+    f.id = {uid_of_pair(c.uid_low, begun.peer, c.rank), c.uid_high, c.peer_sequence[begun.peer]};
+  }
+  for (const uint64_t buffer : f.buffers)
+    if (BufferTable::Buffer* b = table.find(buffer)) b->in_flight = true;
+  // It keeps the tensors alive until the work is done, also on backends that do not.
+  f.finish = [any, running] {
+    if (running->call.finish) running->call.finish();
+    if (any) running->call.outputs[1].fill_(running->work->sourceRank());  // the second result tells who sent
+  };
+  in_flight_.push_back(std::move(f));
 }
 
 // Whether it is connected, and everything that waited for that has been started: then the rest starts at
@@ -366,6 +367,7 @@ void Communicators::wait_for_queued() {
 }
 
 void Communicators::wait_for_all(BufferTable& table) {
+  start_group(table);
   while (!in_flight_.empty()) finish(in_flight_.begin(), table);
 }
 
@@ -375,7 +377,7 @@ bool Communicators::settled(BufferTable& table) {
     if (is_over(*f)) finish(f, table);
     f = next;
   }
-  return in_flight_.empty();
+  return in_flight_.empty() && !in_group();
 }
 
 replay::Marks Communicators::marks_of(const Communicator& c) {

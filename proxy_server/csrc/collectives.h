@@ -12,9 +12,11 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "proxy_server/csrc/collective_calls.h"
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/queued_collectives.h"
 #include "proxy_server/csrc/words.h"
@@ -48,6 +50,9 @@ class Communicators {
   void destroy(uint64_t handle, BufferTable& table);
   void start(uint64_t handle, Words body, DeviceState& state);
 
+  // Whether a group of calls has begun and not ended: no place to stand still at, or for a commit.
+  bool in_group() const { return group_.has_value(); }
+
   // Waits for what works on a buffer, and for nothing else: a peer may begin the rest only behind what comes
   // next.
   void wait_for(uint64_t buffer, BufferTable& table);
@@ -65,7 +70,7 @@ class Communicators {
   void abort();
   // abort() struck a communicator, and nothing was forgotten since: its buffers may hold anything.
   bool cut_short() const { return cut_short_.load(); }
-  bool under_way() const { return !in_flight_.empty(); }
+  bool under_way() const { return !in_flight_.empty() || in_group(); }
   // For drills: the next collective that is waited for never ends; no peer can be reached any more.
   void hang_once() { hang_next_ = true; }
   void cut_off();
@@ -83,7 +88,13 @@ class Communicators {
   void close();
 
  private:
-  struct Running;
+  // A call under way. Calls of one communicator must start in their order, on whichever threads.
+  struct Running {
+    explicit Running(CollectiveCall given) : call(std::move(given)) {}
+    CollectiveCall call;
+    c10::intrusive_ptr<c10d::Work> work;
+    Event started;
+  };
   struct Connecting {  // on a thread of its own
     std::shared_ptr<Waiting> waiting;
     c10::intrusive_ptr<c10d::Backend> backend;
@@ -108,6 +119,17 @@ class Communicators {
     bool may_miss_abort = false;         // see ends()
     CollectiveId id{};
   };
+  struct Begun {
+    InFlight in_flight;
+    std::shared_ptr<Running> running;
+    uint64_t peer;
+  };
+  // Calls that the backend is to start together, when their last one is known: until then it knows of none,
+  // and a log that leaves a group open harms nobody.
+  struct Group {
+    uint64_t communicator;
+    std::vector<Begun> calls;
+  };
 
   static bool used(const Communicator& c) { return c.sequence != 0 || !c.peer_sequence.empty(); }
   static replay::Marks marks_of(const Communicator& c);
@@ -115,6 +137,10 @@ class Communicators {
   void begin_connecting(Communicator& c);
   std::vector<Communicator*> in_use();
   bool adopt_connection(Communicator& c);
+  void begin_group(uint64_t communicator, BufferTable& table);
+  void start_group(BufferTable& table);  // if one is open; it is not any more
+  void put_in_flight(Communicator& c, Begun begun, BufferTable& table);
+  void ask_backend(const std::function<void()>& start) const;
   bool reachable() const;
   void check_reachable() const;
   BackendRequest request_for(const Communicator& c) const;
@@ -133,6 +159,7 @@ class Communicators {
   std::map<uint64_t, Communicator> communicators_;
   replay::Marks given_up_;           // since the last commit
   std::list<InFlight> in_flight_;    // the oldest first
+  std::optional<Group> group_;       // between its begin and its end
   QueuedCollectives queued_;         // no longer in flight for the host
   std::vector<InFlight> abandoned_;  // aborted, and still not ended
   std::vector<c10::intrusive_ptr<c10d::Backend>> abandoned_backends_;

@@ -435,7 +435,8 @@ State Executor::run_records(Session& s) {
 // Whether to stand still here, as it was asked to.
 bool Executor::stands_here(const Session& s) const {
   const Policy& policy = s.options.policy;
-  return !hold_requested_.load() || !s.in_step || !policy.protect || policy.optimizer_preimages;
+  if (!hold_requested_.load()) return true;
+  return !s.communicators.in_group() && (!s.in_step || !policy.protect || policy.optimizer_preimages);
 }
 
 // Between two records. A commit that waits for the next one is made now if the state is complete and there

@@ -60,10 +60,11 @@ bool Executor::settles(Session& s, uint64_t patience_ns) {
 // A commit has nothing in flight, and waits for nobody: a peer may begin its part only behind what comes
 // next. It is made at the first record at which that is so; if none comes for long, by waiting after all. Not
 // in the midst of the next step, which brings a commit of its own; and not where there is no other to go back
-// to.
+// to. A replay from amid a group would start its calls one by one.
 bool Executor::may_commit(Session& s) {
   const Policy& policy = s.options.policy;
   const bool only = policy.protect && !policy.optimizer_preimages;
+  if (s.communicators.in_group()) return false;
   if (!s.communicators.under_way() || only || settles(s, 0)) return true;
   if (s.in_step) return false;
   if (s.pending_since == 0 &&

@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 12;
+inline constexpr uint32_t kVersion = 13;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -214,8 +214,10 @@ enum class CollectiveKind : uint64_t {
   kSend,
   kReceive,
   kReceiveAny,
+  kGroupBegin,  // no collectives: what lies between these two may start only together. No tensors, no
+  kGroupEnd,    // sequence; records of other kinds never lie between
 };
-inline constexpr uint64_t kCollectiveKinds = 15;
+inline constexpr uint64_t kCollectiveKinds = 17;
 struct CollectiveHeader {
   // peer: root, source or destination rank; reduce_op: c10d::ReduceOp::RedOpType. Receive-any has a second
   // output, one int64, that gets the sender's rank.

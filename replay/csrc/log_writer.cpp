@@ -60,6 +60,18 @@ LogWriter::~LogWriter() {
   flags.erase(std::remove(flags.begin(), flags.end(), &usable_), flags.end());
 }
 
+void LogWriter::append_together(Kind kind, uint64_t aux, const std::vector<std::vector<uint64_t>>& bodies) {
+  uint64_t bytes = 0;
+  for (const auto& body : bodies) bytes += sizeof(Record) + 8 * body.size();
+  {
+    std::lock_guard<QuickLock> lock(lock_);
+    if (bytes <= map_.segment_bytes() / 2) make_room(bytes);
+    for (const auto& body : bodies)
+      write(kind, aux, body.size(), [&](uint64_t* to) { std::copy(body.begin(), body.end(), to); });
+  }
+  if (page().server_sleeping.load(std::memory_order_seq_cst) != 0) wake_server(kind);
+}
+
 void LogWriter::free_later(uint64_t handle) {
   if (!usable()) return;
   size_t pending;

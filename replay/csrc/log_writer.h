@@ -59,6 +59,10 @@ class LogWriter {
     return index;
   }
 
+  // Several records with none of other threads between them. There is room for all before the first is
+  // written, unless they are many: the server, which does not stand still among them, waits for no other.
+  void append_together(Kind kind, uint64_t aux, const std::vector<std::vector<uint64_t>>& bodies);
+
   // Appends a sync record and waits for its reply: `read(const uint8_t* payload, size_t bytes)` sees it in
   // place. Throws RemoteError if the call failed, the program failed earlier, or the session is lost.
   template <class Fill, class Read>

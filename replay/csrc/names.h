@@ -45,7 +45,9 @@ inline const char* name_of(CollectiveKind kind) {
                                                       "barrier",
                                                       "send",
                                                       "receive",
-                                                      "receive-any"};
+                                                      "receive-any",
+                                                      "group-begin",
+                                                      "group-end"};
   return static_cast<uint64_t>(kind) < kCollectiveKinds ? names[static_cast<uint64_t>(kind)] : "unknown";
 }
 

@@ -34,9 +34,12 @@ from executor_harness import (  # noqa: E402
 from understudy.proxy_server import _server  # noqa: E402
 
 OUT_OF_MEMORY, TENSOR_MEMORY_LEAK = 2, 721
+SEND, RECEIVE, GROUP_BEGIN, GROUP_END = 12, 13, 15, 16
+RECEIPT = 1 << 20
+"""The tag of what answers a message of tag 0 (tests/csrc/simulated_cuda/process_group.cpp)."""
 LONG_S = 60.0
 COMMUNICATOR = 7
-OURS, SUM = (1.0, 2.0, 3.0, 4.0), (11.0, 12.0, 13.0, 14.0)
+OURS, THEIRS, SUM = (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0), (11.0, 12.0, 13.0, 14.0)
 """What this rank has, and what both have together: the other one brings 10 of each."""
 
 
@@ -74,14 +77,18 @@ class Member(Harness):
         header = [1, 0, 0, 0, 1, 0, 1, 0]  # kind, reduction, peer, tag, sequence, inputs, outputs, splits
         self.writer.append(COLLECTIVE, COMMUNICATOR, [*header, 1 | 6 << 8 | 1 << 16, 1, 0, 4, 1])
 
-    def other_comes(self) -> torch.Tensor:
-        """The other rank does its part; answers what it got."""
+    def other(self) -> dist.ProcessGroup:
+        """The other rank, connected."""
         self.wait(lambda: self.joining is not None, "did not connect")
         assert self.joining is not None
         self.joining.join()
         assert self.peer is not None
+        return self.peer
+
+    def other_comes(self) -> torch.Tensor:
+        """The other rank does its part; answers what it got."""
         theirs = torch.full((4,), 10.0)
-        self.peer.allreduce([theirs]).wait()
+        self.other().allreduce([theirs]).wait()
         return theirs
 
     def await_wait(self) -> None:
@@ -163,6 +170,95 @@ def end_behind_a_collective() -> None:
         end.join()
 
 
+class Correspondent(Member):
+    """A Member with messages to and from its peer: it sends buffer 1, and receives into buffer 2."""
+
+    def mark(self, kind: int) -> None:
+        self.writer.append(COLLECTIVE, COMMUNICATOR, [kind, *[0] * 7])
+
+    def send(self) -> None:
+        header = [SEND, 0, 1, 0, 1, 1, 0, 0]  # kind, reduction, peer, tag, sequence, inputs, outputs, splits
+        self.writer.append(COLLECTIVE, COMMUNICATOR, [*header, 1 | 6 << 8 | 1 << 16, 1, 0, 4, 1])
+
+    def receive(self) -> None:
+        header = [RECEIVE, 0, 1, 0, 2, 0, 1, 0]
+        self.writer.append(COLLECTIVE, COMMUNICATOR, [*header, 1 | 6 << 8 | 1 << 16, 2, 0, 4, 1])
+
+    def exchange(self) -> tuple[float, ...]:
+        """The other rank does the same at once; answers what it got."""
+        peer = self.other()
+        got, receipts = [torch.empty(4)], [[torch.zeros(1, dtype=torch.uint8)] for _ in range(2)]
+        for work in (peer.send([torch.tensor(THEIRS)], 0, 0), peer.recv(got, 0, 0)):
+            work.wait()
+        for work in (peer.recv(receipts[0], 0, RECEIPT), peer.send(receipts[1], 0, RECEIPT)):
+            work.wait()
+        return tuple(got[0].tolist())
+
+
+def messages_together() -> None:
+    """A send before a receive, on both sides, in a group."""
+    with Correspondent() as h:
+        h.new(2, [0.0] * 4)
+        for append in (lambda: h.mark(GROUP_BEGIN), h.send, h.receive, lambda: h.mark(GROUP_END)):
+            append()
+        print(h.exchange() == OURS)
+        print(h.read(2) == THEIRS)
+
+
+def left_amid_a_group() -> None:
+    """Nothing is committed where a group is open, and nobody stands still there but for a fault."""
+    with Correspondent() as h:
+        h.new(2, [0.0] * 4)
+        h.commit()
+        h.writer.append(PHASE, 0, [])
+        h.mark(GROUP_BEGIN)
+        h.send()
+        h.run_all()
+        h.executor.hold()
+        print(h.executor.state, h.log.commit_count)
+        h.executor.let_go()
+        h.commit()
+        h.add(1, 1)
+        h.run_all()
+        print(h.log.commit_count, h.joining is None)
+        h.executor.park()
+        h.executor.rewind(2)
+        print(h.executor.state)
+        h.go_on()
+        h.receive()
+        h.mark(GROUP_END)
+        print(h.exchange() == tuple(2 * one for one in OURS))
+        print(h.read(2) == THEIRS)
+
+
+def groups_that_make_no_sense() -> None:
+    """They end no session and harm no device server."""
+    with Correspondent() as h:
+        h.new(2, [0.0] * 4)
+        h.mark(GROUP_END)
+        h.mark(GROUP_BEGIN)
+        h.mark(GROUP_BEGIN)
+        h.mark(GROUP_END)
+        h.mark(GROUP_END)
+        h.mark(GROUP_BEGIN)
+        h.send()
+        h.writer.append(COMMUNICATOR_CREATE, COMMUNICATOR + 1, [3, 4, 0, 1, 60_000])
+        h.add(2, 1)
+        h.receive()
+        h.writer.append(COMMUNICATOR_DESTROY, COMMUNICATOR + 1, [])
+        print(h.exchange() == OURS)
+        print(h.read(2) == THEIRS)
+        h.mark(GROUP_END)
+        h.mark(GROUP_BEGIN)
+        h.writer.append(COMMUNICATOR_DESTROY, COMMUNICATOR, [])
+        print(h.read(1) == OURS)
+        h.mark(GROUP_BEGIN)
+        try:
+            h.synchronize()
+        except RuntimeError as problem:
+            print("unknown communicator" in str(problem))
+
+
 def no_room() -> None:
     """For a copy of what is about to change: the program goes on, and cannot be taken back."""
     with Harness() as h:
@@ -203,7 +299,17 @@ def lost_device() -> None:
 
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
-    for case in (aborted_commit, aborted_read, given_up_group, end_behind_a_collective, no_room, lost_device)
+    for case in (
+        aborted_commit,
+        aborted_read,
+        given_up_group,
+        end_behind_a_collective,
+        messages_together,
+        left_amid_a_group,
+        groups_that_make_no_sense,
+        no_room,
+        lost_device,
+    )
 }
 CASES[sys.argv[1]]()
 os._exit(0)  # the other rank may still wait

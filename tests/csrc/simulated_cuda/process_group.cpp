@@ -252,23 +252,48 @@ Started ProcessGroup::alltoall(Tensors& outputs, Tensors& inputs, const c10d::Al
 // depend on that.
 Started ProcessGroup::send(Tensors& tensors, int to, int tag) {
   Tensors views = views_of(tensors);
-  return enqueue(OpType::SEND, {[views, to, tag](c10d::Backend& on) mutable -> Started {
-                   on.send(views, to, tag)->wait();
-                   Tensors received{at::empty({1}, at::kByte)};
-                   on.recv(received, to, tag + kReceived)->wait();
-                   return {};
-                 }});
+  return enqueue_or_collect(OpType::SEND,
+                            {[views, to, tag](c10d::Backend& on) mutable { return on.send(views, to, tag); },
+                             [byte = Tensors{at::empty({1}, at::kByte)}, to, tag](c10d::Backend& on) mutable {
+                               return on.recv(byte, to, tag + kReceived);
+                             }});
 }
 
 Started ProcessGroup::recv(Tensors& tensors, int from, int tag) {
   Tensors views = views_of(tensors);
-  return enqueue(OpType::RECV, {[views, from, tag](c10d::Backend& on) mutable -> Started {
-                                  on.recv(views, from, tag)->wait();
-                                  Tensors received{at::zeros({1}, at::kByte)};
-                                  on.send(received, from, tag + kReceived)->wait();
-                                  return {};
-                                },
-                                [] {}, views});
+  return enqueue_or_collect(
+      OpType::RECV, {[views, from, tag](c10d::Backend& on) mutable { return on.recv(views, from, tag); },
+                     [byte = Tensors{at::zeros({1}, at::kByte)}, from, tag](c10d::Backend& on) mutable {
+                       return on.send(byte, from, tag + kReceived);
+                     },
+                     views});
+}
+
+Started ProcessGroup::enqueue_or_collect(OpType type, Message message) {
+  if (!group_) return enqueue_together(type, {std::move(message)});
+  group_->push_back(std::move(message));
+  return {};
+}
+
+Started ProcessGroup::enqueue_together(OpType type, std::vector<Message> messages) {
+  Tensors results;
+  for (const Message& one : messages) results.insert(results.end(), one.results.begin(), one.results.end());
+  const auto run = [messages = std::move(messages)](c10d::Backend& on) -> Started {
+    for (const auto half : {&Message::start, &Message::receipt}) {
+      std::vector<Started> begun;
+      for (const Message& one : messages) begun.push_back((one.*half)(on));
+      for (const Started& one : begun) one->wait();
+    }
+    return {};
+  };
+  return enqueue(type, {run, [] {}, results});
+}
+
+void ProcessGroup::startCoalescing() { group_.emplace(); }
+
+Started ProcessGroup::endCoalescing() {
+  TORCH_CHECK(group_, "NCCL has no open group");
+  return enqueue_together(OpType::COALESCED, *std::exchange(group_, std::nullopt));
 }
 
 Started ProcessGroup::barrier(const c10d::BarrierOptions& options) {

@@ -2,13 +2,14 @@
 //
 // Calls return at once; a collective runs on a stream of its own, behind what was enqueued before it, and
 // wait() makes the current stream wait. One whose peer is gone never ends by itself; abort() lets it end, and
-// leaves garbage in what it was to fill. Sends wait for their receiver.
+// leaves garbage in what it was to fill. Sends wait for their receiver; those of a group start together.
 #pragma once
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tests/csrc/simulated_cuda/stream.h"
@@ -27,6 +28,9 @@ class ProcessGroup final : public c10d::Backend {
   const std::string getBackendName() const override { return "nccl"; }
   void abort() override;
   void shutdown() override;
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  Started endCoalescing() override;
 
   Started broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Started allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -56,6 +60,14 @@ class ProcessGroup final : public c10d::Backend {
   };
   Started enqueue(c10d::OpType type, Item item);
 
+  // A message's two halves: the second one, its receipt, goes the other way.
+  struct Message {
+    std::function<Started(c10d::Backend&)> start, receipt;
+    Tensors results = {};
+  };
+  Started enqueue_together(c10d::OpType type, std::vector<Message> messages);
+  Started enqueue_or_collect(c10d::OpType type, Message message);
+
   // Outlives the group: collectives may still be in the stream.
   struct Shared {
     c10::intrusive_ptr<c10d::Backend> carrier;
@@ -64,6 +76,7 @@ class ProcessGroup final : public c10d::Backend {
   };
   std::shared_ptr<Shared> shared_;
   Stream& stream_;
+  std::optional<std::vector<Message>> group_;  // since startCoalescing()
 };
 
 }  // namespace understudy::simulated
