@@ -312,4 +312,5 @@ CASES: dict[str, Callable[[], None]] = {
     )
 }
 CASES[sys.argv[1]]()
+sys.stdout.flush()
 os._exit(0)  # the other rank may still wait
