@@ -49,10 +49,10 @@ def asynchrony() -> None:
 
 def poison() -> None:
     """Memory that was given back is not what it was, once its stream has passed that."""
-    x = torch.ones(1000, device=GPU)
+    x, one = torch.ones(1000, device=GPU), torch.ones(1, device=GPU)
     place = x.data_ptr()
     del x
-    torch.ones(1, device=GPU).item()
+    one.item()  # waits, and allocates nothing, which could get that place
     y = torch.empty(1000, device=GPU)
     print(y.data_ptr() == place, bool((y == 1).any().item()))
 
