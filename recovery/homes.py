@@ -20,8 +20,9 @@ class NoHome(RuntimeError):
 class Homes:
     """This host."""
 
-    def __init__(self, pool: ServerPool, leases: Leases) -> None:
+    def __init__(self, pool: ServerPool, leases: Leases, emptied_s: float = EMPTIED_S) -> None:
         self._pool = pool
+        self._emptied_s = emptied_s
         self._leases = leases
 
     async def ready(self, sessions: list[Session], suspicious: bool) -> None:
@@ -57,8 +58,10 @@ class Homes:
             session.stash = session.server
         else:
             self._pool.retire(session.server)
-            if not await _device_emptied(session):
-                self.fence(session, f"its last server still held its memory {EMPTIED_S:.0f} s after its end")
+            if not await _device_emptied(session, self._emptied_s):
+                self.fence(
+                    session, f"its last server still held its memory {self._emptied_s:.0f} s after its end"
+                )
         if self._leases.is_homeless(session) and not self._leases.move(session):
             raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
         wished = session.destination
@@ -80,7 +83,7 @@ class Homes:
         return f"unix:{holder.socket}"
 
 
-async def _device_emptied(session: Session) -> bool:
+async def _device_emptied(session: Session, within_s: float) -> bool:
     """Until a server that has died, or is being killed, has given back its device's memory: whether it has.
 
     On the cpu driver there is memory enough for both, and what the log holds nobody else writes any more.  A
@@ -90,7 +93,7 @@ async def _device_emptied(session: Session) -> bool:
     if session.device.startswith("cpu"):
         return True
     try:
-        await asyncio.wait_for(process.memory_gone.wait(), EMPTIED_S)
+        await asyncio.wait_for(process.memory_gone.wait(), within_s)
     except TimeoutError:
         return False
     return True

@@ -23,7 +23,6 @@ import pytest
 from proxied import until
 
 from understudy import replay
-from understudy.recovery import homes
 from understudy.recovery.early_notice import EarlyNotice
 from understudy.recovery.homes import Homes
 from understudy.recovery.processes import Watched, start_ticks
@@ -395,7 +394,6 @@ def test_garbage_in_the_word_leaves_a_living_device_server_running(
 def test_a_kernel_without_futex_waitv_is_told_of_once_and_pidfds_remain(directory: str) -> None:
     script = """
 import asyncio, pathlib, subprocess, sys
-from understudy.recovery import homes
 from understudy.recovery.early_notice import EarlyNotice
 from understudy.recovery.processes import Watched
 
@@ -454,11 +452,7 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
     asyncio.run(run())
 
 
-def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(homes, "EMPTIED_S", 0.0)
-
+def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
     async def run() -> None:
         process = Watched.gone(1, 1)
         process.memory_gone.clear()
@@ -480,7 +474,8 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one(
         session: Any = SimpleNamespace(
             server=SimpleNamespace(process=process), device="cuda:0", destination=None, rank=0
         )
-        found = await Homes(cast(Any, Pool()), cast(Any, leases)).replacement(session, stash=False)
+        homes = Homes(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
+        found = await homes.replacement(session, stash=False)
         assert cast(Any, found) == "cuda:1"
         assert fenced == ["its last server still held its memory 0 s after its end"]
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import proxied
@@ -29,14 +30,15 @@ def on_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def does(
     case: str, script: str = "simulated_cuda_cases.py", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """One case of a script in workloads/."""
+    """One case of a script in workloads/; it may end before it has removed its log."""
     folders = (TESTS / "harness", TESTS, TESTS.parent / "bench")
     paths = os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
-    return subprocess.run(
-        [sys.executable, str(WORKLOADS / script), case],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | variables,
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/dev/shm") as shared_memory:
+        own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "UNDERSTUDY_SHARED_MEMORY": shared_memory}
+        return subprocess.run(
+            [sys.executable, str(WORKLOADS / script), case],
+            env=os.environ | own | variables, capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
