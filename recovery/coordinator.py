@@ -443,8 +443,8 @@ class Coordinator:
         message = worst.message
         if not message and attempts > 1:
             message = (
-                f"the device server of rank {worst.rank} died {attempts} times at record {worst.record_index}"
-                f"{_last_words(worst.evidence)}"
+                f"the device server of rank {worst.rank} died {attempts} times, the last time at record "
+                f"{worst.record_index}{_last_words(worst.evidence)}"
             )
         ranks = tuple(sorted({fault.rank for fault in self._faults}))
         broken = {fault.rank for fault in self._faults if fault.kind not in WISHES}

@@ -181,9 +181,9 @@ def test_an_error_that_no_process_survives_is_told_from_one_of_a_call(message: s
 def test_each_of_these_errors_is_named_as_the_cuda_runtime_names_it() -> None:
     from understudy.proxy_server import _server
 
-    libraries = sorted(Path("/usr/local").glob("cuda*/lib*/libcudart.so.*"))
+    libraries = sorted(Path("/usr/local").glob("cuda-13*/lib*/libcudart.so.13*"))
     if not libraries:
-        pytest.skip("no CUDA runtime here")
+        pytest.skip("no runtime of CUDA 13 here")
     runtime = ctypes.CDLL(str(libraries[0]))
     runtime.cudaGetErrorString.restype = ctypes.c_char_p
     errors = _server.sticky_errors()

@@ -13,6 +13,8 @@ from executor_harness import (
     COMMUNICATOR_CREATE,
     GENERATOR_GET,
     GENERATOR_SET,
+    GROUP_BEGIN,
+    GROUP_END,
     OPERATOR,
     SYNCHRONIZE,
     Harness,
@@ -21,8 +23,6 @@ from executor_harness import (
 
 from understudy.proxy_server import _server
 from understudy.replay import Log, LogError, RemoteError
-
-GROUP_BEGIN, GROUP_END = 15, 16
 
 
 class WithPeers(Harness):

@@ -90,10 +90,23 @@ def test_messages_of_a_group_start_together(case: str, said: list[str]) -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
-def test_a_device_server_ends_with_an_error_that_only_its_code_tells() -> None:
-    done = does("lost_device", "simulated_executor_cases.py")
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("lost_device", "the MPS client has been terminated by the server"),
+        ("library_on_a_lost_device", "an illegal memory access was encountered"),
+    ],
+)
+def test_a_device_server_ends_with_an_error_that_its_code_or_the_device_tells(case: str, error: str) -> None:
+    done = does(case, "simulated_executor_cases.py")
     assert done.returncode == DRIVER_LOST, done.stderr
-    assert "(tensor memory not completely freed) [in one of the records" in done.stderr
+    assert f"({error}) [in one of the records" in done.stderr
+
+
+@pytest.mark.parametrize("case", ["library_on_a_sound_device", "library_on_a_device_that_refuses_a_call"])
+def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(case: str) -> None:
+    done = does(case, "simulated_executor_cases.py")
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 @pytest.mark.cold
@@ -109,9 +122,7 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
 
 
 @pytest.mark.cold
-def test_a_collective_that_hangs_on_the_device_is_told_as_one(
-    folder: Path,
-) -> None:
+def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> None:
     training = Training("char_gpt.py", 2, 8)
     done = training.run(folder / "run", proxied=True, drills=("collective-hang rank=1 step=4 call=200",))
     found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]

@@ -120,6 +120,17 @@ bool Executor::runs_in_roll(Session& s, const Record& r, const uint64_t* reply_w
   }
 }
 
+// Whether it still works, as a library's error does not say. Throws what is not the program's.
+void Executor::ask_device(Session& s, const Record& r) const {
+  try {
+    s.driver.synchronize();
+  } catch (const c10::Error& e) {
+    if (s.driver.lost(e)) throw;
+    throw DriverError(std::string(e.what_without_backtrace()) + " [device call " + call_name(s, r) +
+                      ", record " + std::to_string(r.index) + "]");
+  }
+}
+
 void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   const auto kind = static_cast<Kind>(r.kind);
   auto& page = s.log.page();
@@ -265,8 +276,7 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
     throw LogError(e.what());
   } catch (const c10::Error& e) {
     if (s.driver.lost(e)) throw;
-    if (s.driver.device().is_cuda() && library_error(e.what()))
-      s.driver.synchronize();  // throws if that is lost
+    if (s.driver.device().is_cuda() && library_error(e.what())) ask_device(s, r);
     const std::string message = e.what_without_backtrace() + when_it_happened(s, e.what());
     if (s.driver.device().is_cuda() && driver_error(message) && kind_of(e) == ErrorKind::kRuntime)
       throw DriverError(message + " [device call " + call_name(s, r) + ", record " + std::to_string(r.index) +

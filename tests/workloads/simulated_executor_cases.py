@@ -8,6 +8,7 @@ other one is a thread on the host, so that it comes when the case says so.
 import ctypes
 import datetime
 import os
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -27,14 +28,19 @@ from executor_harness import (  # noqa: E402
     COMMUNICATOR_CREATE,
     COMMUNICATOR_DESTROY,
     END,
+    GROUP_BEGIN,
+    GROUP_END,
+    OPERATOR,
     PHASE,
     Harness,
+    vector,
 )
 
 from understudy.proxy_server import _server  # noqa: E402
 
-OUT_OF_MEMORY, TENSOR_MEMORY_LEAK = 2, 721
-SEND, RECEIVE, GROUP_BEGIN, GROUP_END = 12, 13, 15, 16
+INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, MPS_CLIENT_TERMINATED = 1, 2, 700, 810
+LIBRARY_ERROR = b"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
+SEND, RECEIVE = 12, 13
 RECEIPT = 1 << 20
 """The tag of what answers a message of tag 0 (tests/csrc/simulated_cuda/process_group.cpp)."""
 LONG_S = 60.0
@@ -267,7 +273,7 @@ def no_room() -> None:
         h.add(1, 1)
         h.commit()
         h.synchronize()
-        library.simulated_cuda_fail(simulated_device.ALLOCATE, ctypes.c_uint64(1), OUT_OF_MEMORY)
+        fail(simulated_device.ALLOCATE, OUT_OF_MEMORY)
         h.add(1, 1)
         print(h.read(1) == tuple(4 * one for one in OURS))
         h.executor.park()
@@ -286,13 +292,55 @@ def no_room() -> None:
         print(h.read(1) == tuple(8 * one for one in OURS))
 
 
+def fail(place: int, code: int) -> None:
+    """The next time."""
+    library.simulated_cuda_fail(place, ctypes.c_uint64(1), code)
+
+
+def call_a_library(h: Harness, device: int) -> None:
+    """An operator whose error does not say what is the cause; `device`: that of the device, if any."""
+    h.new(1, [0.0])
+    h.synchronize()
+    padded = LIBRARY_ERROR.ljust(-(-len(LIBRARY_ERROR) // 8) * 8, b"\0")
+    text = [9 | len(LIBRARY_ERROR) << 8, *struct.unpack(f"<{len(padded) // 8}Q", padded)]
+    template = h.template("aten::_assert_async.msg", [*vector(1), *text], outputs=[])
+    if device:
+        fail(simulated_device.SYNCHRONIZE, device)
+    h.writer.append(OPERATOR, template, [1])
+
+
+def library_on_a_sound_device() -> None:
+    """The program's own error."""
+    with Harness() as h:
+        call_a_library(h, 0)
+        try:
+            h.synchronize()
+        except RuntimeError as problem:
+            print(LIBRARY_ERROR.decode() in str(problem))
+
+
+def library_on_a_device_that_refuses_a_call() -> None:
+    """Worth another attempt."""
+    with Harness() as h:
+        call_a_library(h, INVALID_VALUE)
+        fault = h.executor.wait_for_fault(30_000)
+        print(fault is not None and fault[0] == "call" and "invalid argument" in fault[1])
+
+
+def library_on_a_lost_device() -> None:
+    """The end of the process."""
+    with Harness() as h:
+        call_a_library(h, ILLEGAL_ADDRESS)
+        h.synchronize()
+
+
 def lost_device() -> None:
-    """An error that PyTorch tells by its code alone ends the process."""
+    """An error that its code alone tells: the simulated device has no words for it. It ends the process."""
     with Harness() as h:
         h.new(1, list(OURS))
         h.add(1, 1)
         h.synchronize()
-        library.simulated_cuda_fail(simulated_device.IN_STREAM, ctypes.c_uint64(1), TENSOR_MEMORY_LEAK)
+        fail(simulated_device.IN_STREAM, MPS_CLIENT_TERMINATED)
         h.add(1, 1)
         h.read(1)
 
@@ -308,6 +356,9 @@ CASES: dict[str, Callable[[], None]] = {
         left_amid_a_group,
         groups_that_make_no_sense,
         no_room,
+        library_on_a_sound_device,
+        library_on_a_device_that_refuses_a_call,
+        library_on_a_lost_device,
         lost_device,
     )
 }
