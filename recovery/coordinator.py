@@ -317,7 +317,7 @@ class Coordinator:
         )  # fmt: skip
         # A server that is being prepared runs no record.
         if counts and not drill and (kind in CALLS or not self.restoring):
-            self._failures.add(fault, session.log.commit_count, session.device.startswith("cuda"))
+            self._failures.add(fault, session.log.commit_count, session.on_gpu)
         self._faults.append(fault)
         self._interrupt.set()
         self._standing.look_again()

@@ -90,7 +90,7 @@ async def _device_emptied(session: Session, within_s: float) -> bool:
     GPU may write into host memory until its context is gone.
     """
     process = session.server.process
-    if session.device.startswith("cpu"):
+    if not session.on_gpu:
         return True
     try:
         await asyncio.wait_for(process.memory_gone.wait(), within_s)

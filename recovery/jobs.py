@@ -133,6 +133,11 @@ class Session:
     """Set once nothing of the session is left."""
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether errors come late there, and a server's memory is the device's."""
+        return not self.device.startswith("cpu")
+
+    @property
     def persisted_step(self) -> int:
         """Of the newest snapshot that is durable on all ranks; 0: there is none."""
         stored = self.job.span.stored if self.job.span is not None else None

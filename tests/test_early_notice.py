@@ -439,7 +439,7 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
 
         leases = SimpleNamespace(is_homeless=lambda session: False)
         session: Any = SimpleNamespace(
-            server=SimpleNamespace(process=process), device=device, destination=None, rank=0
+            server=SimpleNamespace(process=process), device=device, on_gpu=waits, destination=None, rank=0
         )
         homes = Homes(cast(Any, Pool()), cast(Any, leases))
         taken = asyncio.create_task(homes.replacement(session, stash=False))
@@ -472,7 +472,7 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
             fence=lambda session, reason: fenced.append(reason), is_homeless=lambda session: fenced, move=move
         )
         session: Any = SimpleNamespace(
-            server=SimpleNamespace(process=process), device="cuda:0", destination=None, rank=0
+            server=SimpleNamespace(process=process), device="cuda:0", on_gpu=True, destination=None, rank=0
         )
         homes = Homes(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
         found = await homes.replacement(session, stash=False)
