@@ -6,6 +6,8 @@
 // Ends with 1 and a sentence if a copy is not what its buffer was when its list was made.
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,30 @@ namespace {
 
 constexpr size_t kRows = 24;
 constexpr uint64_t kPiece = 1024, kLargest = 5 * kPiece / 2;
+
+// Where this thread takes a piece amid a row that the copier's thread copies, whoever of them the machine
+// would have let run.
+class Meeting {
+ public:
+  explicit Meeting(size_t row) : row_(row) {}
+  // Called with each piece before it is copied: the first of the row waits for take().
+  void arrive(size_t row, uint64_t offset) {
+    if (row != row_ || offset != 0) return;
+    there_.store(true);
+    there_.notify_all();
+    taken_.wait(false);
+  }
+  void take(CopyList& list) {
+    there_.wait(false);
+    list.copy_some(1);
+    taken_.store(true);
+    taken_.notify_all();
+  }
+
+ private:
+  const size_t row_;
+  std::atomic<bool> there_{false}, taken_{false};
+};
 
 struct Buffer {
   std::vector<uint8_t> content;  // its memory goes when it is freed
@@ -44,15 +70,21 @@ class Stress {
       buffers[i].digest = replay::digest(buffers[i].content.data(), buffers[i].content.size());
       rows[i] = {buffers[i].content.size(), area_ + i * kLargest, true, below(2) == 0, below(2) == 0};
     }
+    const size_t longest = longest_row(rows);
+    const auto meeting = rows[longest].bytes > 2 * kPiece && below(2) == 0  //
+                             ? std::make_shared<Meeting>(longest)
+                             : nullptr;
     std::vector<const uint8_t*> memory;
     for (const Buffer& b : buffers) memory.push_back(b.content.data());
     const auto list = std::make_shared<CopyList>(
         std::move(rows),
-        [memory = std::move(memory)](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
+        [meeting, memory = std::move(memory)](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
+          if (meeting) meeting->arrive(row, offset);
           if (bytes != 0) std::memcpy(to, memory[row] + offset, bytes);
         },
         kPiece);
     if (!copier_.start(list)) std::abort();
+    if (meeting) meeting->take(*list);
     for (uint64_t left = below(2 * kRows); left > 0; left--) {
       const size_t row = below(kRows);
       list->settle(row);
@@ -81,6 +113,10 @@ class Stress {
     if (!b.content.empty()) std::memcpy(b.content.data(), noise_.data() + below(kLargest), b.content.size());
   }
   uint64_t below(uint64_t end) { return chance_() % end; }
+  static size_t longest_row(const std::vector<CopyRow>& rows) {
+    const auto shorter = [](const CopyRow& a, const CopyRow& b) { return a.bytes < b.bytes; };
+    return static_cast<size_t>(std::max_element(rows.begin(), rows.end(), shorter) - rows.begin());
+  }
 
   void check(const CopyList& list, const std::vector<Buffer>& buffers) {
     if (!list.finished() || list.failed()) wrong++;
