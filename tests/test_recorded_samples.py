@@ -31,8 +31,8 @@ KINDS = (
     "workers", "workers_out_of_order", "accumulated", "evaluated", "nested", "singly", "failing", "own_class",
     "unknown", "scaled_gradients",
 )  # fmt: skip
-MOST_US = 30
-"""Of a batch of 64: the issue's bound."""
+MOST_SHARE = 0.4
+"""Of PyTorch's own time for a batch of 64: 30 µs where that takes 75."""
 OF_NOTHING = "2d06800538d394c2"
 """XXH3-64 of no bytes, as its specification has it."""
 
@@ -155,31 +155,35 @@ def test_nothing_is_written_where_nobody_asks_and_a_place_that_cannot_be_written
     assert ended.status == 2 and "nothing can be written there" in ended.output
 
 
-def test_a_batch_of_64_costs_less_than_thirty_microseconds(
+def test_a_batch_of_64_costs_a_fraction_of_what_drawing_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the thread's own time, the least of many short turns each: other load only adds to it."""
-    base, loader_class = torch_dataloader._BaseDataLoaderIter, DataLoader
-    for of, names in ((base, ("_next_index", "_reset", "__next__")), (loader_class, ("__iter__",))):
-        for name in names:
-            monkeypatch.setattr(of, name, getattr(of, name))
-    data = torch.arange(64 * 50)
-    loader: Any = DataLoader(data, batch_size=64, shuffle=True, collate_fn=len)  # type: ignore[arg-type]
-
-    def seconds() -> float:
-        begun = time.thread_time()
-        for _ in loader:
-            pass
-        return time.thread_time() - begun
-
-    plain = [seconds() for _ in range(40)]
+    """Of the thread's own time, in turns: what else runs makes both slower."""
+    base: Any = torch_dataloader._BaseDataLoaderIter
+    methods = [(base, "_next_index"), (base, "_reset"), (base, "__next__"), (DataLoader, "__iter__")]
+    for of, name in methods:
+        monkeypatch.setattr(of, name, getattr(of, name))
+    pytorchs = [getattr(*method) for method in methods]
     recorder = Recorder(str(tmp_path), 1)
     recorder.begin(0, 1)
     drawing.install(torch_dataloader, recorder, Loaders(recorder))
-    watched = [seconds() for _ in range(40)]
-    cost, usual = (1e6 / 50 * (of(watched) - of(plain)) for of in (min, statistics.median))
-    print(f"{cost:.1f} µs a batch; median {usual:.1f}")
+    ours = [getattr(*method) for method in methods]
+    data = torch.arange(64 * 50)
+    loader: Any = DataLoader(data, batch_size=64, shuffle=True, collate_fn=len)  # type: ignore[arg-type]
+
+    def microseconds(functions: list[Any]) -> float:
+        for (of, name), function in zip(methods, functions, strict=True):
+            setattr(of, name, function)
+        begun = time.thread_time()
+        for _ in loader:
+            pass
+        return 1e6 / 50 * (time.thread_time() - begun)
+
+    turns = [(microseconds(pytorchs), microseconds(ours)) for _ in range(40)]
+    plain, watched = (statistics.median(turn) for turn in zip(*turns, strict=True))
+    share = statistics.median(watched / plain - 1 for plain, watched in turns)
+    print(f"{plain:.1f} and {watched:.1f} µs a batch; {share:.2f}")
     recorder.stop("the test has ended")
     assert len((tmp_path / "samples-rank00000.jsonl").read_text().splitlines()) == 2 + 40 * 50
-    assert cost <= MOST_US
+    assert share <= MOST_SHARE
     assert os.listdir(tmp_path) == ["samples-rank00000.jsonl"]
