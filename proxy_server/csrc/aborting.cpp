@@ -13,7 +13,7 @@ namespace understudy::server {
 namespace {
 
 constexpr uint64_t kEndWithinNs = 100000000;  // all collectives that were aborted
-constexpr useconds_t kLookUs = 200;
+constexpr useconds_t kAbortLookUs = 200;
 
 // ProcessGroupGloo::abort() of PyTorch 2.13 does not wake a wait for a peer that is alive; the end of its
 // sockets does, at once. Only communicators have Internet sockets in this process (our gRPC is on Unix
@@ -42,7 +42,7 @@ uint64_t Communicators::deadline_after_abort() { return replay::now_ns() + kEndW
 // of use with the rewind; only its tensors and its communicator must live on as long as it does.
 bool Communicators::ends(InFlight& f, uint64_t until_ns) const {
   if (!f.may_miss_abort && !f.waiting) return true;
-  for (; !is_over(f); usleep(kLookUs))
+  for (; !is_over(f); usleep(kAbortLookUs))
     if (replay::now_ns() > until_ns) return false;
   return true;
 }

@@ -19,7 +19,7 @@ constexpr int kDeviceGone = 87;                     // exit status of a device s
 constexpr uint64_t kPartitionNs = 1500000000ull;    // until a partition that heals has healed
 constexpr useconds_t kSlowerUs = 2000;              // per record of a slow rank
 constexpr uint64_t kProxydPatienceNs = 5000000000;  // proxyd looks every few milliseconds
-constexpr useconds_t kLookUs = 500;
+constexpr useconds_t kDrillLookUs = 500;
 
 uint32_t number(DrillState state) { return static_cast<uint32_t>(state); }
 
@@ -98,7 +98,7 @@ void Executor::fire_drill(Session& s, const Record& r, Drill& drill) {
     case DrillKind::kKillWorker:
       for (const uint64_t until = replay::now_ns() + kProxydPatienceNs; replay::now_ns() < until;) {
         if (drill.state.load() == number(DrillState::kDone) || park_requested_.load()) return;
-        usleep(kLookUs);
+        usleep(kDrillLookUs);
       }
       return;
   }

@@ -23,7 +23,7 @@ constexpr uint64_t kPressurePatienceNs = 5000000000ull;  // before a full log is
 constexpr long kLongestSleepMs = 64;
 constexpr long kFirstSleepMs = 1, kPoliteFirstSleepMs = 8;  // work that nobody waits for is begun no later
 constexpr uint64_t kSnapshotPortion = 1 << 20;              // bytes; a record that arrives waits for no more
-constexpr useconds_t kLookUs = 20;
+constexpr useconds_t kStepLookUs = 20;
 constexpr std::chrono::milliseconds kHoldPatience{100};  // for the record that runs to end
 constexpr int kFirstLooks = 64, kLooks = 50;             // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
@@ -396,7 +396,7 @@ State Executor::run_records(Session& s) {
   for (;;) {
     if (s.at.offset == tail && !wait_for_records(s, tail)) {
       if (stands_here(s)) return parked_at(s);
-      usleep(kLookUs);  // the rest of the step is on its way
+      usleep(kStepLookUs);  // the rest of the step is on its way
       tail = page.tail.load(std::memory_order_acquire);
       continue;
     }

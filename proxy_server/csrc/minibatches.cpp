@@ -22,7 +22,7 @@ constexpr uint64_t kLongestPending = 8 << 20;  // bytes of log
 // How long a commit, one that a snapshot is due at, and a validation wait for peers that are about to finish.
 constexpr uint64_t kPatienceNs = 500'000, kSnapshotPatienceNs = 100'000'000;
 constexpr uint64_t kValidationPatienceNs = 500'000'000;  // less than a server that sleeps is given
-constexpr useconds_t kLookUs = 20;
+constexpr useconds_t kMinibatchLookUs = 20;
 
 // As proxyd looks before it orders one (recovery/snapshots.py): a part of the file system is for the logs.
 bool has_room(const std::string& directory, uint64_t bytes) {
@@ -51,7 +51,7 @@ bool Executor::begins_optimizer(Session& s, const Record& r) const {
 
 // Whether nothing is in flight any more within so long.
 bool Executor::settles(Session& s, uint64_t patience_ns) {
-  for (const uint64_t until = replay::now_ns() + patience_ns;; usleep(kLookUs)) {
+  for (const uint64_t until = replay::now_ns() + patience_ns;; usleep(kMinibatchLookUs)) {
     if (s.communicators.settled(s.state->table())) return true;
     if (replay::now_ns() > until || park_requested_.load()) return false;
   }
