@@ -119,6 +119,16 @@ class DeviceService(rpc.DeviceServerServicer):
             data_address=self.data_address,
         )
 
+    def TryDevice(self, request: pb.TryDeviceRequest, context: grpc.ServicerContext) -> pb.TryDeviceReply:
+        try:
+            _server.try_device(self._device())
+        except Exception as error:  # noqa: BLE001
+            return pb.TryDeviceReply(error=str(error).partition("\n")[0])
+        return pb.TryDeviceReply()
+
+    def _device(self) -> str:
+        return self.device or f"{self._capability.driver}:0"
+
     def Attach(self, request: pb.AttachRequest, context: grpc.ServicerContext) -> pb.AttachReply:
         with self._steering:
             try:
@@ -133,7 +143,7 @@ class DeviceService(rpc.DeviceServerServicer):
                 self._guardian.work_for(Charge(worker, Path(request.log_directory)))
                 self.executor.attach(
                     request.log_directory,
-                    device=self.device or f"{self._capability.driver}:0",
+                    device=self._device(),
                     threads=request.threads,
                     protect=request.policy.protect,
                     optimizer_preimages=request.policy.optimizer_preimages,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
+
+from understudy.recovery.control import answer, pb, trouble
 from understudy.recovery.jobs import Session
 from understudy.recovery.leases import Leases
 from understudy.recovery.servers import Server, ServerPool
@@ -11,6 +14,9 @@ from understudy.recovery.spawner import SpawnerError
 
 EMPTIED_S = 10.0
 """How long the memory of a device is waited for whose server has died, seconds."""
+
+TRIED_S = 20.0
+"""How long a device may take to compute a little, its context included, seconds."""
 
 
 class NoHome(RuntimeError):
@@ -20,10 +26,12 @@ class NoHome(RuntimeError):
 class Homes:
     """This host."""
 
-    def __init__(self, pool: ServerPool, leases: Leases, emptied_s: float = EMPTIED_S) -> None:
+    def __init__(
+        self, pool: ServerPool, leases: Leases, emptied_s: float = EMPTIED_S, tried_s: float = TRIED_S
+    ) -> None:
         self._pool = pool
-        self._emptied_s = emptied_s
         self._leases = leases
+        self._emptied_s, self._tried_s = emptied_s, tried_s
 
     async def ready(self, sessions: list[Session], suspicious: bool) -> None:
         """Until all of these can be steered; `suspicious`: of what is between them.  Raises NoHome."""
@@ -51,7 +59,8 @@ class Homes:
     async def replacement(self, session: Session, stash: bool) -> Server:
         """A ready server in place of the session's, whose process is ended if it is not yet.
 
-        `stash`: it lives on until its state has been copied.  Raises NoHome.
+        `stash`: it lives on until its state has been copied.  A GPU that does not compute any more is fenced,
+        and the rank goes to another one.  Raises NoHome.
         """
         if stash:
             session.server.retired = True
@@ -62,13 +71,35 @@ class Homes:
                 self.fence(
                     session, f"its last server still held its memory {self._emptied_s:.0f} s after its end"
                 )
-        if self._leases.is_homeless(session) and not self._leases.move(session):
-            raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
-        wished = session.destination
+        while True:
+            if self._leases.is_homeless(session) and not self._leases.move(session):
+                raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
+            wished = session.destination
+            device = session.device if wished is None else self._leases.name(wished)
+            server = await self._server_on(session, device)
+            if not (problem := await self._trouble_of(server) if session.on_gpu else ""):
+                return server
+            self._pool.retire(server)
+            if wished is not None:
+                raise NoHome(f"rank {session.rank} did not move to {device}: {problem}")
+            self.fence(session, problem)
+
+    async def _server_on(self, session: Session, device: str) -> Server:
         try:
-            return await self._pool.take(session.device if wished is None else self._leases.name(wished))
+            return await self._pool.take(device)
         except SpawnerError as problem:
             raise NoHome(f"rank {session.rank} got no new device server: {problem}") from problem
+
+    async def _trouble_of(self, server: Server) -> str:
+        """What keeps its device from computing; empty if it does."""
+        try:
+            reply = await answer(server.stub.TryDevice(pb.TryDeviceRequest(), timeout=self._tried_s))
+        except asyncio.CancelledError:
+            self._pool.retire(server)
+            raise
+        except grpc.RpcError as problem:
+            return f"a new device server there did not get it to compute: {trouble(problem)}"
+        return f"a new device server there was told: {reply.error}" if reply.error else ""
 
     def could_serve(self, stash: Server, session: Session) -> bool:
         """Whether a rank's former server, which has its state, could go on with it."""

@@ -418,6 +418,15 @@ asyncio.run(main())
     assert done.stdout.count("pidfd alone") == 1 and "Function not implemented" in done.stdout
 
 
+def server_on(device: str) -> Any:
+    """A new one, whose device computes."""
+
+    async def tried(request: object, timeout: float) -> Any:
+        return SimpleNamespace(error="")
+
+    return SimpleNamespace(device=device, stub=SimpleNamespace(TryDevice=tried))
+
+
 @pytest.mark.parametrize("died", [True, False])
 @pytest.mark.parametrize(("device", "waits"), [("cuda:0", True), ("cpu:0", False)])
 def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
@@ -434,8 +443,8 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
         class Pool:
             def retire(self, server: Any) -> None: ...
 
-            async def take(self, device: str) -> str:
-                return device
+            async def take(self, device: str) -> Any:
+                return server_on(device)
 
         leases = SimpleNamespace(is_homeless=lambda session: False)
         session: Any = SimpleNamespace(
@@ -447,7 +456,7 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
             await asyncio.sleep(0)
         assert taken.done() is not waits
         process.memory_gone.set()
-        assert cast(Any, await taken) == device
+        assert (await taken).device == device
 
     asyncio.run(run())
 
@@ -465,8 +474,8 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
         class Pool:
             def retire(self, server: Any) -> None: ...
 
-            async def take(self, device: str) -> str:
-                return device
+            async def take(self, device: str) -> Any:
+                return server_on(device)
 
         leases = SimpleNamespace(
             fence=lambda session, reason: fenced.append(reason), is_homeless=lambda session: fenced, move=move
@@ -476,7 +485,7 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
         )
         homes = Homes(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
         found = await homes.replacement(session, stash=False)
-        assert cast(Any, found) == "cuda:1"
+        assert found.device == "cuda:1"
         assert fenced == ["its last server still held its memory 0 s after its end"]
 
     asyncio.run(run())

@@ -5,6 +5,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include "proxy_server/csrc/device_trial.h"
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/equivalents.h"
@@ -133,6 +134,9 @@ PYBIND11_MODULE(_server, m) {
         "Before this process has threads: what they free stays with it, in one heap.");
   m.def("touch_memory", &understudy::server::touch_memory, py::arg("bytes"), Release(),
         "Take so much memory from the kernel, so that a session that comes finds it there.");
+  m.def(
+      "try_device", [](const std::string& device) { understudy::server::try_device(c10::Device(device)); },
+      py::arg("device"), Release(), "Raises what the driver says where it does not compute, or not right.");
   m.def("permit_reader", &permit_reader, py::arg("pid"),
         "Let that process read the memory of this one, where the kernel lets only ancestors; 0: none.");
   m.def(

@@ -1,13 +1,17 @@
 #include "tests/csrc/simulated_cuda/failures.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <mutex>
 #include <string_view>
+
+#include "tests/csrc/simulated_cuda/settings.h"
 
 namespace understudy::simulated {
 namespace {
@@ -20,7 +24,7 @@ struct Wanted {
 std::array<Wanted, kPlaces> wanted;
 std::atomic<int> stuck{0};
 
-constexpr int kMemoryAllocation = 2;
+constexpr int kMemoryAllocation = 2, kUnknown = 999;
 
 struct Text {
   int code;
@@ -65,6 +69,17 @@ int due(Place place) {
   return left == 1 ? here.code.load() : 0;
 }
 
+void check_that_it_is_there() {
+  if (settings().gone == nullptr) return;
+  const char* const shown = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::ifstream file(std::string(settings().gone) + "/" + (shown != nullptr ? shown : "0"));
+  std::string how;
+  if (!file) return;
+  std::getline(file, how);
+  while (how == "hangs") pause();
+  stick(kUnknown, "it is gone");
+}
+
 }  // namespace
 
 void fail_at(Place place, uint64_t nth, int code) {
@@ -87,6 +102,7 @@ void raise(int code) {
 }
 
 void check(Place place) {
+  check_that_it_is_there();
   if (const int code = stuck.load()) raise(code);
   const int code = due(place);
   if (code == 0) return;

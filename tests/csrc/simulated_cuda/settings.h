@@ -8,9 +8,10 @@
 namespace understudy::simulated {
 
 struct Settings {
-  int devices;               // SIMULATED_CUDA_DEVICES, 1; of them CUDA_VISIBLE_DEVICES shows some
-  uint64_t device_bytes;     // SIMULATED_CUDA_BYTES, 2 GiB: memory of each
-  uint64_t item_delay_us;    // SIMULATED_CUDA_DELAY_US, 0: before each item of a stream
+  int devices;             // SIMULATED_CUDA_DEVICES, 1; of them CUDA_VISIBLE_DEVICES shows some
+  uint64_t device_bytes;   // SIMULATED_CUDA_BYTES, 2 GiB: memory of each
+  uint64_t item_delay_us;  // SIMULATED_CUDA_DELAY_US, 0: before each item of a stream
+  const char* gone;  // SIMULATED_CUDA_GONE, none: a folder, where a file says that a device is (failures.h)
   uint64_t copy_ns_per_kib;  // SIMULATED_CUDA_NS_PER_KIB, 0: of copies between host and device
 };
 

@@ -1,0 +1,169 @@
+"""A GPU that is gone: the next device server there finds out, and its rank goes to another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import proxied
+import pytest
+import simulated_device
+from proxied import WORKLOADS
+
+from understudy.proxy_server import _server
+from understudy.recovery.control import pb
+from understudy.recovery.homes import Homes, NoHome
+from understudy.recovery.jobs import Session
+from understudy.recovery.leases import Leases
+from understudy.recovery.processes import Watched
+
+UNKNOWN = "CUDA error: unknown error"
+Trial = Callable[[], Awaitable[str]]
+
+
+async def _sound() -> str:
+    return ""
+
+
+async def _fails() -> str:
+    return UNKNOWN
+
+
+async def _never() -> str:
+    raise grpc.aio.AioRpcError(
+        grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata(), "Deadline Exceeded"
+    )
+
+
+class Pool:
+    """Device servers of which each answers as its device does."""
+
+    def __init__(self, devices: dict[str, Trial]) -> None:
+        self._devices = devices
+        self.retired: list[str] = []
+
+    async def take(self, device: str) -> Any:
+        async def tried(request: object, timeout: float) -> pb.TryDeviceReply:
+            return pb.TryDeviceReply(error=await self._devices[device]())
+
+        return SimpleNamespace(device=device, stub=SimpleNamespace(TryDevice=tried))
+
+    def retire(self, server: Any) -> None:
+        self.retired.append(server.device)
+
+    def lease(self, device: str) -> None: ...
+
+    def unlease(self, device: str, fill: bool = True) -> None: ...
+
+
+class Node:
+    """A rank on the first of some devices, whose server has died."""
+
+    def __init__(self, *trials: Trial) -> None:
+        names = [f"cuda:{index}" for index in range(len(trials))]
+        self.pool = Pool(dict(zip(names, trials, strict=True)))
+        self.leases = Leases(names, cast(Any, self.pool))
+        self.homes = Homes(cast(Any, self.pool), self.leases)
+        job = SimpleNamespace(name="job", note_fired=lambda session: None, fired=lambda kind, rank: 0)
+        dead = SimpleNamespace(device="its last one", process=Watched.gone(1, 1))
+        session = SimpleNamespace(
+            device="cuda:0", device_index=0, destination=None, on_gpu=True, rank=3, server=dead, job=job
+        )
+        self.session = cast(Session, session)
+        self.leases.hold(self.session)
+
+    def replaced(self) -> str:
+        return asyncio.run(self.homes.replacement(self.session, stash=False)).device
+
+
+def test_a_rank_whose_gpu_computes_stays_there() -> None:
+    node = Node(_sound, _sound)
+    assert (node.replaced(), node.leases.fenced) == ("cuda:0", {})
+
+
+@pytest.mark.parametrize(
+    ("trial", "said"),
+    [
+        (_fails, f"a new device server there was told: {UNKNOWN}"),
+        (_never, "a new device server there did not get it to compute: Deadline Exceeded"),
+    ],
+)
+def test_a_rank_leaves_gpus_that_do_not_compute_and_they_are_fenced(trial: Trial, said: str) -> None:
+    node = Node(trial, trial, _sound)
+    assert node.replaced() == node.session.device == "cuda:2"
+    assert node.leases.fenced == {0: said, 1: said}
+    assert node.pool.retired == ["its last one", "cuda:0", "cuda:1"]
+
+
+def test_a_rank_without_another_gpu_is_told_that_its_own_is_gone() -> None:
+    node = Node(_fails)
+    with pytest.raises(NoHome, match=r"cuda:0 of rank 3 is gone, and no other is free"):
+        node.replaced()
+
+
+def test_a_rank_does_not_move_to_a_gpu_that_does_not_compute_and_keeps_its_own() -> None:
+    node = Node(_sound, _fails)
+    node.session.destination = 1
+    with pytest.raises(NoHome, match=f"rank 3 did not move to cuda:1: .* told: {UNKNOWN}"):
+        node.replaced()
+    assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
+
+
+def test_a_round_that_is_given_up_during_a_trial_leaves_no_server() -> None:
+    async def run() -> Node:
+        tries = asyncio.Event()
+
+        async def waits() -> str:
+            tries.set()
+            await asyncio.Event().wait()
+            return ""
+
+        node = Node(waits)
+        replacing = asyncio.create_task(node.homes.replacement(node.session, stash=False))
+        await tries.wait()
+        replacing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await replacing
+        return node
+
+    assert asyncio.run(run()).pool.retired == ["its last one", "cuda:0"]
+
+
+def test_a_processor_passes_the_trial() -> None:
+    _server.try_device("cpu")
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A folder in which a file makes a simulated GPU go."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    for name, value in simulated_device.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SIMULATED_CUDA_GONE", str(folder))
+    yield folder
+
+
+def _losses(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("step ")]
+
+
+@pytest.mark.cold
+@pytest.mark.parametrize("how", ["fails", pytest.param("hangs", marks=pytest.mark.long)])
+def test_a_training_goes_on_with_the_same_bits_when_a_gpu_is_gone(gone: Path, folder: Path, how: str) -> None:
+    found = {}
+    for what in ("stays", how):
+        command = proxied.torchrun(2, WORKLOADS / "gone_gpu.py", what)
+        options = ("--devices", "cuda:3", "--hang-timeout", "8")
+        (folder / what).mkdir()
+        found[what] = proxied.run(command, folder=folder / what, options=options)
+        assert found[what].status == 0, found[what].output[-3000:]
+    assert len(_losses(found["stays"].output)) == 7
+    assert _losses(found[how].output) == _losses(found["stays"].output)
+    (recovery,) = found[how].report["recoveries"]
+    devices = [rank["device"] for rank in found[how].report["ranks"]]
+    assert (recovery["recovered"], devices) == (True, ["cuda:2", "cuda:1"])

@@ -1,0 +1,29 @@
+"""Two ranks; in the fourth step the simulated GPU of the first is gone for all processes, as argv[1] says."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+HOW, STEPS, LAST_STEP = sys.argv[1], 7, 4
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+torch.manual_seed(0)
+layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4)).cuda()
+model = DistributedDataParallel(layers, device_ids=[rank])
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+for step in range(1, STEPS + 1):
+    loss = model(torch.randn(2, 8, device="cuda") + rank).square().mean()
+    if rank == 0 and step == LAST_STEP and HOW != "stays":
+        Path(os.environ["SIMULATED_CUDA_GONE"], "0").write_text(HOW)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 1:
+        print(f"step {step} {loss.item().hex()}", flush=True)
+del model
+dist.destroy_process_group()
