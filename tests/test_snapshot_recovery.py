@@ -40,9 +40,11 @@ class Killer(threading.Thread):
             while self.killed < self._times:
                 ranks = list(daemon.GetStatus(pb.StatusRequest(), wait_for_ready=True, timeout=60).ranks)
                 if ranks and all(rank.state == "running" for rank in ranks) and self._due(ranks):
-                    for rank in ranks:
-                        with contextlib.suppress(ProcessLookupError):  # the job has just ended
-                            os.kill(rank.server_pid, signal.SIGKILL)
+                    # Stopped first: until the last one is killed, a recovery would find a server that answers.
+                    for number in (signal.SIGSTOP, signal.SIGKILL):
+                        for rank in ranks:
+                            with contextlib.suppress(ProcessLookupError):  # the job has just ended
+                                os.kill(rank.server_pid, number)
                     self.killed += 1
                 time.sleep(0.005)  # polls another process's state
 
