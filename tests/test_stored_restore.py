@@ -227,6 +227,7 @@ def test_successor_of_a_proxyd_that_died_amid_a_restore_does_it_again(node: Node
     node.train(STEPS, 30)
     count = 1
     while not read_storage(node, count):  # servers that still shadow everything need none of it
+        await_recoveries(node, count)
         count += 1
     node.kill()
     until(lambda: not readers(), "its end")
@@ -236,7 +237,7 @@ def test_successor_of_a_proxyd_that_died_amid_a_restore_does_it_again(node: Node
 
 
 def read_storage(node: Node, count: int) -> bool:
-    """All servers die, the `count`th time: whether storage is being read; if not, they are back without."""
+    """All servers die, the `count`th time: whether storage is being read; if not, none is needed."""
     train_until(
         node, lambda ranks: only_on_storage(ranks) and min(rank.step for rank in ranks) >= 30 * count,
         "a set that is on storage alone",
