@@ -40,7 +40,7 @@ class Killer(threading.Thread):
             while self.killed < self._times:
                 ranks = list(daemon.GetStatus(pb.StatusRequest(), wait_for_ready=True, timeout=60).ranks)
                 if ranks and all(rank.state == "running" for rank in ranks) and self._due(ranks):
-                    # Stopped first: until the last one is killed, a recovery would find a server that answers.
+                    # Stopped first: a recovery that begins before the last is killed finds none that answers.
                     for number in (signal.SIGSTOP, signal.SIGKILL):
                         for rank in ranks:
                             with contextlib.suppress(ProcessLookupError):  # the job has just ended
