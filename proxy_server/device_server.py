@@ -53,6 +53,19 @@ MOST_TOLD = 65536
 """Buffers whose places go to the leader, who may be on another host."""
 
 
+def trouble_of(device: str) -> str:
+    """What keeps it from computing; empty if it does, or answers that its memory is full.
+
+    Somebody's memory may be given back; a device that is fenced for it would stay so.
+    """
+    try:
+        _server.try_device(device)
+    except Exception as error:  # noqa: BLE001 - whatever it is, proxyd must hear of it
+        said = str(error).partition("\n")[0]
+        return "" if "out of memory" in said else said
+    return ""
+
+
 class DeviceService(rpc.DeviceServerServicer):
     """Maps requests to the executor. Steering calls are serialised; reads of state may overlap."""
 
@@ -120,11 +133,7 @@ class DeviceService(rpc.DeviceServerServicer):
         )
 
     def TryDevice(self, request: pb.TryDeviceRequest, context: grpc.ServicerContext) -> pb.TryDeviceReply:
-        try:
-            _server.try_device(self._device())
-        except Exception as error:  # noqa: BLE001
-            return pb.TryDeviceReply(error=str(error).partition("\n")[0])
-        return pb.TryDeviceReply()
+        return pb.TryDeviceReply(error=trouble_of(self._device()))
 
     def _device(self) -> str:
         return self.device or f"{self._capability.driver}:0"

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 
-from understudy.recovery.control import answer, pb, trouble
+from understudy.recovery.control import answer, pb, ran_out, trouble
 from understudy.recovery.jobs import Session
 from understudy.recovery.leases import Leases
 from understudy.recovery.servers import Server, ServerPool
@@ -91,14 +91,19 @@ class Homes:
             raise NoHome(f"rank {session.rank} got no new device server: {problem}") from problem
 
     async def _trouble_of(self, server: Server) -> str:
-        """What keeps its device from computing; empty if it does."""
+        """What keeps its device from computing; empty if it does.  Raises NoHome."""
         try:
             reply = await answer(server.stub.TryDevice(pb.TryDeviceRequest(), timeout=self._tried_s))
         except asyncio.CancelledError:
             self._pool.retire(server)
             raise
         except grpc.RpcError as problem:
-            return f"a new device server there did not get it to compute: {trouble(problem)}"
+            if not ran_out(
+                problem
+            ):  # of its own end the device need not be the cause: the round is tried again
+                self._pool.retire(server)
+                raise NoHome(f"a new device server on {server.device} ended: {trouble(problem)}") from problem
+            return f"a new device server there did not get it to compute within {self._tried_s:.0f} s"
         return f"a new device server there was told: {reply.error}" if reply.error else ""
 
     def could_serve(self, stash: Server, session: Session) -> bool:

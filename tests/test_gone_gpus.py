@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +15,7 @@ import simulated_device
 from proxied import WORKLOADS
 
 from understudy.proxy_server import _server
+from understudy.proxy_server.device_server import trouble_of
 from understudy.recovery.control import pb
 from understudy.recovery.homes import Homes, NoHome
 from understudy.recovery.jobs import Session
@@ -33,10 +34,15 @@ async def _fails() -> str:
     return UNKNOWN
 
 
-async def _never() -> str:
-    raise grpc.aio.AioRpcError(
-        grpc.StatusCode.DEADLINE_EXCEEDED, grpc.aio.Metadata(), grpc.aio.Metadata(), "Deadline Exceeded"
-    )
+def _fails_with(code: grpc.StatusCode, words: str) -> Trial:
+    async def fails() -> str:
+        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), words)
+
+    return fails
+
+
+_never = _fails_with(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+_dies = _fails_with(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 
 class Pool:
@@ -89,7 +95,7 @@ def test_a_rank_whose_gpu_computes_stays_there() -> None:
     ("trial", "said"),
     [
         (_fails, f"a new device server there was told: {UNKNOWN}"),
-        (_never, "a new device server there did not get it to compute: Deadline Exceeded"),
+        (_never, "a new device server there did not get it to compute within 20 s"),
     ],
 )
 def test_a_rank_leaves_gpus_that_do_not_compute_and_they_are_fenced(trial: Trial, said: str) -> None:
@@ -97,6 +103,33 @@ def test_a_rank_leaves_gpus_that_do_not_compute_and_they_are_fenced(trial: Trial
     assert node.replaced() == node.session.device == "cuda:2"
     assert node.leases.fenced == {0: said, 1: said}
     assert node.pool.retired == ["its last one", "cuda:0", "cuda:1"]
+
+
+def test_a_gpu_whose_new_server_is_killed_during_the_trial_is_not_fenced() -> None:
+    node = Node(_dies, _sound)
+    with pytest.raises(NoHome, match="a new device server on cuda:0 ended: Socket closed"):
+        node.replaced()
+    assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
+    assert node.pool.retired == ["its last one", "cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("CUDA error: unknown error\nSearch for it", UNKNOWN),
+        ("it computes 3 of 9 numbers wrongly", "it computes 3 of 9 numbers wrongly"),
+        ("CUDA error: out of memory\nSearch for it", ""),
+        ("CUDA out of memory. Tried to allocate 1 MiB.", ""),
+    ],
+)
+def test_a_gpu_is_told_of_but_for_memory_that_is_full(
+    monkeypatch: pytest.MonkeyPatch, error: str, said: str
+) -> None:
+    def fails(device: str) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(_server, "try_device", fails)
+    assert trouble_of("cuda:0") == said
 
 
 def test_a_rank_without_another_gpu_is_told_that_its_own_is_gone() -> None:
@@ -138,14 +171,13 @@ def test_a_processor_passes_the_trial() -> None:
 
 
 @pytest.fixture
-def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder in which a file makes a simulated GPU go."""
     folder = tmp_path / "gone"
     folder.mkdir()
     for name, value in simulated_device.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SIMULATED_CUDA_GONE", str(folder))
-    yield folder
 
 
 def _losses(output: str) -> list[str]:
@@ -154,7 +186,7 @@ def _losses(output: str) -> list[str]:
 
 @pytest.mark.cold
 @pytest.mark.parametrize("how", ["fails", pytest.param("hangs", marks=pytest.mark.long)])
-def test_a_training_goes_on_with_the_same_bits_when_a_gpu_is_gone(gone: Path, folder: Path, how: str) -> None:
+def test_a_training_goes_on_with_the_same_bits_when_a_gpu_is_gone(gone: None, folder: Path, how: str) -> None:
     found = {}
     for what in ("stays", how):
         command = proxied.torchrun(2, WORKLOADS / "gone_gpu.py", what)

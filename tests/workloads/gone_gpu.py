@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-HOW, STEPS, LAST_STEP = sys.argv[1], 7, 4
+HOW, STEPS, GONE_STEP = sys.argv[1], 7, 4
 dist.init_process_group("nccl")
 rank = dist.get_rank()
 torch.cuda.set_device(rank)
@@ -18,7 +18,7 @@ model = DistributedDataParallel(layers, device_ids=[rank])
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 for step in range(1, STEPS + 1):
     loss = model(torch.randn(2, 8, device="cuda") + rank).square().mean()
-    if rank == 0 and step == LAST_STEP and HOW != "stays":
+    if rank == 0 and step == GONE_STEP and HOW != "stays":
         Path(os.environ["SIMULATED_CUDA_GONE"], "0").write_text(HOW)
     loss.backward()
     optimizer.step()

@@ -11,9 +11,9 @@ inline constexpr int kPlaces = 4;
 
 // The `nth` from now on at that place has this error (a cudaError_t).
 void fail_at(Place place, uint64_t nth, int code);
-// A device is gone for all processes once the folder of SIMULATED_CUDA_GONE has a file of its name, as
-// CUDA_VISIBLE_DEVICES gives it: calls fail, or, where the file says "hangs", never return.
-// To be called at each of them: throws c10::AcceleratorError if it is to fail, or if an error sticks.
+// To be called at each of them: throws c10::AcceleratorError if it is to fail, or if an error sticks. A
+// device is gone for all processes once the folder of SIMULATED_CUDA_GONE has a file of its name, as
+// CUDA_VISIBLE_DEVICES gives it: then it throws, or, where the file says "hangs", never returns.
 void check(Place place);
 // An item of a stream has failed: every call from here on says so.
 void stick(int code, const std::string& why);
