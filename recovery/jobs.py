@@ -506,7 +506,7 @@ class Job:
         )
 
     def report(self) -> pb.JobReport:
-        """The summary of sessions that ended."""
+        """The summary of sessions that ended; by rank, those of one rank in the order in which they ended."""
 
         for session in self.sessions.values():
             self.note_fired(session)
@@ -520,7 +520,7 @@ class Job:
             log_bytes_per_step=median([ended.bytes_per_step for ended in self.ended if ended.bytes_per_step]),
             recoveries=self.recoveries,
             faults=[pb.FaultOutcome(drill=s.drill.message(), fired=s.fired) for s in self.drills],
-            ranks=[ended.status for ended in self.ended],
+            ranks=sorted((ended.status for ended in self.ended), key=lambda status: status.rank),
             replies_compared=sum(ended.replies_compared for ended in self.ended),
             replies_different=sum(self.replies_different().values()),
             validations=self.validations,
