@@ -15,14 +15,14 @@ using at::Tensor;
 using c10::IValue;
 using Arguments = c10::ArrayRef<IValue>;
 
-struct Row {
+struct HostArgument {
   const char* operator_name;
   const char* argument;
 };
 
 // Indices and probabilities are brought to the device by the kernels of CUDA; the others are read by the
 // host.
-constexpr Row kOnHost[] = {
+constexpr HostArgument kOnHost[] = {
     {"aten::_foreach_addcdiv", "scalars"},
     {"aten::_foreach_addcdiv_", "scalars"},
     {"aten::_foreach_addcmul", "scalars"},
@@ -32,12 +32,12 @@ constexpr Row kOnHost[] = {
     {"aten::bernoulli_", "p"},
     {"aten::index", "indices"},
 };
-std::array<std::atomic<uint64_t>, std::size(kOnHost)> uses{};
+std::array<std::atomic<uint64_t>, std::size(kOnHost)> uses_on_host{};
 
 bool may_be_on_host(const std::string& operator_name, const std::string& argument) {
   for (size_t i = 0; i < std::size(kOnHost); i++)
     if (operator_name == kOnHost[i].operator_name && argument == kOnHost[i].argument) {
-      uses[i].fetch_add(1, std::memory_order_relaxed);
+      uses_on_host[i].fetch_add(1, std::memory_order_relaxed);
       return true;
     }
   return false;
@@ -125,7 +125,8 @@ void check_devices(const c10::OperatorHandle& op, const OperatorInfo& info, Argu
 std::vector<std::pair<std::string, uint64_t>> host_arguments_used() {
   std::vector<std::pair<std::string, uint64_t>> used;
   for (size_t i = 0; i < std::size(kOnHost); i++)
-    used.emplace_back(std::string(kOnHost[i].operator_name) + " " + kOnHost[i].argument, uses[i].load());
+    used.emplace_back(std::string(kOnHost[i].operator_name) + " " + kOnHost[i].argument,
+                      uses_on_host[i].load());
   return used;
 }
 

@@ -18,7 +18,7 @@ namespace {
 using c10::DispatchKey;
 
 // The one collective that takes sparse tensors has its kernel for CUDA in every build.
-void redispatch_to_cuda(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void redispatch_to_sparse_cuda(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(DispatchKey::SparseCUDA), stack);
 }
 
@@ -117,7 +117,7 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrCUDA, library) {
 }
 
 TORCH_LIBRARY_IMPL(c10d, SparsePrivateUse1, library) {
-  library.impl("allreduce_", torch::CppFunction::makeFromBoxedFunction<&redispatch_to_cuda>());
+  library.impl("allreduce_", torch::CppFunction::makeFromBoxedFunction<&redispatch_to_sparse_cuda>());
 }
 
 // Dense tensors that become sparse, and checks whose errors belong to the call that asked for them.
