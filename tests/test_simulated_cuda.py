@@ -16,6 +16,8 @@ from native_reference import native_losses
 from proxied import WORKLOADS
 from training_run import Training
 
+from understudy.recovery.recovery_round import PARK_S
+
 TESTS = Path(__file__).parent
 DRIVER_LOST = 86
 
@@ -127,6 +129,19 @@ def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> N
     done = training.run(folder / "run", proxied=True, drills=("collective-hang rank=1 step=4 call=200",))
     found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
     assert found == [("collective-hung", True)]
+    assert done.losses == native_losses(training)
+
+
+@pytest.mark.cold
+def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(folder: Path) -> None:
+    """The server of rank 1 has died, and the next one stops before it comes to its first collective."""
+    training = Training("char_gpt.py", 2, 8)
+    drills = ("kill-server rank=1 step=4 call=20", "stop-server rank=1 step=4 call=100")
+    done = training.run(folder / "run", proxied=True, drills=drills)
+    found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
+    assert found == [("server-died", True), ("server-stopped", True)]
+    assert done.report["recoveries"][1]["restart_s"] < PARK_S  # rank 0 did not have to be killed
+    assert [one["fired"] for one in done.report["faults"]] == [True, True]
     assert done.losses == native_losses(training)
 
 

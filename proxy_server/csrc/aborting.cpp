@@ -73,6 +73,7 @@ void Communicators::forget_in_flight(BufferTable& table) {
     std::lock_guard<std::mutex> lock(backends_mutex_);
     for (auto& [handle, c] : communicators_) {
       old.push_back(std::move(c.backend));
+      c.reached.clear();
       if (c.connecting && c.connecting->waiting->is_over()) old.push_back(c.connecting->backend);
       c.connecting.reset();
       c.deferred.reset();
@@ -92,7 +93,8 @@ void Communicators::abort() {
       cut_short_.store(true);
       c.backend->abort();
     }
-  // What is being connected ends by itself: who steers this server cancels its meeting with the others.
+  // What is being connected ends by itself: who steers this server cancels its meeting with the others, and
+  // NCCL's is left behind (reach()).
   shut_down_peer_sockets();
 }
 

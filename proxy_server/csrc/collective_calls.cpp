@@ -1,5 +1,8 @@
 #include "proxy_server/csrc/collective_calls.h"
 
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "replay/csrc/log_map.h"
@@ -157,6 +160,18 @@ c10::intrusive_ptr<c10d::Work> start_on(CollectiveCall& call, c10d::Backend& bac
       break;
   }
   throw LogError("unknown collective");
+}
+
+void connect_by_a_call(c10d::Backend& backend, c10::Device device, std::optional<int64_t> peer) {
+  const c10::DeviceGuard on(device);
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  const c10::StreamGuard aside(streams.getStreamFromGlobalPool(device));
+  std::vector<at::Tensor> one{at::zeros({1}, at::device(device))};
+  const auto work = !peer ? backend.allreduce(one)
+                    : backend.getRank() < static_cast<int>(*peer)
+                        ? backend.send(one, static_cast<int>(*peer), 0)
+                        : backend.recv(one, static_cast<int>(*peer), 0);
+  work->wait();  // so that this stream, to which the tensor's memory goes back, is behind it
 }
 
 }  // namespace understudy::server

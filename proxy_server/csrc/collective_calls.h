@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "replay/csrc/log_format.h"
@@ -24,5 +25,9 @@ struct CollectiveCall {
 
 // Begins it. Throws replay::LogError for tensors that make no sense, and what the backend throws.
 c10::intrusive_ptr<c10d::Work> start_on(CollectiveCall& call, c10d::Backend& backend);
+
+// The smallest call that makes NCCL connect to `peer`, or to all members if there is none; those make it,
+// too. It returns when it is connected. No stream that anybody uses waits for it.
+void connect_by_a_call(c10d::Backend& backend, c10::Device device, std::optional<int64_t> peer);
 
 }  // namespace understudy::server

@@ -138,6 +138,20 @@ c10d::Backend& Communicators::connected(Communicator& c) {
   return *c.backend;
 }
 
+// NCCL connects at the first call that needs it, in the thread that makes it, and waits there for a dead peer
+// for ever. So another thread makes a call for that first, and is left behind where this is aborted. (To
+// connect all at once, when the group is made, would take memory for groups that are never used, and would
+// make messages share a stream that have one for each peer.)
+void Communicators::reach(Communicator& c, std::optional<int64_t> peer) {
+  if (c.size == 1 || c.backend->getBackendName() != "nccl" || c.reached.count(peer) != 0) return;
+  if (peer && static_cast<uint64_t>(*peer) == c.rank) return;  // an error, which the call itself will tell
+  const auto connecting = Waiting::begin(
+      [backend = c.backend, device = driver_.device(), peer] { connect_by_a_call(*backend, device, peer); });
+  if (!connecting->wait([this] { return aborted_.load(); }))
+    throw CollectiveError("cannot connect to the peers: communication was aborted");
+  c.reached.insert(peer);
+}
+
 void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
   const auto it = communicators_.find(handle);
   if (it == communicators_.end()) throw LogError("unknown communicator " + std::to_string(handle));
@@ -201,6 +215,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
     ask_backend([&] {
       c10d::Backend& backend = connected(c);
       const Waits waits(page_);  // the first message to a peer connects to it
+      if (!any) reach(c, message ? std::optional(running->call.peer) : std::nullopt);
       running->work = start_on(running->call, backend);
     });
     begun.work = running->work;

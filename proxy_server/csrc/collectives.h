@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -105,8 +106,9 @@ class Communicators {
     std::map<uint64_t, uint64_t> peer_sequence;  // sends and receives with one peer
     std::map<uint64_t, uint64_t> sent;           // the sends among them
     c10::intrusive_ptr<c10d::Backend> backend;
-    std::shared_ptr<Connecting> connecting;  // from its first use until there is a backend
-    std::shared_ptr<Running> deferred;       // the last call that waits for that
+    std::set<std::optional<int64_t>> reached;  // by NCCL: all members (none is named), and single ones
+    std::shared_ptr<Connecting> connecting;    // from its first use until there is a backend
+    std::shared_ptr<Running> deferred;         // the last call that waits for that
   };
   struct InFlight {
     c10::intrusive_ptr<c10d::Work> work;  // none while it waits to be started
@@ -134,6 +136,7 @@ class Communicators {
   static bool used(const Communicator& c) { return c.sequence != 0 || !c.peer_sequence.empty(); }
   static replay::Marks marks_of(const Communicator& c);
   c10d::Backend& connected(Communicator& c);
+  void reach(Communicator& c, std::optional<int64_t> peer);
   void begin_connecting(Communicator& c);
   std::vector<Communicator*> in_use();
   bool adopt_connection(Communicator& c);

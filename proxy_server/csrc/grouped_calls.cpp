@@ -20,6 +20,7 @@ void Communicators::start_group(BufferTable& table) {
   ask_backend([&] {
     c10d::Backend& backend = connected(c);
     const Waits waits(page_);
+    reach(c, std::nullopt);
     const bool together = backend.supportsCoalescing();
     if (together) backend.startCoalescing();
     try {

@@ -4,11 +4,29 @@ SIMULATED_CUDA_LIBRARY is the library, beside which the module for its process g
 SIMULATED_CUDA_DEVICES, how many GPUs it is to be.
 """
 
+import contextlib
 import json
 import os
 import sys
+import time
 
+WAITS_S = 60
+"""NCCL waits for ever; this is longer than any wait that is compared with it."""
 _COMMAND = " ".join(getattr(sys, "orig_argv", []))
+
+
+def _wait_for_members(store, rank, size):  # type: ignore[no-untyped-def]
+    """As NCCL makes a communicator: the first member tells an address, and all are waited for; nothing breaks
+    that off, whoever dies or gives up the group."""
+    store.set("address", "") if rank == 0 else store.get("address")
+    store.set(f"come/{rank}", "")
+    until = time.monotonic() + WAITS_S
+    while time.monotonic() < until:
+        with contextlib.suppress(RuntimeError):  # whoever has given up lets nobody ask any more
+            if store.check([f"come/{one}" for one in range(size)]):
+                return
+        time.sleep(0.005)
+    raise RuntimeError("the members of a simulated communicator did not come")
 
 
 def _load(library: str) -> None:
@@ -39,7 +57,12 @@ def _load(library: str) -> None:
             chosen._devices = [gloo.create_device(hostname="127.0.0.1")]
             chosen._timeout = options._timeout
             chosen._threads = 2
-            return simulated_nccl.around(gloo(store, rank, size, chosen))
+
+            def connect():  # type: ignore[no-untyped-def]
+                _wait_for_members(store, rank, size)
+                return gloo(store, rank, size, chosen)
+
+            return simulated_nccl.around(rank, size, connect)
 
     dist.ProcessGroupNCCL = Nccl  # type: ignore[assignment, misc]
 

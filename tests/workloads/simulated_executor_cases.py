@@ -73,11 +73,12 @@ class Member(Harness):
 
         def join() -> None:
             self.peer = gloo(store, 1)
+            self.peer.allreduce([torch.zeros(1)]).wait()  # by which all members connect
 
         joining = threading.Thread(target=join, daemon=True)
         joining.start()
         self.joining = joining
-        return simulated_nccl.around(gloo(store, rank))
+        return simulated_nccl.around(rank, size, lambda: gloo(store, rank))
 
     def all_reduce(self) -> None:
         header = [1, 0, 0, 0, 1, 0, 1, 0]  # kind, reduction, peer, tag, sequence, inputs, outputs, splits

@@ -77,19 +77,24 @@ std::function<void()> divide(const ReduceOp& op, const Tensors& results, int64_t
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(c10::intrusive_ptr<c10d::Backend> carrier)
-    : c10d::Backend(carrier->getRank(), carrier->getSize()),
-      shared_(std::make_shared<Shared>()),
-      stream_(stream(current_device(), own_stream_id())) {
-  shared_->carrier = std::move(carrier);
-}
+ProcessGroup::ProcessGroup(int rank, int size, std::function<Carrier()> connect)
+    : c10d::Backend(rank, size),
+      shared_(std::make_shared<Shared>(std::move(connect))),
+      stream_(stream(current_device(), own_stream_id())) {}
 
 // As that of ProcessGroupNCCL: what is queued is aborted.
 ProcessGroup::~ProcessGroup() { ProcessGroup::abort(); }
 
+void ProcessGroup::connect() {
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
+  if (!shared_->carrier) shared_->carrier = shared_->connect();
+}
+
+// Finds nothing to abort while it connects, as that of ProcessGroupNCCL.
 void ProcessGroup::abort() {
   shared_->aborted = true;
-  shared_->carrier->abort();
+  const std::unique_lock<std::mutex> lock(shared_->mutex, std::try_to_lock);
+  if (lock && shared_->carrier) shared_->carrier->abort();
 }
 
 void ProcessGroup::shutdown() { abort(); }
@@ -109,6 +114,7 @@ bool ProcessGroup::Shared::run(const Item& item) {
 }
 
 Started ProcessGroup::enqueue(OpType type, Item item) {
+  connect();
   Stream& before = current_stream();
   const uint64_t number = before.newest();
   const uint64_t end = stream_.enqueue([shared = shared_, item = std::move(item), &before, number] {

@@ -1,5 +1,7 @@
 // A process group that behaves as ProcessGroupNCCL does, over one that moves the bytes (Gloo).
 //
+// It connects to its peers at the first call, in the thread that calls; nothing interrupts that.
+//
 // Calls return at once; a collective runs on a stream of its own, behind what was enqueued before it, and
 // wait() makes the current stream wait. One whose peer is gone never ends by itself; abort() lets it end, and
 // leaves garbage in what it was to fill. Sends wait for their receiver; those of a group start together.
@@ -9,6 +11,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -22,7 +25,10 @@ class ProcessGroup final : public c10d::Backend {
   using Lists = std::vector<Tensors>;
   using Started = c10::intrusive_ptr<c10d::Work>;
 
-  explicit ProcessGroup(c10::intrusive_ptr<c10d::Backend> carrier);
+  using Carrier = c10::intrusive_ptr<c10d::Backend>;
+
+  // `connect`: makes the carrier, with all peers.
+  ProcessGroup(int rank, int size, std::function<Carrier()> connect);
   ~ProcessGroup() override;
 
   const std::string getBackendName() const override { return "nccl"; }
@@ -70,10 +76,13 @@ class ProcessGroup final : public c10d::Backend {
 
   // Outlives the group: collectives may still be in the stream.
   struct Shared {
-    c10::intrusive_ptr<c10d::Backend> carrier;
+    const std::function<Carrier()> connect;
+    std::mutex mutex = {};
+    Carrier carrier = {};  // once it is connected
     std::atomic<bool> aborted{false};
     bool run(const Item& item);
   };
+  void connect();
   std::shared_ptr<Shared> shared_;
   Stream& stream_;
   std::optional<std::vector<Message>> group_;  // since startCoalescing()
