@@ -167,6 +167,18 @@ def test_an_error_of_a_synchronous_operator_is_not_sticky() -> None:
         assert h.read(1) == (1, 1, 1, 1)
 
 
+@pytest.mark.parametrize("dimension", [4, 3])
+def test_a_number_that_a_template_promises_is_compared_with_what_the_operator_gives(dimension: int) -> None:
+    with Harness() as h:
+        h.new(1, [1, 1, 1, 1])
+        size = h.template("aten::size.int", [*vector(4), 6, 0], [3, dimension])
+        h.writer.append(OPERATOR, size, [1])
+        if dimension == 4:
+            return h.synchronize()
+        with pytest.raises(RemoteError, match=r"aten::size.int gave 4 where the worker expects 3"):
+            h.synchronize()
+
+
 REFUSED = ["aten::from_file", "aten::_pin_memory", "aten::pin_memory", "aten::set_data", "aten::save"]
 
 

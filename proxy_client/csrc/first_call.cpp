@@ -114,8 +114,8 @@ void learn_results(const OperatorInfo& info, Arguments arguments, const std::vec
     return describe_output(tensor, device_arguments, tensor.defined() ? tensor.storage().nbytes() : 0);
   };
   for (size_t i = 0; i < info.returns.size(); i++) {
-    Result& result = entry.results.emplace_back();
     if (info.returns[i].written) {
+      Result& result = entry.results.emplace_back();
       const IValue& written = arguments[static_cast<size_t>(info.returns[i].alias)];
       if (!written.isTensor() || !was_resized(written.toTensor(), values[i])) continue;
       const Tensor& theirs = values[i].toTensor();
@@ -126,13 +126,7 @@ void learn_results(const OperatorInfo& info, Arguments arguments, const std::vec
           entry.resizes.push_back({k, theirs.sizes().vec(), theirs.strides().vec(), flags});
       continue;
     }
-    if (values[i].isTensorList()) {
-      result.kind = Result::Kind::kTensorList;
-      for (const Tensor& tensor : values[i].toTensorVector()) result.outputs.push_back(describe(tensor));
-    } else {
-      result.kind = Result::Kind::kTensor;
-      result.outputs.push_back(describe(values[i].isTensor() ? values[i].toTensor() : Tensor()));
-    }
+    entry.results.push_back(describe_result(values[i], describe));
   }
   summarise(entry);
 }

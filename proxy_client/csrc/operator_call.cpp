@@ -66,6 +66,8 @@ void run_async(const PendingCall& call, const CallTemplate& entry, Results& resu
       results.emplace_back(make_output(result.outputs[0], device_arguments, call.device, next_handle));
     } else if (result.kind == Result::Kind::kWrittenArgument) {
       results.push_back(call.arguments[static_cast<size_t>(call.info.returns[i].alias)]);
+    } else if (result.kind == Result::Kind::kNumber) {
+      results.emplace_back(result.number);
     } else {
       c10::List<Tensor> list;
       list.reserve(result.outputs.size());

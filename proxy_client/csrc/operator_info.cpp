@@ -93,9 +93,20 @@ constexpr const char* kRaiseByContent[] = {
     "aten::normal.float_Tensor",
 };
 
-bool raises_by_content(const std::string& name) {
+// Beside tensors they give the lengths of the longest sequences, which follow from shapes and numbers.
+constexpr const char* kGiveLengths[] = {
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_cudnn_attention_forward",
+    "aten::_efficient_attention_forward",
+};
+
+// Any of the overloads that go by a name, or a single one.
+template <size_t N>
+bool is_among(const char* const (&names)[N], const std::string& name) {
   const std::string base = name.substr(0, name.find('.'));
-  return std::any_of(std::begin(kRaiseByContent), std::end(kRaiseByContent),
+  return std::any_of(std::begin(names), std::end(names),
                      [&](const char* known) { return name == known || base == known; });
 }
 
@@ -105,7 +116,7 @@ std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
   info->name = toString(schema.operator_name());
   info->custom = info->name.rfind("aten::", 0) != 0;
   info->dynamic = op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
-  info->dynamic = info->dynamic || raises_by_content(info->name);
+  info->dynamic = info->dynamic || is_among(kRaiseByContent, info->name);
   info->constant = info->name == "aten::_fused_sdp_choice";
   if (const auto kernel = shape_kernels.find(info->name); kernel != shape_kernels.end())
     info->shape_kernel = kernel->second;
@@ -130,7 +141,8 @@ std::unique_ptr<OperatorInfo> analyse(const c10::OperatorHandle& op) {
     }
     info->returns_written = info->returns_written && entry.written;
     info->returns.push_back(entry);
-    if (!result.type()->isSubtypeOf(*c10::TensorType::get()) && result.type()->str() != "Tensor[]")
+    const bool length = kind_of(result) == ArgumentKind::kInt && is_among(kGiveLengths, info->name);
+    if (!length && !result.type()->isSubtypeOf(*c10::TensorType::get()) && result.type()->str() != "Tensor[]")
       info->returns_tensors = false;
   }
   // Hardly any library says that the sizes of what its kernel gives depend on values.

@@ -56,7 +56,7 @@ struct OperatorInfo {
   bool creates = true;           // no tensor among its arguments: a factory
   bool sized_by_numbers = true;  // nor any but out=: its numbers decide shapes
   bool dynamic = false;          // output shapes depend on values
-  bool returns_tensors = true;   // and nothing else
+  bool returns_tensors = true;   // and nothing else, but numbers that follow from shapes
   bool returns_written = true;   // every return is a written argument (or there is none)
   bool constant = false;         // its result depends on metadata only and costs a round trip
   bool custom = false;           // not PyTorch's own: see custom_operators.h

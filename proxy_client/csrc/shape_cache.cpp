@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <bit>
 #include <mutex>
 #include <shared_mutex>
@@ -82,7 +83,9 @@ const CallTemplate* TemplateTable::find_shared(const WordBuffer& key, uint64_t h
 const CallTemplate* TemplateTable::keep(c10::intrusive_ptr<CallTemplate> entry) {
   const uint64_t hash = hash_words(entry->key.data(), entry->key.size());
   entry->direct = !entry->synchronous && !entry->constant && !entry->needs_arguments && !entry->lazy &&
-                  entry->resizes.empty();
+                  entry->resizes.empty() &&
+                  std::none_of(entry->results.begin(), entry->results.end(),
+                               [](const Result& result) { return result.kind == Result::Kind::kNumber; });
   const c10::intrusive_ptr<const CallTemplate> kept = std::move(entry);
   {
     std::unique_lock<std::shared_mutex> lock(cache().mutex);
@@ -173,6 +176,7 @@ void publish(LogWriter& log, const CallTemplate& entry) {
       const bool written = result.kind == Result::Kind::kWrittenArgument;
       words.push_back(static_cast<uint64_t>(result.kind) | (written ? result.flags : result.outputs.size())
                                                                << 8);
+      if (result.kind == Result::Kind::kNumber) words.push_back(static_cast<uint64_t>(result.number));
       for (const Output& output : result.outputs) {
         const bool fresh = output.origin == Output::Origin::kFresh;
         words.push_back((fresh ? 0 : 1) | static_cast<uint64_t>(output.dtype) << 8 |

@@ -31,10 +31,11 @@ struct Output {
 
 // One value that a call returns.
 struct Result {
-  enum class Kind : uint64_t { kWrittenArgument = 0, kTensor = 1, kTensorList = 2 };
+  enum class Kind : uint64_t { kWrittenArgument = 0, kTensor = 1, kTensorList = 2, kNumber = 3 };
   Kind kind = Kind::kWrittenArgument;
   std::vector<Output> outputs;
   uint64_t flags = 0;  // of a written argument: kOtherFlags and the bits, if they are not those it came with
+  int64_t number = 0;
 };
 
 // A device argument that the call gives another shape (out= variants).
@@ -63,6 +64,20 @@ struct CallTemplate : c10::intrusive_ptr_target {
 // How `tensor` came about, given the device arguments of its call.
 Output describe_output(const at::Tensor& tensor, c10::ArrayRef<at::Tensor> device_arguments,
                        size_t storage_bytes);
+
+// What a call returned, which is no written argument; `describe` answers an Output.
+template <class Describe>
+Result describe_result(const c10::IValue& value, const Describe& describe) {
+  if (value.isInt()) return {.kind = Result::Kind::kNumber, .outputs = {}, .number = value.toInt()};
+  Result result{.kind = Result::Kind::kTensor, .outputs = {}};
+  if (value.isTensorList()) {
+    result.kind = Result::Kind::kTensorList;
+    for (const at::Tensor& tensor : value.toTensorVector()) result.outputs.push_back(describe(tensor));
+  } else {
+    result.outputs.push_back(describe(value.isTensor() ? value.toTensor() : at::Tensor()));
+  }
+  return result;
+}
 
 // Recounts `fresh` and `needs_arguments` from the results.
 void summarise(CallTemplate& entry);

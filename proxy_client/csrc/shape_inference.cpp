@@ -98,17 +98,8 @@ bool infer_shapes(const c10::OperatorHandle& op, const OperatorInfo& info, c10::
   count(&Statistics::inferred);
   entry.resizes = find_resizes(device_tensors(arguments), twins.device_twins());
   for (size_t i = 0; i < info.returns.size(); i++) {
-    Result& result = entry.results.emplace_back();
-    if (info.returns[i].written) continue;
-    if (stack[i].isTensorList()) {
-      result.kind = Result::Kind::kTensorList;
-      for (const Tensor& tensor : stack[i].toTensorVector())
-        result.outputs.push_back(describe(tensor, twins.device_twins()));
-    } else {
-      result.kind = Result::Kind::kTensor;
-      result.outputs.push_back(
-          describe(stack[i].isTensor() ? stack[i].toTensor() : Tensor(), twins.device_twins()));
-    }
+    const auto describe_twin = [&](const Tensor& tensor) { return describe(tensor, twins.device_twins()); };
+    entry.results.push_back(info.returns[i].written ? Result{} : describe_result(stack[i], describe_twin));
   }
   summarise(entry);
   return true;

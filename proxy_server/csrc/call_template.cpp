@@ -216,10 +216,14 @@ ReturnSpec parse_return(Words& words, SpecTable& specs) {
   ReturnSpec r;
   const uint64_t word = words.next();
   r.kind = word & 255;
-  if (r.kind > 2) throw LogError("unknown kind of result");
+  if (r.kind > 3) throw LogError("unknown kind of result");
   if (r.kind == 0) {
     r.flags = word >> 8 & replay::kOtherFlags;
     r.flags |= lazy_flags(word >> 8 & ~replay::kOtherFlags);
+    return r;
+  }
+  if (r.kind == 3) {
+    r.number = static_cast<int64_t>(words.next());
     return r;
   }
   const uint64_t n = words.count(word >> 8);

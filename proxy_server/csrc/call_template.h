@@ -62,8 +62,9 @@ struct OutputSpec {
 };
 
 struct ReturnSpec {
-  uint64_t kind = 0;   // 0 = a written argument, 1 = tensor, 2 = list
+  uint64_t kind = 0;   // 0 = a written argument, 1 = tensor, 2 = list, 3 = number
   uint64_t flags = 0;  // of a written argument: kOtherFlags and the bits, if they are not those it came with
+  int64_t number = 0;
   std::vector<OutputSpec> items;
 };
 

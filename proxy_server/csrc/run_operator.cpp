@@ -278,6 +278,10 @@ void Executor::run_operator(Session& s, const Record& r, Words words) {
                   " tensors, the worker expects ", want.items.size());
       for (size_t k = 0; k < results.size(); k++)
         if (want.items[k].fresh) bind(s, words.next(), std::move(results[k]), want.items[k], t);
+    } else if (want.kind == 3) {
+      const c10::IValue& gave = s.stack[i];
+      TORCH_CHECK(gave.isInt() && gave.toInt() == want.number, t.name, " gave ", gave,
+                  " where the worker expects ", want.number);
     }
   }
   s.stack.clear();  // before the next record frees what the stack refers to

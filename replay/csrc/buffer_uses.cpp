@@ -47,6 +47,10 @@ class Call {
     while (outputs.left() != 0) {
       const uint64_t word = outputs.next();
       if ((word & 255) == 0) continue;  // a written argument
+      if ((word & 255) == 3) {          // a number
+        (void)outputs.next();
+        continue;
+      }
       for (uint64_t left = outputs.count(word >> 8); left > 0; left--) {
         const uint64_t item = outputs.next();
         if ((item & 255) != 0) continue;  // none

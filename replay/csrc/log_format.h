@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 13;
+inline constexpr uint32_t kVersion = 14;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -193,8 +193,8 @@ enum class Tag : uint8_t {
 inline constexpr uint64_t kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kFresh = 8, kOtherFlags = 16;
 
 // Output words: per return  [kind | items<<8]  (kind 0 = written argument, with flags instead of a count, 1 =
-// tensor, 2 = list), per item [mode | dtype<<8 | dim<<16 | flags<<24]; mode 0 (fresh) is followed by offset,
-// storage bytes, sizes, strides; mode 1 = none.
+// tensor, 2 = list, 3 = number, which follows instead of items), per item [mode | dtype<<8 | dim<<16 |
+// flags<<24]; mode 0 (fresh) is followed by offset, storage bytes, sizes, strides; mode 1 = none.
 
 // ---- collectives
 // ---------------------------------------------------------------------------------------------

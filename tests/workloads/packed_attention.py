@@ -94,6 +94,21 @@ for mask_type, with_bias in product((0, 2), (False, True)):
     ):
         close(ours, exact, 1e-4)
 
+def lengths_told(length: int) -> tuple[int, int]:
+    *_, longest_query, longest_key = torch.ops.aten._efficient_attention_forward(
+        *(draw(2, n, HEADS, WIDTH, dtype=torch.float32).cuda() for n in (length, 7, 7)),
+        *(None,) * 5, 0.0, 0, False,
+    )  # fmt: skip
+    return longest_query, longest_key
+
+
+if client := sys.modules.get("understudy.proxy_client._client"):  # with UNDERSTUDY_STATISTICS=1
+    assert [lengths_told(length) for length in (5, 6)] == [(5, 7), (6, 7)]
+    before = client.statistics()
+    assert [lengths_told(length) for length in (6, 5, 5)] == [(6, 7), (5, 7), (5, 7)]
+    after = client.statistics()
+    assert before["synchronous"] == after["synchronous"] > 0
+
 try:
     torch.ops.aten._efficient_attention_forward(
         *(t.detach().cuda() for t in (q, k, v)), None, None, None, None, None, 0.5, 0, False
