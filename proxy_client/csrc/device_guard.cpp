@@ -24,6 +24,7 @@ std::atomic<c10::StreamId> next_stream{1};
 
 struct Event {
   uint64_t recorded_at_ns = 0;
+  uint64_t next_record = 0;  // when it was recorded
 };
 
 Stream stream_of(DeviceIndex device, c10::StreamId id) {
@@ -72,6 +73,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     if (!*event) *event = std::make_unique<Event>().release();
     if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronize(replay::WaitFor::kStream);
     static_cast<Event*>(*event)->recorded_at_ns = replay::now_ns();
+    static_cast<Event*>(*event)->next_record = next_record();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     const std::unique_ptr<Event> owned(static_cast<Event*>(event));
@@ -79,7 +81,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
   void synchronizeEvent(void* event) const override {
-    if (event) synchronize(replay::WaitFor::kStream);
+    if (event) wait_for_records_before(static_cast<Event*>(event)->next_record);
   }
   double elapsedTime(void* begin, void* end, const DeviceIndex) const override {
     const auto at = [](void* event) {

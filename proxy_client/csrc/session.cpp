@@ -19,6 +19,7 @@ using replay::ErrorKind;
 using replay::Phase;
 
 constexpr uint64_t kFirstHandle = 1;
+constexpr uint64_t kEventPatienceNs = 1'000'000'000;
 constexpr uint64_t kAutomaticCommitRecords = 1'000'000;
 constexpr uint64_t kCommitRecordsWithoutSteps = 4'096;  // some 50 ms of replay
 constexpr uint64_t kCommitCollectivesWithoutSteps = 128;
@@ -168,6 +169,22 @@ void synchronize(replay::WaitFor what, uint64_t communicator) {
   call(
       *log, Kind::kSynchronize, static_cast<uint64_t>(what), 1, [&](uint64_t* body) { *body = communicator; },
       [](const uint8_t*, size_t) {});
+  commit_if_due();
+}
+
+uint64_t next_record() {
+  const LogWriter* log = log_if_open();
+  return log ? log->page().tail_index.load(std::memory_order_relaxed) : 0;
+}
+
+// A device that hangs, and a peer that does not come, are noticed while the server waits for them: so it is
+// asked to, in the end.
+void wait_for_records_before(uint64_t index) {
+  LogWriter* log = log_if_open();
+  if (!log) return;
+  raise_if_failed(*log);
+  if (!log->wait_until_passed(index, kEventPatienceNs)) return synchronize(replay::WaitFor::kStream);
+  raise_if_failed(*log);
   commit_if_due();
 }
 

@@ -83,6 +83,11 @@ inline void raise_if_failed(const LogWriter& log) {
 // do without a session.
 void synchronize(replay::WaitFor what = replay::WaitFor::kEverything, uint64_t communicator = 0);
 
+// The number of the next record; 0 without a session.
+uint64_t next_record();
+// Waits until the device has done all records before that one, and for nothing behind them.
+void wait_for_records_before(uint64_t index);
+
 // Commit marks (design §4). Nothing to do without a session.
 void begin_optimizer_phase();
 void commit_step();

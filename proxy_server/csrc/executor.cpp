@@ -24,6 +24,7 @@ constexpr long kLongestSleepMs = 64;
 constexpr long kFirstSleepMs = 1, kPoliteFirstSleepMs = 8;  // work that nobody waits for is begun no later
 constexpr uint64_t kSnapshotPortion = 1 << 20;              // bytes; a record that arrives waits for no more
 constexpr useconds_t kStepLookUs = 20;
+constexpr useconds_t kDeviceLookUs = 50;                 // while the script waits for it
 constexpr std::chrono::milliseconds kHoldPatience{100};  // for the record that runs to end
 constexpr int kFirstLooks = 64, kLooks = 50;             // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
@@ -51,7 +52,8 @@ Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory
       driver(o.device),
       communicators(driver, log, factory),
       options(o),
-      validation(log.page()) {
+      validation(log.page()),
+      passed(log.page(), driver.device()) {
   state = std::make_unique<DeviceState>(driver, log, o.policy, communicators, o.threads);
   communicators.set_generation(o.generation);
   driver.before_waiting([this] { communicators.wait_for_queued(); });
@@ -197,6 +199,7 @@ uint64_t Executor::stand_at(Session& s, const std::pair<Position, uint64_t>& res
   rolling_.store(false);
   s.commit_pending = s.in_step = false;
   s.pending_since = 0;
+  s.passed.stand_at(s.at.index);
   s.log.page().cursor_index.store(s.at.index);
   s.log.page().cursor.store(s.at.offset);
   return result.second;
@@ -318,7 +321,7 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
   const uint64_t idle_since = replay::now_ns();
   page.progress_ns.store(idle_since, std::memory_order_relaxed);
   uint64_t now = idle_since;
-  for (; s.spins && now < idle_since + kSpinNs; now = replay::now_ns())
+  for (; s.spins && now < idle_since + kSpinNs; now = replay::now_ns(), s.passed.idle(s.at.index))
     for (int i = 0; i < kLooks; i++) {
       if (arrived()) return true;
       replay::cpu_relax();
@@ -331,6 +334,7 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
     if (arrived()) return true;
     if (park_requested_.load(std::memory_order_relaxed)) return false;
     before = now;
+    s.passed.idle(s.at.index);
     sched_yield();
   }
   // Where cores are scarce, to wake by oneself takes the worker's from it, and nothing is gained: it wakes us
@@ -341,7 +345,10 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
     const uint32_t seen = page.tail_futex.load();
     s.state->advance_snapshot(kSnapshotPortion);  // its copier may have ended before it could wake us
     page.server_sleeping.store(1, std::memory_order_seq_cst);
-    if (!arrived()) replay::futex_wait(page.tail_futex, seen, sleep_ms);
+    if (s.passed.idle(s.at.index))
+      usleep(kDeviceLookUs);
+    else if (!arrived())
+      replay::futex_wait(page.tail_futex, seen, sleep_ms);
     page.server_sleeping.store(0);
     if (arrived()) {
       s.short_pause = replay::now_ns() - idle_since < kYieldNs;
@@ -417,6 +424,7 @@ State Executor::run_records(Session& s) {
     s.at.frees_done = false;
     page.cursor_index.store(s.at.index, std::memory_order_relaxed);
     page.cursor.store(s.at.offset, std::memory_order_relaxed);
+    s.passed.given(s.at.index);
     if ((s.at.index & 63) == 0) {
       page.progress_ns.store(replay::now_ns(), std::memory_order_relaxed);
       s.state->advance_snapshot(kSnapshotPortion);

@@ -17,6 +17,7 @@
 
 #include "proxy_server/csrc/collectives.h"
 #include "proxy_server/csrc/device_state.h"
+#include "proxy_server/csrc/passed_records.h"
 #include "proxy_server/csrc/roll_forward.h"
 #include "proxy_server/csrc/step_digest.h"
 #include "proxy_server/csrc/template_cache.h"
@@ -91,6 +92,7 @@ class Executor {
     RollForward roll;
     StepDigest step_digest;
     Position at;
+    PassedRecords passed;
     bool commit_pending = false;
     bool in_step = false;        // of an optimizer
     uint64_t pending_since = 0;  // offset of the first record at which it had to wait; 0: none

@@ -340,6 +340,8 @@ struct alignas(64) ControlPage {
   // Written by the worker when it recycles a region of templates; the device server looks at it with every
   // operator, so it lies apart from what changes with every record.
   std::atomic<uint64_t> dictionary_begin;  // templates of smaller ids are gone
+  // Written by the worker when it waits for an event: until passed_index is this; 0 = it does not.
+  std::atomic<uint64_t> awaited_index;
 
   // Written by the worker.
   alignas(64) std::atomic<uint64_t> tail;  // log offset behind the last published record
@@ -358,6 +360,7 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t> progress_ns;  // CLOCK_MONOTONIC of the last update
   std::atomic<uint32_t> phase;
   std::atomic<uint32_t> in_collective;  // 1 while it waits for peers
+  std::atomic<uint64_t> passed_index;   // the device has done all records before this one, perhaps more
 
   // Written by the device server now and then.
   alignas(64) std::atomic<uint64_t> replies_compared, replies_different;

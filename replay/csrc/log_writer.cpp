@@ -165,26 +165,60 @@ void LogWriter::wake_server(Kind kind) {
   wakes_.fetch_add(1, std::memory_order_relaxed);
 }
 
+// Waits without sleeping, where there are cores enough for that.
+template <class Arrived>
+bool LogWriter::arrives_soon(const Arrived& arrived) const {
+  if (spin_ns_ == 0) return false;
+  for (const uint64_t until = now_ns() + spin_ns_; now_ns() < until;)
+    for (int i = 0; i < 20; i++) {
+      if (arrived()) return true;
+      cpu_relax();
+    }
+  // To be woken takes 50 us and more. Whoever else wants this core has it at once, and then keeps it:
+  // who waits without sleeping would be served late.
+  const uint64_t until = now_ns() + kYieldNs;
+  for (uint64_t before = now_ns(), now = before; now < until && now - before < kCrowdedNs;) {
+    if (arrived()) return true;
+    before = now;
+    sched_yield();
+    now = now_ns();
+  }
+  return false;
+}
+
+bool LogWriter::wait_until_passed(uint64_t index, uint64_t patience_ns) {
+  ControlPage& p = page();
+  const auto passed = [&] { return p.passed_index.load(std::memory_order_acquire) >= index; };
+  if (passed()) return true;
+  const std::lock_guard<std::mutex> one_at_a_time(call_mutex_);
+  p.awaited_index.store(index);
+  waits_.fetch_add(1, std::memory_order_relaxed);
+  wake_server(Kind::kSynchronize);
+  bool over = arrives_soon(passed);
+  const uint64_t until = now_ns() + 10 * patience_ns;
+  uint64_t given_until = until;
+  // The server's look at what is awaited may come just before it is written: the first sleeps are short.
+  for (long sleep_ms = 1; !over && p.session_state.load() != kLost && now_ns() < std::min(until, given_until);
+       sleep_ms = std::min(2 * sleep_ms, kLivenessMilliseconds)) {
+    if (p.cursor_index.load() < index)
+      given_until = until;
+    else if (given_until == until)
+      given_until = now_ns() + patience_ns;
+    const uint32_t seen = p.reply_futex.load();
+    p.worker_sleeping.store(1);
+    if (!(over = passed())) futex_wait(p.reply_futex, seen, sleep_ms);
+    p.worker_sleeping.store(0);
+    over = passed();
+  }
+  p.awaited_index.store(0);
+  return over;
+}
+
 void LogWriter::wait_for_reply(uint64_t sequence) {
   ControlPage& p = page();
   const auto arrived = [&] { return p.reply_sequence.load(std::memory_order_acquire) >= sequence; };
   waits_.fetch_add(1, std::memory_order_relaxed);
-  if (spin_ns_ != 0) {
-    for (const uint64_t until = now_ns() + spin_ns_; now_ns() < until;)
-      for (int i = 0; i < 20; i++) {
-        if (arrived()) return;
-        cpu_relax();
-      }
-    // To be woken takes 50 us and more. Whoever else wants this core has it at once, and then keeps it:
-    // who waits without sleeping would be served late.
-    const uint64_t until = now_ns() + kYieldNs;
-    for (uint64_t before = now_ns(), now = before; now < until && now - before < kCrowdedNs;) {
-      if (arrived()) return;
-      before = now;
-      sched_yield();
-      now = now_ns();
-    }
-  }
+  if (arrives_soon(arrived)) return;
   uint64_t proxyd_gone_since_ns = 0;
   while (!arrived()) {
     const uint32_t seen = p.reply_futex.load();

@@ -71,6 +71,10 @@ class LogWriter {
     raise_if_failed();
     exchange(kind, aux, words, std::forward<Fill>(fill), std::forward<Read>(read));
   }
+  // Waits until the device has done all records before `index`, and for nothing behind them. False if it has
+  // not `patience_ns` after it was given them, or at all within ten times that, or the session is lost: then
+  // whoever asks the server itself learns why.
+  bool wait_until_passed(uint64_t index, uint64_t patience_ns);
   // The handle will be freed by the next record. Any thread; never waits for the server.
   void free_later(uint64_t handle);
 
@@ -166,6 +170,8 @@ class LogWriter {
   [[noreturn]] static void raise_retired();
   void wake_server(Kind kind);
   void wait_for_reply(uint64_t sequence);
+  template <class Arrived>
+  bool arrives_soon(const Arrived& arrived) const;
   void check_proxyd(uint64_t& gone_since_ns) const;
   [[noreturn]] void raise() const;
 

@@ -1,0 +1,53 @@
+// How far the device has come: a script that waits for an event waits for what is in front of it, and for no
+// more.
+//
+// A processor has done a record when the executor has. Into a GPU's stream the executor puts a mark behind
+// some of the records, once anybody has waited for an event, and looks now and then which of them it has
+// passed.
+#pragma once
+#include <c10/core/Event.h>
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "replay/csrc/log_format.h"
+
+namespace understudy::server {
+
+class PassedRecords {
+ public:
+  PassedRecords(replay::ControlPage& page, c10::Device device) : page_(page), device_(device) {}
+
+  // All records before `index` have been given to the device.
+  void given(uint64_t index) {
+    if (__builtin_expect(device_.is_cuda(), 0)) return given_to_gpu(index);
+    page_.passed_index.store(index, std::memory_order_relaxed);
+    const uint64_t awaited = page_.awaited_index.load(std::memory_order_relaxed);
+    if (__builtin_expect(awaited != 0, 0) && awaited <= index) tell();
+  }
+  // Nothing more comes for now. Whether somebody waits for a mark that the device has yet to pass: then this
+  // is to be called again soon.
+  bool idle(uint64_t index);
+  // Execution goes on at `index`.
+  void stand_at(uint64_t index);
+
+ private:
+  struct Mark {
+    uint64_t index;
+    c10::Event event;
+  };
+  void given_to_gpu(uint64_t index);
+  void mark(uint64_t index);
+  void look();
+  void tell();
+
+  replay::ControlPage& page_;
+  c10::Device device_;
+  bool wanted_ = false;
+  uint64_t marked_ = 0;
+  std::deque<Mark> marks_;  // the oldest first
+  std::vector<c10::Event> spare_;
+};
+
+}  // namespace understudy::server
