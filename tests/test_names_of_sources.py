@@ -1,4 +1,4 @@
-"""Names in unnamed namespaces of C++ sources: CMake compiles several files as one, and which is nobody's choice.
+"""Names in unnamed namespaces of C++ sources: CMake compiles several files as one, and chooses which.
 
 A name that two of them have breaks the build when a new file moves the others together.
 """
@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 UNNAMED = re.compile(r"^namespace \{\n(.*?)^\}  // namespace$", re.MULTILINE | re.DOTALL)
 TYPE = re.compile(r"^(?:struct|class|enum(?: class)?) (\w+)[^;]*$")
-VARIABLE = re.compile(r"^(?=\w)(?!using |class |struct )(?:[\w:,*& ]|<.*>)+?[ *&](\w+)(?:\[.*?\])?(?: = .*|\{.*|;)$")
+VARIABLE = re.compile(
+    r"^(?=\w)(?!using |class |struct )(?:[\w:,*& ]|<.*>)+?[ *&](\w+)(?:\[.*?\])?(?: = .*|\{.*|;)$"
+)
 FUNCTION = re.compile(r"^(?=\w)[\w:<>,*& ]+?[ *&](\w+\(.*\)) \{$")
 
 

@@ -94,6 +94,7 @@ for mask_type, with_bias in product((0, 2), (False, True)):
     ):
         close(ours, exact, 1e-4)
 
+
 def lengths_told(length: int) -> tuple[int, int]:
     *_, longest_query, longest_key = torch.ops.aten._efficient_attention_forward(
         *(draw(2, n, HEADS, WIDTH, dtype=torch.float32).cuda() for n in (length, 7, 7)),
