@@ -168,6 +168,16 @@ def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_
         assert all(recovered) and len(recovered) >= len(drills)
 
 
+@pytest.mark.cold
+def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recovery(folder: Path) -> None:
+    """It waits for one of them in another group, and comes to this one last."""
+    command = proxied.torchrun(3, WORKLOADS / "crossed_groups.py", "6")
+    options = ("--devices", "cuda:3", "--hang-timeout", "8", "--drill", "kill-server rank=1 step=3 call=3")
+    done = proxied.run(command, folder=folder, options=options, timeout_s=100)
+    assert (done.status, done.output.count("right")) == (0, 3), done.output[-3000:]
+    assert [one["fault"] for one in done.report["recoveries"]] == ["server-died"]
+
+
 def test_the_executors_tests_pass_on_it() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:xdist", str(TESTS / "test_executor.py")],

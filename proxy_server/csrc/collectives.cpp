@@ -483,6 +483,9 @@ uint32_t Communicators::rebuild(uint32_t generation) {
   for (Communicator* c : all) {
     if (!c->connecting) {
       connected(*c);
+      // As it was: else two members that go on with messages would wait for the others to use it, too.
+      const Waits waits(page_, {});
+      if (c->sequence != 0) ask_backend([&] { reach(*c, std::nullopt); });
       continue;
     }
     check_reachable();
