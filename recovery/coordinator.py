@@ -511,10 +511,17 @@ class Coordinator:
         self._end_incident(len(self._faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
 
     def _leave_corrupted(self, reason: str) -> None:
-        for fault in self._faults:
+        """What broke while the others were let go is a recovery of its own."""
+        corrupted = [fault for fault in self._faults if fault.kind is FaultKind.SILENT_CORRUPTION]
+        for fault in corrupted:
             if (session := self._job.sessions.get(fault.rank)) is not None:
                 self._stays_corrupted(session, fault.message, reason)
-        self._faults, self._trusted, self._reach = [], {}, {}
+        self._keep([fault for fault in self._faults if fault not in corrupted])
+
+    def _keep(self, later: list[Fault]) -> None:
+        """Of all that is known, only these are yet to be recovered from."""
+        self._faults, self._trusted = later, {}
+        self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}
         self._note()
 
     def _end_incident(
@@ -538,9 +545,8 @@ class Coordinator:
                      recovered=outcome.recovered, reason=outcome.reason,
                      total_s=round(entry.total_s, 6))  # fmt: skip
         self._judge_replay(faults, outcome)
-        self._faults, self._tried, self._trusted, self._job.decision = later, [], {}, None
-        self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}
-        self._note()
+        self._tried, self._job.decision = [], None
+        self._keep(later)
 
     def _judge_replay(self, faults: Sequence[Fault], outcome: Outcome) -> None:
         """A replay that gave other values than the program was given is not to be relied on again.

@@ -83,6 +83,12 @@ def test_wrong_numbers_end_nobody_whose_peer_has_ended_when_they_are_found() -> 
     assert not simulate(1248051053017).violations
 
 
+def test_a_server_that_dies_while_corrupted_state_is_let_stay_is_recovered_from() -> None:
+    """Its rank stood still for good: the fault was forgotten with the corruption."""
+    outcome = simulate(99978)
+    assert not outcome.violations and outcome.rounds == 1
+
+
 @pytest.mark.parametrize("seed", [65919, 73164])
 def test_a_set_that_is_found_damaged_amid_a_move_is_a_fault_that_a_job_may_end_of(seed: int) -> None:
     """Without pre-images a rank that has just begun its step cannot go back but by what is on storage."""
