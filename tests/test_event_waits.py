@@ -9,11 +9,12 @@ import pytest
 import simulated_device
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.long)])
 def test_a_wait_for_an_event_ends_amid_the_work_behind_it_also_when_the_server_dies(
     device: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cuda` is a simulated device."""
+    """`cuda` is a simulated device, and long as it is not yet steady: on a machine that is busy with much
+    else the device may be through with all when the script goes on."""
     if device == "cuda":
         for name, value in simulated_device.environment().items():
             monkeypatch.setenv(name, value)

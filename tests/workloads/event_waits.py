@@ -23,13 +23,13 @@ def multiply(matrix: torch.Tensor, times: int) -> torch.Tensor:
 torch.manual_seed(0)
 torch.cuda.Event().synchronize()  # of nothing
 small = torch.ones(4, device="cuda")
-large = torch.randn(900, 900).cuda()
+large = torch.randn(600, 600).cuda()
 found = multiply(large, 1).add_(1).sum().item()  # later calls are not waited for
 for turn in range(2):
     small.add_(1)
     event = torch.cuda.Event()
     event.record()
-    large = multiply(large, 30)
+    large = multiply(large, 60)  # the event passes early in it
     event.synchronize()
     assert behind() > 5, (turn, behind())
     event.synchronize()  # it has passed
