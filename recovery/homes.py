@@ -98,9 +98,8 @@ class Homes:
             self._pool.retire(server)
             raise
         except grpc.RpcError as problem:
-            if not ran_out(
-                problem
-            ):  # of its own end the device need not be the cause: the round is tried again
+            # Of its own end the device need not be the cause: the round is tried again.
+            if not ran_out(problem):
                 self._pool.retire(server)
                 raise NoHome(f"a new device server on {server.device} ended: {trouble(problem)}") from problem
             return f"a new device server there did not get it to compute within {self._tried_s:.0f} s"
