@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import simulated_device
+from gpu_day import PARTS
 from machine import ROOT
 
 NATIVE_ALONE = {"facts", "host_results", "operators", "tests", "lone", "exact", "speed"}
@@ -48,7 +49,4 @@ def test_a_lone_rank_comes_back_by_snapshot_and_log_with_the_same_bits(part: str
 
 
 def test_every_part_is_tried_here_or_is_said_to_need_a_gpu() -> None:
-    sys.path.insert(0, str(ROOT / "bench"))
-    from gpu_day import PARTS
-
     assert set(PARTS) == NATIVE_ALONE | SHARED | {"errors", "recovery", "nccl"}
