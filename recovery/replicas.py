@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.facts import BufferFacts, Manifest
-from understudy.replay import digest
+from understudy.replay import content_digest
 
 Content = tuple[int, int]
 """(bytes, digest)"""
@@ -259,7 +259,7 @@ def _is_zero(content: Content) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _digest_of_zeros(count: int) -> int:
-    return digest(bytes(count))
+    return content_digest(bytes(count))
 
 
 def _ranks(group: Group) -> list[int]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.persistence import Contents
-from understudy.replay import digest
+from understudy.replay import content_digest, digest
 
-MAGIC = 0x31534546494E414D
+MAGIC = 0x32534546494E414D
 BLOCK = 64
 ROW_OF_BUFFER = "<QQQQQ"
 
@@ -34,7 +34,7 @@ def in_area(
     contents: Sequence[bytes],
     chance: random.Random,
     gaps: Sequence[int] = (0, 0, 0, 64, 4096, 8192),
-    digest_of: Callable[[int, bytes], int] = lambda _, content: digest(content),
+    digest_of: Callable[[int, bytes], int] = lambda _, content: content_digest(content),
 ) -> Area:
     """In any order, anything between them. `digest_of`: what is said of buffer n; 0: nothing."""
     offsets, end = {}, BLOCK * chance.randrange(100)

@@ -20,6 +20,7 @@ from understudy.recovery.recovery_round import PARK_S
 
 TESTS = Path(__file__).parent
 DRIVER_LOST = 86
+OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,14 @@ def test_nothing_counts_before_the_device_has_passed_it(case: str, said: list[st
 def test_messages_of_a_group_start_together(case: str, said: list[str]) -> None:
     done = does(case, "simulated_executor_cases.py")
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
+
+
+@pytest.mark.parametrize("driver", ["new", "old"])
+def test_a_commits_digests_are_made_on_the_device_unless_its_driver_is_too_old(driver: str) -> None:
+    done = does("digests", "simulated_executor_cases.py", **OLD_DRIVER if driver == "old" else {})
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["True", str(driver == "new")]), done.stderr
+    refused = "does not take our code for digests (CUDA_ERROR_UNSUPPORTED_PTX_VERSION)"
+    assert (refused in done.stderr) == (driver == "old")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from disk_images import BLOCK, images
 
 from understudy.recovery.persistence import Contents, Store, StoreError
 from understudy.recovery.persistence._store import RecordedDisk
-from understudy.replay import digest
+from understudy.replay import content_digest, digest
 
 SIZES = (0, 1, 64, 4095, 4096, 5000, 70_000, 300_000, 5 << 20)
 
@@ -60,7 +60,7 @@ def test_what_lies_in_an_area_is_stored_whether_written_from_there_or_copied(
             pytest.skip(str(problem))
         with store:
             assert content_of(store, persist(store, extents, 1)) == dict(enumerate(contents))
-            assert sorted(store.digests(1)) == sorted(map(digest, contents))
+            assert sorted(store.digests(1)) == sorted(map(content_digest, contents))
 
 
 def test_sets_of_other_buffers_follow_one_another_in_one_store(tmp_path: Path, seed: int) -> None:
@@ -116,7 +116,7 @@ def disk_with(area: Area, slots: int = 3) -> RecordedDisk:
 def test_a_digest_that_was_handed_over_wrongly_is_found_by_whoever_reads(in_place: bool, seed: int) -> None:
     chance = random.Random(seed)
     contents = [chance.randbytes(size) for size in (6000, 70, 9000)]
-    area = in_area(contents, chance, digest_of=lambda n, content: digest(content) ^ (n == 2))
+    area = in_area(contents, chance, digest_of=lambda n, content: content_digest(content) ^ (n == 2))
     disk = disk_with(area)
     with Store.open_on(disk) as store:
         sequence = persist(store, area.contents(in_place=in_place), 1)
@@ -143,7 +143,7 @@ def test_a_set_with_a_wrong_digest_does_not_count_after_a_crash_before_its_super
     chance = random.Random(seed)
     contents = [chance.randbytes(6000)]
     good = in_area(contents, chance)
-    bad = in_area(contents, chance, digest_of=lambda n, content: digest(content) ^ 1)
+    bad = in_area(contents, chance, digest_of=lambda n, content: content_digest(content) ^ 1)
     disk = disk_with(good)
     start = disk.content()
     with Store.open_on(disk) as store:
@@ -160,10 +160,10 @@ def test_a_set_with_a_wrong_digest_does_not_count_after_a_crash_before_its_super
 def test_a_content_without_a_digest_gets_one(seed: int) -> None:
     chance = random.Random(seed)
     contents = [chance.randbytes(size) for size in (6000, 9000)]
-    area = in_area(contents, chance, digest_of=lambda n, content: digest(content) if n else 0)
+    area = in_area(contents, chance, digest_of=lambda n, content: content_digest(content) if n else 0)
     with Store.open_on(disk_with(area)) as store:
         persist(store, area.contents(in_place=True), 1)
-        assert sorted(store.digests(1)) == sorted(map(digest, contents))
+        assert sorted(store.digests(1)) == sorted(map(content_digest, contents))
         assert content_of(store, 1) == dict(enumerate(contents))
 
 
@@ -254,7 +254,7 @@ def test_contents_that_overlap_in_an_area_are_written_each_by_itself(seed: int) 
     manifest = bytearray(area.manifest)
     struct.pack_into("<Q", manifest, 64 + 40 + 24, area.offsets[0] + 128)
     whole = bytes(area.memory[area.offsets[0] + 128 :][:9000])
-    struct.pack_into("<Q", manifest, 64 + 40 + 16, digest(whole))
+    struct.pack_into("<Q", manifest, 64 + 40 + 16, content_digest(whole))
     extents = Contents([], area=area.memory, manifest=sealed(manifest), in_place=True, shortest_run=4096)
     needed = extents.needed_slot_bytes(chunk_bytes=BLOCK)
     disk = RecordedDisk(bytes(2 * BLOCK + 2 * (BLOCK + needed)))

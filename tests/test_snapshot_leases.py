@@ -23,7 +23,7 @@ def content(h: Harness, serial: int, handle: int) -> bytes:
         found = area.read(count)
     if not h.log.snapshot_holds(serial):
         raise replay.LogError("it went meanwhile")
-    assert replay.digest(found) == digest
+    assert replay.content_digest(found) == digest
     return found
 
 

@@ -14,7 +14,7 @@ from understudy.recovery.persistence import Contents
 
 CLIENT_STATE = 4  # kind of extent
 HUGE_PAGE = 2 << 20
-MANIFEST_MAGIC = 0x31534546494E414D
+MANIFEST_MAGIC = 0x32534546494E414D
 
 
 class SnapshotArea:
@@ -45,7 +45,7 @@ class SnapshotArea:
             tensor = self.tensors[name]
             tensor.copy_(state[name])
             rows.append(
-                struct.pack("<QQQQQ", number, tensor.nbytes, replay.digest(memory_of(tensor)), offset, 1)
+                struct.pack("<QQQQQ", number, tensor.nbytes, replay.content_digest(memory_of(tensor)), offset, 1)
             )
         content = b"".join(rows)
         counts = (len(rows), 0, 0, 0, 64 + len(content))

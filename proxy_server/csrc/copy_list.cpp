@@ -79,7 +79,7 @@ void CopyList::finish() {
     if (cancelled() || failed()) break;
     for (size_t piece = first_[index]; piece < first_[index + 1]; piece++) wait_for(piece);
     CopyRow& row = rows_[index];
-    if (row.digests && !row.digested) row.digest = replay::digest(row.to, row.bytes);
+    if (row.digests && !row.digested) row.digest = replay::content_digest(row.to, row.bytes);
   }
   if (!cancelled()) finished_.store(true, std::memory_order_release);
 }
@@ -88,7 +88,7 @@ void CopyList::digest_copied(size_t piece, bool ours, Digesting& digesting) {
   const size_t number = pieces_[piece].row;
   CopyRow& row = rows_[number];
   if (piece == first_[number]) {
-    digesting.digest = replay::StreamedDigest();
+    digesting.digest = replay::ContentDigest();
     digesting.whole = row.digests;
   }
   digesting.whole = digesting.whole && ours && (piece == first_[number] || piece == digesting.next);

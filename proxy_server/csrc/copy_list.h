@@ -70,7 +70,7 @@ class CopyList {
   // A row that one thread copies from its beginning to its end is digested piece by piece, while the caches
   // have them; finish() does the others.
   struct Digesting {
-    replay::StreamedDigest digest;
+    replay::ContentDigest digest;
     bool whole = false;  // all pieces before `next`
     size_t next = 0;     // another thread may have taken it
   };

@@ -133,18 +133,21 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
     // Before the buffers: pre-images lead those back, but nothing leads a generator back.
     const bool generators = shadow_generators(number, m);
     m.buffers.reserve(table_.size());
+    // What lives for one minibatch only is not worth a digest; at the first commit nobody can tell.
+    const auto worth_it = [&](const BufferTable::Buffer& b) {
+      return b.available && (b.born != table_.epoch() || optimizer || number == 1);
+    };
+    std::vector<BufferTable::Buffer*> changed;
+    for (auto& [handle, b] : table_.buffers())
+      if (worth_it(b) && b.digest_version != b.version) changed.push_back(&b);
+    digest_now(changed);
     for (auto& [handle, b] : table_.buffers()) {
       replay::ManifestBuffer row{handle, b.content.nbytes(), 0, replay::kNotShadowed, 0};
       if (!b.available) {
         row.has_digest = 2;
       } else {
         const bool fresh = b.born == table_.epoch();
-        // What lives for one minibatch only is not worth a digest; at the first commit nobody can tell.
-        if (!fresh || optimizer || number == 1) {
-          if (b.digest_version != b.version) {
-            b.digest = driver_.digest(b.content);
-            b.digest_version = b.version;
-          }
+        if (worth_it(b)) {
           row.digest = b.digest;
           row.has_digest = 1;
         }
@@ -302,13 +305,29 @@ std::optional<std::vector<DeviceState::Place>> DeviceState::locate() {
   return places;
 }
 
+void DeviceState::digest_now(const std::vector<BufferTable::Buffer*>& buffers) const {
+  std::vector<const c10::Storage*> contents;
+  contents.reserve(buffers.size());
+  for (const BufferTable::Buffer* b : buffers) contents.push_back(&b->content.storage());
+  const std::vector<uint64_t> found = driver_.digests(contents);
+  for (size_t i = 0; i < buffers.size(); i++) {
+    buffers[i]->digest = found[i];
+    buffers[i]->digest_version = buffers[i]->version;
+  }
+}
+
 std::vector<std::pair<uint64_t, uint64_t>> DeviceState::content_digests() {
   communicators_.wait_for_all(table_);
   pass_the_device();
+  std::vector<uint64_t> handles;
+  std::vector<const c10::Storage*> contents;
+  for (auto& [handle, b] : table_.buffers()) {
+    if (!b.available) continue;
+    handles.push_back(handle);
+    contents.push_back(&b.content.storage());
+  }
   std::vector<std::pair<uint64_t, uint64_t>> found;
-  found.reserve(table_.size());
-  for (auto& [handle, b] : table_.buffers())
-    if (b.available) found.emplace_back(handle, driver_.digest(b.content));
+  for (const uint64_t digest : driver_.digests(contents)) found.emplace_back(handles[found.size()], digest);
   std::sort(found.begin(), found.end());
   return found;
 }

@@ -141,6 +141,7 @@ class DeviceState {
   void load_generators(const replay::Manifest& manifest, const uint8_t* base);
   void adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base);
   void check_content(const replay::Manifest& manifest);
+  void digest_now(const std::vector<BufferTable::Buffer*>& buffers) const;
   void start_of_session();
   void begin_forward(replay::ControlPage& page);
   uint64_t floor() const;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "replay/csrc/digest.h"
 
@@ -15,8 +16,40 @@ void* DigestStaging::half(int64_t piece) const {
   return static_cast<uint8_t*>(memory_.get()) + (piece % 2) * kPiece;
 }
 
-uint64_t DigestStaging::digest(const at::Tensor& bytes) {
+at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) {
+  const c10::DispatchKey key = storage.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key),
+                                                    c10::scalarTypeToTypeMeta(at::kByte));
+  const int64_t size = static_cast<int64_t>(bytes), stride = 1;
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(size), c10::IntArrayRef(stride),
+                                                 static_cast<int64_t>(offset));
+  return t;
+}
+
+std::vector<uint64_t> DigestStaging::digests(const std::vector<const c10::Storage*>& contents) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (!std::exchange(tried_, true)) gpu_ = GpuDigests::load();
+  std::vector<const c10::Storage*> there;
+  for (const c10::Storage* content : contents)
+    if (content->device().is_cuda()) there.push_back(content);
+  std::vector<uint64_t> made;
+  if (gpu_ && !there.empty()) try {
+      made = gpu_->of(there);
+    } catch (const c10::OutOfMemoryError&) {  // for the digests of pieces
+    }
+  std::vector<uint64_t> found;
+  size_t next = 0;
+  for (const c10::Storage* content : contents) {
+    if (!content->device().is_cuda())
+      found.push_back(replay::content_digest(content->data(), content->nbytes()));
+    else
+      found.push_back(made.empty() ? through_host(*content) : made[next++]);
+  }
+  return found;
+}
+
+uint64_t DigestStaging::through_host(const c10::Storage& content) {
+  const at::Tensor bytes = bytes_of(content, 0, content.nbytes());
   const c10::DeviceType type = bytes.device().type();
   if (memory_.get() == nullptr)
     memory_ = at::globalContext().getPinnedMemoryAllocator(type)->allocate(2 * kPiece);
@@ -29,7 +62,7 @@ uint64_t DigestStaging::digest(const at::Tensor& bytes) {
         .copy_(bytes.narrow(0, piece * kPiece, length(piece)), /*non_blocking=*/true);
     arrived[static_cast<size_t>(piece % 2)].record(stream);
   };
-  replay::StreamedDigest digest;
+  replay::ContentDigest digest;
   if (pieces > 0) fetch(0);
   for (int64_t piece = 0; piece < pieces; piece++) {
     if (piece + 1 < pieces) fetch(piece + 1);

@@ -1,25 +1,37 @@
-// Digests of what lies on a GPU, through the host: exact, and bounded by one core.
+// Digests of what lies on a GPU: made there, or, where our code cannot run there, through the host, bounded
+// by one core.
 #pragma once
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <vector>
+
+#include "proxy_server/csrc/gpu_digests.h"
 
 namespace understudy::server {
 
-// Two pieces of pinned memory: while one is hashed the next is on its way into the other. Copies into pinned
-// memory take a fourth of the time of those into memory that is not, and no page has to be made for them.
+// A part of a storage.
+at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes);
+
 class DigestStaging {
  public:
-  // XXH3-64 of a tensor of bytes, which is contiguous and lies on a GPU.
-  uint64_t digest(const at::Tensor& bytes);
+  // Of each content, in order.
+  std::vector<uint64_t> digests(const std::vector<const c10::Storage*>& contents);
 
  private:
+  // Two pieces of pinned memory: while one is hashed the next is on its way into the other. Copies into
+  // pinned memory take a fourth of the time of those into memory that is not, and no page has to be made for
+  // them.
+  uint64_t through_host(const c10::Storage& content);
   static constexpr int64_t kPiece = 4 << 20;
   void* half(int64_t piece) const;
 
   std::mutex mutex_;  // servers that stand are asked for digests by other threads
   c10::DataPtr memory_;
+  bool tried_ = false;
+  std::unique_ptr<GpuDigests> gpu_;
 };
 
 }  // namespace understudy::server

@@ -111,15 +111,6 @@ void Driver::clear(const c10::Storage& storage) const {
     bytes_of(storage, 0, storage.nbytes()).zero_();
 }
 
-at::Tensor Driver::bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const {
-  auto t = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), c10::DispatchKeySet(key_of(storage)), c10::scalarTypeToTypeMeta(at::kByte));
-  const int64_t size = static_cast<int64_t>(bytes), stride = 1;
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(size), c10::IntArrayRef(stride),
-                                                 static_cast<int64_t>(offset));
-  return t;
-}
-
 c10::Storage Driver::duplicate(const c10::Storage& from) const {
   c10::Storage to = allocate_on(from.device(), from.nbytes());
   if (from.nbytes() == 0) return to;
@@ -171,10 +162,17 @@ void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t by
              asynchronous);
 }
 
-uint64_t Driver::digest(const c10::Storage& storage) const {
-  if (storage.device().is_cpu()) return replay::digest(storage.data(), storage.nbytes());
-  announce_waiting();
-  return staging_->digest(bytes_of(storage, 0, storage.nbytes()));
+std::vector<uint64_t> Driver::digests(const std::vector<const c10::Storage*>& contents) const {
+  if (contents.empty()) return {};
+  if (device_.is_cuda()) {
+    announce_waiting();
+    return staging_->digests(contents);
+  }
+  std::vector<uint64_t> found;
+  found.reserve(contents.size());
+  for (const c10::Storage* content : contents)
+    found.push_back(replay::content_digest(content->data(), content->nbytes()));
+  return found;
 }
 
 at::Generator Driver::default_generator() const {

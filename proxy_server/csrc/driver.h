@@ -45,7 +45,9 @@ class Driver {
   void from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
   // As from_host, without waiting for the device; `from` is read before it returns.
   void upload(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
-  uint64_t digest(const c10::Storage& storage) const;  // XXH3-64 of the content
+  // Of contents, in order; on a GPU all at once.
+  std::vector<uint64_t> digests(const std::vector<const c10::Storage*>& contents) const;
+  uint64_t digest(const c10::Storage& content) const { return digests({&content}).front(); }
   at::Generator new_generator() const;
   // `from` is copied first. Throws c10::Error for what no generator could be in.
   void set_state(at::Generator& generator, const uint8_t* from, uint64_t bytes) const;
@@ -65,7 +67,6 @@ class Driver {
   c10::Storage allocate_on(c10::Device device, uint64_t bytes) const;
   void copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from,
                       bool asynchronous) const;
-  at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes) const;
   c10::Device device_;
   std::function<void()> before_waiting_;
   std::shared_ptr<DigestStaging> staging_ = std::make_shared<DigestStaging>();  // copies share it

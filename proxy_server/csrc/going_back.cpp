@@ -73,13 +73,18 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
 }
 
 // Memory that changed by itself since the commit: its pre-image, taken at the first write afterwards, is
-// wrong too, and only the commit's own digest knows. (On a GPU every byte would have to cross the bus.)
+// wrong too, and only the commit's own digest knows.
 void DeviceState::check_content(const Manifest& manifest) {
+  std::vector<std::pair<const replay::ManifestBuffer*, BufferTable::Buffer*>> wanted;
   for (const auto& row : manifest.buffers) {
     BufferTable::Buffer* b = table_.find(row.handle);
-    if (row.has_digest != 1 || b == nullptr || !b->available) continue;
-    b->digest = driver_.digest(b->content);
-    b->digest_version = b->version;
+    if (row.has_digest == 1 && b != nullptr && b->available) wanted.emplace_back(&row, b);
+  }
+  std::vector<BufferTable::Buffer*> buffers;
+  for (const auto& [row, b] : wanted) buffers.push_back(b);
+  digest_now(buffers);
+  for (const auto& [told, b] : wanted) {
+    const replay::ManifestBuffer& row = *told;
     if (b->digest != row.digest)
       throw LogError("buffer " + std::to_string(row.handle) + " (" + std::to_string(row.bytes) +
                      " bytes) is not what it was at commit " + std::to_string(manifest.commit) +
@@ -232,12 +237,16 @@ void DeviceState::mark_lost(uint64_t handle) {
 }
 
 void DeviceState::complete_restore(const std::vector<std::pair<uint64_t, uint64_t>>& digests) {
+  std::vector<BufferTable::Buffer*> copied;
   for (const auto& [handle, expected] : digests) {
     BufferTable::Buffer* b = table_.find(handle);
     if (b == nullptr) throw LogError("a replicated buffer is not part of the commit");
+    if (b->available) copied.push_back(b);
+  }
+  digest_now(copied);
+  for (const auto& [handle, expected] : digests) {
+    BufferTable::Buffer* b = table_.find(handle);
     if (!b->available) continue;
-    b->digest = driver_.digest(b->content);
-    b->digest_version = b->version;
     b->replicated = true;
     if (b->digest != expected)
       throw LogError("buffer " + std::to_string(handle) +

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from understudy import replay
 
-_MAGIC = 0x31534546494E414D
+_MAGIC, _OLD_MAGIC = 0x32534546494E414D, 0x31534546494E414D
 _HEADER = struct.Struct("<8Q")
 _BUFFER = struct.Struct("<5Q")
 _GENERATOR_BYTES, _COMMUNICATOR_BYTES, _SETTING_BYTES = 24, 56, 16
@@ -32,6 +32,8 @@ def read_manifest(content: bytes) -> list[BufferRow]:
         _HEADER.size + buffers * _BUFFER.size + generators * _GENERATOR_BYTES
         + communicators * _COMMUNICATOR_BYTES + settings * _SETTING_BYTES
     )  # fmt: skip
+    if magic == _OLD_MAGIC:
+        raise ValueError("its manifest is that of an older release, whose digests are other ones")
     if magic != _MAGIC or total != len(content) or expected != total:
         raise ValueError("its manifest is damaged (header)")
     if replay.digest(content[_HEADER.size :]) != digest:

@@ -167,7 +167,7 @@ class SetReader(contextlib.ExitStack):
         """Its bytes, checked against the manifest's digest; raises OSError, StoreError or Damaged."""
         place = self.place(rank, handle)
         content = bytes(self.parts[place.rank].read(place))
-        if replay.digest(content) != self.parts[rank].buffers[handle].digest:
+        if replay.content_digest(content) != self.parts[rank].buffers[handle].digest:
             raise Damaged(f"buffer {handle} of rank {rank} is not what it was")
         return content
 

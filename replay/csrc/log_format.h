@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 14;
+inline constexpr uint32_t kVersion = 15;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -449,7 +449,8 @@ struct ReplyHeader {
 
 // ---- manifest of a commit (in `shadow`, or in `snapshot`)
 // ------------------------------------------------------------------------
-inline constexpr uint64_t kManifestMagic = 0x31534546494e414dull;  // "MANIFES1"
+inline constexpr uint64_t kManifestMagic = 0x32534546494e414dull;     // "MANIFES2"
+inline constexpr uint64_t kOldManifestMagic = 0x31534546494e414dull;  // its digests are others
 inline constexpr uint64_t kNotShadowed = ~0ull;
 struct ManifestHeader {
   uint64_t magic, commit, buffers, generators, communicators, settings;
@@ -458,7 +459,7 @@ struct ManifestHeader {
 };
 struct ManifestBuffer {
   uint64_t handle, bytes;
-  uint64_t digest;         // XXH3-64 of the content; valid if has_digest
+  uint64_t digest;         // ContentDigest; valid if has_digest
   uint64_t shadow_offset;  // where its content lies in `shadow`, or kNotShadowed
   uint64_t has_digest;     // 0 no, 1 yes, 2 = the content was not kept because no replay reads it
 };

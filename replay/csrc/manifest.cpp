@@ -49,6 +49,8 @@ Manifest Manifest::read(const Area& area, const CommitEntry& entry) {
     throw LogError(name + " lies outside the " + area.name);
   const uint8_t* const place = area.data + entry.manifest_offset;
   const auto h = copy_once(*reinterpret_cast<const ManifestHeader*>(place));
+  if (h.magic == kOldManifestMagic)
+    throw LogError(name + " is that of an older release, whose digests are other ones");
   constexpr uint64_t kMost = 1ull << 32;
   if (h.magic != kManifestMagic || h.bytes != entry.manifest_bytes || h.commit != entry.number ||
       h.buffers > kMost || h.generators > kMost || h.communicators > kMost || h.settings > kMost ||

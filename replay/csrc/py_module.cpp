@@ -485,6 +485,10 @@ PYBIND11_MODULE(_replay, m) {
     const py::buffer_info bytes = content.request();
     return digest(bytes.ptr, static_cast<size_t>(bytes.size * bytes.itemsize));
   });
+  m.def("content_digest", [](const py::buffer& content) {
+    const py::buffer_info bytes = content.request();
+    return content_digest(bytes.ptr, static_cast<size_t>(bytes.size * bytes.itemsize));
+  });
   m.def("process_start_ticks", &process_start_ticks);
   m.def("die_with_parent", &die_with_parent, "The kernel kills this process when that one dies.");
   m.def("process_is_alive", &process_is_alive);

@@ -103,7 +103,7 @@ void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitRow& co
   for (const ManifestBuffer& b : found.buffers) {
     if (b.shadow_offset == kNotShadowed) continue;
     if (b.has_digest == 1 && !known.contains(b.handle) &&
-        digest(area.data + b.shadow_offset, b.bytes) != b.digest)
+        content_digest(area.data + b.shadow_offset, b.bytes) != b.digest)
       throw LogError("buffer " + std::to_string(b.handle) + " is not what it was at the commit");
     bytes += b.bytes;
   }

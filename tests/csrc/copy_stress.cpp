@@ -67,7 +67,7 @@ class Stress {
     for (size_t i = 0; i < kRows; i++) {
       buffers[i].content.resize(below(4) == 0 ? below(kLargest) : below(100));
       change(buffers[i]);
-      buffers[i].digest = replay::digest(buffers[i].content.data(), buffers[i].content.size());
+      buffers[i].digest = replay::content_digest(buffers[i].content.data(), buffers[i].content.size());
       rows[i] = {buffers[i].content.size(), area_ + i * kLargest, true, below(2) == 0, below(2) == 0};
     }
     const size_t longest = longest_row(rows);
@@ -122,7 +122,7 @@ class Stress {
     if (!list.finished() || list.failed()) wrong++;
     for (size_t i = 0; i < kRows; i++) {
       const CopyRow& row = list.rows()[i];
-      if (replay::digest(row.to, row.bytes) != buffers[i].digest) wrong++;
+      if (replay::content_digest(row.to, row.bytes) != buffers[i].digest) wrong++;
       if (row.digests && row.digest != buffers[i].digest) wrong++;
     }
   }

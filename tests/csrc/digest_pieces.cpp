@@ -1,5 +1,5 @@
-// Digests of contents that come in pieces, by the real StreamedDigest: a piece's memory is used again as soon
-// as the next but one comes, as that of proxy_server/csrc/digest_staging.cpp.
+// Digests of contents that come in pieces, by the real StreamedDigest and ContentDigest: a piece's memory is
+// used again as soon as the next but one comes, as that of proxy_server/csrc/digest_staging.cpp.
 //
 //   digest_pieces ROUNDS SEED
 //
@@ -32,22 +32,8 @@ class Pieces {
   }
 
   void compare(size_t bytes, size_t longest_piece) {
-    StreamedDigest streamed(below(2) == 0 ? xxh3::Width::kPlain : xxh3::chosen);
-    for (size_t done = 0; done < bytes;) {
-      const size_t piece = std::min<size_t>(below(longest_piece + 1), bytes - done);  // some are empty
-      add(streamed, done, piece);
-      done += piece;
-      if (below(64) == 0) (void)streamed.value();  // looking at it changes nothing
-    }
-    compared++;
-    if (digest(content_.data(), bytes, xxh3::Width::kPlain) != digest(content_.data(), bytes)) {
-      wrong++;
-      std::printf("%zu bytes have another digest with AVX2\n", bytes);
-    }
-    if (streamed.value() == digest(content_.data(), bytes)) return;
-    wrong++;
-    std::printf("%zu bytes in pieces of up to %zu have another digest than the whole\n", bytes,
-                longest_piece);
+    compare<StreamedDigest>(digest, bytes, longest_piece);
+    compare<ContentDigest>(content_digest, bytes, longest_piece);
   }
 
   size_t below(size_t end) { return chance_() % end; }
@@ -55,8 +41,31 @@ class Pieces {
   uint64_t compared = 0, wrong = 0;
 
  private:
+  using Whole = uint64_t (*)(const void*, size_t, xxh3::Width);
+
+  template <class Streamed>
+  void compare(Whole whole, size_t bytes, size_t longest_piece) {
+    Streamed streamed(below(2) == 0 ? xxh3::Width::kPlain : xxh3::chosen);
+    for (size_t done = 0; done < bytes;) {
+      const size_t piece = std::min<size_t>(below(longest_piece + 1), bytes - done);  // some are empty
+      add(streamed, done, piece);
+      done += piece;
+      if (below(64) == 0) (void)streamed.value();  // looking at it changes nothing
+    }
+    compared++;
+    if (whole(content_.data(), bytes, xxh3::Width::kPlain) != whole(content_.data(), bytes, xxh3::chosen)) {
+      wrong++;
+      std::printf("%zu bytes have another digest with AVX2\n", bytes);
+    }
+    if (streamed.value() == whole(content_.data(), bytes, xxh3::chosen)) return;
+    wrong++;
+    std::printf("%zu bytes in pieces of up to %zu have another digest than the whole\n", bytes,
+                longest_piece);
+  }
+
   // From memory of just that size, which is another's when the next but one comes.
-  void add(StreamedDigest& streamed, size_t from, size_t bytes) {
+  template <class Streamed>
+  void add(Streamed& streamed, size_t from, size_t bytes) {
     std::unique_ptr<uint8_t[]>& half = halves_[next_++ % 2];
     half = std::make_unique<uint8_t[]>(bytes);
     std::copy_n(content_.data() + from, bytes, half.get());

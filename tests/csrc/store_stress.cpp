@@ -70,7 +70,7 @@ void persist_some(Store& store, RecordedDisk& disk, std::atomic<uint64_t>& seria
     const AlignedMemory area = aligned_memory(kArea);  // of each by itself: nobody may change it meanwhile
     std::fill_n(area.get(), kArea, static_cast<uint8_t>(serial));
     const uint64_t bytes = random() % 20000, offset = random() % 8 * kExtentAlignment;
-    const uint64_t digest = random() % 2 ? replay::digest(area.get() + offset, bytes) : 0;
+    const uint64_t digest = random() % 2 ? replay::content_digest(area.get() + offset, bytes) : 0;
     const bool loose = random() % 3 == 0;
     const Contents contents(loose ? std::vector<LooseContent>{{kDeviceBuffer, serial, area.get(), bytes}}
                                   : std::vector<LooseContent>{},

@@ -29,7 +29,7 @@ def environment(devices: int = 4) -> dict[str, str]:
     """
     library = program("libsimulated_cuda.so")
     program("simulated_nccl")
-    driver = program("driver_watch")  # a libcuda.so.1, as proxyrun looks for one; nothing calls it
+    driver = program("simulated_driver")  # a folder with a libcuda.so.1
     return {
         "UNDERSTUDY_TEST_DRIVER": DRIVER,
         "SIMULATED_CUDA_LIBRARY": str(library),

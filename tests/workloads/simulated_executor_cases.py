@@ -37,6 +37,7 @@ from executor_harness import (  # noqa: E402
 )
 
 from understudy.proxy_server import _server  # noqa: E402
+from understudy.replay import content_digest  # noqa: E402
 
 INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, MPS_CLIENT_TERMINATED = 1, 2, 700, 810
 LIBRARY_ERROR = b"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
@@ -293,6 +294,32 @@ def no_room() -> None:
         print(h.read(1) == tuple(8 * one for one in OURS))
 
 
+def digests() -> None:
+    """A commit's, of what it changed: right, and few bytes of it come to the host."""
+    sizes = {1: 1, 2: 1024, 3: 1025, 4: 0, 5: 30_000, 6: 5}
+    with Harness(shadow_bytes=64 << 10) as h:  # room for a manifest, and for no shadow
+        for handle, count in sizes.items():
+            h.new(handle, [float(i % 97) for i in range(count)])
+        h.commit()  # of what is new no commit takes digests
+        for handle, count in sizes.items():
+            h.add(handle, handle, count)
+        h.synchronize()
+        before = bytes_to_host()
+        h.commit()
+        h.writer.append(PHASE, 0, [])
+        h.synchronize()
+        came = bytes_to_host() - before
+        contents = [struct.pack(f"<{n}f", *(2.0 * (i % 97) for i in range(n))) for n in sizes.values()]
+        print(h.log.digests(h.log.commit_count, list(sizes)) == [content_digest(one) for one in contents])
+        print(came < sum(map(len, contents)) / 10)
+
+
+def bytes_to_host() -> int:
+    found = (ctypes.c_uint64 * 4)()
+    library.simulated_cuda_counters(found)
+    return found[3]
+
+
 def fail(place: int, code: int) -> None:
     """The next time."""
     library.simulated_cuda_fail(place, ctypes.c_uint64(1), code)
@@ -357,6 +384,7 @@ CASES: dict[str, Callable[[], None]] = {
         left_amid_a_group,
         groups_that_make_no_sense,
         no_room,
+        digests,
         library_on_a_sound_device,
         library_on_a_device_that_refuses_a_call,
         library_on_a_lost_device,

@@ -16,7 +16,7 @@ std::vector<Unit> chunks_of(const SlotHeader& header, const std::vector<uint64_t
   std::vector<Unit> units;
   units.reserve(digests.size());
   for (uint64_t begin = 0; const uint64_t digest : digests) {
-    units.push_back({begin, std::min(header.chunk_bytes, header.payload_bytes - begin), digest});
+    units.push_back({begin, std::min(header.chunk_bytes, header.payload_bytes - begin), digest, false});
     begin += header.chunk_bytes;
   }
   return units;
@@ -74,7 +74,7 @@ Tables read_tables(const Place& place, const SlotHeader& header) {
     return tables;
   }
   tables.units.reserve(tables.extents.size());
-  for (const Extent& e : tables.extents) tables.units.push_back({e.offset, e.bytes, e.digest});
+  for (const Extent& e : tables.extents) tables.units.push_back({e.offset, e.bytes, e.digest, true});
   return tables;
 }
 

@@ -68,9 +68,9 @@ class GatherSource : public Source {
 
   // Precondition: inside one piece.
   uint64_t digest(uint64_t offset, uint64_t bytes) const override {
-    if (bytes == 0) return replay::digest(nullptr, 0);
+    if (bytes == 0) return replay::content_digest(nullptr, 0);
     const auto piece = find(offset);
-    return replay::digest(piece->data + (offset - piece->offset), bytes);
+    return replay::content_digest(piece->data + (offset - piece->offset), bytes);
   }
 
  protected:

@@ -67,7 +67,8 @@ class Store {
     Snapshot snapshot;
     uint64_t offset = 0;
     size_t unit = 0;
-    replay::StreamedDigest digest{};
+    bool inside = false;  // of that unit: its digest has begun
+    UnitDigest digest{};
     AlignedMemory memory{};
   };
 

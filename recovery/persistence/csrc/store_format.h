@@ -57,8 +57,8 @@ constexpr uint64_t kExtentAlignment = 64;  // of an extent within the payload
 // its serial, the sequence up to which headers in it are known; one with a larger sequence counts if header,
 // tables and chunks are right.  Stores of releases before it do without.
 constexpr uint32_t kNewerHeadersCount = 1;
-// Another one: rows of extents have the digest of their content, and there is no chunk table.  What lies
-// between extents is anything then, as it is no part of a digest.
+// Another one: rows of extents have the digest of their content (ContentDigest), and there is no chunk table.
+// What lies between extents is anything then, as it is no part of a digest.
 constexpr uint32_t kExtentsHaveDigests = 2;
 constexpr uint32_t kKnownFeatures = kNewerHeadersCount | kExtentsHaveDigests;
 
@@ -131,7 +131,7 @@ struct Extent {
   uint64_t id;
   uint64_t bytes;
   uint64_t offset;      // within the payload
-  uint64_t digest = 0;  // XXH3-64 of the content; 0: not known
+  uint64_t digest = 0;  // ContentDigest; 0: not known
 };
 static_assert(sizeof(Extent) == 40 && offsetof(Extent, digest) == 32);
 

@@ -165,6 +165,7 @@ void Store::read_on(Stream& stream, uint8_t* to, uint64_t bytes) const {
       const uint64_t part_end = std::min(until, unit.offset + unit.bytes);
       if (from < part_end) {
         const uint8_t* const content = stream.memory.get() + (from - first);
+        if (!std::exchange(stream.inside, true)) stream.digest.begin(unit);
         stream.digest.add(content, part_end - from);
         std::memcpy(to + (from - start), content, part_end - from);
       }
@@ -174,7 +175,7 @@ void Store::read_on(Stream& stream, uint8_t* to, uint64_t bytes) const {
                          " is damaged: " + tables.what(geometry_, stream.unit) +
                          " is not what it was when its digest was "
                          "taken, or the slot was written anew meanwhile");
-      stream.digest = replay::StreamedDigest();
+      stream.inside = false;
     }
     stream.offset = until;
   }

@@ -167,9 +167,9 @@ class Thread {
       for (; unit_ < batch.last; begin_unit(unit_ + 1, one.read)) {
         const Unit& unit = wanted_.units[unit_];
         const uint64_t from = std::max(at, unit.offset), to = std::min(until, end_of(unit));
-        if (from < to && right_) digest_->add(content + (from - at), to - from);
+        if (from < to && right_) digest_.add(content + (from - at), to - from);
         if (end_of(unit) > until) break;
-        tell_(unit_, right_ && digest_->value() == unit.digest);
+        tell_(unit_, right_ && digest_.value() == unit.digest);
       }
       if (one.request.in_place == nullptr && one.read) scatter(content, at, until, batch);
       at = until;
@@ -187,7 +187,7 @@ class Thread {
   void begin_unit(size_t unit, bool right) {
     unit_ = unit;
     right_ = right;
-    digest_.emplace();
+    if (unit < batches_[batch_].last) digest_.begin(wanted_.units[unit]);
   }
 
   // What the batch has of it.
@@ -215,7 +215,7 @@ class Thread {
   bool inside_ = false;       // a batch
   size_t batch_ = 0, unit_ = 0;
   bool right_ = true;  // all of the unit so far could be read
-  std::optional<replay::StreamedDigest> digest_;
+  UnitDigest digest_;
   const std::unique_ptr<Reader> reader_;  // the last, so the first to go: it waits for what is under way
 };
 

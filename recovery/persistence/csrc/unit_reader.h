@@ -3,9 +3,11 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <variant>
 #include <vector>
 
 #include "recovery/persistence/csrc/storage.h"
+#include "replay/csrc/digest.h"
 
 namespace understudy::persistence {
 
@@ -14,6 +16,27 @@ struct Unit {
   uint64_t offset;  // within the payload
   uint64_t bytes;
   uint64_t digest;
+  bool tree;  // ContentDigest, of an extent; else XXH3-64 of the whole
+};
+
+// Of a unit, as its bytes come.
+class UnitDigest {
+ public:
+  void begin(const Unit& unit) {
+    if (unit.tree)
+      digest_.emplace<replay::ContentDigest>();
+    else
+      digest_.emplace<replay::StreamedDigest>();
+  }
+  void add(const uint8_t* content, uint64_t bytes) {
+    std::visit([&](auto& digest) { digest.add(content, bytes); }, digest_);
+  }
+  uint64_t value() const {
+    return std::visit([](const auto& digest) { return digest.value(); }, digest_);
+  }
+
+ private:
+  std::variant<replay::StreamedDigest, replay::ContentDigest> digest_;
 };
 
 // Where a part of the payload is to go.

@@ -25,8 +25,11 @@ int visible(int devices) {
 const Settings& settings() {
   // Read when the device is first used: a device server sets what it sees after the fork.
   static const Settings read{visible(static_cast<int>(number("SIMULATED_CUDA_DEVICES", 1))),
-                             number("SIMULATED_CUDA_BYTES", 2ull << 30), number("SIMULATED_CUDA_DELAY_US", 0),
-                             std::getenv("SIMULATED_CUDA_GONE"), number("SIMULATED_CUDA_NS_PER_KIB", 0)};
+                             number("SIMULATED_CUDA_BYTES", 2ull << 30),
+                             number("SIMULATED_CUDA_DELAY_US", 0),
+                             std::getenv("SIMULATED_CUDA_GONE"),
+                             std::getenv("SIMULATED_CUDA_COUNTERS"),
+                             number("SIMULATED_CUDA_NS_PER_KIB", 0)};
   return read;
 }
 

@@ -12,6 +12,8 @@ struct Settings {
   uint64_t device_bytes;   // SIMULATED_CUDA_BYTES, 2 GiB: memory of each
   uint64_t item_delay_us;  // SIMULATED_CUDA_DELAY_US, 0: before each item of a stream
   const char* gone;  // SIMULATED_CUDA_GONE, none: a folder, where a file says that a device is (failures.h)
+  const char*
+      counters;  // SIMULATED_CUDA_COUNTERS, none: a folder, where each process has a file with its own
   uint64_t copy_ns_per_kib;  // SIMULATED_CUDA_NS_PER_KIB, 0: of copies between host and device
 };
 
