@@ -179,13 +179,14 @@ class ProxydOptions(OfRuns):
         str, option("--snapshot-limit", "The most that snapshots of a rank may take.", RECOVERY, "SIZE")
     ] = "8GiB"
     optimizer_preimages: Annotated[
-        Literal["auto", "on", "off"],
+        Literal["on", "off"],
         option(
             "--optimizer-preimages",
-            "Keep what an optimizer step overwrites, so that it can be undone; auto: on for cpu.",
+            "Keep what an optimizer step overwrites, so that it can be undone. A rank whose device has no "
+            "memory for that goes on without.",
             RECOVERY,
         ),
-    ] = "auto"
+    ] = "on"
     exact: Annotated[
         Literal["on", "off"],
         option(

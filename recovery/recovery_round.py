@@ -117,6 +117,10 @@ class Round:
         for session in survivors:
             if session.rolling:
                 session.break_off_roll_forward()
+            if session.world > 1 and session.log.sealed:
+                # As if it had died: its state is of no commit, and none can be had from it.
+                log.info("a device server has no way back", job=self._job.name, rank=session.rank)
+                session.hollow = True
         facts = self.facts(fault)  # without those whose program ended meanwhile
         if not {rank.rank for rank in facts.ranks} <= {session.rank for session in sessions}:
             raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
@@ -237,12 +241,11 @@ class Round:
 
         Not those that wait for a rank that has died, or for their program.
         """
-        if self._keeps_optimizer_preimages:
-            return
         loop = asyncio.get_running_loop()
         seen: list[int] = []
         moved = loop.time()
-        protected = [session for session in survivors if session.world > 1]  # others go back by snapshots
+        # Others go back by pre-images or snapshots.
+        protected = [session for session in survivors if session.world > 1 and session.log.final_steps]
         while inside := [session for session in protected if session.active and session.inside_step]:
             cursors = [session.log.cursor_index for session in inside]
             if cursors != seen:

@@ -57,7 +57,7 @@ class Settings:
     snapshot_overhead: float = 0.01
     """Share of the time that snapshots may take; 0: none are taken."""
     snapshot_bytes: int = 8 << 30
-    optimizer_preimages: str = "auto"
+    optimizer_preimages: str = "on"
     exact: bool = True
     """On GPUs: only kernels that give the same bits each time."""
     validate_every: int = 1000
@@ -81,9 +81,7 @@ class Settings:
 
     @property
     def keeps_optimizer_preimages(self) -> bool:
-        """Pre-images inside the optimizer step: cheap on the cpu driver, off by default on a GPU."""
-        if self.optimizer_preimages == "auto":
-            return self.devices.kind == "cpu"
+        """Pre-images inside the optimizer step, as long as the device has memory for them."""
         return self.optimizer_preimages == "on"
 
     @property

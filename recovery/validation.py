@@ -100,6 +100,8 @@ class ValidationSchedule:
             return "no minibatch (--validate-every 0)"
         if session.world > 1 and not self._optimizer_preimages:
             return "no optimizer step, as no pre-images are kept in it (--optimizer-preimages off)"
+        if session.world > 1 and session.log.final_steps:
+            return f"no optimizer step of rank {session.rank}, whose device has no memory for pre-images"
         if session.world == 1 and (not self._snapshots or session.log.snapshot_suspended):
             return f"rank {session.rank}, which is alone and has no snapshots in host memory to go back to"
         return ""

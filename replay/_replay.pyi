@@ -124,6 +124,8 @@ class Log:
     backpressure: int
     in_collective: int
     degraded: int
+    final_steps: int
+    sealed: int
     live_buffers: int
     live_bytes: int
     undo_bytes: int

@@ -28,7 +28,9 @@ class Log:
     def __init__(self, rank: int) -> None:
         self.kept = [kept(rank, serial) for serial in (1, 2, 3)]
         self.freed_segments, self.segment_bytes = 0, 1000
-        self.log_kept_from = self.snapshot_floor = self.snapshot_suspended = self.progress_ns = 0
+        self.final_steps = self.log_kept_from = self.snapshot_floor = self.snapshot_suspended = (
+            self.progress_ns
+        ) = 0
         self.leased: list[int] = []
 
     def snapshots(self) -> list[Any]:

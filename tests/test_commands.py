@@ -85,10 +85,9 @@ def test_sizes_have_units() -> None:
         parse_bytes("much", "--log-cap")
 
 
-def test_optimizer_preimages_are_kept_on_cpu_only_unless_asked_for() -> None:
-    assert settings_of(["--devices", "cpu:1"]).keeps_optimizer_preimages
-    assert not settings_of(["--devices", "cuda:1"]).keeps_optimizer_preimages
-    assert settings_of(["--devices", "cuda:1", "--optimizer-preimages", "on"]).keeps_optimizer_preimages
+def test_optimizer_preimages_are_kept_unless_they_are_switched_off() -> None:
+    assert settings_of(["--devices", "cuda:1"]).keeps_optimizer_preimages
+    assert not settings_of(["--devices", "cpu:1", "--optimizer-preimages", "off"]).keeps_optimizer_preimages
 
 
 def test_snapshots_that_are_to_be_on_storage_only_need_a_storage(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ class SnapshotArea:
             tensor = self.tensors[name]
             tensor.copy_(state[name])
             rows.append(
-                struct.pack("<QQQQQ", number, tensor.nbytes, replay.content_digest(memory_of(tensor)), offset, 1)
+                struct.pack(
+                    "<QQQQQ", number, tensor.nbytes, replay.content_digest(memory_of(tensor)), offset, 1
+                )
             )
         content = b"".join(rows)
         counts = (len(rows), 0, 0, 0, 64 + len(content))

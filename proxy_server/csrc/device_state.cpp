@@ -33,6 +33,9 @@ DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy polic
       snapshots_(driver, log, table_),
       settings_(threads) {
   table_.protect(policy.protect);
+  // One that had no room for them has told the server that comes after it.
+  keep_step_preimages(policy.optimizer_preimages &&
+                      log.page().final_steps.load(std::memory_order_relaxed) == 0);
   start_of_session();
 }
 
@@ -75,7 +78,30 @@ void DeviceState::set_generator_state(uint64_t id, const uint8_t* state, uint64_
 }
 
 void DeviceState::phase(replay::Phase phase) {
-  table_.preimages(phase != replay::Phase::kOptimizer || policy_.optimizer_preimages);
+  table_.preimages(phase != replay::Phase::kOptimizer || step_preimages_);
+  if (phase == replay::Phase::kOptimizer) refused_before_step_ = store_.refused();
+}
+
+void DeviceState::keep_step_preimages(bool keep) {
+  step_preimages_ = keep;
+  log_.page().final_steps.store(steps_are_final() ? 1 : 0, std::memory_order_relaxed);
+}
+
+bool DeviceState::make_room() {
+  if (table_.undo_bytes() == 0) return false;
+  if (!std::exchange(room_made_, true))
+    std::fprintf(
+        stderr,
+        "understudy: rank %u lets go of %llu bytes that it keeps of the last commit, as the program "
+        "needs memory. A fault before the next commit cannot be undone in place, and needs a replica "
+        "or a snapshot. It is said only once\n",
+        log_.page().rank, static_cast<unsigned long long>(table_.undo_bytes()));
+  table_.make_room();
+  made_room_in_step_ |=
+      log_.page().phase.load(std::memory_order_relaxed) == static_cast<uint32_t>(replay::Phase::kOptimizer);
+  store_.clear();
+  driver_.give_back_freed_memory();
+  return true;
 }
 
 CommitEntry DeviceState::entry(uint64_t number) const {
@@ -103,17 +129,22 @@ bool DeviceState::committed_for_optimizer(uint64_t record_index) const {
 
 // Nothing is published, delivered or let go before the device has passed it and no abort was asked for: what
 // is queued behind an aborted collective runs, on whatever that left in its buffers.
-void DeviceState::pass_the_device() {
+void DeviceState::pass_the_device(bool waited) {
   if (driver_.device().is_cpu()) return;
-  driver_.synchronize();
+  if (!waited) driver_.synchronize();
   if (communicators_.cut_short()) throw CollectiveError("communication was aborted");
 }
 
 uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_snapshot,
                              uint64_t step_digest) {
   communicators_.wait_for_all(table_);
-  pass_the_device();
   const uint64_t number = table_.epoch() + 1;
+  bool complete = true;
+  std::optional<Manifest> manifest;
+  if (policy_.protect)
+    manifest = describe(number, optimizer, complete);
+  else
+    pass_the_device();
   CommitEntry e{};
   e.number = number;
   e.log_offset = position.offset;
@@ -127,74 +158,22 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   const bool named = replay::write_more_marks(log_, replay::mark_row_of_commit(number), more);
   if (!named) e.communicators = replay::kMaxCommunicators + 1;
   if (policy_.protect) {
-    Manifest m;
-    m.commit = number;
-    bool complete = named;
-    // Before the buffers: pre-images lead those back, but nothing leads a generator back.
-    const bool generators = shadow_generators(number, m);
-    m.buffers.reserve(table_.size());
-    // What lives for one minibatch only is not worth a digest; at the first commit nobody can tell.
-    const auto worth_it = [&](const BufferTable::Buffer& b) {
-      return b.available && (b.born != table_.epoch() || optimizer || number == 1);
-    };
-    std::vector<BufferTable::Buffer*> changed;
-    for (auto& [handle, b] : table_.buffers())
-      if (worth_it(b) && b.digest_version != b.version) changed.push_back(&b);
-    digest_now(changed);
-    for (auto& [handle, b] : table_.buffers()) {
-      replay::ManifestBuffer row{handle, b.content.nbytes(), 0, replay::kNotShadowed, 0};
-      if (!b.available) {
-        row.has_digest = 2;
-      } else {
-        const bool fresh = b.born == table_.epoch();
-        if (worth_it(b)) {
-          row.digest = b.digest;
-          row.has_digest = 1;
-        }
-        if (b.replicated || (optimizer && fresh && row.bytes > kMostForShadow)) {
-          b.shadow_version = ~0ull;  // from here on nobody keeps its shadow
-        } else {
-          if (b.shadow_version == b.version) {
-            shadows_.keep(b.shadow_offset, number);
-            row.shadow_offset = b.shadow_offset;
-          } else if (const auto place = shadows_.allocate(row.bytes, number)) {
-            driver_.to_host(b.content, 0, row.bytes, shadows_.at(*place));
-            b.shadow_offset = row.shadow_offset = *place;
-            b.shadow_version = b.version;
-          } else {
-            complete = false;
-          }
-        }
-      }
-      b.committed_digest = row.digest;
-      m.buffers.push_back(row);
-    }
-    m.communicators = communicators_.manifest();
-    m.settings = settings_.manifest();
-    if (const auto place = generators ? shadows_.allocate(m.encoded_bytes(), number) : std::nullopt) {
-      m.encode(shadows_.at(*place));
+    const auto place = manifest ? shadows_.allocate(manifest->encoded_bytes(), number) : std::nullopt;
+    if (place) {
+      manifest->encode(shadows_.at(*place));
       e.manifest_offset = *place;
-      e.manifest_bytes = m.encoded_bytes();
+      e.manifest_bytes = manifest->encoded_bytes();
     } else {
       complete = false;
     }
-    if (complete) e.flags |= replay::kCommitComplete;
-    if (!complete && !incomplete_warned_) {
-      if (!named)
-        std::fprintf(
-            stderr,
-            "understudy: rank %u uses %zu communicators (a peer that it exchanges messages with counts "
-            "as two), and a commit has room for %llu, where /dev/shm has: commits without them cannot be "
-            "restored\n",
-            log_.page().rank, replay::kMarksInPlace + more.size(),
-            static_cast<unsigned long long>(replay::kMaxCommunicators));
-      else
-        std::fprintf(
-            stderr, "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
-            log_.page().rank);
-      incomplete_warned_ = true;
-    }
+    if (complete && named)
+      e.flags |= replay::kCommitComplete;
+    else
+      tell_incomplete(named, replay::kMarksInPlace + more.size());
   }
+  if (step_preimages_ &&
+      (std::exchange(made_room_in_step_, false) || store_.refused() != refused_before_step_))
+    keep_step_preimages(false);
   table_.commit();
   table_.preimages(true);
   auto& page = log_.page();
@@ -208,6 +187,79 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   apply_floor();
   publish_statistics();
   return number;
+}
+
+// What is known of all buffers at commit `number`, with digests, and with shadows where no replica holds the
+// same. By one wait for the device, behind which nothing has been cut short.
+std::optional<Manifest> DeviceState::describe(uint64_t number, bool optimizer, bool& complete) {
+  Manifest m;
+  m.commit = number;
+  // Before the buffers: pre-images lead those back, but nothing leads a generator back.
+  const bool generators = shadow_generators(number, m);
+  m.buffers.reserve(table_.size());
+  std::vector<BufferTable::Buffer*> digested;
+  std::vector<HostCopy> copies;
+  bool waited = false;
+  for (auto& [handle, b] : table_.buffers()) {
+    replay::ManifestBuffer row{handle, b.content.nbytes(), 0, replay::kNotShadowed, 0};
+    const bool fresh = b.born == table_.epoch();
+    const bool there = b.content.storage().device().is_cuda();
+    if (!b.available) {
+      row.has_digest = 2;
+    } else if (!fresh || optimizer || number == 1) {
+      // What lives for one minibatch only is not worth a digest; at the first commit nobody can tell.
+      row.has_digest = 1;
+      if (b.digest_version != b.version) digested.push_back(&b), waited |= there;
+    }
+    if (!b.available) {
+      // There is nothing to copy.
+    } else if (b.replicated || (optimizer && fresh && row.bytes > kMostForShadow)) {
+      b.shadow_version = ~0ull;  // from here on nobody keeps its shadow
+    } else if (b.shadow_version == b.version) {
+      shadows_.keep(b.shadow_offset, number);
+      row.shadow_offset = b.shadow_offset;
+    } else if (const auto place = shadows_.allocate(row.bytes, number)) {
+      copies.push_back({&b.content.storage(), shadows_.at(*place)}), waited |= there;
+      row.shadow_offset = *place;
+    } else {
+      complete = false;
+    }
+    m.buffers.push_back(row);
+  }
+  const std::vector<uint64_t> digests = driver_.take(contents_of(digested), copies);
+  pass_the_device(waited);
+  know_digests(digested, digests);
+  auto row = m.buffers.begin();
+  for (auto& [handle, b] : table_.buffers()) {
+    if (row->has_digest == 1) row->digest = b.digest;
+    b.committed_digest = row->digest;
+    if (row->shadow_offset != replay::kNotShadowed) {
+      b.shadow_offset = row->shadow_offset;
+      b.shadow_version = b.version;
+    }
+    ++row;
+  }
+  m.communicators = communicators_.manifest();
+  m.settings = settings_.manifest();
+  if (generators) return m;
+  complete = false;
+  return std::nullopt;
+}
+
+void DeviceState::tell_incomplete(bool named, size_t communicators) {
+  if (std::exchange(incomplete_told_, true)) return;
+  const uint32_t rank = log_.page().rank;
+  if (named)
+    std::fprintf(stderr,
+                 "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
+                 rank);
+  else
+    std::fprintf(
+        stderr,
+        "understudy: rank %u uses %zu communicators (a peer that it exchanges messages with counts "
+        "as two), and a commit has room for %llu, where /dev/shm has: commits without them cannot be "
+        "restored\n",
+        rank, communicators, static_cast<unsigned long long>(replay::kMaxCommunicators));
 }
 
 bool DeviceState::shadow_generators(uint64_t commit, Manifest& manifest) {
@@ -305,13 +357,17 @@ std::optional<std::vector<DeviceState::Place>> DeviceState::locate() {
   return places;
 }
 
-void DeviceState::digest_now(const std::vector<BufferTable::Buffer*>& buffers) const {
+std::vector<const c10::Storage*> DeviceState::contents_of(const std::vector<BufferTable::Buffer*>& buffers) {
   std::vector<const c10::Storage*> contents;
   contents.reserve(buffers.size());
   for (const BufferTable::Buffer* b : buffers) contents.push_back(&b->content.storage());
-  const std::vector<uint64_t> found = driver_.digests(contents);
+  return contents;
+}
+
+void DeviceState::know_digests(const std::vector<BufferTable::Buffer*>& buffers,
+                               const std::vector<uint64_t>& digests) {
   for (size_t i = 0; i < buffers.size(); i++) {
-    buffers[i]->digest = found[i];
+    buffers[i]->digest = digests[i];
     buffers[i]->digest_version = buffers[i]->version;
   }
 }
@@ -327,7 +383,7 @@ std::vector<std::pair<uint64_t, uint64_t>> DeviceState::content_digests() {
     contents.push_back(&b.content.storage());
   }
   std::vector<std::pair<uint64_t, uint64_t>> found;
-  for (const uint64_t digest : driver_.digests(contents)) found.emplace_back(handles[found.size()], digest);
+  for (const uint64_t digest : driver_.take(contents)) found.emplace_back(handles[found.size()], digest);
   std::sort(found.begin(), found.end());
   return found;
 }

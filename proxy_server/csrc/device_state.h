@@ -23,7 +23,7 @@ using BufferTable = replay::BufferTable<Content, StorageStore>;
 
 struct Policy {
   bool protect = false;              // keep pre-images, digests and shadows
-  bool optimizer_preimages = false;  // in the OPTIMIZER phase too
+  bool optimizer_preimages = false;  // in the OPTIMIZER phase too, as long as they fit
 };
 
 // Where execution stands between two records.
@@ -42,6 +42,23 @@ class DeviceState {
 
   BufferTable& table() { return table_; }
   const Policy& policy() const { return policy_; }
+  // Whether no way leads out of an optimizer step, as no pre-images are kept in it.
+  bool steps_are_final() const { return policy_.protect && !step_preimages_; }
+  // Reads the arguments of a call, of which those that it writes are copied at once.
+  template <class Read>
+  void copy_together(Read&& read) {
+    store_.gather_copies();
+    try {
+      read();
+    } catch (...) {
+      store_.finish_copies();
+      throw;
+    }
+    store_.finish_copies();
+  }
+  // For the program, which has found no memory: lets go of what is kept for going back. False if there is
+  // nothing.
+  bool make_room();
   // Storages of former pre-images, kept because a fresh page costs more than a copy.
   uint64_t spare_storage_bytes() const { return store_.pooled_bytes(); }
   void drop_spare_storages() { store_.clear(); }
@@ -129,7 +146,8 @@ class DeviceState {
   uint64_t flip_bit();
 
  private:
-  void pass_the_device();
+  void pass_the_device(bool waited = false);
+  void keep_step_preimages(bool keep);
   replay::CommitEntry entry(uint64_t number) const;
   c10::Storage without_content(uint64_t bytes) const;
   replay::CommitRow newest_commit() const;
@@ -141,7 +159,11 @@ class DeviceState {
   void load_generators(const replay::Manifest& manifest, const uint8_t* base);
   void adopt_buffer(const replay::ManifestBuffer& row, const uint8_t* base);
   void check_content(const replay::Manifest& manifest);
-  void digest_now(const std::vector<BufferTable::Buffer*>& buffers) const;
+  std::optional<replay::Manifest> describe(uint64_t number, bool optimizer, bool& complete);
+  void tell_incomplete(bool named, size_t communicators);
+  static std::vector<const c10::Storage*> contents_of(const std::vector<BufferTable::Buffer*>& buffers);
+  static void know_digests(const std::vector<BufferTable::Buffer*>& buffers,
+                           const std::vector<uint64_t>& digests);
   void start_of_session();
   void begin_forward(replay::ControlPage& page);
   uint64_t floor() const;
@@ -158,7 +180,10 @@ class DeviceState {
   GeneratorPositions positions_;
   Settings settings_;
   uint64_t applied_floor_ = 0, floor_offset_ = 0;
-  bool incomplete_warned_ = false;
+  bool incomplete_told_ = false;
+  bool step_preimages_ = false;  // pre-images in the OPTIMIZER phase
+  bool made_room_in_step_ = false, room_made_ = false;
+  uint64_t refused_before_step_ = 0;  // of the store's copies
 };
 
 }  // namespace understudy::server

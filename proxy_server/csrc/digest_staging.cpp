@@ -26,17 +26,43 @@ at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes
   return t;
 }
 
-std::vector<uint64_t> DigestStaging::digests(const std::vector<const c10::Storage*>& contents) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+void DigestStaging::load() {
   if (!std::exchange(tried_, true)) gpu_ = GpuDigests::load();
+}
+
+bool DigestStaging::on_gpu() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  load();
+  return gpu_ != nullptr;
+}
+
+std::vector<uint64_t> DigestStaging::take(const std::vector<const c10::Storage*>& contents,
+                                          const std::vector<HostCopy>& copies) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  load();
   std::vector<const c10::Storage*> there;
   for (const c10::Storage* content : contents)
     if (content->device().is_cuda()) there.push_back(content);
+  std::vector<HostCopy> from_there;
+  for (const HostCopy& copy : copies)
+    if (copy.from->device().is_cuda())
+      from_there.push_back(copy);
+    else
+      copy_at_once(copy);
+  const size_t queued = copies_.queue(from_there.data(), from_there.size());
   std::vector<uint64_t> made;
   if (gpu_ && !there.empty()) try {
       made = gpu_->of(there);
     } catch (const c10::OutOfMemoryError&) {  // for the digests of pieces
     }
+  if (made.empty() && queued != 0) {
+    const c10::impl::VirtualGuardImpl gpu(c10::kCUDA);
+    c10::Event passed(c10::kCUDA);
+    passed.record(gpu.getStream(from_there.front().from->device()));
+    passed.synchronize();
+  }
+  copies_.finish();
+  for (size_t i = queued; i < from_there.size(); i++) copy_at_once(from_there[i]);
   std::vector<uint64_t> found;
   size_t next = 0;
   for (const c10::Storage* content : contents) {
@@ -46,6 +72,13 @@ std::vector<uint64_t> DigestStaging::digests(const std::vector<const c10::Storag
       found.push_back(made.empty() ? through_host(*content) : made[next++]);
   }
   return found;
+}
+
+void DigestStaging::copy_at_once(const HostCopy& copy) const {
+  const uint64_t bytes = copy.from->nbytes();
+  if (bytes == 0) return;
+  at::from_blob(copy.to, {static_cast<int64_t>(bytes)}, at::dtype(at::kByte))
+      .copy_(bytes_of(*copy.from, 0, bytes));
 }
 
 uint64_t DigestStaging::through_host(const c10::Storage& content) {

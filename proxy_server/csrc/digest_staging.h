@@ -9,18 +9,26 @@
 #include <vector>
 
 #include "proxy_server/csrc/gpu_digests.h"
+#include "proxy_server/csrc/host_copies.h"
 
 namespace understudy::server {
 
-// A part of a storage.
+// Bytes of a storage.
 at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes);
 
 class DigestStaging {
  public:
-  // Of each content, in order.
-  std::vector<uint64_t> digests(const std::vector<const c10::Storage*>& contents);
+  // Digests of `contents`, in order, and copies of others in host memory, all behind one wait for the device
+  // if they are not larger than some memory here.
+  std::vector<uint64_t> take(const std::vector<const c10::Storage*>& contents,
+                             const std::vector<HostCopy>& copies);
+
+  // Whether digests are made on the GPU.
+  bool on_gpu();
 
  private:
+  void load();
+  void copy_at_once(const HostCopy& copy) const;
   // Two pieces of pinned memory: while one is hashed the next is on its way into the other. Copies into
   // pinned memory take a fourth of the time of those into memory that is not, and no page has to be made for
   // them.
@@ -32,6 +40,7 @@ class DigestStaging {
   c10::DataPtr memory_;
   bool tried_ = false;
   std::unique_ptr<GpuDigests> gpu_;
+  HostCopies copies_;
 };
 
 }  // namespace understudy::server

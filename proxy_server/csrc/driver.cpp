@@ -162,15 +162,17 @@ void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t by
              asynchronous);
 }
 
-std::vector<uint64_t> Driver::digests(const std::vector<const c10::Storage*>& contents) const {
-  if (contents.empty()) return {};
-  if (device_.is_cuda()) {
+std::vector<uint64_t> Driver::take(const std::vector<const c10::Storage*>& digested,
+                                   const std::vector<HostCopy>& copies) const {
+  if (device_.is_cuda() && !(digested.empty() && copies.empty())) {
     announce_waiting();
-    return staging_->digests(contents);
+    return staging_->take(digested, copies);
   }
+  for (const HostCopy& copy : copies)
+    if (copy.from->nbytes() != 0) std::memcpy(copy.to, copy.from->data(), copy.from->nbytes());
   std::vector<uint64_t> found;
-  found.reserve(contents.size());
-  for (const c10::Storage* content : contents)
+  found.reserve(digested.size());
+  for (const c10::Storage* content : digested)
     found.push_back(replay::content_digest(content->data(), content->nbytes()));
   return found;
 }
@@ -222,11 +224,14 @@ c10::Storage StorageStore::copy(const c10::Storage& from) {
   return fresh_copy(from);  // the caching allocator of the GPU already reuses memory
 }
 
-c10::Storage StorageStore::fresh_copy(const c10::Storage& from) const {
+c10::Storage StorageStore::fresh_copy(const c10::Storage& from) {
   try {
-    return driver_.duplicate(from);
+    if (!gathers_ || !from.device().is_cuda() || from.nbytes() == 0) return driver_.duplicate(from);
+    gathered_.emplace_back(driver_.allocate(from.nbytes()), from);
+    return gathered_.back().first;
   } catch (const c10::Error& e) {
     if (!out_of_memory(e)) throw;
+    refused_++;
     static std::once_flag told;
     std::call_once(told, [this, &from] {
       std::fprintf(
@@ -238,6 +243,23 @@ c10::Storage StorageStore::fresh_copy(const c10::Storage& from) const {
     });
     throw replay::NoRoom(e.what_without_backtrace());
   }
+}
+
+// One launch for many copies, in words where there are whole ones, as wide as its loads get.
+void StorageStore::make_gathered() {
+  std::vector<at::Tensor> to, from;
+  const auto copy_those = [&](bool in_words) {
+    to.clear(), from.clear();
+    for (const auto& [copy, original] : gathered_) {
+      if ((original.nbytes() % sizeof(int64_t) == 0) != in_words) continue;
+      const at::ScalarType type = in_words ? at::kLong : at::kByte;
+      to.push_back(bytes_of(copy, 0, copy.nbytes()).view(type));
+      from.push_back(bytes_of(original, 0, original.nbytes()).view(type));
+    }
+    if (!to.empty()) at::_foreach_copy_(to, from);
+  };
+  copy_those(true), copy_those(false);
+  gathered_.clear();
 }
 
 c10::Storage StorageStore::hollow(const c10::Storage& from) const {

@@ -45,9 +45,13 @@ class Driver {
   void from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
   // As from_host, without waiting for the device; `from` is read before it returns.
   void upload(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from) const;
-  // Of contents, in order; on a GPU all at once.
-  std::vector<uint64_t> digests(const std::vector<const c10::Storage*>& contents) const;
-  uint64_t digest(const c10::Storage& content) const { return digests({&content}).front(); }
+  // Digests of `digested`, in order, and copies of others; on a GPU all at once, by one wait for all that has
+  // been queued there.
+  std::vector<uint64_t> take(const std::vector<const c10::Storage*>& digested,
+                             const std::vector<HostCopy>& copies = {}) const;
+  // Whether that brings no content to the host.
+  bool digests_in_place() const { return device_.is_cpu() || staging_->on_gpu(); }
+  uint64_t digest(const c10::Storage& content) const { return take({&content}).front(); }
   at::Generator new_generator() const;
   // `from` is copied first. Throws c10::Error for what no generator could be in.
   void set_state(at::Generator& generator, const uint8_t* from, uint64_t bytes) const;
@@ -78,6 +82,12 @@ class StorageStore {
  public:
   explicit StorageStore(const Driver& driver) : driver_(driver) {}
   c10::Storage copy(const c10::Storage& from);  // throws replay::NoRoom
+  // Until the next finish_copies() a GPU makes none: it then makes all of them at once.
+  void gather_copies() { gathers_ = !driver_.device().is_cpu(); }
+  void finish_copies() {
+    if (std::exchange(gathers_, false)) make_gathered();
+  }
+  uint64_t refused() const { return refused_; }  // copies for which there was no room
   c10::Storage hollow(const c10::Storage& from) const;
   void recycle(Content&& content);
   static uint64_t bytes(const Content& content) { return content.nbytes(); }
@@ -89,7 +99,8 @@ class StorageStore {
     std::vector<c10::Storage> storages;
     bool wanted = false;  // asked for since the last sweep
   };
-  c10::Storage fresh_copy(const c10::Storage& from) const;
+  c10::Storage fresh_copy(const c10::Storage& from);
+  void make_gathered();
   static constexpr uint64_t kFirstSweepBytes = 64 << 20;
   static constexpr size_t kFirstSweepSizes = 1024;
   void sweep();
@@ -97,6 +108,9 @@ class StorageStore {
   const Driver& driver_;
   std::unordered_map<uint64_t, Spare> pool_;
   uint64_t pooled_bytes_ = 0;
+  uint64_t refused_ = 0;
+  bool gathers_ = false;
+  std::vector<std::pair<c10::Storage, c10::Storage>> gathered_;  // to, from
   uint64_t sweep_bytes_ = kFirstSweepBytes;
   size_t sweep_sizes_ = kFirstSweepSizes;
 };

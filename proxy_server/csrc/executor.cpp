@@ -275,6 +275,7 @@ void Executor::thread_main() {
       }
       next = State::kEnded;
     }
+    s.log.page().sealed.store(s.state->table().sealed() ? 1 : 0, std::memory_order_release);
     std::lock_guard<std::mutex> lock(mutex_);
     held_ = next == State::kParked && !fault;
     if (held_ && !park_requested_.load()) continue;  // it was let go meanwhile
@@ -442,16 +443,16 @@ State Executor::run_records(Session& s) {
 
 // Whether to stand still here, as it was asked to.
 bool Executor::stands_here(const Session& s) const {
-  const Policy& policy = s.options.policy;
   if (!hold_requested_.load()) return true;
-  return !s.communicators.in_group() && (!s.in_step || !policy.protect || policy.optimizer_preimages);
+  const bool no_way_back = s.state->table().sealed() && !s.commit_pending;
+  return !s.communicators.in_group() && !no_way_back && !(s.in_step && s.state->steps_are_final());
 }
 
 // Between two records. A commit that waits for the next one is made now if the state is complete and there
 // would be no other to go back to.
 State Executor::parked_at(Session& s) {
-  const bool only = s.options.policy.protect && !s.options.policy.optimizer_preimages;
   try {
+    const bool only = s.state->steps_are_final() || s.state->table().sealed();
     if (only && s.commit_pending && s.communicators.settled(s.state->table())) make_commit(s, s.at);
   } catch (const RollForwardRefused&) {  // whoever asked to park sees that there is no commit
   }

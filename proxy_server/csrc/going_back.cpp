@@ -37,6 +37,7 @@ void DeviceState::load_generators(const Manifest& manifest, const uint8_t* base)
 void DeviceState::begin_forward(replay::ControlPage& page) {
   phase(replay::Phase::kForwardBackward);
   page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward));
+  page.sealed.store(0);
 }
 
 std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
@@ -63,7 +64,7 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   for (auto& [handle, b] : table_.buffers()) b.shadow_version = b.digest_version = ~0ull;
   for (const auto& row : manifest.buffers)
     if (BufferTable::Buffer* b = table_.find(row.handle)) b->committed_digest = row.digest;
-  if (driver_.device().is_cpu()) check_content(manifest);
+  if (driver_.digests_in_place()) check_content(manifest);
   load_generators(manifest, base);
   settings_.load(manifest.settings);
   communicators_.restore(manifest.communicators);
@@ -82,7 +83,7 @@ void DeviceState::check_content(const Manifest& manifest) {
   }
   std::vector<BufferTable::Buffer*> buffers;
   for (const auto& [row, b] : wanted) buffers.push_back(b);
-  digest_now(buffers);
+  know_digests(buffers, driver_.take(contents_of(buffers)));
   for (const auto& [told, b] : wanted) {
     const replay::ManifestBuffer& row = *told;
     if (b->digest != row.digest)
@@ -243,7 +244,7 @@ void DeviceState::complete_restore(const std::vector<std::pair<uint64_t, uint64_
     if (b == nullptr) throw LogError("a replicated buffer is not part of the commit");
     if (b->available) copied.push_back(b);
   }
-  digest_now(copied);
+  know_digests(copied, driver_.take(contents_of(copied)));
   for (const auto& [handle, expected] : digests) {
     BufferTable::Buffer* b = table_.find(handle);
     if (!b->available) continue;

@@ -43,9 +43,8 @@ uint64_t median(std::vector<uint64_t> values) {
 // Inside a step without pre-images there is no way back, so there is a commit right before it: a rank that
 // dies inside can be rolled forward from there.
 bool Executor::begins_optimizer(Session& s, const Record& r) const {
-  const Policy& policy = s.options.policy;
-  return static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer && policy.protect &&
-         !policy.optimizer_preimages && s.log.page().error_kind.load(std::memory_order_relaxed) == 0 &&
+  return static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer && s.state->steps_are_final() &&
+         s.log.page().error_kind.load(std::memory_order_relaxed) == 0 &&
          !s.state->committed_for_optimizer(r.index);
 }
 
@@ -62,8 +61,7 @@ bool Executor::settles(Session& s, uint64_t patience_ns) {
 // in the midst of the next step, which brings a commit of its own; and not where there is no other to go back
 // to. A replay from amid a group would start its calls one by one.
 bool Executor::may_commit(Session& s) {
-  const Policy& policy = s.options.policy;
-  const bool only = policy.protect && !policy.optimizer_preimages;
+  const bool only = s.state->steps_are_final();
   if (s.communicators.in_group()) return false;
   if (!s.communicators.under_way() || only || settles(s, 0)) return true;
   if (s.in_step) return false;
@@ -91,7 +89,10 @@ void Executor::make_commit(Session& s, const Position& position, bool optimizer)
   const bool late = s.pending_since != 0 && position.offset - s.pending_since <= kLongestPending;
   const bool for_snapshot = (!optimizer || s.commit_pending) && !late;
   const bool begins = s.commit_pending;  // a minibatch, rather than lies within one
+  const bool final = s.state->steps_are_final();
   s.state->commit(position, optimizer, for_snapshot, s.step_digest.value());
+  if (s.validation.has_first() && s.state->steps_are_final() != final)
+    s.validation.leave_out();  // its second pass would end at another record
   s.step_digest.reset();
   s.commit_pending = false;
   s.pending_since = 0;
@@ -138,9 +139,8 @@ std::string Executor::name_of_record(Session& s, uint64_t index) {
 
 // Where a minibatch that is validated ends: with its optimizer step, unless no way leads out of that.
 bool Executor::ends_validation(const Session& s, const Record& r) const {
-  const Policy& policy = s.options.policy;
   const auto kind = static_cast<Kind>(r.kind);
-  if (policy.protect && !policy.optimizer_preimages)
+  if (s.state->steps_are_final())
     return kind == Kind::kPhase && static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
   return kind == Kind::kCommit && static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep;
 }
@@ -149,6 +149,8 @@ bool Executor::ends_validation(const Session& s, const Record& r) const {
 void Executor::validate(Session& s) {
   // Peers may come only behind this, so that what is in flight is not waited for at any price.
   if (!settles(s, kValidationPatienceNs)) return s.validation.leave_out();
+  const bool no_way_back = s.state->table().sealed();
+  if (no_way_back && !s.validation.has_first()) return s.validation.leave_out();
   if (!s.options.policy.protect) s.state->finish_snapshot();
   if (s.validation.at_end(*s.state))
     throw ValidationPause("validation of step " + std::to_string(s.at.steps + 1));

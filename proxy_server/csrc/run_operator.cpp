@@ -257,14 +257,31 @@ void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, 
   written.check(t, s.stack, told);
 }
 
+// Behind an error that may have come amid it: it changes nothing but its results.
+static bool may_run_again(const Template& t) {
+  return !t.op.schema().is_mutable() && !t.op.hasTag(at::Tag::nondeterministic_seeded);
+}
+
 void Executor::run_operator(Session& s, const Record& r, Words words) {
   const Template& t = s.templates.find(r.aux);
   s.stack.clear();
   {
-    WrittenViews written;
-    Values values(*s.state, s.driver, words, written);
-    for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
-    run_kernel(s, t, written, /*told=*/false);
+    const Words arguments = words;
+    const auto run = [&] {
+      WrittenViews written;
+      Values values(*s.state, s.driver, words = arguments, written);
+      s.state->copy_together([&] {
+        for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
+      });
+      run_kernel(s, t, written, /*told=*/false);
+    };
+    try {
+      run();
+    } catch (const c10::Error& e) {
+      if (!out_of_memory(e) || !may_run_again(t) || !s.state->make_room()) throw;
+      s.stack.clear();
+      run();
+    }
   }
   if (s.stack.size() < t.returns.size()) throw LogError("a call returned too little");
   for (size_t i = 0; i < t.returns.size(); i++) {
@@ -299,7 +316,9 @@ void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_wo
   {
     WrittenViews written;
     Values values(*s.state, s.driver, words, written, &storages);
-    for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
+    s.state->copy_together([&] {
+      for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
+    });
     first_handle = words.next();
     if (waits_for_the_device(t)) s.driver.announce_waiting();
     run_kernel(s, t, written, /*told=*/true);

@@ -221,8 +221,7 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
         if (r.aux > static_cast<uint64_t>(replay::Phase::kOptimizer)) throw LogError("unknown phase");
         page.phase.store(static_cast<uint32_t>(r.aux), std::memory_order_relaxed);
         s.in_step = static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
-        if (s.in_step && s.options.policy.protect && !s.options.policy.optimizer_preimages)
-          s.step_digest.begin();
+        if (s.in_step && s.state->steps_are_final()) s.step_digest.begin();
         return s.state->phase(static_cast<replay::Phase>(r.aux));
       }
       case Kind::kCommit:

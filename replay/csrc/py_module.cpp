@@ -242,14 +242,15 @@ void bind_log(py::module_& m) {
           FIXED(error_index) READ(tail) READ(tail_index) FIXED(dictionary_bytes) READ(dictionary_begin)
               READ(dictionary_tail) READ(cursor) READ(cursor_index) READ(passed_index) READ(awaited_index)
                   READ(phase) READ(step) READ(worker_steps) READ(call) READ(progress_ns) READ(freed_segments)
-                      READ(backpressure) READ(in_collective) READ(degraded) READ(live_buffers)
-                          READ(live_bytes) READ(undo_bytes) READ(shadow_used_bytes) READ(snapshot_used_bytes)
-                              READ(snapshot_failed) READ(snapshot_begun) READ(snapshots_taken)
-                                  READ(snapshot_ns) READ(snapshot_huge_bytes) READ(replies_compared)
-                                      READ(replies_different) READ(median_calls_per_step)
-                                          READ(median_bytes_per_step) READ(commit_count) READ(session_state)
-                                              READ(error_kind) READ(device_lost) READ(wait_sequence)
-                                                  READ(validated_step) READ(validations_failed)
+                      READ(backpressure) READ(in_collective) READ(degraded) READ(final_steps) READ(sealed)
+                          READ(live_buffers) READ(live_bytes) READ(undo_bytes) READ(shadow_used_bytes)
+                              READ(snapshot_used_bytes) READ(snapshot_failed) READ(snapshot_begun)
+                                  READ(snapshots_taken) READ(snapshot_ns) READ(snapshot_huge_bytes)
+                                      READ(replies_compared) READ(replies_different)
+                                          READ(median_calls_per_step) READ(median_bytes_per_step)
+                                              READ(commit_count) READ(session_state) READ(error_kind)
+                                                  READ(device_lost) READ(wait_sequence) READ(validated_step)
+                                                      READ(validations_failed)
       .def_property(
           "server_life", [](const LogMap& l) { return load(l.page().server_life); },
           [](LogMap& l, uint32_t word) {

@@ -69,6 +69,16 @@ class BufferTable {
   void protect(bool keep) { protect_ = keep; }
   // While false, writes take no pre-image and the commits before them are out of reach.
   void preimages(bool on) { preimages_ = on; }
+  // What the program wants to compute comes first: what is kept makes room for it, and the commits that it is
+  // of cannot be reached any more.
+  void make_room() {
+    seal();
+    for (Epoch& e : epochs_) {
+      forget(e);
+      e.preimages.clear();
+      e.freed.clear();
+    }
+  }
   // Neither this epoch's commit nor one before can be reached any more.
   void seal() { unreachable_below_ = epoch_ + 1; }
   bool sealed() const { return unreachable_below_ > epoch_; }
@@ -246,19 +256,12 @@ class BufferTable {
     b.saved = epoch_;
   }
 
-  // Where there is no room for a copy, what the program wants to compute comes first: the copies that there
-  // are make room for it, and the commits that they are of cannot be reached any more.
   void keep(uint64_t handle, Buffer& b) {
     try {
       epochs_.back().preimages.emplace_back(handle, store_.copy(b.content));
       undo_bytes_ += store_.bytes(b.content);
     } catch (const NoRoom&) {
-      seal();
-      for (Epoch& e : epochs_) {
-        forget(e);
-        e.preimages.clear();
-        e.freed.clear();
-      }
+      make_room();
     }
   }
 

@@ -56,6 +56,8 @@ class Device:
         self.generation = self.newest_generation = 0
         self.log: Log | None = None
         self.protect = self.optimizer_preimages = False
+        self.ran_short = False
+        """Whether its device had no memory for the pre-images of the step that it is in."""
         self.table = replay.ByteTable()
         self.random = 0
         self.replicated: set[int] = set()
@@ -123,6 +125,7 @@ class Device:
             self._timer = None
         if self.log is not None and state != "dead":
             self.log.cursor_index = self.index
+            self.log.sealed = int(self.table.oldest > self.table.epoch)
 
     # ------------------------------------------------------------------ execution
     def go_on(self) -> None:
@@ -219,8 +222,11 @@ class Device:
             self.random = mix(self.random, 3)
         elif do is Do.OPTIMIZER:
             log.phase = 1
-            table.preimages(self.optimizer_preimages)
-            if self.protect and not self.optimizer_preimages:
+            self.ran_short = self.optimizer_preimages and self.world.schedule.is_short(
+                log.rank, self.steps + 1
+            )
+            table.preimages(self.optimizer_preimages and not self.ran_short)
+            if log.final_steps:
                 self.step_digest.begin(log.ring[table.epoch % RING])
         elif do is Do.COMMIT:
             if record[1]:
@@ -260,6 +266,8 @@ class Device:
 
     def _validate(self, log: Log) -> None:
         if not self._settles():
+            return self.validation.leave_out(log)
+        if self.ran_short and not self.validation.has_first:
             return self.validation.leave_out(log)
         now = {row[0]: row[1] for row in self.table.rows() if row[3]}
         now[-1] = self.random.to_bytes(8, "little")
@@ -310,6 +318,11 @@ class Device:
         if self.protect:
             made.complete = made.has_manifest = True
             self._manifest(made)
+        if self.ran_short:
+            self.ran_short = False
+            self._keep_preimages(log, keeps=False)
+            if self.validation.has_first:
+                self.validation.leave_out(log)
         table.commit()
         table.preimages(True)
         log.ring[number % RING] = made
@@ -369,14 +382,19 @@ class Device:
         if self.state != "idle":
             raise replay.LogError("the device server already has a session")
         self.log = self.world.logs[request.rank]
-        self.protect, self.optimizer_preimages = request.policy.protect, request.policy.optimizer_preimages
+        self.protect = request.policy.protect
         self.table.protect(self.protect)
+        self._keep_preimages(self.log, request.policy.optimizer_preimages and not self.log.final_steps)
         self.generation = request.generation
         self.random = self.world.first_random
         self.state = "parked"
         self.snapshots.abandon(self.log)
         if request.run:
             self.resume()
+
+    def _keep_preimages(self, log: Log, keeps: bool) -> None:
+        self.optimizer_preimages = keeps
+        log.final_steps = int(self.protect and not keeps)
 
     def need_parked(self) -> Log:
         """Raises unless it stands still."""
@@ -393,6 +411,8 @@ class Device:
 
     @property
     def _amid_irreversible_step(self) -> bool:
+        if self.table.oldest > self.table.epoch and not self.pending:
+            return True
         return self.protect and not self.optimizer_preimages and self.log is not None and self.log.phase == 1
 
     def let_go(self) -> None:
@@ -405,7 +425,7 @@ class Device:
         if self.log is None:
             raise replay.LogError("this device server has no session")
         if self.state == "running":
-            only = self.protect and not self.optimizer_preimages
+            only = self.log.final_steps or self.table.oldest > self.table.epoch
             if self.pending and only and not self.collectives.under_way:
                 with contextlib.suppress(RollForwardRefused):  # there is no commit then
                     self._commit(self.log)
@@ -421,6 +441,7 @@ class Device:
                 raise replay.LogError(f"commit {target} has no manifest")
         self._forget(log)
         self.table.rewind(target)
+        log.sealed = 0
         self._stand(log, target)
         self.applied_floor = min(self.applied_floor, target)
         self.floor_index = min(self.floor_index, self.index)
@@ -435,6 +456,7 @@ class Device:
         self._forget(log)
         self.replicated, self.inbox, self._arriving, self._awaited = set(), None, {}, set()
         self.table.start_at(target)
+        log.sealed = 0
         if target:
             commit = log.entry(target)
             if not commit.has_manifest:  # a server that went back to a snapshot late has taken it

@@ -82,6 +82,7 @@ class Log:
         self.takes_snapshots = False
         self.snapshot_floor = self.snapshot_begun = self.snapshot_ordered = self.snapshot_failed = 0
         self.snapshot_suspended = False
+        self.final_steps = self.sealed = 0
         self.log_kept_from = self.worker_steps = 0
         self.order: tuple[int, int | None] = (0, None)
         """Serial of the newest order of a snapshot, and after how many steps; None: at the next commit."""

@@ -59,6 +59,13 @@ class Schedule:
     unread: float = 0.0
     """How often state is not to be had from its server, but by way of storage, if even so."""
 
+    short: tuple[tuple[int, int], ...] = ()
+    """Ranks whose devices have no memory for pre-images of steps, and from which step on."""
+
+    def is_short(self, rank: int, step: int) -> bool:
+        """Whether that step's pre-images do not fit."""
+        return any(one == rank and step >= first for one, first in self.short)
+
     @property
     def leaving(self) -> bool:
         """Whether a worker leaves before its program is over."""
@@ -89,8 +96,15 @@ def some_schedule(chance: random.Random, programs: list[Program]) -> Schedule:
         drifts=chance.random() < 0.1,
         storage=chance.random() < 0.5,
         moves=_some_moves(chance, len(programs), lasts),
-        unread=chance.choice((0.0, 0.3, 1.0)),  # drawn last: what went before stays as it was
+        unread=chance.choice((0.0, 0.3, 1.0)),
+        short=_some_that_are_short(chance, len(programs)),  # drawn last: what went before stays as it was
     )
+
+
+def _some_that_are_short(chance: random.Random, world: int) -> tuple[tuple[int, int], ...]:
+    if chance.random() < 0.7:
+        return ()
+    return tuple((rank, chance.randrange(1, 4)) for rank in range(world) if chance.random() < 0.7)
 
 
 def _some_moves(chance: random.Random, world: int, lasts: float) -> tuple[Move, ...]:

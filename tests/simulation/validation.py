@@ -22,6 +22,11 @@ class Validation:
         self._step = self._first_step = 0
         self._first: Contents | None = None
 
+    @property
+    def has_first(self) -> bool:
+        """Whether a first pass is over."""
+        return self._first is not None
+
     def begin(self, log: Log, step: int) -> None:
         """A minibatch begins, or is begun again."""
         self.active = log.validate_step == step and log.validated_step < step

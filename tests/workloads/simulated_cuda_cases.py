@@ -19,7 +19,7 @@ GPU = "cuda:0"
 
 def counters() -> tuple[int, ...]:
     """Launches, synchronizations, bytes to the device and from it."""
-    found = (ctypes.c_uint64 * 4)()
+    found = (ctypes.c_uint64 * 6)()
     library.simulated_cuda_counters(found)
     return tuple(found)
 

@@ -315,7 +315,7 @@ def digests() -> None:
 
 
 def bytes_to_host() -> int:
-    found = (ctypes.c_uint64 * 4)()
+    found = (ctypes.c_uint64 * 6)()
     library.simulated_cuda_counters(found)
     return found[3]
 

@@ -48,8 +48,10 @@ void piece_digests(void** arguments) {
   const auto keys = argument<piece::Keys>(arguments, 3);
   auto* const leaves = for_kernels(argument<uint64_t*>(arguments, 4));
   const Memory& here = memory(current_device());
+  counters().digest_launches++;
   current_stream().enqueue([=, &here] {
     for (unsigned i = 0; i < count; i++) {
+      counters().digested += rows[i].bytes;
       const auto* const content = static_cast<const uint8_t*>(here.for_kernels(rows[i].content));
       uint64_t* leaf = leaves + rows[i].first;
       for (uint64_t at = 0; at < rows[i].bytes; at += piece::kBytes)
@@ -63,9 +65,11 @@ void gather(unsigned blocks, void** arguments) {
   auto* const gathered = for_kernels(argument<uint8_t*>(arguments, 1));
   const Memory& here = memory(current_device());
   current_stream().enqueue([=, &here] {
-    for (unsigned i = 0; i < blocks; i++)
+    for (unsigned i = 0; i < blocks; i++) {
+      counters().digested += rows[i].bytes;
       if (rows[i].bytes != 0)
         std::memcpy(gathered + rows[i].first, here.for_kernels(rows[i].content), rows[i].bytes);
+    }
   });
 }
 

@@ -29,6 +29,7 @@ void synchronize(Stream& stream, uint64_t number);
 
 struct Counters {
   std::atomic<uint64_t> launches{0}, synchronizations{0}, bytes_to_device{0}, bytes_to_host{0};
+  std::atomic<uint64_t> digested{0}, digest_launches{0};  // bytes of contents, by our code for GPUs
 };
 Counters& counters();
 
