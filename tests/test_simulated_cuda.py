@@ -71,13 +71,31 @@ def test_the_host_cannot_touch_its_memory() -> None:
         ("aborted_read", ["[]", "True"]),
         ("given_up_group", ["[]", "True"]),
         ("end_behind_a_collective", ["[]", "True"]),
-        ("no_room", ["True"] * 3),
     ],
 )
 def test_nothing_counts_before_the_device_has_passed_it(case: str, said: list[str]) -> None:
     done = does(case, "simulated_executor_cases.py")
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
-    assert ("has no memory for a copy" in done.stderr) == (case == "no_room")
+
+
+@pytest.mark.parametrize(
+    ("case", "said", "told"),
+    [
+        ("no_room", ["True"] * 3, "has no memory for a copy"),
+        ("no_room_in_a_step", ["1 0", "0 1", "1 True", "1"], "has no memory for a copy"),
+        (
+            "the_program_needs_room",
+            ["1", "(0.0, 0.0, 0.0, 0.0)", "True", "True"],
+            "as the program needs memory",
+        ),
+    ],
+)
+def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
+    case: str, said: list[str], told: str
+) -> None:
+    done = does(case, "simulated_executor_cases.py")
+    assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
+    assert done.stderr.count(told) == 1
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
   for (size_t i = 0; same && result.numel() > 1 && i < want.sizes.size(); i++)
     same = want.sizes[i] == 1 || want.strides[i] == result.stride(static_cast<int64_t>(i));
   if (!same) {
-    c10::Storage storage = s.driver.allocate_cleared(spec.storage_bytes);
+    c10::Storage storage = s.state->allocate_cleared(spec.storage_bytes);
     view_of(storage, want).copy_(result);
     s.state->create(handle, std::move(storage));
   } else {
@@ -259,7 +259,7 @@ void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, 
 
 // Behind an error that may have come amid it: it changes nothing but its results.
 static bool may_run_again(const Template& t) {
-  return !t.op.schema().is_mutable() && !t.op.hasTag(at::Tag::nondeterministic_seeded);
+  return !t.writes && !t.op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
 void Executor::run_operator(Session& s, const Record& r, Words words) {

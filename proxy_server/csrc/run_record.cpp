@@ -172,11 +172,11 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       case Kind::kEnd:
         return;
       case Kind::kAllocate:
-        s.state->create(r.aux, s.driver.allocate_cleared(checked_bytes(words.next())));
+        s.state->create(r.aux, s.state->allocate_cleared(checked_bytes(words.next())));
         return;
       case Kind::kResize: {
         const uint64_t bytes = checked_bytes(words.next());
-        c10::Storage fresh = s.driver.allocate_cleared(bytes);
+        c10::Storage fresh = s.state->allocate_cleared(bytes);
         const c10::Storage& old = s.state->write(r.aux);
         if (const uint64_t kept = std::min<uint64_t>(bytes, old.nbytes()); kept != 0) {
           std::vector<uint8_t> content(kept);

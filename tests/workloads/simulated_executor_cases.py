@@ -24,15 +24,19 @@ import torch.distributed as dist  # noqa: E402
 sys.path.append(str(Path(os.environ["SIMULATED_CUDA_LIBRARY"]).parent))
 import simulated_nccl  # type: ignore[import-not-found]  # noqa: E402
 from executor_harness import (  # noqa: E402
+    ALLOCATE,
     COLLECTIVE,
+    COMMIT,
     COMMUNICATOR_CREATE,
     COMMUNICATOR_DESTROY,
     END,
+    FLOAT,
     GROUP_BEGIN,
     GROUP_END,
     OPERATOR,
     PHASE,
     Harness,
+    double,
     vector,
 )
 
@@ -294,6 +298,65 @@ def no_room() -> None:
         print(h.read(1) == tuple(8 * one for one in OURS))
 
 
+def no_room_in_a_step() -> None:
+    """For pre-images: from the next commit on the rank does without, as its next server does."""
+    with Harness() as h:
+        h.new(1, list(OURS))
+        h.commit()
+        h.writer.append(PHASE, 1, [])
+        h.synchronize()
+        fail(simulated_device.ALLOCATE, OUT_OF_MEMORY)
+        h.add(1, 1)
+        h.synchronize()
+        h.executor.park()
+        print(h.log.sealed, h.log.final_steps)
+        h.executor.resume()
+        h.writer.append(COMMIT, 1, [])
+        h.writer.append(PHASE, 0, [])
+        h.synchronize()
+        h.executor.park()
+        print(h.log.sealed, h.log.final_steps)
+        h.executor.resume()
+        before = h.log.commit_count
+        h.writer.append(PHASE, 1, [])
+        h.add(1, 1)
+        h.synchronize()
+        print(h.log.commit_count - before, h.read(1) == tuple(4 * one for one in OURS))
+        h.executor.detach()
+        h.executor = h.new_executor()
+        print(h.log.final_steps)
+
+
+def the_program_needs_room() -> None:
+    """More than there is beside what is kept of the last commit: it gets that."""
+    key = [*vector(4), *vector(4), 17, double(1.0)]
+    result = [1 | 1 << 8, FLOAT << 8 | 1 << 16, 0, 16, 4, 1]
+    with Harness() as h:
+        h.new(1, list(OURS))
+        h.commit()
+        h.add(1, 1)
+        h.synchronize()
+        fail(simulated_device.ALLOCATE, OUT_OF_MEMORY)
+        h.writer.append(ALLOCATE, 2, [16])
+        h.synchronize()
+        h.executor.park()
+        print(h.log.sealed)
+        h.executor.resume()
+        print(h.read(2))
+        h.commit()
+        h.add(1, 1)
+        h.synchronize()
+        fail(simulated_device.ALLOCATE, OUT_OF_MEMORY)
+        h.writer.append(OPERATOR, h.template("aten::add.Tensor", key, result), [1, 1, 3])
+        print(h.read(3) == tuple(8 * one for one in OURS))
+        fail(simulated_device.ALLOCATE, OUT_OF_MEMORY)
+        try:
+            h.writer.append(ALLOCATE, 4, [16])
+            h.synchronize()
+        except RuntimeError as problem:  # there is nothing more to be had
+            print("out of memory" in str(problem))
+
+
 def digests() -> None:
     """A commit's, of what it changed: right, and few bytes of it come to the host."""
     sizes = {1: 1, 2: 1024, 3: 1025, 4: 0, 5: 30_000, 6: 5}
@@ -384,6 +447,8 @@ CASES: dict[str, Callable[[], None]] = {
         left_amid_a_group,
         groups_that_make_no_sense,
         no_room,
+        no_room_in_a_step,
+        the_program_needs_room,
         digests,
         library_on_a_sound_device,
         library_on_a_device_that_refuses_a_call,
