@@ -13,7 +13,7 @@ WHEEL_ENV := build/wheel-env
 PIP := -m pip --disable-pip-version-check install
 # What takes long says how far it is; the whole output goes to build/.
 PATIENTLY := $(PY) bench/patiently.py
-CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client proxy_server understudy tests -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' \))
+CPP := $(wildcard fuzz/*.cpp fuzz/*.h) $(shell find replay recovery proxy_client proxy_server understudy tests -path '*/csrc/*' \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' \))
 
 # What the installed project is made of. The stamp's name holds a checksum of the list, so that a file
 # that went away counts as a change too.

@@ -160,6 +160,9 @@ class OfRuns:
         return told
 
 
+AUTO = "auto: 8GiB, and for a GPU its share of /dev/shm if that is more"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProxydOptions(OfRuns):
     """All that proxyd may be told."""
@@ -173,11 +176,15 @@ class ProxydOptions(OfRuns):
         str, option("--log-cap", "The most that the replay log of a rank may take.", RECOVERY, "SIZE")
     ] = "4GiB"
     shadow_limit: Annotated[
-        str, option("--shadow-limit", "The most that the saved state of a rank may take.", RECOVERY, "SIZE")
-    ] = "8GiB"
+        str,
+        option(
+            "--shadow-limit", f"The most that saved state of a rank may take; {AUTO}.", RECOVERY, "SIZE"
+        ),
+    ] = "auto"
     snapshot_limit: Annotated[
-        str, option("--snapshot-limit", "The most that snapshots of a rank may take.", RECOVERY, "SIZE")
-    ] = "8GiB"
+        str,
+        option("--snapshot-limit", f"The most that snapshots of a rank may take; {AUTO}.", RECOVERY, "SIZE"),
+    ] = "auto"
     optimizer_preimages: Annotated[
         Literal["on", "off"],
         option(

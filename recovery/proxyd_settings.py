@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,8 @@ from understudy.recovery.persistence.settings import (
 from understudy.recovery.proxyd_options import OF_PERSIST, ProxydOptions, proxyd_command
 from understudy.recovery.runtime_directory import SHARED_MEMORY
 from understudy.recovery.settings import (
+    AREA_BYTES,
+    DeviceSpec,
     Settings,
     parse_address,
     parse_bytes,
@@ -52,15 +55,16 @@ def settings_from(given: ProxydOptions) -> Settings:
         raise BadInput(f"--validate-every {given.validate_every} is not possible: 0 or more")
     if given.metrics:
         parse_address(given.metrics)
+    devices = parse_devices(given.devices)
     return Settings(
-        devices=parse_devices(given.devices),
+        devices=devices,
         socket=(given.socket or default_socket()).absolute(),
         spares=given.spares,
         log_bytes=parse_bytes(given.log_cap, "--log-cap"),
         log_directory=parse_log_directory(given.log_dir, "--log-dir") if given.log_dir else SHARED_MEMORY,
-        shadow_bytes=parse_bytes(given.shadow_limit, "--shadow-limit"),
+        shadow_bytes=_area_bytes(given.shadow_limit, "--shadow-limit", devices),
         snapshot_overhead=parse_share(given.snapshot_overhead, "--snapshot-overhead"),
-        snapshot_bytes=parse_bytes(given.snapshot_limit, "--snapshot-limit"),
+        snapshot_bytes=_area_bytes(given.snapshot_limit, "--snapshot-limit", devices),
         optimizer_preimages=given.optimizer_preimages,
         exact=given.exact == "on",
         validate_every=given.validate_every,
@@ -83,6 +87,15 @@ def _image_interval(given: ProxydOptions) -> float:
             "other hosts"
         )
     return parse_seconds(given.cpu_image_every, "--cpu-image-every", example="60")
+
+
+def _area_bytes(text: str, flag: str, devices: DeviceSpec) -> int:
+    """The most that an area of a rank's log takes: it has no memory before it is used."""
+    if text.strip() != "auto":
+        return parse_bytes(text, flag)
+    if devices.kind == "cpu":
+        return AREA_BYTES
+    return max(AREA_BYTES, shutil.disk_usage(SHARED_MEMORY).total // devices.count)
 
 
 def _persistence(given: ProxydOptions) -> PersistenceSettings | None:

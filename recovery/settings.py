@@ -15,6 +15,8 @@ from understudy.recovery.persistence.settings import PersistenceSettings
 from understudy.recovery.runtime_directory import SHARED_MEMORY
 from understudy.recovery.timing import TIMING, Timing
 
+AREA_BYTES = 8 << 30
+"""The most that shadows, or snapshots, of a rank take if nobody says so and a GPU does not need more."""
 SEGMENT_BYTES = 8 << 20
 SMALLEST_LOG = 4
 LARGEST_LOG = 4096
@@ -53,10 +55,10 @@ class Settings:
     socket: Path
     spares: int = 1
     log_bytes: int = 4 << 30
-    shadow_bytes: int = 8 << 30
+    shadow_bytes: int = AREA_BYTES
     snapshot_overhead: float = 0.01
     """Share of the time that snapshots may take; 0: none are taken."""
-    snapshot_bytes: int = 8 << 30
+    snapshot_bytes: int = AREA_BYTES
     optimizer_preimages: str = "on"
     exact: bool = True
     """On GPUs: only kernels that give the same bits each time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_sizes_have_units() -> None:
     assert parse_bytes("1024", "--log-cap") == 1024
     with pytest.raises(BadInput, match="--log-cap 'much' is not a size"):
         parse_bytes("much", "--log-cap")
+
+
+def test_areas_of_a_gpus_rank_may_take_its_share_of_the_shared_memory() -> None:
+    whole = shutil.disk_usage("/dev/shm").total
+    for devices, expected in (("cpu:1", 8 << 30), ("cuda:1", max(8 << 30, whole)), ("cuda:64", 8 << 30)):
+        found = settings_of(["--devices", devices])
+        assert (found.shadow_bytes, found.snapshot_bytes) == (expected, expected)
+    given = settings_of(["--devices", "cuda:1", "--shadow-limit", "1GiB", "--snapshot-limit", "2GiB"])
+    assert (given.shadow_bytes, given.snapshot_bytes) == (1 << 30, 2 << 30)
 
 
 def test_optimizer_preimages_are_kept_unless_they_are_switched_off() -> None:

@@ -1,6 +1,8 @@
 #include "proxy_server/csrc/copy_list.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 
 #include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
@@ -35,15 +37,23 @@ bool CopyList::claim(size_t index) {
   const CopyRow& row = rows_[piece.row];
   const uint64_t offset = (index - first_[piece.row]) * piece_bytes_;
   const uint64_t bytes = std::min(piece_bytes_, row.bytes - offset);
-  if (!failed()) {
-    if (row.fresh && !replay::reserve_memory(row.to + offset, bytes))
+  if (!failed()) try {
+      if (row.fresh && !replay::reserve_memory(row.to + offset, bytes))
+        failed_.store(true, std::memory_order_release);
+      else
+        copy_(piece.row, offset, bytes, row.to + offset);
+    } catch (...) {
       failed_.store(true, std::memory_order_release);
-    else
-      copy_(piece.row, offset, bytes, row.to + offset);
-  }
+      done(piece);
+      throw;
+    }
+  done(piece);
+  return true;
+}
+
+void CopyList::done(Piece& piece) {
   piece.state.store(kDone, std::memory_order_release);
   piece.state.notify_all();
-  return true;
 }
 
 void CopyList::wait_for(size_t piece) {
@@ -103,11 +113,15 @@ void CopyList::digest_copied(size_t piece, bool ours, Digesting& digesting) {
 void CopyList::run() {
   if (prepare_) prepare_();
   Digesting digesting;
-  while (!cancelled()) {
-    const size_t piece = next_.fetch_add(1, std::memory_order_relaxed);
-    if (piece >= first_.back()) break;
-    const bool ours = claim(piece);
-    if (!failed()) digest_copied(piece, ours, digesting);
+  try {
+    while (!cancelled()) {
+      const size_t piece = next_.fetch_add(1, std::memory_order_relaxed);
+      if (piece >= first_.back()) break;
+      const bool ours = claim(piece);
+      if (!failed()) digest_copied(piece, ours, digesting);
+    }
+  } catch (const std::exception& e) {  // whoever uses the device finds out, too
+    std::fprintf(stderr, "understudy: a snapshot cannot be copied: %s\n", e.what());
   }
   finish();
 }

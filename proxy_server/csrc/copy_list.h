@@ -44,12 +44,12 @@ class CopyList {
   void settle(size_t row);
   // What is left once copy_some() has said that there is no more to claim: digests.
   void finish();
-  // Copies and finishes all that others leave.
+  // Copies and finishes all that others leave. Says what a copy has thrown.
   void run();
 
   // All is copied, with digests. Whoever sees this sees them, too.
   bool finished() const { return finished_.load(std::memory_order_acquire); }
-  // There is no memory for it; what is left is not copied.
+  // There is no memory for it, or its source cannot be read; what is left is not copied.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // Whoever copies stops soon.
   void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
@@ -76,6 +76,7 @@ class CopyList {
   };
   void digest_copied(size_t piece, bool ours, Digesting& digesting);
   void wait_for(size_t piece);
+  static void done(Piece& piece);
 
   std::vector<CopyRow> rows_;
   const Copy copy_;

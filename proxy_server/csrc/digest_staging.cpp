@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
+#include "proxy_server/csrc/driver_errors.h"
 #include "replay/csrc/digest.h"
 
 namespace understudy::server {
@@ -24,6 +26,17 @@ at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes
   t.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(size), c10::IntArrayRef(stride),
                                                  static_cast<int64_t>(offset));
   return t;
+}
+
+// What cannot be done for want of memory is done another way.
+template <class Do>
+static void without_memory_none(Do&& act) {
+  try {
+    act();
+  } catch (const c10::Error& e) {
+    const bool pinned = std::strstr(e.what(), "CUDA error: out of memory") != nullptr;
+    if (!out_of_memory(e) && !pinned) throw;
+  }
 }
 
 void DigestStaging::load() {
@@ -49,12 +62,10 @@ std::vector<uint64_t> DigestStaging::take(const std::vector<const c10::Storage*>
       from_there.push_back(copy);
     else
       copy_at_once(copy);
-  const size_t queued = copies_.queue(from_there.data(), from_there.size());
+  size_t queued = 0;
   std::vector<uint64_t> made;
-  if (gpu_ && !there.empty()) try {
-      made = gpu_->of(there);
-    } catch (const c10::OutOfMemoryError&) {  // for the digests of pieces
-    }
+  without_memory_none([&] { queued = copies_.queue(from_there.data(), from_there.size()); });
+  if (gpu_ && !there.empty()) without_memory_none([&] { made = gpu_->of(there); });
   if (made.empty() && queued != 0) {
     const c10::impl::VirtualGuardImpl gpu(c10::kCUDA);
     c10::Event passed(c10::kCUDA);

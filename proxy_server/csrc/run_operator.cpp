@@ -172,8 +172,10 @@ class Values {
     if (storages_ != nullptr) storages_->emplace_back(content.storage().unsafeGetStorageImpl(), handle);
     if (a.written) written_.add(handle, content, a.tensor.get());
     check_extent(content, *a.tensor);
-    if (__builtin_expect(a.on_host && !content.storage().device().is_cpu(), 0))  // restored, say
+    if (__builtin_expect(a.on_host && !content.storage().device().is_cpu(), 0)) {  // restored, say
+      state_.table().begin_move(handle);
       content = driver_.host_copy(content);
+    }
     if (const at::Tensor* known = content.find(a.tensor->serial)) return *known;
     return content.keep(a.tensor->serial, view_of(content, *a.tensor));
   }

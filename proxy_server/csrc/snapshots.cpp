@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "proxy_server/csrc/side_copies.h"
 #include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
 
@@ -99,7 +100,7 @@ void Snapshots::begin(uint64_t serial, CommitRow commit, Manifest rest,
   }
   if (!list_buffers(m)) return fail();
   m.thread_began_ns = copier_.nanoseconds();
-  m.threaded = driver_.device().is_cpu() && copier_.start(m.list);
+  m.threaded = copier_.start(m.list);
   m.nanoseconds += replay::now_ns() - before;
 }
 
@@ -133,8 +134,7 @@ bool Snapshots::list_buffers(Making& m) {
     copy.digests = b.digest_version != b.version;
     kept.digest = b.digest;
   }
-  m.list =
-      std::make_shared<CopyList>(std::move(copies), copy_to_host(m.rows), CopyList::kPiece, huge_pages());
+  m.list = std::make_shared<CopyList>(std::move(copies), copy_to_host(m.rows), piece_bytes(), huge_pages());
   return true;
 }
 
@@ -151,21 +151,31 @@ std::function<void()> Snapshots::huge_pages() const {
   };
 }
 
-// On the CPU any thread may copy: a buffer's memory stays where it is until before_change() or abandon(). On
-// a device only the executor's does, and what it enqueues there is in order.
-CopyList::Copy Snapshots::copy_to_host(const std::vector<Row>& rows) {
-  if (!driver_.device().is_cpu())
-    return [this, &rows](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
-      driver_.to_host(table_.find(rows[row].handle)->content, offset, bytes, to);
-    };
-  std::vector<const uint8_t*> memory;
-  memory.reserve(rows.size());
-  for (const Row& row : rows)
-    memory.push_back(static_cast<const uint8_t*>(table_.find(row.handle)->content.storage().data()));
-  return [memory = std::move(memory)](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
-    std::memcpy(to, memory[row] + offset, bytes);
+// Any thread may copy: a buffer's memory stays where it is until before_change() or abandon().
+CopyList::Copy Snapshots::copy_to_host(const std::vector<Row>& rows) const {
+  struct Place {
+    const uint8_t* memory;
+    bool on_host;  // some results of a GPU's operators are
+  };
+  std::vector<Place> places;
+  places.reserve(rows.size());
+  for (const Row& row : rows) {
+    const c10::Storage& storage = table_.find(row.handle)->content.storage();
+    places.push_back({static_cast<const uint8_t*>(storage.data()), storage.device().is_cpu()});
+  }
+  std::shared_ptr<SideCopies> beside;
+  if (!driver_.device().is_cpu()) beside = std::make_shared<SideCopies>(driver_.device(), piece_bytes());
+  return [places = std::move(places), beside](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
+    const auto& [memory, on_host] = places[row];
+    if (on_host)
+      std::memcpy(to, memory + offset, bytes);
+    else
+      beside->copy(memory + offset, bytes, to);
   };
 }
+
+// On a GPU each piece is waited for.
+uint64_t Snapshots::piece_bytes() const { return CopyList::kPiece * (driver_.device().is_cpu() ? 1 : 4); }
 
 bool Snapshots::advance(uint64_t bytes) {
   if (!making_) return false;

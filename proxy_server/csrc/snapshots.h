@@ -83,7 +83,8 @@ class Snapshots final : public replay::Capture {
   void adopt();
   // Finds a place for each buffer; false if there is no room.
   bool list_buffers(Making& making);
-  CopyList::Copy copy_to_host(const std::vector<Row>& rows);
+  CopyList::Copy copy_to_host(const std::vector<Row>& rows) const;
+  uint64_t piece_bytes() const;
   std::function<void()> huge_pages() const;
   void check_unchanged(const Row& row, const BufferTable::Buffer& buffer) const;
   void publish();

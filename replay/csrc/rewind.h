@@ -128,6 +128,12 @@ class BufferTable {
     if (b.saved != epoch_) save(handle, b);
   }
 
+  // Call before the content goes elsewhere, as it is.
+  void begin_move(uint64_t handle) {
+    Buffer& b = read(handle);
+    if (b.captured != 0) let_capture(handle, b);
+  }
+
   // The buffer's storage becomes another one (a resize).
   void replace(uint64_t handle, Content content) {
     Buffer& b = write(handle);

@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <random>
+#include <stdexcept>
 
 #include "proxy_server/csrc/copier.h"
 #include "replay/csrc/digest.h"
@@ -74,17 +76,21 @@ class Stress {
     const auto meeting = rows[longest].bytes > 2 * kPiece && below(2) == 0  //
                              ? std::make_shared<Meeting>(longest)
                              : nullptr;
+    const std::optional<size_t> bad =  // of whose source the device says an error
+        below(8) == 0 && !meeting ? std::optional(longest) : std::nullopt;
     std::vector<const uint8_t*> memory;
     for (const Buffer& b : buffers) memory.push_back(b.content.data());
     const auto list = std::make_shared<CopyList>(
         std::move(rows),
-        [meeting, memory = std::move(memory)](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
+        [meeting, bad, memory = std::move(memory)](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
+          if (row == bad) throw std::runtime_error("the source cannot be read");
           if (meeting) meeting->arrive(row, offset);
           if (bytes != 0) std::memcpy(to, memory[row] + offset, bytes);
         },
         kPiece);
     if (!copier_.start(list)) std::abort();
     if (meeting) meeting->take(*list);
+    if (bad) return fail(*list, *bad);
     for (uint64_t left = below(2 * kRows); left > 0; left--) {
       const size_t row = below(kRows);
       list->settle(row);
@@ -106,9 +112,22 @@ class Stress {
     whole++;
   }
 
-  uint64_t whole = 0, cut_short = 0, wrong = 0;
+  uint64_t whole = 0, cut_short = 0, failed = 0, wrong = 0;
 
  private:
+  // Whoever comes to it, all others get on, and the list has failed.
+  void fail(CopyList& list, size_t bad) {
+    try {
+      if (below(2) == 0) list.settle(below(kRows));
+      if (below(2) == 0) list.settle(bad);
+      if (below(2) == 0) list.copy_some(~0ull);
+    } catch (const std::runtime_error&) {
+    }
+    copier_.wait();
+    failed++;
+    if (!list.failed()) wrong++;
+  }
+
   void change(Buffer& b) {
     if (!b.content.empty()) std::memcpy(b.content.data(), noise_.data() + below(kLargest), b.content.size());
   }
@@ -140,8 +159,9 @@ int main(int, char** arguments) {
   understudy::server::Stress stress(std::strtoull(arguments[2], nullptr, 10));
   for (uint64_t left = std::strtoull(arguments[1], nullptr, 10); left > 0 && stress.wrong == 0; left--)
     stress.snapshot();
-  std::printf(
-      "%llu whole, %llu cut short, %llu wrong copies\n", static_cast<unsigned long long>(stress.whole),
-      static_cast<unsigned long long>(stress.cut_short), static_cast<unsigned long long>(stress.wrong));
+  std::printf("%llu whole, %llu cut short, %llu failed, %llu wrong copies\n",
+              static_cast<unsigned long long>(stress.whole),
+              static_cast<unsigned long long>(stress.cut_short),
+              static_cast<unsigned long long>(stress.failed), static_cast<unsigned long long>(stress.wrong));
   return stress.wrong != 0;
 }

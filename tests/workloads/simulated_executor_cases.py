@@ -57,11 +57,11 @@ OURS, THEIRS, SUM = (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0), (11.0, 12.0, 13.
 class Member(Harness):
     """Rank 0 of two, with a commit behind which it has a buffer, 1."""
 
-    def __init__(self, *, optimizer_preimages: bool = True) -> None:
+    def __init__(self, *, optimizer_preimages: bool = True, snapshot_bytes: int = 0) -> None:
         self.store = dist.HashStore()
         self.peer: dist.ProcessGroup | None = None
         self.joining: threading.Thread | None = None
-        super().__init__(optimizer_preimages=optimizer_preimages)
+        super().__init__(optimizer_preimages=optimizer_preimages, snapshot_bytes=snapshot_bytes)
         self.new(1, list(OURS))
         self.writer.append(COMMUNICATOR_CREATE, COMMUNICATOR, [1, 2, 0, 2, 60_000])
         self.commit()
@@ -141,6 +141,28 @@ def aborted_commit() -> None:
         h.go_on()
         h.other_comes()
         print(h.read(1) == SUM)
+
+
+def snapshot_beside_a_collective() -> None:
+    """What the device still has to do does not hold it up: it is taken while a peer is late."""
+    with Member(snapshot_bytes=64 << 20) as h:
+        h.writer.append(ALLOCATE, 2, [16 << 20])
+        h.add(2, 2)  # the first call of its kind is waited for
+        h.synchronize()
+        h.log.order_snapshot(1)
+        h.commit()
+        h.all_reduce()
+        h.add(1, 1)  # behind it, on the device
+        h.wait(lambda: len(h.log.snapshots()) == 1, "took no snapshot")
+        print(h.log.passed_index < h.log.tail_index)
+        h.other_comes()
+        print(h.read(1) == tuple(2 * one for one in SUM))
+        restart = h.log.snapshots()[0].commit.number
+        h.executor.park()
+        h.executor.restore_snapshot(restart)
+        h.go_on()
+        h.other_comes()
+        print(h.read(1) == tuple(2 * one for one in SUM))
 
 
 def aborted_read() -> None:
@@ -446,6 +468,7 @@ CASES: dict[str, Callable[[], None]] = {
         messages_together,
         left_amid_a_group,
         groups_that_make_no_sense,
+        snapshot_beside_a_collective,
         no_room,
         no_room_in_a_step,
         the_program_needs_room,
