@@ -177,9 +177,7 @@ class ProxydOptions(OfRuns):
     ] = "4GiB"
     shadow_limit: Annotated[
         str,
-        option(
-            "--shadow-limit", f"The most that saved state of a rank may take; {AUTO}.", RECOVERY, "SIZE"
-        ),
+        option("--shadow-limit", f"The most that saved state of a rank may take; {AUTO}.", RECOVERY, "SIZE"),
     ] = "auto"
     snapshot_limit: Annotated[
         str,
