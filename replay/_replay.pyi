@@ -115,6 +115,7 @@ class Log:
     dictionary_tail: int
     cursor: int
     cursor_index: int
+    passed_index: int
     phase: int
     step: int
     worker_steps: int
