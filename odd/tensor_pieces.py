@@ -50,7 +50,7 @@ LOOKS = (
     "t", "t.sum()", "t.reshape(-1)[0].item()", "t.max()", "t.argmax().item()", "t.any().item()", "t.unique()",
     "t.nonzero()", "t.shape", "t.stride()", "t.is_contiguous()", "t.mean()", "t.float().std()", "t.tolist()",
     "(t != 0).sum().item()", "torch.equal(t, t)", "t.isnan().any().item()", "t.topk(1, 0).values", "t.median()",
-    "t.histc(5)", "t.bincount()", "t.mode(0).values", "t.kthvalue(1, 0).values", "bool(t.reshape(-1)[0])",
+    "t.float().histc(5)", "t.bincount()", "t.mode(0).values", "t.kthvalue(1, 0).values", "bool(t.reshape(-1)[0])",
     "t.storage_offset()", "t.untyped_storage().nbytes()", "t.dtype", "t.element_size()", "t.data_ptr() != 0",
     "t.norm()", "t.prod()", "t.logcumsumexp(0)", "t.quantile(0.5)", "t.cummax(0).indices", "torch.stack(torch.var_mean(t))",
     "str(t.cpu())", "repr(t.dtype)", "format(t.reshape(-1)[0].item())", "hash(t) == hash(t)", "t.cpu().clone().numpy().sum()",

@@ -157,6 +157,7 @@ class DeviceService(rpc.DeviceServerServicer):
                     protect=request.policy.protect,
                     optimizer_preimages=request.policy.optimizer_preimages,
                     generation=request.generation,
+                    block_until_commit=request.block_until_commit,
                 )
                 if request.run:
                     self.executor.resume()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -68,6 +69,17 @@ def _identity(arguments: argparse.Namespace) -> Any:
     return HostIdentity(Path(arguments.certificates), arguments.host_name)
 
 
+def enter_gpu(index: int, gpus: int) -> str:
+    """This process sees that one alone; its name there.
+
+    It leaves no core file, as PyTorch and NCCL abort at some errors: a job's log is mapped, which may be most
+    of a host's memory.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(index, gpus)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    return "cuda:0"
+
+
 def spawn(
     request: dict[str, Any], arguments: argparse.Namespace, capability: Any, gpus: int, proxyd: Any
 ) -> int:
@@ -80,9 +92,7 @@ def spawn(
     try:
         device = str(request["device"])
         if gpus:
-            index = int(device.partition(":")[2])
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(index, gpus)
-            device = "cuda:0"
+            device = enter_gpu(int(device.partition(":")[2]), gpus)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)

@@ -318,6 +318,7 @@ class Coordinator:
         # A server that is being prepared runs no record.
         if counts and not drill and (kind in CALLS or not self.restoring):
             self._failures.add(fault, session.log.commit_count, session.on_gpu)
+            session.block_until_commit = self._failures.commit_to_pass(fault) if session.on_gpu else 0
         self._faults.append(fault)
         self._interrupt.set()
         self._standing.look_again()

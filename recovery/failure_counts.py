@@ -43,6 +43,11 @@ class FailureCounts:
         found = self._counts.get((fault.rank, fault.kind))
         return found.times if found and found.record == fault.record_index and not fault.drill else 1
 
+    def commit_to_pass(self, fault: Fault) -> int:
+        """The one that a rank has failed to reach more than once in this way; 0: it has failed once."""
+        found = self._counts.get((fault.rank, fault.kind))
+        return found.commit + 1 if found and found.times > 1 else 0
+
     def forget(self, fault: Fault) -> None:
         """It was the echo of another one."""
         self._counts.pop((fault.rank, fault.kind), None)

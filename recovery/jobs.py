@@ -126,6 +126,8 @@ class Session:
     """What stands in the way of moving its worker; None: nobody has looked yet."""
     drills_seen: set[int] = field(default_factory=set)
     """Slots of drills that fired and whose consequences were noticed."""
+    block_until_commit: int = 0
+    """Up to where its next server waits after each call, so that a late error names its record."""
     alarms: tuple[int, int] = (-1, 0)
     not_validated: str = ""
     """What is never executed twice, and why."""

@@ -291,6 +291,7 @@ class Round:
             run=False,
             worker=session.worker.message(),
             token=self._job.token,
+            block_until_commit=session.block_until_commit,
         )
         reply = await _answer(session, "attach", server.stub.Attach(request, timeout=ATTACH_S))
         _check(session, "attach", reply.error)

@@ -69,7 +69,7 @@ class Harness:
             snapshot_bytes=snapshot_bytes,
             proxyd_pid=os.getpid(),
         )
-        self.options = {"protect": protect, "optimizer_preimages": optimizer_preimages}
+        self.options: dict[str, int] = {"protect": protect, "optimizer_preimages": optimizer_preimages}
         self.log = Log(self.directory)
         self.writer = LogWriter(self.directory)
         self.executor = self.new_executor()

@@ -37,6 +37,18 @@ def test_failures_are_the_same_at_one_record_or_where_errors_come_late_behind_on
         assert found == expected
 
 
+def test_the_next_attempt_after_the_second_failure_goes_slowly_up_to_the_commit_that_was_not_reached() -> (
+    None
+):
+    counts = FailureCounts()
+    found = []
+    for record, commit in ((10, 4), (12, 4), (11, 4), (30, 5)):
+        counts.add(died(record), commit, True)
+        found.append(counts.commit_to_pass(died(record)))
+    assert found == [0, 5, 5, 0]
+    assert counts.commit_to_pass(died(11, rank=1)) == 0
+
+
 def test_ranks_and_kinds_are_counted_apart_and_drills_and_echoes_not_at_all() -> None:
     counts = FailureCounts()
     for _ in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from proxied import until
 
-from understudy.proxy_server.spawner import visible_gpu
+from understudy.proxy_server.spawner import enter_gpu, visible_gpu
 from understudy.recovery.servers import ServerPool
 from understudy.recovery.settings import BadInput, DeviceSpec, refuse_missing_gpus
 
@@ -61,6 +62,17 @@ def test_each_server_sees_its_own_gpu_alone_of_those_that_proxyd_sees(
     assert [visible_gpu(index, 2) for index in range(2)] == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5ebe9fae")
     assert [visible_gpu(index, 2) for index in range(2)] == ["3", "GPU-5ebe9fae"]
+
+
+def test_a_server_on_a_gpu_leaves_no_core_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    _, hard = before = resource.getrlimit(resource.RLIMIT_CORE)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+        assert (enter_gpu(1, 2), os.environ["CUDA_VISIBLE_DEVICES"]) == ("cuda:0", "5")
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (0, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 def test_more_gpus_than_cuda_shows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

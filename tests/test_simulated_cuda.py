@@ -78,6 +78,13 @@ def test_nothing_counts_before_the_device_has_passed_it(case: str, said: list[st
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
+def test_the_scripts_allocator_settings_and_blocking_launches_reach_the_device() -> None:
+    done = does("the_scripts_environment", "simulated_executor_cases.py")
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["3 max_split_size_mb:64", "3", "[3, 3, 0]"]), (
+        done.stderr
+    )
+
+
 def test_a_snapshot_is_taken_beside_what_the_device_has_to_do() -> None:
     done = does(
         "snapshot_beside_a_collective", "simulated_executor_cases.py", SIMULATED_CUDA_NS_PER_KIB="2000"

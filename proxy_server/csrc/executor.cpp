@@ -302,7 +302,7 @@ void Executor::end_with_the_driver(const Session& s, const std::exception& error
 std::string Executor::when_it_happened(const Session& s, const std::string& message) const {
   if (!s.driver.device().is_cuda() || message.find("CUDA error: ") == std::string::npos) return {};
   return " [in one of the records " + std::to_string(s.checked_index) + " to " + std::to_string(s.at.index) +
-         "; CUDA_LAUNCH_BLOCKING=1 in proxyd's environment finds out in which]";
+         "; CUDA_LAUNCH_BLOCKING=1 in the script's environment finds out in which]";
 }
 
 // Waits until tail > s.at.offset. False: asked to park.

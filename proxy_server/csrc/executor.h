@@ -46,6 +46,7 @@ struct AttachOptions {
   Policy policy;
   uint32_t generation = 0;
   uint64_t from_commit = 0;
+  uint64_t block_until_commit = 0;  // before there is this one the device is waited for after each operator
 };
 
 class Executor {
@@ -82,6 +83,10 @@ class Executor {
  private:
   struct Session {
     explicit Session(const AttachOptions& options, const BackendFactory& factory);
+    // So that an error that the device has names the record that it is of.
+    bool launches_block() const {
+      return options.block_until_commit > state->table().epoch() || state->settings().launches_block();
+    }
     replay::LogMap log;
     Driver driver;
     Communicators communicators;

@@ -64,13 +64,14 @@ std::unique_ptr<Executor> make_executor(PythonFactory factory) {
 }
 
 void attach(Executor& e, const std::string& log_directory, const std::string& device, int threads,
-            bool protect, bool optimizer_preimages, uint32_t generation) {
+            bool protect, bool optimizer_preimages, uint32_t generation, uint64_t block_until_commit) {
   AttachOptions o;
   o.log_directory = log_directory;
   o.device = device;
   o.threads = threads;
   o.policy = {protect, optimizer_preimages};
   o.generation = generation;
+  o.block_until_commit = block_until_commit;
   e.attach(o);
 }
 
@@ -159,7 +160,8 @@ PYBIND11_MODULE(_server, m) {
   py::class_<Executor>(m, "Executor")
       .def(py::init(&make_executor))
       .def("attach", &attach, py::arg("log_directory"), py::kw_only(), py::arg("device"), py::arg("threads"),
-           py::arg("protect"), py::arg("optimizer_preimages"), py::arg("generation"), Release())
+           py::arg("protect"), py::arg("optimizer_preimages"), py::arg("generation"),
+           py::arg("block_until_commit") = 0, Release())
       .def("resume", &Executor::resume, Release())
       .def("park", &Executor::park, Release())
       .def("hold", &Executor::hold, Release())

@@ -164,7 +164,12 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
     if (__builtin_expect(s.roll.active(), 0) && !runs_in_roll(s, r, body, words)) return;
     switch (kind) {
       case Kind::kOperator:
-        return run_operator(s, r, words);
+        run_operator(s, r, words);
+        if (__builtin_expect(s.launches_block(), 0)) {
+          s.driver.synchronize();
+          s.checked_index = s.at.index + 1;
+        }
+        return;
       case Kind::kOperatorSync:
         return run_operator_sync(s, r, body, words);
       case Kind::kPad:

@@ -1,6 +1,7 @@
 #include "proxy_server/csrc/settings.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AllocatorConfig.h>
 
 #include <algorithm>
 #include <atomic>
@@ -114,6 +115,7 @@ void Settings::reset() {
   values_ = pristine();
   if (threads_ > 0) values_[static_cast<size_t>(Setting::kThreads)] = static_cast<uint64_t>(threads_);
   environment_.clear();
+  launches_block_ = false;
 }
 
 void Settings::load(const std::vector<ManifestSetting>& rows) {
@@ -126,6 +128,7 @@ void Settings::load(const std::vector<ManifestSetting>& rows) {
       values_[number_of(row_of(row.setting, row.value))] = row.value;
   }
   environment_ = replay::read_environment(environment);
+  launches_block_ = variable(replay::kLaunchBlocking) == "1";
 }
 
 std::vector<ManifestSetting> Settings::manifest() const {
@@ -141,6 +144,10 @@ std::vector<ManifestSetting> Settings::manifest() const {
 
 void Settings::apply() const {
   put_environment(effective_environment());
+  try {
+    set_allocator();
+  } catch (const c10::Error&) {  // its record has told that it is refused
+  }
   for (const SettingRow& row : replay::torch_settings()) put(row, effective(row.setting));
 }
 
@@ -151,7 +158,26 @@ void Settings::apply(Setting setting) const {
 
 void Settings::set_environment(std::string_view text) {
   environment_ = replay::read_environment(text);
+  launches_block_ = variable(replay::kLaunchBlocking) == "1";
   put_environment(effective_environment());
+  set_allocator();
+}
+
+// Its value in the script's environment, empty if it has none.
+std::string_view Settings::variable(std::string_view name) const {
+  for (const std::string_view entry : environment_)
+    if (entry.substr(0, name.size()) == name && entry.size() > name.size() && entry[name.size()] == '=')
+      return entry.substr(name.size() + 1);
+  return {};
+}
+
+// A GPU's allocator has read proxyd's when it began. Throws c10::Error for what it does not know.
+void Settings::set_allocator() const {
+  std::string wanted(variable(replay::kAllocator));
+  if (wanted.empty()) wanted = variable(replay::kAllocatorOfCuda);
+  if (wanted.empty() || wanted == allocator_ || !at::globalContext().hasCUDA()) return;
+  allocator_ = wanted;
+  c10::CachingAllocator::setAllocatorSettings(wanted);
 }
 
 void Settings::set(Setting setting, uint64_t value) {

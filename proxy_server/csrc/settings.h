@@ -39,19 +39,25 @@ class Settings {
   // On the executor's thread, of which two of them are.
   void apply() const;
   void set(replay::Setting setting, uint64_t value);
-  // Of the variables that choose kernels (kernel_environment.h): the process has these then, and no others.
-  // Libraries look once, so it comes before the session's first kernel.
+  // Of the variables that are for the device (kernel_environment.h): the process has these then, and no
+  // others. Libraries look once, so it comes before the session's first kernel.
   void set_environment(std::string_view text);
+  // CUDA_LAUNCH_BLOCKING: the driver has read its own when it began.
+  bool launches_block() const { return launches_block_; }
   // Puts back what a validation changed.
   void apply(replay::Setting setting) const;
 
  private:
   uint64_t effective(replay::Setting setting) const;
   std::vector<std::string> effective_environment() const;
+  std::string_view variable(std::string_view name) const;
+  void set_allocator() const;
 
   const int threads_;
   std::array<uint64_t, replay::kSettings> values_{};
   std::vector<std::string> environment_;
+  mutable std::string allocator_;  // what its settings were made
+  bool launches_block_ = false;
 };
 
 }  // namespace understudy::server

@@ -1,6 +1,6 @@
-// Environment variables that choose kernels, and with them bits. PyTorch and its libraries read them when
-// they first need them: the worker says what its script has, and a device server, which has run no kernel
-// before its session, has the same.
+// Environment variables that choose kernels, and with them bits, and those that say how a GPU's memory and
+// launches are handled. PyTorch and its libraries read them when they first need them: the worker says what
+// its script has, and a device server, which has run no kernel before its session, has the same.
 #pragma once
 #include <unistd.h>
 
@@ -13,9 +13,13 @@
 
 namespace understudy::replay {
 
+inline constexpr std::string_view kLaunchBlocking = "CUDA_LAUNCH_BLOCKING";
+inline constexpr std::string_view kAllocator = "PYTORCH_ALLOC_CONF";
+inline constexpr std::string_view kAllocatorOfCuda = "PYTORCH_CUDA_ALLOC_CONF";  // its former name
+
 // By their beginnings: each library has many, and new ones come. What names a host's network, and not an
 // order of additions, is proxyd's (NCCL_SOCKET_IFNAME, NCCL_IB_HCA); threads are a setting.
-inline bool chooses_kernels(std::string_view name) {
+inline bool is_for_the_device(std::string_view name) {
   static constexpr std::string_view beginnings[] = {
       "ATEN_CPU_",     "CUBLASLT_",     "CUBLAS_",           "CUDNN_",
       "CUFFT_",        "CUSOLVER_",     "CUSPARSE_",         "DNNL_",
@@ -26,6 +30,7 @@ inline bool chooses_kernels(std::string_view name) {
       "TORCH_CUDNN_",  "TORCH_LINALG_", "TORCH_LINEAR_",     "TORCH_MKLDNN_",
   };
   if (name == "MKL_NUM_THREADS") return false;
+  if (name == kLaunchBlocking || name == kAllocator || name == kAllocatorOfCuda) return true;
   return std::any_of(std::begin(beginnings), std::end(beginnings), [&](std::string_view beginning) {
     return name.substr(0, beginning.size()) == beginning;
   });
@@ -36,7 +41,7 @@ inline std::vector<std::string> kernel_environment() {
   std::vector<std::string> found;
   for (char** at = environ; at != nullptr && *at != nullptr; at++) {
     const std::string_view entry = *at;
-    if (const size_t end = entry.find('='); end != entry.npos && chooses_kernels(entry.substr(0, end)))
+    if (const size_t end = entry.find('='); end != entry.npos && is_for_the_device(entry.substr(0, end)))
       found.emplace_back(entry);
   }
   std::sort(found.begin(), found.end());
@@ -60,8 +65,8 @@ inline std::vector<std::string> read_environment(std::string_view text) {
     const size_t end = std::min(text.find('\0'), text.size());
     if (const std::string_view entry = text.substr(0, end); !entry.empty()) {
       if (const size_t equals = entry.find('=');
-          equals == entry.npos || !chooses_kernels(entry.substr(0, equals)))
-        throw LogError("a session's environment names a variable that chooses no kernel");
+          equals == entry.npos || !is_for_the_device(entry.substr(0, equals)))
+        throw LogError("a session's environment names a variable that is not for the device");
       entries.emplace_back(entry);
     }
     text.remove_prefix(std::min(end + 1, text.size()));

@@ -30,6 +30,7 @@ from executor_harness import (  # noqa: E402
     COMMUNICATOR_CREATE,
     COMMUNICATOR_DESTROY,
     END,
+    ENVIRONMENT,
     FLOAT,
     GROUP_BEGIN,
     GROUP_END,
@@ -399,10 +400,61 @@ def digests() -> None:
         print(came < sum(map(len, contents)) / 10)
 
 
-def bytes_to_host() -> int:
+def the_scripts_environment() -> None:
+    """Its allocator's settings, and launches that block."""
+
+    def waits_of_three_calls(h: Harness) -> int:
+        before = counters()[1]
+        for _ in range(3):
+            h.add(1, 1)
+        h.synchronize()
+        return counters()[1] - before
+
+    def says(h: Harness, text: bytes) -> None:
+        padded = text + bytes(-len(text) % 8)
+        words = [int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8)]
+        h.writer.append(ENVIRONMENT, 0, [len(text), *words])
+
+    with Harness() as h:
+        h.new(1, list(OURS))
+        waits_of_three_calls(h)
+        before = waits_of_three_calls(h)
+        says(h, b"CUDA_LAUNCH_BLOCKING=1\0PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64\0")
+        print(waits_of_three_calls(h) - before, torch._C._accelerator_getAllocatorSettings())
+        h.commit()
+        h.synchronize()
+        h.executor.detach()
+        h.executor = h.new_executor()
+        h.executor.restore(1)
+        h.executor.resume()
+        waits_of_three_calls(h)
+        print(waits_of_three_calls(h) - before)
+    with Harness() as h:
+        h.new(1, list(OURS))
+        h.commit()
+        h.synchronize()
+        h.executor.detach()
+        h.options["block_until_commit"] = 3  # as proxyd asks for behind a second failure
+        h.executor = h.new_executor()
+        h.executor.restore(1)
+        h.executor.resume()
+        found = []
+        for _ in range(3):
+            found.append(waits_of_three_calls(h) - before)
+            h.commit()
+            h.synchronize()
+        print(found)
+
+
+def counters() -> list[int]:
+    """Launches, waits, bytes to the device and to the host, …"""
     found = (ctypes.c_uint64 * 6)()
     library.simulated_cuda_counters(found)
-    return found[3]
+    return list(found)
+
+
+def bytes_to_host() -> int:
+    return counters()[3]
 
 
 def fail(place: int, code: int) -> None:
@@ -473,6 +525,7 @@ CASES: dict[str, Callable[[], None]] = {
         no_room_in_a_step,
         the_program_needs_room,
         digests,
+        the_scripts_environment,
         library_on_a_sound_device,
         library_on_a_device_that_refuses_a_call,
         library_on_a_lost_device,
