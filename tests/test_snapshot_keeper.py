@@ -56,6 +56,7 @@ def some_rank(number: int, world: int) -> Rank:
         snapshot_failed=0, snapshot_floor=0, log_kept_from=0, snapshot_suspended=False, snapshot_ordered=0,
         live_bytes=1 << 20, cursor=0, freed_segments=0, segment_bytes=8 << 20, segment_count=64,
         backpressure=0, floor_commit=0, dictionary_begin=0, dictionary_tail=0, dictionary_bytes=256 << 20,
+        final_steps=0, sealed=0,
         commit_rows=lambda: [], started=lambda: [], live=True,
     )  # fmt: skip
     log.snapshots = lambda: log.published[-2:]

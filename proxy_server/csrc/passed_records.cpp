@@ -16,8 +16,9 @@ constexpr size_t kMostMarks = 256;  // more would not be passed any sooner
 }  // namespace
 
 void PassedRecords::given_to_gpu(uint64_t index) {
-  if (index % kRecordsPerMark != 0) return;
-  wanted_ = wanted_ || page_.awaited_index.load(std::memory_order_relaxed) != 0;
+  const uint64_t awaited = page_.awaited_index.load(std::memory_order_relaxed);
+  if (index % kRecordsPerMark != 0 && index != awaited) return;
+  wanted_ = wanted_ || awaited != 0;
   if (!wanted_) return;
   mark(index);
   look();

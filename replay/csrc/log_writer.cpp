@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 namespace understudy::replay {
 namespace {
@@ -195,11 +196,14 @@ bool LogWriter::wait_until_passed(uint64_t index, uint64_t patience_ns) {
   waits_.fetch_add(1, std::memory_order_relaxed);
   wake_server(Kind::kSynchronize);
   bool over = arrives_soon(passed);
-  const uint64_t until = now_ns() + 10 * patience_ns;
-  uint64_t given_until = until;
+  // As long as the device gets on, so does the wait.
+  uint64_t seen_passed = p.passed_index.load(), until = now_ns() + 10 * patience_ns, given_until = until;
   // The server's look at what is awaited may come just before it is written: the first sleeps are short.
   for (long sleep_ms = 1; !over && p.session_state.load() != kLost && now_ns() < std::min(until, given_until);
        sleep_ms = std::min(2 * sleep_ms, kLivenessMilliseconds)) {
+    if (const uint64_t now_passed = p.passed_index.load();
+        std::exchange(seen_passed, now_passed) != now_passed)
+      given_until = until = now_ns() + 10 * patience_ns;
     if (p.cursor_index.load() < index)
       given_until = until;
     else if (given_until == until)

@@ -203,7 +203,12 @@ class MovingHost:
                 found = [path for place in places for path in place.glob("understudy-*")]
                 images = [path for path in found if "arriving" in path.name or "images" in path.name]
                 guests = [path for path in found if path.parent == places[0] and path != self.runtime]
-                own = sorted(str(path.relative_to(self.runtime)) for path in self.runtime.rglob("*"))
+                # Not rglob, which fails at a folder that goes meanwhile.
+                own = sorted(
+                    os.path.relpath(os.path.join(folder, name), self.runtime)
+                    for folder, folders, files in os.walk(self.runtime)
+                    for name in [*folders, *files]
+                )
                 return {
                     "files": sorted({str(path) for path in images + guests}), "own": own,
                     "descriptors": len(os.listdir("/proc/self/fd")),
