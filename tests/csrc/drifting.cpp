@@ -13,3 +13,4 @@ at::Tensor drifting(const at::Tensor& x) {
 
 TORCH_LIBRARY(understudy_drift, library) { library.def("drifting(Tensor x) -> Tensor"); }
 TORCH_LIBRARY_IMPL(understudy_drift, CPU, library) { library.impl("drifting", drifting); }
+TORCH_LIBRARY_IMPL(understudy_drift, CUDA, library) { library.impl("drifting", drifting); }
