@@ -186,7 +186,11 @@ BOTH = (0, BLOCK)
         (patched(64, "<Q", 0, seal=BOTH), "multiples of 4096"),
         (patched(64, "<Q", 1 << 62, seal=BOTH), "multiples of 4096"),
         (patched(48, "<Q", 1, seal=BOTH), "do not lie where they belong"),
-        (patched(88, "<I", 4, seal=BOTH), r"features that this release does not know \(bits 4\).*to migrate"),
+        (patched(88, "<I", 8, seal=BOTH), r"features that this release does not know \(bits 8\).*to migrate"),
+        (
+            patched(88, "<I", 3, seal=BOTH),
+            "an older release, whose digests of contents are other ones.*to migrate",
+        ),
         (patched(EPOCH, "<Q", 2**64 - 1, seal=BOTH), "counters are out of range"),
         (patched(LATEST, "<Q", 2**63, seal=BOTH), "counters are out of range"),
         (patched(SLOT_OF_LATEST, "<Q", 2**40, seal=BOTH), "its latest snapshot is in no slot"),

@@ -79,7 +79,7 @@ void DeviceState::set_generator_state(uint64_t id, const uint8_t* state, uint64_
 
 void DeviceState::phase(replay::Phase phase) {
   table_.preimages(phase != replay::Phase::kOptimizer || step_preimages_);
-  if (phase == replay::Phase::kOptimizer) refused_before_step_ = store_.refused();
+  watches_step_ = phase == replay::Phase::kOptimizer && step_preimages_ && !table_.sealed();
 }
 
 void DeviceState::keep_step_preimages(bool keep) {
@@ -97,8 +97,6 @@ bool DeviceState::make_room() {
         "or a snapshot. It is said only once\n",
         log_.page().rank, static_cast<unsigned long long>(table_.undo_bytes()));
   table_.make_room();
-  made_room_in_step_ |=
-      log_.page().phase.load(std::memory_order_relaxed) == static_cast<uint32_t>(replay::Phase::kOptimizer);
   store_.clear();
   driver_.give_back_freed_memory();
   return true;
@@ -171,9 +169,7 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
     else
       tell_incomplete(named, replay::kMarksInPlace + more.size());
   }
-  if (step_preimages_ &&
-      (std::exchange(made_room_in_step_, false) || store_.refused() != refused_before_step_))
-    keep_step_preimages(false);
+  if (std::exchange(watches_step_, false) && table_.sealed()) keep_step_preimages(false);
   table_.commit();
   table_.preimages(true);
   auto& page = log_.page();

@@ -190,8 +190,8 @@ class DeviceState {
   uint64_t applied_floor_ = 0, floor_offset_ = 0;
   bool incomplete_told_ = false;
   bool step_preimages_ = false;  // pre-images in the OPTIMIZER phase
-  bool made_room_in_step_ = false, room_made_ = false;
-  uint64_t refused_before_step_ = 0;  // of the store's copies
+  bool watches_step_ = false;    // amid one that began with a way back: if it ends without, memory was short
+  bool room_made_ = false;       // said already
 };
 
 }  // namespace understudy::server

@@ -30,7 +30,7 @@ at::Tensor bytes_of(const c10::Storage& storage, uint64_t offset, uint64_t bytes
 
 // What cannot be done for want of memory is done another way.
 template <class Do>
-static void without_memory_none(Do&& act) {
+static void if_memory_allows(Do&& act) {
   try {
     act();
   } catch (const c10::Error& e) {
@@ -64,8 +64,8 @@ std::vector<uint64_t> DigestStaging::take(const std::vector<const c10::Storage*>
       copy_at_once(copy);
   size_t queued = 0;
   std::vector<uint64_t> made;
-  without_memory_none([&] { queued = copies_.queue(from_there.data(), from_there.size()); });
-  if (gpu_ && !there.empty()) without_memory_none([&] { made = gpu_->of(there); });
+  if_memory_allows([&] { queued = copies_.queue(from_there.data(), from_there.size()); });
+  if (gpu_ && !there.empty()) if_memory_allows([&] { made = gpu_->of(there); });
   if (made.empty() && queued != 0) {
     const c10::impl::VirtualGuardImpl gpu(c10::kCUDA);
     c10::Event passed(c10::kCUDA);

@@ -231,7 +231,6 @@ c10::Storage StorageStore::fresh_copy(const c10::Storage& from) {
     return gathered_.back().first;
   } catch (const c10::Error& e) {
     if (!out_of_memory(e)) throw;
-    refused_++;
     static std::once_flag told;
     std::call_once(told, [this, &from] {
       std::fprintf(

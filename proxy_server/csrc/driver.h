@@ -87,7 +87,6 @@ class StorageStore {
   void finish_copies() {
     if (std::exchange(gathers_, false)) make_gathered();
   }
-  uint64_t refused() const { return refused_; }  // copies for which there was no room
   c10::Storage hollow(const c10::Storage& from) const;
   void recycle(Content&& content);
   static uint64_t bytes(const Content& content) { return content.nbytes(); }
@@ -108,7 +107,6 @@ class StorageStore {
   const Driver& driver_;
   std::unordered_map<uint64_t, Spare> pool_;
   uint64_t pooled_bytes_ = 0;
-  uint64_t refused_ = 0;
   bool gathers_ = false;
   std::vector<std::pair<c10::Storage, c10::Storage>> gathered_;  // to, from
   uint64_t sweep_bytes_ = kFirstSweepBytes;

@@ -73,8 +73,6 @@ void have_context() {
 GpuDigests::GpuDigests(const CudaDriver& driver, void* piece_digests, void* gather)
     : driver_(driver), piece_digests_(piece_digests), gather_(gather) {}
 
-GpuDigests::~GpuDigests() = default;
-
 std::unique_ptr<GpuDigests> GpuDigests::load() {
   const CudaDriver* const driver = cuda_driver();
   if (gpu_code() == nullptr || driver == nullptr) return nullptr;

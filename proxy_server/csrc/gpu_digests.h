@@ -16,14 +16,12 @@ class GpuDigests {
  public:
   // None where the driver does not take our code, which is said once, or there is none.
   static std::unique_ptr<GpuDigests> load();
-  ~GpuDigests();
 
   // Of each content, in order, on the current device's default stream; waits for it. Throws c10::Error.
   std::vector<uint64_t> of(const std::vector<const c10::Storage*>& contents);
 
  private:
-  struct Plan;
-  explicit GpuDigests(const CudaDriver& driver, void* piece_digests, void* gather);
+  GpuDigests(const CudaDriver& driver, void* piece_digests, void* gather);
   void run(const std::vector<const c10::Storage*>& contents, size_t begin, size_t end,
            std::vector<uint64_t>& found);
   void launch(void* function, uint64_t blocks, void** arguments) const;

@@ -149,8 +149,7 @@ bool Executor::ends_validation(const Session& s, const Record& r) const {
 void Executor::validate(Session& s) {
   // Peers may come only behind this, so that what is in flight is not waited for at any price.
   if (!settles(s, kValidationPatienceNs)) return s.validation.leave_out();
-  const bool no_way_back = s.state->table().sealed();
-  if (no_way_back && !s.validation.has_first()) return s.validation.leave_out();
+  if (s.state->table().sealed() && !s.validation.has_first()) return s.validation.leave_out();
   if (!s.options.policy.protect) s.state->finish_snapshot();
   if (s.validation.at_end(*s.state))
     throw ValidationPause("validation of step " + std::to_string(s.at.steps + 1));

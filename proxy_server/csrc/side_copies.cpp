@@ -7,20 +7,13 @@
 #include <cstring>
 
 namespace understudy::server {
-namespace {
-
-c10::Device with_index(c10::Device gpu) {
-  return gpu.has_index() ? gpu : c10::impl::VirtualGuardImpl(gpu.type()).getDevice();
-}
-
-}  // namespace
 
 SideCopies::SideCopies(c10::Device gpu, uint64_t most_bytes)
     : most_bytes_(most_bytes),
-      stream_(c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(with_index(gpu))),
+      stream_(c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(gpu)),
       copied_(gpu.type()) {
   c10::Event before(gpu.type());
-  before.record(c10::impl::VirtualGuardImpl(gpu.type()).getStream(with_index(gpu)));
+  before.record(c10::impl::VirtualGuardImpl(gpu.type()).getStream(gpu));
   before.block(stream_);
 }
 

@@ -438,6 +438,7 @@ def the_scripts_environment() -> None:
         h.executor = h.new_executor()
         h.executor.restore(1)
         h.executor.resume()
+        h.run_all()  # a record that waits is behind that commit
         found = []
         for _ in range(3):
             found.append(waits_of_three_calls(h) - before)

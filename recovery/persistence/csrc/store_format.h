@@ -59,7 +59,8 @@ constexpr uint64_t kExtentAlignment = 64;  // of an extent within the payload
 constexpr uint32_t kNewerHeadersCount = 1;
 // Another one: rows of extents have the digest of their content (ContentDigest), and there is no chunk table.
 // What lies between extents is anything then, as it is no part of a digest.
-constexpr uint32_t kExtentsHaveDigests = 2;
+constexpr uint32_t kExtentsHaveDigests = 4;
+constexpr uint32_t kExtentsHaveFormerDigests = 2;  // XXH3-64 of the whole; nobody reads these any more
 constexpr uint32_t kKnownFeatures = kNewerHeadersCount | kExtentsHaveDigests;
 
 using Uuid = std::array<uint8_t, 16>;

@@ -136,6 +136,8 @@ StoreFacts read_superblocks(const Storage& storage, bool exact) {
     throw StoreError(name + " is damaged: " + damage +
                      ". Restore it from a copy, or create a new store at another path; nothing was changed");
   const Superblock& b = facts.block;
+  if ((b.incompatible & kExtentsHaveFormerDigests) != 0)
+    throw StoreError(name + " is of an older release, whose digests of contents are other ones" + kMigrate);
   if (const uint32_t unknown = b.incompatible & ~kKnownFeatures; unknown != 0)
     throw StoreError(name + " uses features that this release does not know (bits " +
                      std::to_string(unknown) + ")" + kMigrate);
