@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy
 import torch
+from cuda_choices import choosing_as_on_cuda
 from observation import Difference, Observation, compare, observe_error
 from snapshots import CannotCopy
 
@@ -124,7 +126,8 @@ class Judge:
             warnings.simplefilter("ignore")
             try:
                 before = _synchronisations() if counting else 0
-                execution = case.run(device)
+                with choosing_as_on_cuda() if device == NATIVE else contextlib.nullcontext():
+                    execution = case.run(device)
                 if counting:
                     counting.syncs = _synchronisations() - before
                 if device == VIRTUAL:

@@ -1,20 +1,16 @@
 """Cases of `optim_db`: a few steps with every configuration and implementation, and what must be refused.
 
-An optimizer chooses its implementation by the device of its parameters: `foreach` on CUDA, a loop on the CPU.
-The native side is made to choose as it would for CUDA, and lets `capturable` pass: one algorithm is compared.
+An optimizer chooses its implementation by the device of its parameters; natively it is made to choose as on
+CUDA (`cuda_choices.py`), and lets `capturable` pass: one algorithm is compared.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-from cases import NATIVE, Case, Execution, Run
+from cases import Case, Execution, Run
 from databases import Unit
 from observation import observe
 from snapshots import Snapshot
@@ -52,20 +48,19 @@ def cases(unit: Unit) -> Iterator[Case]:
 
 def _train(info: Any, arguments: Snapshot, dtype: torch.dtype) -> Run:
     def run(device: str) -> Execution:
-        with _choosing_as_on_cuda(device):
-            parameters = _parameters(info, dtype, device)
-            # Configurations hold tensors (a learning rate, say), which stay on the CPU as scripts have them.
-            optimizer = info.optim_cls(parameters, **arguments.build("cpu"))
-            closure = _closure(info, optimizer, parameters)
-            for _ in range(_STEPS):
-                loss = closure()
-                if info.step_requires_closure:
-                    optimizer.step(closure)
-                elif arguments.build("cpu").get("differentiable"):
-                    with torch.no_grad():
-                        optimizer.step()
-                else:
+        parameters = _parameters(info, dtype, device)
+        # Configurations hold tensors (a learning rate, say), which stay on the CPU as scripts have them.
+        optimizer = info.optim_cls(parameters, **arguments.build("cpu"))
+        closure = _closure(info, optimizer, parameters)
+        for _ in range(_STEPS):
+            loss = closure()
+            if info.step_requires_closure:
+                optimizer.step(closure)
+            elif arguments.build("cpu").get("differentiable"):
+                with torch.no_grad():
                     optimizer.step()
+            else:
+                optimizer.step()
         state = [optimizer.state[parameter] for parameter in parameters]
         return Execution(lambda: observe(parameters, [("loss", loss), ("state", state)]))
 
@@ -95,21 +90,6 @@ def _closure(info: Any, optimizer: Any, parameters: list[torch.Tensor]) -> Calla
         return loss.detach()
 
     return closure
-
-
-@contextlib.contextmanager
-def _choosing_as_on_cuda(device: str) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if device == NATIVE:
-            for module in pkgutil.iter_modules(torch.optim.__path__, "torch.optim."):
-                _let_pass(stack, importlib.import_module(module.name))
-        yield
-
-
-def _let_pass(stack: contextlib.ExitStack, module: Any) -> None:
-    for name in ("_get_foreach_kernels_supported_devices", "_get_capturable_supported_devices"):
-        if hasattr(module, name):
-            stack.enter_context(mock.patch.object(module, name, lambda *_, **__: ["cpu", "cuda"]))
 
 
 def _refuse(info: Any, arguments: Snapshot, dtype: torch.dtype) -> Run:

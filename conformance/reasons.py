@@ -50,12 +50,6 @@ REASONS: tuple[Reason, ...] = (
         "without those of torch's Python code",
     ),
     Reason(
-        "op_db/nn_functional_linear_cross_entropy_chunked.*|module_db/nn.LinearCrossEntropyLoss",
-        "forward|backward|training|evaluation",
-        "PyTorch's Python code accumulates in other types on CUDA than on the CPU, by the device's name",
-        dtype="bfloat16|float16",
-    ),
-    Reason(
         "op_db/renorm",
         "backward|autocast.*",
         "PyTorch's gradient formula accumulates in float on CUDA, in double on the CPU, by the device's name",
