@@ -55,7 +55,7 @@ LOOKS = (
     "t.norm()", "t.prod()", "t.logcumsumexp(0)", "t.quantile(0.5)", "t.cummax(0).indices", "torch.stack(torch.var_mean(t))",
     "str(t.cpu())", "repr(t.dtype)", "format(t.reshape(-1)[0].item())", "hash(t) == hash(t)", "t.cpu().clone().numpy().sum()",
     "t[t > 0]", "t.masked_select(t != t[0])", "torch.bucketize(t, t.reshape(-1).sort().values)", "len(t)",
-    "torch.linalg.matrix_rank(t)", "torch.linalg.svdvals(t)", "torch.linalg.det(t)", "torch.fft.fft(t)",
+    "torch.linalg.matrix_rank(t)", "torch.linalg.svdvals(t)", "torch.linalg.det(t)", "torch.fft.fft(t.float())",
     "t.argsort(0)", "t.frexp().exponent", "t.to_sparse().coalesce().indices()", "t.isfinite().all().item()",
 )  # fmt: skip
 

@@ -16,6 +16,12 @@ def test_bad_numbers_and_shapes_raise_at_the_call_as_on_the_cpu_and_end_nothing(
     assert result["cuda"] == result["cpu"]
     assert {kind for kind, _ in result["cuda"].values()} == {"RuntimeError", "NotImplementedError"}
     assert result["afterwards"] == {"sum": ["3.0"]}
+    refused = "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision"
+    assert result["transforms"].pop("what CUDA has, too") == ["", "nothing was raised"]
+    assert {name: kind for name, (kind, _) in result["transforms"].items()} == dict.fromkeys(
+        ("fft", "fft once more", "rfft of two dimensions", "irfft"), "RuntimeError"
+    )
+    assert all(text.startswith(refused) for _, text in result["transforms"].values()), result["transforms"]
 
 
 UNKNOWN_TO_NCCL = ("int16", "uint16", "uint32", "uint64")

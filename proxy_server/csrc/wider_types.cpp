@@ -1,6 +1,7 @@
 #include "proxy_server/csrc/wider_types.h"
 
 #include <algorithm>
+#include <bit>
 #include <string_view>
 
 #include "proxy_server/csrc/call_template.h"
@@ -114,6 +115,20 @@ c10::OperatorHandle sum_as(const Template& nansum) {
   return c10::Dispatcher::singleton().findSchemaOrThrow("aten::sum", out ? "IntList_out" : "dim_IntList");
 }
 
+// cuFFT's limit, and PyTorch's words for it: what a GPU refuses is not computed here.
+void check_transformed_sizes(const Template& t, const torch::jit::Stack& stack) {
+  if (!base_of(t).starts_with("aten::_fft_")) return;
+  std::vector<int64_t> sizes;
+  for (const int64_t dimension : stack[1].toIntVector()) sizes.push_back(stack[0].toTensor().size(dimension));
+  if (base_of(t) == "aten::_fft_c2r" && !sizes.empty()) sizes.back() = stack[3].toInt();
+  for (const int64_t size : sizes)
+    TORCH_CHECK(
+        size > 0 && std::has_single_bit(static_cast<uint64_t>(size)),
+        "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision, "
+        "but got a signal size of",
+        c10::IntArrayRef(sizes));
+}
+
 }  // namespace
 
 std::shared_ptr<const Widening> widening_of(const Template& call) {
@@ -137,6 +152,7 @@ std::shared_ptr<const Widening> widening_of(const Template& call) {
 
 void run_widened(const Template& t, c10::DispatchKeySet keys, torch::jit::Stack& stack) {
   const Widening& w = *t.widening;
+  check_transformed_sizes(t, stack);
   struct Replaced {
     at::Tensor original, wide;
   };

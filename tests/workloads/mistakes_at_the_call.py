@@ -39,9 +39,23 @@ def mistakes(device: str) -> dict[str, Callable[[], object]]:
     }
 
 
+def transforms() -> dict[str, Callable[[], object]]:
+    """Of half precision, which the CPU has not at all, and CUDA of powers of two."""
+    x = torch.ones(4, 7, device="cuda", dtype=torch.float16)
+    torch.fft.rfft(x[:, :4])
+    return {
+        "fft": lambda: torch.fft.fft(x),
+        "fft once more": lambda: torch.fft.fft(x),
+        "rfft of two dimensions": lambda: torch.fft.rfft2(x),
+        "irfft": lambda: torch.fft.irfft(torch.fft.rfft(x[:, :4]), n=6),
+        "what CUDA has, too": lambda: torch.fft.irfft(torch.fft.rfft(x[:, :4]), n=4),
+    }
+
+
 result = {
     device: {name: outcome(mistake) for name, mistake in mistakes(device).items()}
     for device in ("cpu", "cuda")
 }
+result["transforms"] = {name: outcome(mistake) for name, mistake in transforms().items()}
 result["afterwards"] = {"sum": [str(torch.ones(3, device="cuda").sum().item())]}
 print("RESULT " + json.dumps(result))
