@@ -36,7 +36,7 @@ def _run(given: ProxydOptions) -> int:
         settings = settings_from(given)
         check_variables(PROGRAM, warn=not waiting)  # proxyrun has warned already
         refuse_missing_driver(settings.devices.kind)
-        return _serve(settings, given, lambda: tell({"ready": True}))
+        return _serve(settings, given, lambda: tell({"ready": True, "pid": os.getpid()}))
     except ForTheUser as problem:
         if not waiting:
             raise

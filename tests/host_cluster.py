@@ -28,14 +28,17 @@ from understudy.recovery.own_modules import module_command
 EXAMPLES = WORKLOADS.parent.parent / "examples"
 PORT = 9400
 MASTER_PORT = 29400
+SHARED_MEMORY = os.environ.get("UNDERSTUDY_SHARED_MEMORY", "/dev/shm")
+"""The same for all hosts, each in a tmpfs of its own, and for the zygotes whose forks run there."""
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "EXAMPLES": str(EXAMPLES),
-    "UNDERSTUDY_SHARED_MEMORY": "/dev/shm",
+    "UNDERSTUDY_SHARED_MEMORY": SHARED_MEMORY,
 }  # fmt: skip
 WAIT_FOR_ALL = "for one in $(jobs -p); do wait $one || status=$?; done; exit ${status:-0}"
 PRIVATE = (
     "unshare", "--mount", "--propagation", "private", "bash", "-c",
-    'mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && exec "$@"', "host",
+    'mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && '
+    f'mkdir -p -m 700 {SHARED_MEMORY} && exec "$@"', "host",
 )  # fmt: skip
 
 
@@ -121,15 +124,15 @@ class Host:
     def state_places(self) -> list[str]:
         """IP:PORT at which its device servers let those of other hosts read state."""
         found = []
-        for path in self.path("/dev/shm").glob("understudy-*/server-*.sock"):
+        for path in self.path(SHARED_MEMORY).glob("understudy-*/server-*.sock"):
             with blocking_channel(path) as channel:
                 reply = rpc.DeviceServerStub(channel).Health(pb.HealthRequest(), timeout=30)
             found.append(reply.data_address)
         return found
 
     def shared_memory(self) -> list[str]:
-        """What lies in its /dev/shm."""
-        return sorted(os.listdir(self.path("/dev/shm")))
+        """What lies in its shared memory."""
+        return sorted(os.listdir(self.path(SHARED_MEMORY)))
 
     def path(self, inside: str) -> Path:
         """As everybody reaches what lies there for it: /run and /dev/shm are its own."""

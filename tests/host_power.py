@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import psutil
-from host_cluster import Cluster, HostRun
+from host_cluster import SHARED_MEMORY, Cluster, HostRun
 from proxied import WORKLOADS, until
 
 STEPS = 60
@@ -40,7 +40,7 @@ def power_off(hosts: Cluster, name: str) -> None:
 
 def power_on(hosts: Cluster, name: str) -> None:
     """Its memory holds nothing, and proxyd starts."""
-    for path in hosts[name].path("/dev/shm").iterdir():
+    for path in hosts[name].path(SHARED_MEMORY).iterdir():
         shutil.rmtree(path)
     hosts.net.heal(name)
     hosts.net.heal_data(name)

@@ -50,8 +50,7 @@ class MigratableRun:
 
     def replace_proxyd(self) -> None:
         """It is killed, and another one adopts the job."""
-        self.proxyd.process.kill()
-        self.proxyd.process.wait()
+        self.proxyd.kill()
         self.proxyd = self._start_proxyd()
 
     def train(self, steps: int, limit: int, *, migratable: bool = True) -> None:

@@ -41,8 +41,7 @@ class Node:
 
     def kill(self) -> None:
         """As the kernel does when memory runs out."""
-        self.proxyd.process.kill()
-        self.proxyd.process.wait()
+        self.proxyd.kill()
 
     def restart(self) -> None:
         self.proxyd = self.start()

@@ -114,8 +114,7 @@ def test_proxyd_of_the_host_to_which_a_rank_came_is_killed_and_its_successor_pas
         until(
             lambda: len(lines(folder / "losses.1")) == far + 8, "the rank is back and past its loss", 120, 0.2
         )
-        hosts["c"].proxyd.process.kill()
-        hosts["c"].proxyd.process.wait()
+        hosts["c"].proxyd.kill()
         hosts["c"].start_proxyd()
         let(limit, str(steps))
         ended = runs[0].wait(WAIT_S)

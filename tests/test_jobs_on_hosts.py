@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from host_cluster import Cluster, HostRun, cluster, losses_of, report_of
+from host_cluster import SHARED_MEMORY, Cluster, HostRun, cluster, losses_of, report_of
 from migratable_run import LOADED_GPT, MigratableRun, skip_without_criu
 from native_reference import native_losses
 from proxied import until
@@ -58,12 +58,12 @@ def wait(hosts: Cluster, runs: list[HostRun]) -> None:
         )
     except AssertionError as problem:
         logs = [host.log.read_text()[-4000:] for host in hosts.hosts.values()]
-        files = [str(file) for host in hosts.hosts.values() for file in host.path("/dev/shm").rglob("*")]
+        files = [str(file) for host in hosts.hosts.values() for file in host.path(SHARED_MEMORY).rglob("*")]
         raise AssertionError("\n".join([f"{problem}: {held_by(hosts)}", *files, *logs])) from problem
 
 
 def held_by(hosts: Cluster) -> dict[str, list[str]]:
-    """What lies in /dev/shm: its proxyd's directory, and those of hosts whose workers are there."""
+    """What lies in shared memory: its proxyd's directory, and those of hosts whose workers are there."""
     return {name: host.shared_memory() for name, host in hosts.hosts.items()}
 
 
@@ -148,8 +148,7 @@ def test_leading_proxyd_is_killed_amid_a_recovery_and_its_successor_goes_on(
         until(
             lambda: '"event": "plan"' in hosts["a"].log.read_text().split("device-gone")[-1], "it plans", 120
         )
-        hosts["a"].proxyd.process.kill()
-        hosts["a"].proxyd.process.wait()
+        hosts["a"].proxyd.kill()
         hosts["a"].start_proxyd()
         wait(hosts, runs)
         assert losses_of(folder / "losses", 2) == undisturbed
@@ -211,9 +210,8 @@ def test_data_link_is_cut_and_the_leading_proxyd_killed_at_once(
 ) -> None:
     with migratable(folder) as (hosts, runs):
         until(lambda: runs[0].steps() >= 3, "the training runs", 120)
-        hosts["a"].proxyd.process.kill()
+        hosts["a"].proxyd.kill()
         hosts.net.unplug_data("b")
-        hosts["a"].proxyd.process.wait()
         hosts["a"].start_proxyd()
         await_at(hosts, 1, "c")
         wait(hosts, runs)

@@ -185,13 +185,11 @@ def test_sets_become_complete_again_when_a_rank_has_moved_and_a_member_has_died_
         assert done.returncode == 0, done.stderr
         newer_set(hosts, "rank 1 has moved")
 
-        hosts["c"].proxyd.process.kill()
-        hosts["c"].proxyd.process.wait()
+        hosts["c"].proxyd.kill()
         hosts["c"].start_proxyd()
         newer_set(hosts, "the proxyd of its host died")
 
-        hosts["a"].proxyd.process.kill()
-        hosts["a"].proxyd.process.wait()
+        hosts["a"].proxyd.kill()
         hosts["a"].start_proxyd()
         until(lambda: len(hosts["a"].status().ranks) == 2, "both ranks are known again", 60)
         newer_set(hosts, "the leading proxyd died")

@@ -199,8 +199,7 @@ def kill_server(node: Powered) -> None:
 
 
 def kill_proxyd(node: Powered) -> None:
-    node.proxyd.process.kill()
-    node.proxyd.process.wait()
+    node.proxyd.kill()
     node.proxyd = node.start()
 
 

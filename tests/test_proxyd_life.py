@@ -89,8 +89,7 @@ def test_proxyd_killed_outright_takes_its_servers_along_and_a_new_one_cleans_up(
     directory: Path, marker: str
 ) -> None:
     proxyd = RunningProxyd(directory / "proxyd.sock", 1)
-    proxyd.process.kill()
-    proxyd.process.wait(30)
+    proxyd.kill()
     await_processes(marker, 0)
     assert len(runtime(proxyd)) == 1
     successor = RunningProxyd(directory / "proxyd.sock", 1)

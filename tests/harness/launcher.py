@@ -4,10 +4,10 @@
 start what they test by it. An interpreter takes the name that it was started by for its own
 (`sys.executable`), so whatever is started further on is started by it as well.
 
-A zygote is asked where its fork is as good as a start: it knows the program, and has the same namespaces,
-limits, and variables that libraries read as they are loaded. Anything else becomes the real Python, with the
-same pid. So does everything where UNDERSTUDY_TEST_ZYGOTES is not set or UNDERSTUDY_TEST_COLD is, and a
-command whose first word is --cold.
+A zygote is asked where its fork is as good as a start: it knows the program, and has the same limits,
+variables that libraries read as they are loaded, and namespaces but for those that a fork can enter.
+Anything else becomes the real Python, with the same pid. So does everything where UNDERSTUDY_TEST_ZYGOTES is
+not set or UNDERSTUDY_TEST_COLD is, and a command whose first word is --cold.
 
 This process stands for the fork: it passes signals on, and ends as the fork ends. If it is killed, so is the
 fork.
@@ -23,7 +23,7 @@ import socket
 import sys
 
 PYTHON = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "python")
-OURS = ("proxyrun", "recoveryctl")  # not proxyd: tests look at the pid of one that they start
+OURS = ("proxyd", "proxyrun", "recoveryctl")
 LOADED = re.compile(r"(LD|MALLOC|GLIBC|ASAN|TSAN|LC|GRPC)_|PYTHON|LANG$|UNDERSTUDY_SHARED_MEMORY$")
 LOADED_WITH_TORCH = re.compile(
     f"{LOADED.pattern}|(OMP|GOMP|KMP|MKL|TORCH[A-Z]*|PYTORCH|ATEN|CUDA|CUBLAS|NCCL|GLOO)_"
@@ -34,7 +34,9 @@ READ_LATER = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
 }  # fmt: skip
 LIMITS = [value for name, value in sorted(vars(resource).items()) if name.startswith("RLIMIT_")]
-NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+NAMESPACES = ("cgroup", "ipc", "pid", "user")
+ENTERED = ("net", "uts", "mnt")
+"""Namespaces that a fork of root's enters, of hosts that tests make; behind the last, folders are others."""
 USES_TORCH = re.compile(r"^\s*(?:import|from) (?:torch|training_script|scenario)\b", re.MULTILINE)
 PASSED_ON = (
     signal.SIGINT,
@@ -62,7 +64,10 @@ def loaded_early(kind):
 def surroundings(kind):
     """What a fork of a zygote has from it, and cannot change."""
     return {
-        "namespaces": [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES],
+        "namespaces": [
+            os.readlink(f"/proc/self/ns/{name}")
+            for name in (*NAMESPACES, *(() if os.geteuid() == 0 else ENTERED))
+        ],
         "ids": [os.getuid(), os.geteuid(), os.getgid(), sorted(os.getgroups())],
         "cgroup": open("/proc/self/cgroup").read(),
         "variables": loaded_early(kind),
@@ -85,7 +90,7 @@ def kind_of(words):
     if os.environ.get("UNDERSTUDY_RELAYS"):  # its process tree is the subject
         return None
     if rest[:1] == ["-m"] and len(rest) > 1:
-        if rest[1].removeprefix("understudy.recovery.") in ("proxyd", *OURS):
+        if rest[1].removeprefix("understudy.recovery.") in OURS:
             return None if below and "-P" not in words else "control"
         if rest[1] == "understudy.proxy_server.spawner":
             return "server"
@@ -140,6 +145,7 @@ def ask(place, words):
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(place)
     files = open_files()
+    entered = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ENTERED]
     request = {
         "words": [os.path.abspath(sys.argv[0]), *words],
         "variables": dict(os.environ),
@@ -148,11 +154,14 @@ def ask(place, words):
         "limits": limits(),
         "ignored": [number for number in range(1, 32) if signal.getsignal(number) is signal.SIG_IGN],
         "files": files,
+        "entered": len(entered),
         "python": PYTHON,
     }
     line = json.dumps(request).encode()
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # from now on they are for the fork
-    socket.send_fds(connection, [len(line).to_bytes(4, "little")], files[:MOST_FILES])
+    socket.send_fds(connection, [len(line).to_bytes(4, "little")], [*entered, *files][:MOST_FILES])
+    for number in entered:
+        os.close(number)
     connection.sendall(line)
     told = connection.makefile("rb")
     return told, int(read_line(told)["pid"])

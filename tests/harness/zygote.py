@@ -238,6 +238,7 @@ def become(request: dict[str, Any]) -> None:
     """In a fork: what a process has from its start that was asked for."""
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    enter(request)
     take_files(request)
     os.chdir(request["folder"])
     os.umask(request["umask"])
@@ -258,6 +259,17 @@ def become(request: dict[str, Any]) -> None:
     for name, number, mode in (("stdin", 0, "rb"), ("stdout", 1, "wb"), ("stderr", 2, "wb")):
         make_stream(name, number, mode, unbuffered)
     gc.enable()
+
+
+def enter(request: dict[str, Any]) -> None:
+    """The namespaces of who asked; raises OSError where only root may."""
+    count = request["entered"]
+    for name, number in zip(launcher.ENTERED, request["given"][:count], strict=True):
+        same = os.fstat(number).st_ino == os.stat(f"/proc/self/ns/{name}").st_ino
+        if not same and _libc.setns(number, 0) != 0:
+            raise OSError(ctypes.get_errno(), f"a fork cannot enter the {name} namespace of who asked for it")
+        os.close(number)
+    del request["given"][:count]
 
 
 def take_files(request: dict[str, Any]) -> None:
