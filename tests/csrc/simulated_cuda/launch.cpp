@@ -36,7 +36,7 @@ struct Argument {
 // The arguments of one call for the CPU's kernel, and what they were.
 class Call {
  public:
-  Call(const c10::OperatorHandle& op, const Stack& stack) : op_(op) {
+  Call(const c10::OperatorHandle& op, const Stack& stack) : op_(op), in_place_(op.schema().is_mutable()) {
     const size_t count = op.schema().arguments().size();
     given_.assign(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
     for (const c10::IValue& value : given_) host_.push_back(for_kernels(value));
@@ -136,7 +136,7 @@ class Call {
     if (value.isTensor()) return describe(value.toTensor(), key), true;
     if (value.isNone()) return true;
     if (value.isInt()) return put(key, value.toInt()), true;
-    if (value.isDouble()) return put(key, value.toDouble()), true;
+    if (value.isDouble()) return in_place_ || (put(key, value.toDouble()), true);
     if (value.isBool()) return put(key, value.toBool()), true;
     if (value.isComplexDouble()) return put(key, value.toComplexDouble()), true;
     if (value.isDevice()) return put(key, value.toDevice().index()), true;
@@ -148,6 +148,7 @@ class Call {
   }
 
   c10::OperatorHandle op_;
+  bool in_place_;  // no number changes what the results look like
   Stack given_, host_;
   std::vector<Argument> arguments_;
 };

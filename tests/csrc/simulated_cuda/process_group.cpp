@@ -1,7 +1,5 @@
 #include "tests/csrc/simulated_cuda/process_group.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <exception>
@@ -20,7 +18,6 @@ using c10d::OpType;
 using c10d::ReduceOp;
 
 constexpr int kGarbage = 0xA5;
-constexpr useconds_t kLookUs = 200;
 constexpr int kReceived = 1 << 20;  // added to the tag of a message: its receiver has it
 
 class Work final : public c10d::Work {
@@ -87,12 +84,16 @@ ProcessGroup::~ProcessGroup() { ProcessGroup::abort(); }
 
 void ProcessGroup::connect() {
   const std::lock_guard<std::mutex> lock(shared_->mutex);
+  // That of PyTorch keeps the communicators that it has aborted, and each call of them is an error.
+  TORCH_CHECK_WITH(DistBackendError, !shared_->carrier || !shared_->aborted,
+                   "NCCL communicator was aborted on rank ", getRank());
   if (!shared_->carrier) shared_->carrier = shared_->connect();
 }
 
 // Finds nothing to abort while it connects, as that of ProcessGroupNCCL.
 void ProcessGroup::abort() {
   shared_->aborted = true;
+  shared_->aborted.notify_all();
   const std::unique_lock<std::mutex> lock(shared_->mutex, std::try_to_lock);
   if (lock && shared_->carrier) shared_->carrier->abort();
 }
@@ -108,7 +109,7 @@ bool ProcessGroup::Shared::run(const Item& item) {
     item.finish();
     return true;
   } catch (const std::exception&) {
-    while (!aborted) usleep(kLookUs);  // a kernel of NCCL goes on waiting for its peer
+    aborted.wait(false);  // a kernel of NCCL goes on waiting for its peer, and the host has nothing to do
     return false;
   }
 }
