@@ -1,25 +1,26 @@
 """Consistent cuts: a commit per rank, so that a communicator's members have done equally many collectives.
 
-Sequence numbers never fall along a rank's commits, so consistent cuts are closed under the
-element-wise maximum: below any bound there is exactly one newest cut, and lowering whichever rank
-is ahead finds it.
+Sequence numbers never fall along a rank's commits, so consistent cuts are closed under the element-wise
+maximum: below any bound there is exactly one newest cut, and lowering whichever rank is ahead finds it.  Only
+communicators of ranks that were lowered are looked at again, and no commit of a rank is left twice.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from understudy.recovery.facts import BEGINNING, CommitFacts, RankFacts, Uid
 
 Cut = dict[int, CommitFacts]
+Positions = dict[int, int]
+"""Rank -> index of one of its choices."""
 
 _DESTROYED = (1 << 64) - 1
 """Sequence of a communicator that a rank had and gave up: ahead of every number it ever reached.
 
 The first commit behind that carries this itself, as no commit may know of one that came and went in between.
 """
-_LARGEST_SEARCH = 4096
 
 
 def is_young(rank: RankFacts) -> bool:
@@ -27,115 +28,204 @@ def is_young(rank: RankFacts) -> bool:
     return rank.newest.step == 0 and not rank.newest.communicators
 
 
-def memberships(ranks: Sequence[RankFacts]) -> dict[Uid, list[int]]:
-    """Communicator -> ranks that have it, or may get it from records behind their newest commit.
+class Communicators:
+    """Who has which communicator, or may get it from records behind its newest commit.
 
-    While fewer ranks than it has members are known to have it, any other rank may be the missing one.
+    While fewer ranks than it has members are known to have it, any other rank may be the missing one.  That
+    has done no collective of it at any of its commits, so no consistent cut is behind the first one: this is
+    what is known of such a communicator (`capped`), instead of all who may be in it.
     """
-    members: dict[Uid, set[int]] = {}
-    sizes: dict[Uid, int] = {}
-    for rank in ranks:
-        for commit in (*rank.stored, *rank.snapshots, *rank.commits):
-            for index, (low, high, _) in enumerate(commit.communicators):
-                members.setdefault((low, high), set()).add(rank.rank)
-                sizes[low, high] = commit.members[index] if commit.members else 0
-        for uid, size in rank.begun:
-            members.setdefault(uid, set()).add(rank.rank)
-            sizes[uid] = size
-    young = {rank.rank for rank in ranks if is_young(rank)}
-    everybody = {rank.rank for rank in ranks}
 
-    def of(uid: Uid, having: set[int]) -> set[int]:
-        if not sizes[uid]:  # not known
-            return having | young
-        return everybody if len(having) < sizes[uid] else having
+    def __init__(self, ranks: Sequence[RankFacts]) -> None:
+        self.members: dict[Uid, list[int]] = {}
+        self.steady: set[int] = set()
+        """Ranks that have had the same ones at all commits."""
+        self._sizes: dict[Uid, int] = {}
+        for rank in ranks:
+            had, changes = _had_by(rank)
+            if changes <= 1:
+                self.steady.add(rank.rank)
+            for uid, size in had.items():
+                self.members.setdefault(uid, []).append(rank.rank)
+                self._sizes[uid] = size
+        self._everybody = {rank.rank for rank in ranks}
+        self._young = {rank.rank for rank in ranks if is_young(rank)}
 
-    return {uid: sorted(of(uid, having)) for uid, having in sorted(members.items())}
+    def open(self, uid: Uid) -> bool:
+        """Whether any rank may be a member of it."""
+        return len(self.members[uid]) < self._sizes[uid]
+
+    def capped(self, uid: Uid) -> bool:
+        """Whether a rank that has not had it may be a member."""
+        having = self.members[uid]
+        if not self._sizes[uid]:  # not known
+            return not self._young.issubset(having)
+        return len(having) < min(self._sizes[uid], len(self._everybody))
+
+    def groups(self) -> list[Collection[int]]:
+        """Ranks that have something in common; of young ones that is not known yet, so any two may have."""
+        young = set(self._young)
+        groups: list[Collection[int]] = [young]
+        for uid, having in self.members.items():
+            if self.open(uid):
+                groups.append(self._everybody)
+            elif self._young and not self._sizes[uid]:
+                young.update(having)
+            else:
+                groups.append(having)
+        return groups
 
 
-def connected(ranks: Sequence[RankFacts], start: Sequence[int]) -> set[int]:
-    """Ranks that share a communicator with one of `start`, transitively; `start` included.
+def _had_by(rank: RankFacts) -> tuple[dict[Uid, int], int]:
+    """Communicator -> members (0: not known), of all that a rank has had; how often these changed."""
+    had: dict[Uid, int] = {}
+    former: object = None
+    changes = 0
+    for commit in (*rank.stored, *rank.snapshots, *rank.commits):
+        lows, highs = _uids(commit)
+        if (lows, highs, commit.members) == former:
+            continue
+        former = lows, highs, commit.members
+        changes += 1
+        had.update(zip(zip(lows, highs, strict=True), commit.members or (0,) * len(lows), strict=True))
+    had.update(rank.begun)
+    return had, changes
 
-    Of young ranks it is not known yet, so any two of them may.
-    """
-    groups = [set(members) for members in memberships(ranks).values()]
-    groups.append({rank.rank for rank in ranks if is_young(rank)})
+
+def _uids(commit: CommitFacts) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The lower and the higher halves of its communicators' names."""
+    if not commit.communicators:
+        return (), ()
+    lows, highs, _ = zip(*commit.communicators, strict=True)
+    return lows, highs
+
+
+def connected(ranks: Sequence[RankFacts], start: Iterable[int]) -> set[int]:
+    """Ranks that share a communicator with one of `start`, transitively; `start` included."""
+    groups = Communicators(ranks).groups()
+    groups_of: dict[int, list[int]] = {}
+    for place, group in enumerate(groups):
+        for rank in group:
+            groups_of.setdefault(rank, []).append(place)
     reached = set(start)
-    while True:
-        more = {rank for group in groups if group & reached for rank in group} - reached
-        if not more:
-            return reached
-        reached |= more
+    waiting = list(reached)
+    looked_at: set[int] = set()
+    while waiting:
+        for place in groups_of.get(waiting.pop(), ()):
+            if place not in looked_at:
+                looked_at.add(place)
+                more = [rank for rank in groups[place] if rank not in reached]
+                reached.update(more)
+                waiting += more
+    return reached
 
 
 class CutSearch:
     """Consistent cuts among `choices`, some of each rank's commits (oldest first; `BEGINNING` may be one)."""
 
-    def __init__(self, ranks: Sequence[RankFacts], choices: Mapping[int, Sequence[CommitFacts]]) -> None:
-        self._choices = {rank.rank: list(choices[rank.rank]) for rank in ranks}
-        self._members = {uid: having for uid, having in memberships(ranks).items() if len(having) > 1}
-        self._sequences = {rank.rank: _sequences(rank, choices[rank.rank]) for rank in ranks}
+    def __init__(
+        self,
+        ranks: Sequence[RankFacts],
+        choices: Mapping[int, Sequence[CommitFacts]],
+        communicators: Communicators | None = None,
+    ) -> None:
+        """`communicators`: those of `ranks`, if they are known already."""
+        self.choices = choices
+        self._communicators = communicators or Communicators(ranks)
+        steady = self._communicators.steady
+        self._sequences = {
+            rank.rank: _Sequences(choices[rank.rank], {} if rank.rank in steady else _all_sequences(rank))
+            for rank in ranks
+        }
+        self._capped: dict[Uid, bool] = {}
+        self._of_rank: dict[int, list[Uid]] = {rank.rank: [] for rank in ranks}
+        for uid, having in self._communicators.members.items():
+            capped = self._communicators.capped(uid)
+            if capped or len(having) > 1:
+                self._capped[uid] = capped
+                for rank in having:
+                    self._of_rank[rank].append(uid)
 
     def newest(self) -> Cut | None:
         """The newest consistent cut, or None."""
-        return next(self.newest_first(), None)
+        positions = self.newest_positions()
+        return None if positions is None else self.cut(positions)
 
-    def newest_first(self) -> Iterator[Cut]:
-        """Every consistent cut, none before a cut that is newer in some ranks and older in none."""
-        order = sorted(self._choices)
-        start = self._below({rank: len(self._choices[rank]) - 1 for rank in order})
-        if start is None:
-            return
-        seen = {tuple(start[rank] for rank in order)}
-        waiting = [self._entry(start, order)]
-        while waiting and len(seen) < _LARGEST_SEARCH:
-            _, positions = heapq.heappop(waiting)
-            position = dict(zip(order, positions, strict=True))
-            yield {rank: self._choices[rank][position[rank]] for rank in order}
-            for rank in order:
-                lower = self._below(position | {rank: position[rank] - 1})
-                if lower is None:
-                    continue
-                entry = self._entry(lower, order)
-                if entry[1] not in seen:
-                    seen.add(entry[1])
-                    heapq.heappush(waiting, entry)
-
-    def _entry(self, position: Mapping[int, int], order: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        return -sum(position.values()), tuple(position[rank] for rank in order)
-
-    def _below(self, bound: Mapping[int, int]) -> dict[int, int] | None:
-        """The newest consistent positions that exceed `bound` nowhere."""
-        position = dict(bound)
-        if any(index < 0 for index in position.values()):
+    def newest_positions(self) -> Positions | None:
+        """Where it is, or None."""
+        positions = {rank: len(self.choices[rank]) - 1 for rank in self._of_rank}
+        if any(position < 0 for position in positions.values()):
             return None
-        lowered = True
-        while lowered:
-            lowered = False
-            for uid, members in self._members.items():
-                done = {rank: self._sequence(rank, position[rank], uid) for rank in members}
-                least = min(done.values())
-                for rank in members:
-                    while self._sequence(rank, position[rank], uid) > least:
-                        position[rank] -= 1
-                        lowered = True
-                        if position[rank] < 0:
-                            return None
-        return position
+        return positions if self._settle(positions, self._capped) else None
 
-    def _sequence(self, rank: int, position: int, uid: Uid) -> int:
-        return self._sequences[rank][position].get(uid, 0)
+    def below(self, positions: Positions, bounds: Mapping[int, int]) -> Positions | None:
+        """The newest cut that is newer nowhere, and where these ranks are not above their bounds."""
+        lowered = dict(positions)
+        touched: dict[Uid, None] = {}
+        for rank, bound in bounds.items():
+            lowered[rank] = min(lowered[rank], bound)
+            if bound < 0:
+                return None
+            touched.update(dict.fromkeys(self._of_rank[rank]))
+        return lowered if self._settle(lowered, touched) else None
+
+    def cut(self, positions: Positions) -> Cut:
+        """The commits there."""
+        return {rank: self.choices[rank][position] for rank, position in positions.items()}
+
+    def _settle(self, positions: Positions, uids: Iterable[Uid]) -> bool:
+        """Lower ranks until these communicators, and those of all who were lowered, agree; False: never."""
+        waiting = deque(uids)
+        queued = set(waiting)
+        while waiting:
+            uid = waiting.popleft()
+            queued.discard(uid)
+            members = self._communicators.members[uid]
+            done = [self._sequences[rank].at(positions[rank]).get(uid, 0) for rank in members]
+            least = 0 if self._capped[uid] else min(done)
+            if max(done) == least:
+                continue
+            for rank, sequence in zip(members, done, strict=True):
+                if sequence == least:
+                    continue
+                sequences, position = self._sequences[rank], positions[rank]
+                while sequence > least:
+                    position -= 1
+                    if position < 0:
+                        return False
+                    sequence = sequences.at(position).get(uid, 0)
+                positions[rank] = position
+                more = [other for other in self._of_rank[rank] if other not in queued]
+                queued.update(more)
+                waiting += more
+        return True
 
 
-def _sequences(rank: RankFacts, choices: Sequence[CommitFacts]) -> list[dict[Uid, int]]:
-    """Per chosen commit: communicator -> collectives done, `_DESTROYED` where it is gone again."""
+class _Sequences:
+    """Per chosen commit of a rank: communicator -> collectives done, `_DESTROYED` where it is gone again."""
+
+    def __init__(self, choices: Sequence[CommitFacts], of_number: Mapping[int, dict[Uid, int]]) -> None:
+        """`of_number`: those of each commit; empty for a rank that has always had the same communicators."""
+        self._choices = choices
+        self._known = [of_number[choice.number] if of_number else None for choice in choices]
+
+    def at(self, position: int) -> dict[Uid, int]:
+        found = self._known[position]
+        if found is None:
+            of = self._choices[position].communicators
+            found = self._known[position] = {(low, high): sequence for low, high, sequence in of}
+        return found
+
+
+def _all_sequences(rank: RankFacts) -> dict[int, dict[Uid, int]]:
+    """Of all commits of a rank, by their numbers."""
     of_number: dict[int, dict[Uid, int]] = {0: {}}
     known: set[Uid] = set()
     for commit in by_number(rank.stored, rank.snapshots, rank.commits):
         now = {(low, high): sequence for low, high, sequence in commit.communicators}
         of_number[commit.number] = {uid: _DESTROYED for uid in known - now.keys()} | now
         known |= now.keys()
-    return [of_number[choice.number] for choice in choices]
+    return of_number
 
 
 def by_number(*some: Sequence[CommitFacts]) -> list[CommitFacts]:

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from understudy.recovery.cuts import Cut, CutSearch, by_number, connected, is_young, kept_commits
+from understudy.recovery.cuts import (
+    Communicators,
+    Cut,
+    CutSearch,
+    by_number,
+    connected,
+    is_young,
+    kept_commits,
+)
 from understudy.recovery.facts import (
     BEGINNING,
     ECHOES,
@@ -18,8 +26,8 @@ from understudy.recovery.facts import (
     RankFacts,
 )
 from understudy.recovery.naming_ranks import named, placed
-from understudy.recovery.replicas import Copy, match
-from understudy.recovery.roll_forward import RollForward, floor_for_roll_forward, roll_forward
+from understudy.recovery.restarts import Restart, Restarts
+from understudy.recovery.roll_forward import floor_for_roll_forward
 
 MAXIMUM_ATTEMPTS = 3
 """A record that fails this often is wrong itself: its error belongs to the program (never loop)."""
@@ -44,22 +52,6 @@ class PlanName(Enum):
 
 ENDS = (PlanName.GIVE_UP, PlanName.END_WITH_PEER)
 """After these the ranks do not go on."""
-
-
-@dataclass(frozen=True)
-class Restart:
-    """Attach the rank to a ready server at `commit`, rebuild its state there with `copies`, replay.
-
-    `stash`: its own old server is rewound first and is where the copies come from.
-    `roll_forward`: `commit` lies right before an optimizer step that others have finished, and some copies
-    are of the step's end.
-    """
-
-    rank: int
-    commit: int
-    copies: tuple[Copy, ...]
-    stash: bool = False
-    roll_forward: RollForward | None = None
 
 
 @dataclass(frozen=True)
@@ -199,15 +191,12 @@ def _without_snapshots(facts: Facts) -> Plan | _Obstacle:
         choices[rank.rank], why_none = _reachable(rank, facts)
         if why_none:
             return _Obstacle(why_none, [rank.rank])
-    leaving = [rank for rank in facts.ranks if not rank.stays]
-    first_obstacle = ""
-    for cut in CutSearch(facts.ranks, choices).newest_first():
-        restarts, obstacle = _restarts(leaving, facts.ranks, cut)
-        if not obstacle:
-            return _go_back(facts, cut, restarts)
-        first_obstacle = first_obstacle or obstacle
-    reason = first_obstacle or "the ranks share no commit that all of them can still reach"
-    return _Obstacle(reason, [rank.rank for rank in leaving] or facts.fault.ranks)
+    found, obstacle = Restarts(facts.ranks, CutSearch(facts.ranks, choices)).newest()
+    if found is not None:
+        return _go_back(facts, *found)
+    reason = obstacle or "the ranks share no commit that all of them can still reach"
+    leaving = [rank.rank for rank in facts.ranks if not rank.stays]
+    return _Obstacle(reason, leaving or facts.fault.ranks)
 
 
 def _from_snapshots(facts: Facts, obstacle: _Obstacle) -> Plan:
@@ -286,10 +275,11 @@ def consistent_floor(ranks: Sequence[RankFacts]) -> dict[int, int]:
         rank: [commit for commit in commits if commit.number == 0 or commit.complete]
         for rank, commits in kept.items()
     }
-    newest = CutSearch(ranks, kept).newest()
-    cut = CutSearch(ranks, complete).newest()
+    communicators = Communicators(ranks)
+    newest = CutSearch(ranks, kept, communicators).newest()
     if newest is None:
         return {}
+    cut = CutSearch(ranks, complete, communicators).newest() if complete != kept else newest
     if cut is None or any(newest[rank].number - cut[rank].number > COMPLETE_WITHIN for rank in cut):
         cut = newest
     return {rank: commit.number for rank, commit in cut.items()}
@@ -335,53 +325,6 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
         return [], f"rank {rank.rank} stood inside its optimizer step, where its driver keeps no pre-images"
     newest = [commit for commit in kept if commit.number == rank.newest.number]
     return newest, "" if newest else f"rank {rank.rank} keeps no commit that it could go back to"
-
-
-def _restarts(
-    leaving: Sequence[RankFacts], ranks: Sequence[RankFacts], cut: Cut
-) -> tuple[list[Restart], str]:
-    """How ranks that leave their servers get their state at `cut`, or a sentence: what has no replica."""
-    restarts: list[Restart] = []
-    for turn, rank in enumerate(leaving):
-        commit = cut[rank.rank]
-        if commit.number == 0:
-            restarts.append(Restart(rank.rank, 0, ()))
-            continue
-        wanted = rank.manifests.get(commit.number)
-        if wanted is None:
-            return [], f"what rank {rank.rank} saved at commit {commit.number} cannot be read any more"
-        reached = [other for other in ranks if other.rank not in rank.unread]
-        same_step = [
-            o for o in reached if o.alive and cut[o.rank].step == commit.step and cut[o.rank].has_manifest
-        ]
-        offers = {other.rank: other.manifests.get(cut[other.rank].number, ()) for other in same_step}
-        if rank.alive and rank.rank not in rank.unread:
-            offers = {rank.rank: wanted}
-        near = {other.rank for other in same_step if other.host == rank.host}
-        copies, missing = match(wanted, offers, near, turn)
-        if missing and not rank.alive and (rolled := roll_forward(rank, commit, reached, cut)) is not None:
-            restarts.append(Restart(rank.rank, commit.number, rolled[0], roll_forward=rolled[1]))
-            continue
-        if missing:
-            return [], _no_replica(rank, commit, len(missing), missing[0].bytes, missing[0].handle, ranks)
-        restarts.append(Restart(rank.rank, commit.number, tuple(copies), stash=rank.alive))
-    return restarts, ""
-
-
-def _no_replica(
-    rank: RankFacts, commit: CommitFacts, count: int, size: int, handle: int, ranks: Sequence[RankFacts]
-) -> str:
-    if not any(other.alive for other in ranks):
-        who = named(other.rank for other in ranks)
-        return f"every replica died: the device servers of ranks {who} are gone, and only they held the state"
-    if rank.unread:
-        who = named(sorted(rank.unread))
-        return f"rank {rank.rank} does not reach the state of rank {who} (buffers without another: {count})"
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    return (
-        f"a buffer of rank {rank.rank} has neither a shadow nor a replica at step {commit.step}, "
-        f"commit {commit.number}: handle {handle}, {size} bytes{more}"
-    )
 
 
 def _no_device(facts: Facts) -> str:

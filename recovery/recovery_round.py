@@ -18,7 +18,8 @@ from understudy.recovery.homes import Homes, NoHome
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.restorer import NotRestored, Restorer
-from understudy.recovery.planner import Lose, Plan, Reload, Restart, Rewind, plan
+from understudy.recovery.planner import Lose, Plan, Reload, Rewind, plan
+from understudy.recovery.restarts import Restart
 from understudy.recovery.servers import Server
 from understudy.recovery.timing import TIMING, Timing
 

@@ -39,48 +39,98 @@ def needs_replica(buffer: BufferFacts) -> bool:
     return not buffer.shadowed and buffer.bytes > 0
 
 
-def match(
-    wanted: Manifest, offers: Mapping[int, Manifest], near: Collection[int] = (), turn: int = 0
-) -> tuple[list[Copy], list[BufferFacts]]:
-    """Pair what `wanted` needs with equal content in `offers` (rank -> manifest): (copies, what has none).
+def wanted_of(manifest: Manifest) -> set[Content]:
+    """What a rank needs of others that is to hold this."""
+    return {(b.bytes, b.digest) for b in manifest if b.digest is not None and needs_replica(b)}
 
-    Of the ranks that hold a content, those `near` (on the reader's host) come first.  `turn`: the how-manieth
-    reader this is, from 0; each begins with another of them, so that no rank is read by all.  Among equals of
-    one rank the n-th wanted one takes the n-th offered one.
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank holds at one of its commits, and the host where its server runs."""
+
+    rank: int
+    host: str
+    manifests: Mapping[int, Manifest]
+    commit: int
+
+
+class Holders:
+    """The first ranks that hold wanted contents.  No manifest is read twice, and none that nobody needs.
+
+    Of the ranks that hold a content, those on the reader's host come first.  Each reader begins with another
+    one, so that no rank is read by all: as many as there are readers will do.
     """
-    offered: dict[Content, dict[int, list[int]]] = {}
-    for rank in sorted(offers, key=lambda one: (one not in near, one)):
-        for buffer in offers[rank]:
-            if buffer.digest is not None:
-                of_ranks = offered.setdefault((buffer.bytes, buffer.digest), {})
-                of_ranks.setdefault(rank, []).append(buffer.handle)
-    taken: dict[Content, int] = {}
-    copies: list[Copy] = []
-    missing: list[BufferFacts] = []
-    for buffer in wanted:
-        if not needs_replica(buffer):
-            continue
-        content = (buffer.bytes, buffer.digest if buffer.digest is not None else -1)
-        holders = offered.get(content)
-        if not holders:
-            missing.append(buffer)
-            continue
-        source = _nth(holders, near, turn)
-        equals = holders[source]
-        ordinal = taken.get(content, 0)
-        taken[content] = ordinal + 1
-        handle = equals[ordinal % len(equals)]
-        others = (other for other in equals if other != handle)
-        copies.append(
-            Copy(buffer.handle, source, handle, *content, tuple(itertools.islice(others, MOST_OTHERS)))
-        )
-    return copies, missing
 
+    def __init__(
+        self, offers: Sequence[Offer], readers: Sequence[tuple[str, Manifest]], enough: int = 1
+    ) -> None:
+        """`offers`: in the order of ranks; `readers`: host and what is to be there; `enough`: all readers."""
+        self._enough = enough
+        self._held: dict[int, dict[Content, list[int]]] = {}
+        self._near: dict[str, dict[Content, list[int]]] = {}
+        wanted: dict[str, set[Content]] = {}
+        for host, manifest in readers:
+            wanted.setdefault(host, set()).update(wanted_of(manifest))
+        self._wanted = {content for contents in wanted.values() for content in contents}
+        on_host: dict[str, list[Offer]] = {host: [] for host in wanted}
+        for offer in offers:
+            if offer.host in on_host:
+                on_host[offer.host].append(offer)
+        far: set[Content] = set()
+        for host, contents in wanted.items():
+            self._near[host] = self._ranks_with(contents, on_host[host])
+            far |= contents - self._near[host].keys()
+        self._far = self._ranks_with(far, offers)
 
-def _nth(holders: Mapping[int, object], near: Collection[int], turn: int) -> int:
-    """Of the ranks that hold a content, those near first."""
-    close = sum(rank in near for rank in holders)
-    return next(itertools.islice(holders, turn % (close or len(holders)), None))
+    def _ranks_with(self, contents: Collection[Content], offers: Sequence[Offer]) -> dict[Content, list[int]]:
+        found: dict[Content, list[int]] = {}
+        missing = set(contents)
+        for offer in offers:
+            if not missing:
+                break
+            for content in missing & self._handles(offer).keys():
+                ranks = found.setdefault(content, [])
+                ranks.append(offer.rank)
+                if len(ranks) == self._enough:
+                    missing.remove(content)
+        return found
+
+    def _handles(self, offer: Offer) -> dict[Content, list[int]]:
+        """Of buffers with wanted contents."""
+        held = self._held.get(offer.rank)
+        if held is None:
+            held = self._held[offer.rank] = {}
+            for buffer in offer.manifests.get(offer.commit, ()):
+                if (content := _content(buffer)) in self._wanted and content is not None:
+                    held.setdefault(content, []).append(buffer.handle)
+        return held
+
+    def match(self, wanted: Manifest, host: str, turn: int = 0) -> tuple[list[Copy], list[BufferFacts]]:
+        """Pair what a reader needs with equal content: (copies, what has none).
+
+        `turn`: the how-manieth reader it is, from 0.  Among equals of one rank the n-th wanted one takes the
+        n-th offered one.
+        """
+        taken: Counter[Content] = Counter()
+        copies: list[Copy] = []
+        missing: list[BufferFacts] = []
+        for buffer in wanted:
+            if not needs_replica(buffer):
+                continue
+            content = _content(buffer)
+            ranks = content and (self._near[host].get(content) or self._far.get(content))
+            if not content or not ranks:
+                missing.append(buffer)
+                continue
+            source = ranks[turn % len(ranks)]
+            equals = self._held[source][content]
+            handle = equals[taken[content] % len(equals)]
+            taken[content] += 1
+            others = (other for other in equals if other != handle)
+            copies.append(
+                Copy(buffer.handle, source, handle, *content, tuple(itertools.islice(others, MOST_OTHERS)))
+            )
+        return copies, missing
 
 
 def replicated_handles(manifests: Mapping[int, Manifest]) -> dict[int, frozenset[int]]:

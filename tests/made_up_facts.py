@@ -12,11 +12,8 @@ from understudy.recovery.facts import (
     Manifest,
     RankFacts,
 )
-from understudy.recovery.planner import (
-    Lose,
-    Plan,
-    Restart,
-)
+from understudy.recovery.planner import Lose, Plan
+from understudy.recovery.restarts import Restart
 
 WORLD = (1, 2)
 """A communicator of all ranks."""

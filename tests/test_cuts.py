@@ -28,7 +28,7 @@ from understudy.recovery.planner import (
     consistent_floor,
     plan,
 )
-from understudy.recovery.replicas import ReplicaTracker, match, replicated_handles
+from understudy.recovery.replicas import Copy, Holders, Offer, ReplicaTracker, replicated_handles
 
 
 # ------------------------------------------------------------------ communicators
@@ -79,6 +79,12 @@ def test_communicator_whose_members_are_all_known_concerns_nobody_else() -> None
 
 
 # ------------------------------------------------------------------ replicas
+def match(wanted: Manifest, offers: dict[int, Manifest]) -> tuple[list[Copy], list[BufferFacts]]:
+    """For one reader, on the host of all others."""
+    held = [Offer(number, "", {1: manifest}, 1) for number, manifest in offers.items()]
+    return Holders(held, [("", wanted)]).match(wanted, "")
+
+
 def test_equal_buffers_are_paired_by_their_order() -> None:
     wanted = parameters(5, 5, 6)
     offered = tuple(BufferFacts(handle, 100, digest, True) for handle, digest in ((1, 6), (2, 5), (3, 5)))
@@ -239,18 +245,6 @@ def test_newest_cut_is_consistent_and_none_is_newer(seed: int, repetition: int) 
         if newest is not None:
             assert is_consistent(ranks, newest)
             assert not [cut for cut in every if is_newer(cut, newest)]
-
-
-@pytest.mark.parametrize("repetition", range(20))
-def test_search_visits_every_consistent_cut_newer_ones_first(seed: int, repetition: int) -> None:
-    chance = random.Random(seed + repetition)
-    for _ in range(20):
-        ranks = some_world(chance)
-        choices = {r.rank: kept_commits(r) for r in ranks}
-        visited = list(CutSearch(ranks, choices).newest_first())
-        assert len(visited) == len(consistent_cuts(ranks, choices))
-        for earlier, later in itertools.combinations(visited, 2):
-            assert not is_newer(later, earlier)
 
 
 @pytest.mark.parametrize("repetition", range(20))

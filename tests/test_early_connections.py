@@ -19,9 +19,9 @@ from understudy.proxy_server import _server
 from understudy.recovery.control import pb
 from understudy.recovery.homes import Homes
 from understudy.recovery.leases import Leases
-from understudy.recovery.planner import Restart
 from understudy.recovery.recovery_round import Round, RoundFailed
 from understudy.recovery.replicas import Copy
+from understudy.recovery.restarts import Restart
 
 LONG_S = 20.0
 

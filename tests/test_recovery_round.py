@@ -15,9 +15,10 @@ from understudy.recovery.facts import FaultFacts, FaultKind
 from understudy.recovery.homes import Homes
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.leases import Leases
-from understudy.recovery.planner import Plan, PlanName, Reload, Restart
+from understudy.recovery.planner import Plan, PlanName, Reload
 from understudy.recovery.recovery_round import Round, RoundFailed, _all
 from understudy.recovery.replicas import Copy
+from understudy.recovery.restarts import Restart
 from understudy.recovery.timing import Timing
 
 

@@ -166,10 +166,12 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
 
 @pytest.mark.cold
 def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> None:
+    """Also where connections have broken: the device says nothing of that, and goes on waiting."""
     training = Training("char_gpt.py", 2, 8)
-    done = training.run(folder / "run", proxied=True, drills=("collective-hang rank=1 step=4 call=200",))
+    drills = ("collective-hang rank=1 step=4 call=200", "network-partition rank=0 step=6 call=60")
+    done = training.run(folder / "run", proxied=True, drills=drills)
     found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
-    assert found == [("collective-hung", True)]
+    assert found == [("collective-hung", True)] * 2
     assert done.losses == native_losses(training)
 
 

@@ -41,9 +41,10 @@ from understudy.recovery.jobs import Session
 from understudy.recovery.leases import Leases
 from understudy.recovery.persistence.persistence import Persistence
 from understudy.recovery.persistence.restorer import Restorer
-from understudy.recovery.planner import ENDS, MAXIMUM_ATTEMPTS, Plan, PlanName, Restart, plan
+from understudy.recovery.planner import ENDS, MAXIMUM_ATTEMPTS, Plan, PlanName, plan
 from understudy.recovery.processes import Watched
 from understudy.recovery.recovery_round import policy
+from understudy.recovery.restarts import Restart
 from understudy.recovery.roll_forward import RollForward
 from understudy.recovery.servers import Server, ServerPool
 from understudy.recovery.snapshots import LOOK_S, SnapshotKeeper
