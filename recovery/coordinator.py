@@ -256,14 +256,23 @@ class Coordinator:
         if self._task is None:
             self._start()
 
-    def roll_forward_refused(self, session: Session, generation: int, message: str) -> None:
-        """Its server cannot be rolled through the step that it is in: another way has to be found."""
-        if not session.active or generation < session.server.generation or not session.rolling:
+    def restart_refused(self, session: Session, generation: int, message: str) -> None:
+        """Its server cannot go on from where it was restored: another way has to be found.
+
+        It cannot be rolled through the step that it is in, or replay reads what others did not have any more.
+        """
+        if not session.active or generation < session.server.generation:
             return
-        log.warning("not rolled forward", job=self._job.name, rank=session.rank, problem=message)
-        session.refused_commit = session.rolled_commit
-        session.break_off_roll_forward()
-        self._interrupt.set()  # a recovery lasts until its ranks are through
+        log.warning("a restored rank cannot go on", job=self._job.name, rank=session.rank, problem=message)
+        if session.rolling:
+            session.refused_commit = session.rolled_commit
+            session.break_off_roll_forward()
+            self._interrupt.set()  # a recovery lasts until its ranks are through
+            return
+        session.refused_commit = session.restored_commit
+        session.hollow = True
+        now = time.monotonic_ns()
+        self._notice(session, FaultKind.SERVER_DIED, now, now, message, counts=False)
 
     def worker_left(self, session: Session) -> None:
         """A worker ended: whatever needs its rank has to be planned again.

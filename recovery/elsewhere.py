@@ -124,8 +124,8 @@ class Elsewhere:
             coordinator.call_failed(session, generation, report.kind == "suspect", message, index)
         elif report.kind == "validation":
             coordinator.validation_reached(session, generation)
-        elif report.kind == "roll-forward":
-            coordinator.roll_forward_refused(session, generation, message)
+        elif report.kind == "restart":
+            coordinator.restart_refused(session, generation, message)
         else:
             coordinator.collective_failed(session, generation, message, index)
 

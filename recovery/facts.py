@@ -90,13 +90,13 @@ class RankFacts:
     `snapshots`: commits whose whole state lies in host memory, oldest first.  `protected`: the server keeps
     pre-images.  `suspect`: its driver is not to be trusted any more, but its memory can be read.
     `leaving`: it is to go to another device, which is kept for it; if that cannot be, it stays.
-    `refused_commit`: its server could not be rolled forward from there.  `stored`: commits whose whole state
-    lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`: numbers of those
-    commits among `snapshots` that a server found damaged.  `returning`: its host is gone, and its worker
-    comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose state its server
-    could not read, though it was tried again.  `begun`: communicators that it has made since its newest
-    commit, and how many ranks each of them has.  `host`: where its device server runs; empty: on the host
-    that plans.
+    `refused_commit`: its server could not go on from there with state of others; 0: none.  `stored`: commits
+    whose whole state lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`:
+    numbers of those commits among `snapshots` that a server found damaged.  `returning`: its host is gone,
+    and its worker comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose
+    state its server could not read, though it was tried again.  `begun`: communicators that it has made since
+    its newest commit, and how many ranks each of them has.  `host`: where its device server runs; empty: on
+    the host that plans.
     """
 
     rank: int
@@ -129,6 +129,10 @@ class RankFacts:
     def stays(self) -> bool:
         """Whether its server goes on with it."""
         return self.alive and not self.suspect and not self.leaving
+
+    def refuses(self, commit: CommitFacts) -> bool:
+        """Whether copies of others' state did not do there, or may well not, as it is newer."""
+        return 0 < self.refused_commit <= commit.number
 
     @property
     def communicates(self) -> bool:

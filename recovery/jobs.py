@@ -85,7 +85,7 @@ class Session:
     rolled_commit: int = 0
     """Where its newest server began to be rolled forward; 0 if it was not."""
     refused_commit: int = 0
-    """From where that turned out to be impossible."""
+    """From where a server could not go on with state of others, rolled forward or not; 0: none."""
     unread: Counter[int] = field(default_factory=Counter)
     """Ranks whose state its servers could not read, and how often, since it was restored."""
     snapshot_note: str = ""
@@ -160,6 +160,12 @@ class Session:
     def has_state(self) -> bool:
         """Whether its server runs and holds the rank's memory."""
         return self.server.process.running and not self.hollow
+
+    def hold_state_of(self, commit: int) -> None:
+        """Its new server stands at that commit; those behind are made anew."""
+        self.hollow, self.restored_commit = False, commit
+        if commit < self.refused_commit:
+            self.refused_commit = 0
 
     def break_off_roll_forward(self) -> None:
         """Its server stands still amid its step, and has overwritten nothing: it has made no commit."""

@@ -302,10 +302,15 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
         return [], f"the host of rank {rank.rank} is lost, and its worker comes back from a CPU image"
     if not rank.alive:
         rebuildable = [
-            commit for commit in kept if commit.number == 0 or (commit.complete and commit.has_manifest)
+            commit
+            for commit in kept
+            if commit.number == 0 or (commit.complete and commit.has_manifest and not rank.refuses(commit))
         ]
         if rebuildable:
             return rebuildable, ""
+        if rank.refused_commit:
+            why = f"could not go on from commit {rank.refused_commit} with what others have of its state"
+            return [], f"rank {rank.rank} {why}, and no older one was saved completely"
         if len(facts.ranks) == 1:
             return [], (
                 f"the device server of rank {rank.rank} died, no other rank holds its state, "

@@ -364,7 +364,7 @@ class Round:
         session.rolled_commit = action.commit if roll is not None else 0
         session.former_resumed_commit = session.resumed_commit
         self._homes.arrive(session)
-        session.hollow, session.restored_commit = False, action.commit
+        session.hold_state_of(action.commit)
         return int(reply.copied_bytes)
 
     async def _read_by_storage(
@@ -406,8 +406,8 @@ class Round:
             self._suspect(session, reply.error)
         _check(session, "restore its snapshot", reply.error)
         session.unread.clear()
-        session.hollow, session.restored_commit, session.rolled_commit = False, action.commit, 0
-        session.returning = 0
+        session.hold_state_of(action.commit)
+        session.rolled_commit = session.returning = 0
         if action.fresh:
             self._homes.arrive(session)
         # Commits and their pre-images begin anew there.  Only now: if the server does not get that far, what

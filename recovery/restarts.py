@@ -219,6 +219,6 @@ def _may_roll(rank: RankFacts, commit: CommitFacts) -> bool:
     return (
         not rank.alive
         and commit.optimizer
-        and commit.number != rank.refused_commit
+        and not rank.refuses(commit)
         and evidence_commit(rank.commits, commit) is not None
     )

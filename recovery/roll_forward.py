@@ -73,7 +73,7 @@ def roll_forward(
 ) -> tuple[tuple[Copy, ...], RollForward] | None:
     """How a dead rank gets from its commit to where the others are in `cut`; None if it cannot."""
     before = evidence_commit(rank.commits, commit)
-    if not commit.optimizer or commit.number == rank.refused_commit or before is None:
+    if not commit.optimizer or rank.refuses(commit) or before is None:
         return None
     begin = _by_handle(rank, commit)
     former = _by_handle(rank, before)

@@ -155,7 +155,9 @@ def test_a_survivor_stuck_inside_the_step_bars_the_way() -> None:
 
 def test_what_was_refused_once_is_not_tried_again() -> None:
     refused(survivor(), dead(refused_commit=3))
-    rolled(survivor(), dead(refused_commit=1))
+    newer = plan(Facts((survivor(), dead(refused_commit=2)), DIED))
+    assert newer.name is PlanName.GIVE_UP, newer.reason
+    rolled(survivor(), dead(refused_commit=4))
 
 
 def test_without_manifests_of_the_step_before_nothing_is_rolled() -> None:

@@ -257,7 +257,9 @@ void Executor::thread_main() {
     } catch (const ValidationPause& e) {
       fault = Fault{FaultKind::kValidation, e.what(), s.at.index};
     } catch (const RollForwardRefused& e) {
-      fault = Fault{FaultKind::kRollForward, e.what(), s.at.index};
+      fault = Fault{FaultKind::kRestart, e.what(), s.at.index};
+    } catch (const replay::ContentLost& e) {
+      fault = Fault{FaultKind::kRestart, e.what(), s.at.index};
     } catch (const DriverError& e) {
       s.communicators.abort();
       if (!park_requested_.load())

@@ -31,7 +31,7 @@ class WrittenViews;
 
 enum class State { kIdle, kParked, kRunning, kEnded };
 
-enum class FaultKind { kCollective, kCall, kSuspect, kValidation, kRollForward };
+enum class FaultKind { kCollective, kCall, kSuspect, kValidation, kRestart };
 
 struct Fault {
   FaultKind kind = FaultKind::kCollective;

@@ -47,8 +47,8 @@ const char* name_of(FaultKind kind) {
       return "validation";
     case FaultKind::kSuspect:
       return "suspect";
-    case FaultKind::kRollForward:
-      return "roll-forward";
+    case FaultKind::kRestart:
+      return "restart";
   }
   return "unknown";
 }

@@ -276,6 +276,8 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
     throw;
   } catch (const LogError&) {
     throw;
+  } catch (const replay::ContentLost&) {
+    throw;
   } catch (const replay::RewindError& e) {
     throw LogError(e.what());
   } catch (const c10::Error& e) {

@@ -27,6 +27,12 @@ struct RewindError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Replay wants a content that nobody kept. Of a rank that was restored with the state of others, one of these
+// had an equal one by chance, and let go of it since.
+struct ContentLost : RewindError {
+  using RewindError::RewindError;
+};
+
 // A store has no memory for one more copy.
 struct NoRoom : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -110,7 +116,7 @@ class BufferTable {
     Buffer* b = find(handle);
     if (b == nullptr) throw RewindError("unknown handle " + std::to_string(handle));
     if (!b->available)
-      throw RewindError("the content of buffer " + std::to_string(handle) +
+      throw ContentLost("the content of buffer " + std::to_string(handle) +
                         " was not kept, but replay reads it");
     b->touched = epoch_;
     return *b;

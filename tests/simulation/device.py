@@ -164,7 +164,7 @@ class Device:
         except RollForwardRefused:
             self._publish(log)
             self._stop("parked")
-            self._tell_soon(self.world.roll_forward_refused)
+            self._tell_soon(self.world.restart_refused)
             return
         except ValidationPause:
             self._publish(log)

@@ -242,12 +242,12 @@ class World:
             self.coordinator.call_failed(session, generation, suspect, "injected", index)
             self.count_event()
 
-    def roll_forward_refused(self, rank: int, generation: int) -> None:
+    def restart_refused(self, rank: int, generation: int) -> None:
         """A device server reports that it cannot be rolled through the step that it is in."""
         self.refusals += 1
         session = self.job.sessions.get(rank)
         if session is not None:
-            self.coordinator.roll_forward_refused(session, generation, "refused")
+            self.coordinator.restart_refused(session, generation, "refused")
             self.count_event()
 
     def validation_reached(self, rank: int, generation: int) -> None:
