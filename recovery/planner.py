@@ -194,9 +194,16 @@ def _without_snapshots(facts: Facts) -> Plan | _Obstacle:
     found, obstacle = Restarts(facts.ranks, CutSearch(facts.ranks, choices)).newest()
     if found is not None:
         return _go_back(facts, *found)
-    reason = obstacle or "the ranks share no commit that all of them can still reach"
+    reason = obstacle or _no_cut(facts)
     leaving = [rank.rank for rank in facts.ranks if not rank.stays]
     return _Obstacle(reason, leaving or facts.fault.ranks)
+
+
+def _no_cut(facts: Facts) -> str:
+    reason = "the ranks share no commit that all of them can still reach"
+    refused = [rank for rank in facts.ranks if rank.refused_commit and not rank.alive]
+    whose = [f"rank {rank.rank} from commit {rank.refused_commit}" for rank in refused]
+    return f"{reason} (with what others hold {', '.join(whose)} could not go on)" if whose else reason
 
 
 def _from_snapshots(facts: Facts, obstacle: _Obstacle) -> Plan:

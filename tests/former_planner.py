@@ -209,7 +209,7 @@ def without_snapshots(facts: Facts) -> Plan | planner._Obstacle:
         if not obstacle:
             return planner._go_back(facts, cut, restarts)
         first_obstacle = first_obstacle or obstacle
-    reason = first_obstacle or "the ranks share no commit that all of them can still reach"
+    reason = first_obstacle or planner._no_cut(facts)
     return planner._Obstacle(reason, [rank.rank for rank in leaving] or facts.fault.ranks)
 
 
