@@ -81,10 +81,10 @@ class Restarts:
         return None, obstacle
 
     def _at(self, cut: Cut) -> tuple[list[Restart], list[_Lack]]:
+        wanted = {rank.rank: rank.manifests.get(cut[rank.rank].number) for rank in self._leaving}
         readers: dict[_Step, list[tuple[str, Manifest]]] = {}
         for rank in self._leaving:
-            commit = cut[rank.rank]
-            manifest = rank.manifests.get(commit.number)
+            commit, manifest = cut[rank.rank], wanted[rank.rank]
             if commit.number != 0 and manifest is not None and not _reads_itself(rank):
                 readers.setdefault((commit.step, rank.unread), []).append((rank.host, manifest))
         holders = {
@@ -93,8 +93,7 @@ class Restarts:
         restarts: list[Restart] = []
         lacking: list[_Lack] = []
         for turn, rank in enumerate(self._leaving):
-            commit = cut[rank.rank]
-            manifest = rank.manifests.get(commit.number)
+            commit, manifest = cut[rank.rank], wanted[rank.rank]
             if commit.number == 0:
                 restarts.append(Restart(rank.rank, 0, ()))
                 continue
