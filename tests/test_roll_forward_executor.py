@@ -84,7 +84,7 @@ class Step:
         fault = self.h.executor.wait_for_fault(30_000)
         assert fault is not None
         kind, message, _ = fault
-        assert kind == "roll-forward"
+        assert kind == "restart"
         return message
 
 
