@@ -256,7 +256,7 @@ class Coordinator:
         if self._task is None:
             self._start()
 
-    def restart_refused(self, session: Session, generation: int, message: str) -> None:
+    def restart_refused(self, session: Session, generation: int, message: str, record_index: int) -> None:
         """Its server cannot go on from where it was restored: another way has to be found.
 
         It cannot be rolled through the step that it is in, or replay reads what others did not have any more.
@@ -272,7 +272,8 @@ class Coordinator:
         session.refused_commit = session.restored_commit
         session.hollow = True
         now = time.monotonic_ns()
-        self._notice(session, FaultKind.SERVER_DIED, now, now, message, counts=False)
+        # It counts: a snapshot may lack that content, too, and then the third time is the last.
+        self._notice(session, FaultKind.CALL_FAILED, now, now, message, message, record_index)
 
     def worker_left(self, session: Session) -> None:
         """A worker ended: whatever needs its rank has to be planned again.

@@ -160,12 +160,12 @@ class CutSearch:
 
     def below(self, positions: Positions, bounds: Mapping[int, int]) -> Positions | None:
         """The newest cut that is newer nowhere, and where these ranks are not above their bounds."""
+        if any(bound < 0 for bound in bounds.values()):
+            return None
         lowered = dict(positions)
         touched: dict[Uid, None] = {}
         for rank, bound in bounds.items():
             lowered[rank] = min(lowered[rank], bound)
-            if bound < 0:
-                return None
             touched.update(dict.fromkeys(self._of_rank[rank]))
         return lowered if self._settle(lowered, touched) else None
 

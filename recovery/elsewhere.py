@@ -125,7 +125,7 @@ class Elsewhere:
         elif report.kind == "validation":
             coordinator.validation_reached(session, generation)
         elif report.kind == "restart":
-            coordinator.restart_refused(session, generation, message)
+            coordinator.restart_refused(session, generation, message, index)
         else:
             coordinator.collective_failed(session, generation, message, index)
 

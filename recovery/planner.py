@@ -151,6 +151,11 @@ def _plan(facts: Facts) -> Plan:
         return _give_up(facts, _no_device(facts), facts.homeless)
     if fault.kind is FaultKind.REHEARSAL and (rehearsed := _from_storage(facts)) is not None:
         return rehearsed
+    refused = [rank.rank for rank in facts.ranks if rank.refused_commit and not rank.alive]
+    if refused:  # older copies are likely to lack the same
+        reason = f"rank {named(refused)} could not go on with what others hold of its state"
+        if (found := _reload(facts, reason, refused=False)) is not None:
+            return found
     without = _without_snapshots(facts)
     return without if isinstance(without, Plan) else _from_snapshots(facts, without)
 

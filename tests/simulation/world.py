@@ -247,7 +247,7 @@ class World:
         self.refusals += 1
         session = self.job.sessions.get(rank)
         if session is not None:
-            self.coordinator.restart_refused(session, generation, "refused")
+            self.coordinator.restart_refused(session, generation, "refused", session.log.cursor_index)
             self.count_event()
 
     def validation_reached(self, rank: int, generation: int) -> None:
