@@ -13,7 +13,7 @@ import importlib
 import inspect
 import pkgutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -83,42 +83,15 @@ def _building_as_on_cuda() -> Any:
 def _wide_products() -> torch.library.Library:
     """Products whose result is wider than their factors, which only CUDA has: the factors are widened."""
 
-    def mm(first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return torch.mm(first.to(dtype), second.to(dtype))
+    def widened(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*arguments: Any, **others: Any) -> torch.Tensor:
+            *factors, dtype = arguments
+            return product(*(factor.to(dtype) for factor in factors), **others)
 
-    def mm_out(
-        first: torch.Tensor, second: torch.Tensor, dtype: torch.dtype, *, out: torch.Tensor
-    ) -> torch.Tensor:
-        return torch.mm(first.to(dtype), second.to(dtype), out=out)
-
-    def addmm(
-        added: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        dtype: torch.dtype,
-        *,
-        beta: float = 1,
-        alpha: float = 1,
-    ) -> torch.Tensor:
-        factors = added.to(dtype), first.to(dtype), second.to(dtype)
-        return torch.addmm(*factors, beta=beta, alpha=alpha)
-
-    def addmm_out(
-        added: torch.Tensor,
-        first: torch.Tensor,
-        second: torch.Tensor,
-        dtype: torch.dtype,
-        *,
-        beta: float = 1,
-        alpha: float = 1,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        factors = added.to(dtype), first.to(dtype), second.to(dtype)
-        return torch.addmm(*factors, beta=beta, alpha=alpha, out=out)
+        return run
 
     library = torch.library.Library("aten", "IMPL")
-    library.impl("mm.dtype", mm, "CPU")
-    library.impl("mm.dtype_out", mm_out, "CPU")
-    library.impl("addmm.dtype", addmm, "CPU")
-    library.impl("addmm.dtype_out", addmm_out, "CPU")
+    for name in ("mm", "addmm"):
+        for overload in ("dtype", "dtype_out"):
+            library.impl(f"{name}.{overload}", widened(getattr(torch, name)), "CPU")
     return library
