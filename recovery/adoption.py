@@ -325,5 +325,6 @@ def _commit_facts(written: pb.JournaledCommit) -> CommitFacts:
     words = list(written.communicators)
     return CommitFacts(
         written.number, written.step, members=tuple(written.members), call=written.call,
+        index=written.index,
         communicators=tuple(zip(words[::3], words[1::3], words[2::3], strict=False)),
     )  # fmt: skip

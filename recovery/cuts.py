@@ -15,6 +15,8 @@ from understudy.recovery.facts import BEGINNING, CommitFacts, RankFacts, Uid
 Cut = dict[int, CommitFacts]
 Positions = dict[int, int]
 """Rank -> index of one of its choices."""
+Place = tuple[int, int]
+"""`CommitFacts.place`."""
 
 _DESTROYED = (1 << 64) - 1
 """Sequence of a communicator that a rank had and gave up: ahead of every number it ever reached.
@@ -204,10 +206,10 @@ class CutSearch:
 class _Sequences:
     """Per chosen commit of a rank: communicator -> collectives done, `_DESTROYED` where it is gone again."""
 
-    def __init__(self, choices: Sequence[CommitFacts], of_number: Mapping[int, dict[Uid, int]]) -> None:
-        """`of_number`: those of each commit; empty for a rank that has always had the same communicators."""
+    def __init__(self, choices: Sequence[CommitFacts], of_place: Mapping[Place, dict[Uid, int]]) -> None:
+        """`of_place`: those of each commit; empty for a rank that has always had the same communicators."""
         self._choices = choices
-        self._known = [of_number[choice.number] if of_number else None for choice in choices]
+        self._known = [of_place[choice.place] if of_place else None for choice in choices]
 
     def at(self, position: int) -> dict[Uid, int]:
         found = self._known[position]
@@ -217,21 +219,22 @@ class _Sequences:
         return found
 
 
-def _all_sequences(rank: RankFacts) -> dict[int, dict[Uid, int]]:
-    """Of all commits of a rank, by their numbers."""
-    of_number: dict[int, dict[Uid, int]] = {0: {}}
+def _all_sequences(rank: RankFacts) -> dict[Place, dict[Uid, int]]:
+    """Of all commits of a rank."""
+    of_place: dict[Place, dict[Uid, int]] = {BEGINNING.place: {}}
     known: set[Uid] = set()
-    for commit in by_number(rank.stored, rank.snapshots, rank.commits):
+    for commit in in_order(rank.stored, rank.snapshots, rank.commits):
         now = {(low, high): sequence for low, high, sequence in commit.communicators}
-        of_number[commit.number] = {uid: _DESTROYED for uid in known - now.keys()} | now
+        of_place[commit.place] = {uid: _DESTROYED for uid in known - now.keys()} | now
         known |= now.keys()
-    return of_number
+    return of_place
 
 
-def by_number(*some: Sequence[CommitFacts]) -> list[CommitFacts]:
-    """All of them, oldest first; of two with one number that of the later sequence."""
-    found = {commit.number: commit for commits in some for commit in commits}
-    return [found[number] for number in sorted(found)]
+def in_order(*some: Sequence[CommitFacts]) -> list[CommitFacts]:
+    """All of them, by records before them; at one record those of a later sequence count, and come last."""
+    found = {commit.place: (which, commit) for which, commits in enumerate(some) for commit in commits}
+    order = sorted(found.values(), key=lambda one: (one[1].index, one[0], one[1].number))
+    return [commit for _, commit in order]
 
 
 def kept_commits(rank: RankFacts) -> list[CommitFacts]:

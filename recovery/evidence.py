@@ -57,10 +57,9 @@ def commit_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
 
 
 def snapshot_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
-    """Commits whose snapshots may be asked for, oldest first."""
-    return tuple(
-        facts_of(snapshot.commit) for snapshot in log.snapshots() if snapshot.serial >= log.snapshot_floor
-    )
+    """Commits whose snapshots may be asked for, by number: of two with one a server brings the newer back."""
+    found = {one.commit.number: one.commit for one in log.snapshots() if one.serial >= log.snapshot_floor}
+    return tuple(facts_of(found[number]) for number in sorted(found))
 
 
 def durable_facts(session: Session) -> tuple[CommitFacts, ...]:
@@ -83,14 +82,17 @@ def facts_of(commit: replay.Commit) -> CommitFacts:
         optimizer=commit.optimizer,
         call=commit.call,
         step_digest=commit.step_digest,
+        index=commit.record_index,
     )
 
 
-def _refused_commits(session: Session) -> frozenset[int]:
+def _refused_commits(session: Session) -> frozenset[tuple[int, int]]:
     refused = session.refused_snapshots
     if not refused:
         return frozenset()
-    return frozenset(kept.commit.number for kept in session.log.snapshots() if kept.serial in refused)
+    return frozenset(
+        facts_of(kept.commit).place for kept in session.log.snapshots() if kept.serial in refused
+    )
 
 
 def _without_shadows_before(restored: int, commits: tuple[CommitFacts, ...]) -> tuple[CommitFacts, ...]:

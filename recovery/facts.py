@@ -48,6 +48,9 @@ Uid = tuple[int, int]
 class CommitFacts:
     """One commit of a rank.  `communicators`: (uid_low, uid_high, collectives done so far).
 
+    `index`: records of the log before it.  Replay may commit at other places than the run before it did, so
+    that a snapshot's number may by now be that of a commit elsewhere: by `place` they are told apart, and
+    what they have done grows with `index`, in whichever of a rank's lives they were made.
     `members`: how many ranks each of them has; empty if that is not known.  `optimizer`: an optimizer step
     without pre-images begins right behind it.  `call`: records of the minibatch before it; 0 at its end.
     `step_digest`: of what the optimizer step before it did, and to what; 0 if that is not known.
@@ -62,6 +65,12 @@ class CommitFacts:
     optimizer: bool = False
     call: int = 0
     step_digest: int = 0
+    index: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What tells it from every other commit of its rank."""
+        return self.index, self.number
 
 
 BEGINNING = CommitFacts(number=0, step=0)
@@ -92,7 +101,7 @@ class RankFacts:
     `leaving`: it is to go to another device, which is kept for it; if that cannot be, it stays.
     `refused_commit`: its server could not go on from there with state of others; 0: none.  `stored`: commits
     whose whole state lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`:
-    numbers of those commits among `snapshots` that a server found damaged.  `returning`: its host is gone,
+    places of those commits among `snapshots` that a server found damaged.  `returning`: its host is gone,
     and its worker comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose
     state its server could not read, though it was tried again.  `begun`: communicators that it has made since
     its newest commit, and how many ranks each of them has.  `host`: where its device server runs; empty: on
@@ -114,7 +123,7 @@ class RankFacts:
     protected: bool = True
     refused_commit: int = 0
     stored: tuple[CommitFacts, ...] = ()
-    refused_snapshots: frozenset[int] = frozenset()
+    refused_snapshots: frozenset[tuple[int, int]] = frozenset()
     returning: bool = False
     unread: frozenset[int] = frozenset()
     begun: tuple[tuple[Uid, int], ...] = ()

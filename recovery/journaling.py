@@ -157,6 +157,7 @@ def _durable(durable: Durable) -> pb.JournaledDurable:
 def _commit(commit: CommitFacts) -> pb.JournaledCommit:
     return pb.JournaledCommit(
         number=commit.number, step=commit.step, call=commit.call, members=commit.members,
+        index=commit.index,
         communicators=[word for mark in commit.communicators for word in mark],
     )  # fmt: skip
 

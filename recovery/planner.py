@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from understudy.recovery.cuts import (
     Communicators,
     Cut,
     CutSearch,
-    by_number,
+    Place,
     connected,
+    in_order,
     is_young,
     kept_commits,
 )
@@ -93,6 +94,8 @@ class Plan:
     name: PlanName
     reason: str
     actions: tuple[Action, ...]
+    cut: Cut = field(default_factory=dict, compare=False)
+    """Rank -> the commit it goes back to."""
 
     @property
     def targets(self) -> dict[int, int]:
@@ -236,34 +239,34 @@ def _from_storage(facts: Facts) -> Plan | None:
 def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
     """With snapshots, in host memory rather than on storage; with `refused` ones only if told so."""
     choices: dict[int, list[CommitFacts]] = {}
-    rewindable: dict[int, set[int]] = {}
-    in_memory: dict[int, set[int]] = {}
+    rewindable: dict[int, set[Place]] = {}
+    in_memory: dict[int, set[Place]] = {}
     for rank in facts.ranks:
         by_itself = _reachable(rank, facts)[0] if rank.stays else []
         beginning = [BEGINNING] if rank.log_complete_from_start else []
-        trusted = facts.fault.trusted
-        newest = trusted.get(rank.rank, rank.newest.number)
+        trusted = facts.fault.trusted.get(rank.rank)
+        newest = rank.newest.number if trusted is None else trusted
         # A restore that failed leaves no commits behind.
-        stored = [c for c in rank.stored if c.number <= trusted.get(rank.rank, c.number)]
+        stored = [c for c in rank.stored if trusted is None or _is_until(trusted, c, rank)]
         snapshots = [
             commit for commit in rank.snapshots
-            if commit.number <= newest and (refused or commit.number not in rank.refused_snapshots)
+            if _is_until(newest, commit, rank) and (refused or commit.place not in rank.refused_snapshots)
         ]  # fmt: skip
-        choices[rank.rank] = by_number(beginning, stored, snapshots, by_itself)
-        rewindable[rank.rank] = {commit.number for commit in by_itself}
-        in_memory[rank.rank] = {0, *(commit.number for commit in snapshots)}
+        choices[rank.rank] = in_order(beginning, stored, snapshots, by_itself)
+        rewindable[rank.rank] = {commit.place for commit in by_itself}
+        in_memory[rank.rank] = {BEGINNING.place, *(commit.place for commit in snapshots)}
     cut = CutSearch(facts.ranks, choices).newest()
     if cut is None:
         return None
     actions: list[Rewind | Reload] = []
     for rank in facts.ranks:
-        number = cut[rank.rank].number
-        if number in rewindable[rank.rank]:
-            actions.append(Rewind(rank.rank, number))
+        commit = cut[rank.rank]
+        if commit.place in rewindable[rank.rank]:
+            actions.append(Rewind(rank.rank, commit.number))
             continue
-        on_storage = number not in in_memory[rank.rank]
+        on_storage = commit.place not in in_memory[rank.rank]
         fresh = not rank.stays or on_storage
-        actions.append(Reload(rank.rank, number, fresh, on_storage))
+        actions.append(Reload(rank.rank, commit.number, fresh, on_storage))
     from_storage = {action.rank for action in actions if isinstance(action, Reload) and action.stored}
     where = placed(
         {
@@ -272,7 +275,13 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
         }
     )
     name = PlanName.RESTORE_STORED_REPLAY if from_storage else PlanName.RESTORE_SNAPSHOT_REPLAY
-    return Plan(name, f"{reason}; newest consistent snapshots: {where}", tuple(actions))
+    return Plan(name, f"{reason}; newest consistent snapshots: {where}", tuple(actions), cut)
+
+
+def _is_until(number: int, snapshot: CommitFacts, rank: RankFacts) -> bool:
+    """Whether a snapshot is of that commit of a rank, or of an earlier moment."""
+    known = next((commit for commit in rank.commits if commit.number == number), None)
+    return snapshot.number <= number if known is None else snapshot.index <= known.index
 
 
 def consistent_floor(ranks: Sequence[RankFacts]) -> dict[int, int]:
@@ -373,7 +382,7 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     if not restarts:
         template = _IN_PLACE.get(facts.fault.kind, "every device server is alive")
         cause = template.format(message=facts.fault.message)
-        return Plan(PlanName.REWIND_IN_PLACE, f"{cause}; newest consistent cut: {where}", tuple(actions))
+        return Plan(PlanName.REWIND_IN_PLACE, f"{cause}; newest consistent cut: {where}", tuple(actions), cut)
     moved = [rank.rank for rank in facts.ranks if rank.rank in replaced and rank.leaving and rank.alive]
     died = [restart.rank for restart in restarts if restart.rank not in moved]
     copied = sum(copy.bytes for restart in restarts for copy in restart.copies)
@@ -393,7 +402,7 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
         name = PlanName.STASH_RESTART_RESTORE
     else:
         name = PlanName.RESTART_COPY_REPLAY
-    return Plan(name, reason, tuple(actions))
+    return Plan(name, reason, tuple(actions), cut)
 
 
 _IN_PLACE = {

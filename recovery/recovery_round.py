@@ -12,8 +12,9 @@ import grpc
 import structlog
 
 from understudy.recovery.control import answer, pb, ran_out, trouble
+from understudy.recovery.cuts import Cut
 from understudy.recovery.evidence import concerned, rank_facts
-from understudy.recovery.facts import Facts, FaultFacts, FaultKind
+from understudy.recovery.facts import BEGINNING, Facts, FaultFacts, FaultKind
 from understudy.recovery.homes import Homes, NoHome
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.persistence.durable import Durable
@@ -169,10 +170,10 @@ class Round:
         restarts = [action for action in chosen.actions if isinstance(action, Restart)]
         rewinds = [action for action in chosen.actions if isinstance(action, Rewind)]
         reloads = [action for action in chosen.actions if isinstance(action, Reload)]
-        for session in sessions:  # the replay numbers commits behind its target anew
-            target = chosen.targets.get(session.rank, 0)
-            session.durable = [durable for durable in session.durable if durable.commit.number <= target]
-        await self._bring_back(of_rank, [action for action in reloads if action.stored])
+        for session in sessions:  # what lies behind the target may be what has to be mended
+            last = chosen.cut.get(session.rank, BEGINNING).index
+            session.durable = [durable for durable in session.durable if durable.commit.index <= last]
+        await self._bring_back(of_rank, chosen.cut, [action for action in reloads if action.stored])
         await _all(
             [
                 *(self._replace(of_rank[action.rank], action) for action in restarts),
@@ -201,11 +202,12 @@ class Round:
         self._storage_problem = ""
         return result
 
-    async def _bring_back(self, of_rank: dict[int, Session], reloads: Sequence[Reload]) -> None:
+    async def _bring_back(self, of_rank: dict[int, Session], cut: Cut, reloads: Sequence[Reload]) -> None:
         """Snapshots of storage into host memory, where new servers find them."""
         sets: dict[int, dict[int, Durable]] = {}
         for action in reloads:
-            durable = next(d for d in of_rank[action.rank].durable if d.commit.number == action.commit)
+            kept = of_rank[action.rank].durable
+            durable = next(d for d in kept if d.commit.place == cut[action.rank].place)
             sets.setdefault(durable.serial, {})[action.rank] = durable
         for serial, of in sets.items():
             ranks = [of_rank[rank] for rank in of]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from unittest import mock
 
 from understudy.recovery import planner
-from understudy.recovery.cuts import Cut, by_number, is_young
+from understudy.recovery.cuts import Cut, is_young
 from understudy.recovery.facts import BufferFacts, CommitFacts, Facts, Manifest, RankFacts, Uid
 from understudy.recovery.naming_ranks import named
 from understudy.recovery.planner import Plan
@@ -144,7 +144,8 @@ def _sequences(rank: RankFacts, choices: Sequence[CommitFacts]) -> list[dict[Uid
     """Per chosen commit: communicator -> collectives done, `_DESTROYED` where it is gone again."""
     of_number: dict[int, dict[Uid, int]] = {0: {}}
     known: set[Uid] = set()
-    for commit in by_number(rank.stored, rank.snapshots, rank.commits):
+    all_of_them = {commit.number: commit for commit in (*rank.stored, *rank.snapshots, *rank.commits)}
+    for _, commit in sorted(all_of_them.items()):
         now = {(low, high): sequence for low, high, sequence in commit.communicators}
         of_number[commit.number] = {uid: _DESTROYED for uid in known - now.keys()} | now
         known |= now.keys()

@@ -21,7 +21,7 @@ WORLD = (1, 2)
 
 def commit(number: int, sequence: int | None = None, **other: object) -> CommitFacts:
     done = number if sequence is None else sequence
-    return replace(CommitFacts(number, step=number, communicators=((*WORLD, done),)), **other)  # type: ignore[arg-type]
+    return replace(CommitFacts(number, step=number, communicators=((*WORLD, done),), index=number), **other)  # type: ignore[arg-type]
 
 
 def parameters(*digests: int, shadowed: bool = False, size: int = 100) -> Manifest:

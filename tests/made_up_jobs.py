@@ -83,7 +83,7 @@ def _rank(
         suspect=alive and chance.random() < 0.12, leaving=chance.random() < 0.1, snapshots=snapshots,
         protected=chance.random() < 0.93, refused_commit=chance.choice([0, 0, 0, 1, 3]),
         stored=tuple(one for one in commits if chance.random() < 0.1),
-        refused_snapshots=frozenset(one.number for one in snapshots if chance.random() < 0.15),
+        refused_snapshots=frozenset(one.place for one in snapshots if chance.random() < 0.15),
         returning=not alive and chance.random() < 0.05,
         unread=frozenset(other for other in numbers if chance.random() < 0.06),
         begun=((((7, 7)), chance.randint(1, 3)),) if chance.random() < 0.05 else (),
@@ -109,7 +109,7 @@ def _commits(
             communicators=tuple((uid, 0, GIVEN_UP if uid in gone else done[uid]) for uid in shown),
             members=tuple(told[uid] for uid in shown) if told else (),
             optimizer=steps is not Steps.NONE and number % 2 == 1,
-            step_digest=chance.choice([0, 1, 1, 1]),
+            step_digest=chance.choice([0, 1, 1, 1]), index=10 * number,
         )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def large_job(
         made = tuple(
             CommitFacts(
                 number, number, not sharded, communicators=tuple((uid, 7, 2 * number) for uid, _ in uids),
-                members=tuple(size for _, size in uids),
+                members=tuple(size for _, size in uids), index=10 * number,
             )
             for number in range(newest - commits + 1, newest + 1)
         )  # fmt: skip

@@ -237,7 +237,8 @@ def test_of_a_rank_that_comes_back_nothing_counts_but_what_goes_with_its_image(t
     job = Job("j", None, [])
     found = [
         SimpleNamespace(serial=serial, commit=SimpleNamespace(
-            number=10 * serial, step=serial, complete=True, has_manifest=True, communicators=[], members=[],
+            number=10 * serial, record_index=10 * serial, step=serial, complete=True, has_manifest=True,
+            communicators=[], members=[],
             optimizer=False, step_digest=0, call=0, log_offset=0,
         )) for serial in (3, 4)
     ]  # fmt: skip

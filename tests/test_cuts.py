@@ -35,7 +35,7 @@ from understudy.recovery.replicas import Copy, Holders, Offer, ReplicaTracker, r
 def marked(number: int, *uids: tuple[int, int], members: int = 2) -> CommitFacts:
     """A commit that knows these (communicator, collectives)."""
     marks = tuple((uid, 0, done) for uid, done in uids)
-    return CommitFacts(number, number, communicators=marks, members=(members,) * len(marks))
+    return CommitFacts(number, number, communicators=marks, members=(members,) * len(marks), index=number)
 
 
 def test_rank_without_a_commit_is_in_no_communicator_whose_members_are_all_known() -> None:
@@ -73,7 +73,7 @@ def test_messages_that_cross_each_other_and_a_commit_are_not_consistent() -> Non
 
 def test_communicator_whose_members_are_all_known_concerns_nobody_else() -> None:
     pair = [rank(n, commits=(marked(1, (1, 1)), marked(2, (1, 2))), manifests={}) for n in (0, 1)]
-    apart = rank(2, commits=(CommitFacts(1, 1),), manifests={})
+    apart = rank(2, commits=(CommitFacts(1, 1, index=1),), manifests={})
     assert connected([*pair, apart], [0]) == {0, 1}
     assert consistent_floor([*pair, apart]) == {0: 2, 1: 2, 2: 1}
 
@@ -179,7 +179,9 @@ def some_world(chance: random.Random) -> list[RankFacts]:
                 sequences[group] += chance.choice([0, 1, 1, 2])
             marks = tuple((group, 0, done) for group, done in sorted(sequences.items()) if done)
             commits.append(
-                CommitFacts(index, chance.choice([index, index, 1]), chance.random() < 0.8, True, marks)
+                CommitFacts(
+                    index, chance.choice([index, index, 1]), chance.random() < 0.8, True, marks, index=index
+                )
             )
         manifests: dict[int, Manifest] = {
             made.number: parameters(*(chance.choice([1, 1, 2]) for _ in range(chance.randint(0, 2))),

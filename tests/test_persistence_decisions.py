@@ -32,8 +32,8 @@ RUN, OTHER_RUN = "understudy-1.rank-0", "understudy-1.rank-0-1"
 def made_up_commit(serial: int, step: int) -> Any:
     """That a snapshot of this serial is of."""
     return SimpleNamespace(
-        number=100 * serial, step=step, call=0, log_offset=1000 * serial, complete=True,
-        has_manifest=True, optimizer=False, step_digest=0, communicators=[], members=[],
+        number=100 * serial, record_index=100 * serial, step=step, call=0, log_offset=1000 * serial,
+        complete=True, has_manifest=True, optimizer=False, step_digest=0, communicators=[], members=[],
     )  # fmt: skip
 
 

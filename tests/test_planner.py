@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from made_up_facts import WORLD, commit, died, lost_ranks, parameters, rank, restarts
 
 from understudy.recovery.facts import (
@@ -113,7 +114,9 @@ def test_dead_rank_before_its_first_commit_starts_again_at_the_beginning_with_ev
 
 
 def test_single_rank_whose_log_is_complete_replays_from_the_beginning() -> None:
-    alone = RankFacts(0, alive=False, commits=(CommitFacts(1, 1, complete=False, has_manifest=False),))
+    alone = RankFacts(
+        0, alive=False, commits=(CommitFacts(1, 1, complete=False, has_manifest=False, index=1),)
+    )
     assert plan(Facts((alone,), died(0))).targets == {0: 0}
 
 
@@ -179,7 +182,7 @@ def test_record_that_failed_three_times_raises_its_own_message_everywhere() -> N
 
 
 def test_parked_ranks_without_a_common_communicator_are_not_given_up_but_rewound() -> None:
-    apart = rank(2, commits=(CommitFacts(1, 1, communicators=((5, 5, 1),)),), manifests={})
+    apart = rank(2, commits=(CommitFacts(1, 1, communicators=((5, 5, 1),), index=1),), manifests={})
     chosen = plan(Facts((rank(0), rank(1), apart), died(1, attempts=3)))
     assert lost_ranks(chosen) == [0, 1]
     assert Rewind(2, 1) in chosen.actions
@@ -314,7 +317,9 @@ def test_memory_is_preferred_to_storage_and_an_older_set_on_storage_to_none() ->
 
 
 def test_snapshot_that_a_server_found_damaged_comes_from_storage_or_is_tried_again() -> None:
-    refused: dict[str, Any] = {"alive": False, "snapshots": (commit(5),), "refused_snapshots": frozenset({5})}
+    refused: dict[str, Any] = {
+        "alive": False, "snapshots": (commit(5),), "refused_snapshots": frozenset({(5, 5)})
+    }  # fmt: skip
     ranks = (rank(0, 9, **refused), rank(1, 9, alive=False, snapshots=(commit(5),)))
     assert plan(Facts(ranks, died(0, 1))).targets == {0: 5, 1: 5}
     stored = (replace(ranks[0], stored=(commit(5),)), ranks[1])
@@ -340,8 +345,8 @@ def test_rehearsal_takes_all_ranks_from_storage_though_nothing_is_broken() -> No
 
 
 def test_destroyed_communicator_is_known_from_a_snapshot_that_the_ring_has_forgotten() -> None:
-    before = CommitFacts(2, 2, communicators=((*WORLD, 5),))
-    after = CommitFacts(70, 70)
+    before = CommitFacts(2, 2, communicators=((*WORLD, 5),), index=2)
+    after = CommitFacts(70, 70, index=70)
     ranks = tuple(
         RankFacts(n, alive=False, log_complete_from_start=False, floor_commit=70, commits=(after,),
                   snapshots=(before, replace(after, number=60)) if n else (before,))
@@ -469,3 +474,41 @@ def test_a_holder_on_the_same_host_is_read_before_others() -> None:
     ranks = tuple(rank(number, alive=number not in (1, 2), host=host) for number, host in enumerate(hosts))
     chosen = plan(Facts(ranks, died(1, 2)))
     assert {one.rank: {copy.source for copy in one.copies} for one in restarts(chosen)} == {1: {3}, 2: {0}}
+
+
+def replayed(number: int, **other: Any) -> RankFacts:
+    """A rank that commits twice as often as the run before did, whose commit 3 is now its commit 6.
+
+    It has given a communicator up on the way, so that what it had done is looked up for all of its commits.
+    """
+    gone = (9, 9, 1)
+    commits = tuple(
+        commit(n, n, index=10 * n, communicators=((*WORLD, n), *([gone] if n < 3 else ())))
+        for n in range(1, 9)
+    )
+    return replace(
+        RankFacts(number, commits=commits, log_complete_from_start=False, floor_commit=4, alive=False),
+        **other,
+    )
+
+
+@pytest.mark.parametrize("kept", ["snapshots", "stored"])
+def test_a_snapshot_from_before_a_recovery_is_no_commit_that_now_has_its_number(kept: str) -> None:
+    before = commit(3, 6, index=60)  # made while commits were rare: six collectives were done
+    now = {number: commit(number, number, index=10 * number) for number in (3, 6)}
+    for other, expected in ((now[6], 6), (now[3], None)):
+        ranks = (replayed(0, **{kept: (before,)}), replayed(1, **{kept: (other,)}))
+        chosen = plan(Facts(ranks, died(0, 1)))
+        assert (chosen.targets if expected else chosen.name) == (
+            {0: 3, 1: expected} if expected else PlanName.GIVE_UP
+        ), f"with commit {other.number} of the other rank: {chosen.reason}"
+
+
+def test_a_snapshot_whose_number_is_ahead_of_a_rank_that_commits_less_often_now_still_counts() -> None:
+    commits = tuple(commit(n, 2 * n, index=20 * n) for n in (1, 2, 3))
+    lost = RankFacts(0, commits=commits, log_complete_from_start=False, floor_commit=3, alive=False)
+    of = {number: (commit(number, number, index=10 * number),) for number in (4, 7)}
+    ranks = tuple(replace(lost, rank=rank, snapshots=of[4]) for rank in (0, 1))
+    assert plan(Facts(ranks, died(0, 1))).targets == {0: 4, 1: 4}
+    ahead = tuple(replace(one, snapshots=of[7]) for one in ranks)
+    assert plan(Facts(ahead, died(0, 1))).name is PlanName.GIVE_UP

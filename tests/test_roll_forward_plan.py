@@ -18,7 +18,12 @@ DIED = died(1)
 def commit(number: int, step: int, done: int, optimizer: bool = False) -> CommitFacts:
     marks = ((*WORLD, done),)
     return CommitFacts(
-        number, step, communicators=marks, optimizer=optimizer, step_digest=0 if optimizer else 7
+        number,
+        step,
+        communicators=marks,
+        optimizer=optimizer,
+        step_digest=0 if optimizer else 7,
+        index=number,
     )
 
 

@@ -43,7 +43,8 @@ class Rank(SimpleNamespace):
     def take_snapshot(self, serial: int, seconds: float) -> None:
         self.log.snapshot_begun = serial
         commit = SimpleNamespace(
-            number=self.log.commit_count, step=self.log.step - 1, complete=True, has_manifest=True,
+            number=self.log.commit_count, record_index=self.log.commit_count,
+            step=self.log.step - 1, complete=True, has_manifest=True,
             optimizer=False, step_digest=0, call=0,
             communicators=[(1, 2, self.log.step)], members=[self.world],
         )  # fmt: skip

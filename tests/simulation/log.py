@@ -53,6 +53,11 @@ class Commit:
     readable: bool = True
     """False once its shadows may have been overwritten."""
 
+    @property
+    def record_index(self) -> int:
+        """As `replay.Commit` calls it."""
+        return self.index
+
 
 class Log:
     """One rank's log: its program, how far the worker has written it, and what servers publish."""

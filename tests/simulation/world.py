@@ -394,13 +394,17 @@ class World:
             await asyncio.sleep(TIMING.look_busy_s if moved else TIMING.look_idle_s)
 
     async def _observed_look(self) -> bool:
-        """What floors let go of cannot be had again: together they must be a cut."""
+        """What floors let go of cannot be had again: together they must be a cut.
+
+        Only those that a look has moved: a restore takes one rank's down to its snapshot by itself.
+        """
+        former = {log.rank: log.floor_commit for log in self.logs}
         moved = await self.keeper.look()
         sessions = self.job.active_sessions()
         if moved and len(sessions) == self.shape.world:
             floors = {log.rank: log.floor_commit for log in self.logs}
             positions = {rank: self.logs[rank].entry(n).index if n else 0 for rank, n in floors.items()}
-            if not oracle.consistent(self, positions):
+            if floors != former and not oracle.consistent(self, positions):
                 raise self.violation(f"floors {floors} are no cut")
         return moved
 
