@@ -71,6 +71,16 @@ class HostRun:
         return int(told[-1][1]) if told else 0
 
 
+@contextlib.contextmanager
+def short(socket: Path) -> Iterator[str]:
+    """A name that is short enough for the kernel; that by way of /proc/PID/root may be too long."""
+    folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{socket.name}"
+    finally:
+        os.close(folder)
+
+
 class Host:
     """One of them."""
 
@@ -125,7 +135,7 @@ class Host:
         """IP:PORT at which its device servers let those of other hosts read state."""
         found = []
         for path in self.path(SHARED_MEMORY).glob("understudy-*/server-*.sock"):
-            with blocking_channel(path) as channel:
+            with short(path) as name, blocking_channel(name) as channel:
                 reply = rpc.DeviceServerStub(channel).Health(pb.HealthRequest(), timeout=30)
             found.append(reply.data_address)
         return found
