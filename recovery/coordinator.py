@@ -12,6 +12,7 @@ import structlog
 
 from understudy.recovery.control import pb
 from understudy.recovery.events import validation_failed
+from understudy.recovery.evidence import refuse_snapshots_behind
 from understudy.recovery.facts import ECHOES, WISHES, FaultFacts, FaultKind
 from understudy.recovery.failure_counts import FailureCounts
 from understudy.recovery.faults import BY_NUMBER
@@ -187,10 +188,14 @@ class Coordinator:
         False: it cannot be repaired, as the job cannot go back, and training goes on with what there is.
         """
         fault = FaultFacts(FaultKind.SILENT_CORRUPTION, (session.rank,), message=message, trusted=trusted)
-        possible = plan(parked_anywhere(self._round.facts(fault)))
+        facts = self._round.facts(fault)
+        possible = plan(parked_anywhere(facts))
         if possible.name in ENDS:
             self._stays_corrupted(session, message, possible.reason)
             return False
+        for rank in facts.ranks:  # replay comes past there again, and they would count
+            if rank.rank in trusted:
+                refuse_snapshots_behind(trusted[rank.rank], rank, self._job.sessions[rank.rank])
         self._trusted = dict(trusted)
         now = time.monotonic_ns()
         self._notice(session, FaultKind.SILENT_CORRUPTION, now, now, message, message, counts=False)

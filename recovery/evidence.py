@@ -95,6 +95,14 @@ def _refused_commits(session: Session) -> frozenset[tuple[int, int]]:
     )
 
 
+def refuse_snapshots_behind(number: int, rank: RankFacts, session: Session) -> None:
+    """Those of a rank that are later than a commit: its state was corrupted there."""
+    corrupted = {one.place for one in rank.snapshots if not rank.until(number, one)}
+    session.refused_snapshots |= {
+        kept.serial for kept in session.log.snapshots() if facts_of(kept.commit).place in corrupted
+    }
+
+
 def _without_shadows_before(restored: int, commits: tuple[CommitFacts, ...]) -> tuple[CommitFacts, ...]:
     """What shadows of its predecessors held, a server overwrites; their manifests may still look whole."""
     return tuple(replace(c, has_manifest=False) if c.number < restored else c for c in commits)

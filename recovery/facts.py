@@ -139,6 +139,11 @@ class RankFacts:
         """Whether its server goes on with it."""
         return self.alive and not self.suspect and not self.leaving
 
+    def until(self, number: int, snapshot: CommitFacts) -> bool:
+        """Whether a snapshot is of that commit, or of an earlier moment."""
+        known = next((commit for commit in self.commits if commit.number == number), None)
+        return snapshot.number <= number if known is None else snapshot.index <= known.index
+
     def refuses(self, commit: CommitFacts) -> bool:
         """Whether copies of others' state did not do there, or may well not, as it is newer."""
         return 0 < self.refused_commit <= commit.number

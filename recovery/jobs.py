@@ -91,7 +91,7 @@ class Session:
     snapshot_note: str = ""
     """Why no snapshot can be had, if so."""
     refused_snapshots: set[int] = field(default_factory=set)
-    """Serials of those in host memory that a server found damaged."""
+    """Serials of those in host memory that a server found damaged, or that are of corrupted state."""
     durable: list[Durable] = field(default_factory=list)
     """Snapshots that are durable on all ranks, oldest first."""
     persist_interval: int = 0

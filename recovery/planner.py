@@ -247,10 +247,10 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
         trusted = facts.fault.trusted.get(rank.rank)
         newest = rank.newest.number if trusted is None else trusted
         # A restore that failed leaves no commits behind.
-        stored = [c for c in rank.stored if trusted is None or _is_until(trusted, c, rank)]
+        stored = [c for c in rank.stored if trusted is None or rank.until(trusted, c)]
         snapshots = [
             commit for commit in rank.snapshots
-            if _is_until(newest, commit, rank) and (refused or commit.place not in rank.refused_snapshots)
+            if rank.until(newest, commit) and (refused or commit.place not in rank.refused_snapshots)
         ]  # fmt: skip
         choices[rank.rank] = in_order(beginning, stored, snapshots, by_itself)
         rewindable[rank.rank] = {commit.place for commit in by_itself}
@@ -276,12 +276,6 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
     )
     name = PlanName.RESTORE_STORED_REPLAY if from_storage else PlanName.RESTORE_SNAPSHOT_REPLAY
     return Plan(name, f"{reason}; newest consistent snapshots: {where}", tuple(actions), cut)
-
-
-def _is_until(number: int, snapshot: CommitFacts, rank: RankFacts) -> bool:
-    """Whether a snapshot is of that commit of a rank, or of an earlier moment."""
-    known = next((commit for commit in rank.commits if commit.number == number), None)
-    return snapshot.number <= number if known is None else snapshot.index <= known.index
 
 
 def consistent_floor(ranks: Sequence[RankFacts]) -> dict[int, int]:
@@ -343,8 +337,8 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
         )
     if not rank.protected:
         return [], f"rank {rank.rank} keeps no pre-images, as it is alone"
-    known = {snapshot.number for snapshot in rank.snapshots}
-    kept = [commit for commit in kept if commit.number == 0 or commit.has_manifest or commit.number in known]
+    known = {snapshot.place for snapshot in rank.snapshots}
+    kept = [commit for commit in kept if commit.number == 0 or commit.has_manifest or commit.place in known]
     if rank.optimizer_preimages:
         return kept, "" if kept else f"rank {rank.rank} keeps no commit that it could go back to"
     if rank.phase is Phase.OPTIMIZER:

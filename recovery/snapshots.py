@@ -144,6 +144,10 @@ class SnapshotKeeper:
         if newest <= min(s.log.snapshot_floor for s in sessions):
             return
         choices = {s.rank: kept[newest] for s, kept in zip(sessions, published, strict=True)}
+        if any(newest in s.refused_snapshots for s in sessions):  # what it has is damaged, or corrupted
+            if newest >= self._serial:
+                self._serial = 0
+            return
         if not _is_consistent(sessions, {rank: kept.commit.number for rank, kept in choices.items()}):
             log.debug("snapshots do not fit together", job=self._job.name, serial=newest)
             if newest == self._serial:

@@ -213,6 +213,23 @@ def test_snapshots_that_fit_no_consistent_cut_do_not_count() -> None:
     assert ranks[0].log.orders[-1][0] == 2
 
 
+def test_a_set_in_which_one_is_refused_does_not_count_and_the_next_is_ordered() -> None:
+    keeper, ranks = a_job(2)
+    for r in ranks:
+        r.train(5)
+    keeper.look(1.0)
+    for r in ranks:
+        r.train(3)
+    ranks[1].refused_snapshots.add(1)
+    keeper.look(1.1)
+    assert [r.log.snapshot_floor for r in ranks] == [0, 0]
+    assert ranks[0].log.orders[-1][0] == 2
+    for r in ranks:
+        r.train(10)
+    keeper.look(1.2)
+    assert [r.log.snapshot_floor for r in ranks] == [2, 2]
+
+
 @pytest.mark.parametrize(("field", "filled"), [("cursor", 40 * (8 << 20)), ("dictionary_tail", 200 << 20)])
 def test_log_that_fills_up_makes_a_snapshot_due(field: str, filled: int) -> None:
     keeper, ranks = a_job(1)

@@ -194,6 +194,21 @@ def test_corruption_of_a_job_that_replays_is_repaired() -> None:
     assert corruption(job) == (True, True)
 
 
+def test_snapshots_of_corrupted_state_are_refused_and_older_ones_are_not() -> None:
+    """Replay would come to where they were taken, and they would look as sound as any."""
+    job = a_job(2)
+    for number in (1, 2, 3):
+        step(job, number, number)
+        for rank in (0, 1):
+            log = log_of(job, rank)
+            if number != 2:
+                log.published.append(Snapshot(number, log.commits()[-1], 0.0, []))
+    assert corruption(job) == (True, True)
+    assert [job.sessions[rank].refused_snapshots for rank in (0, 1)] == [{3}, {3}]
+    facts = [rank_facts(job.sessions[rank], True) for rank in (0, 1)]
+    assert [[number for _, number in one.refused_snapshots] for one in facts] == [[3], [3]]
+
+
 def test_shadows_of_a_former_server_are_no_evidence() -> None:
     """Manifests may look whole while the server that was restored behind them overwrites the contents."""
     job = a_job(2)
