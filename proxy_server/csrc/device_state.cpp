@@ -283,7 +283,8 @@ void DeviceState::begin_snapshot(uint64_t serial, replay::CommitRow e) {
 // Not where one is awaited of another commit, which has the next serial.
 bool DeviceState::snapshot_here() {
   if (!snapshots_.enabled() || log_.page().world > 1) return false;
-  const uint64_t newest = table_.epoch();
+  if (table_.epoch() == 0) return false;
+  const CommitEntry newest = entry(table_.epoch());
   if (!snapshots_.of(newest) && !snapshots_.awaited())
     begin_snapshot(snapshots_.next_serial(), newest_commit());
   return snapshots_.of(newest);
@@ -291,10 +292,11 @@ bool DeviceState::snapshot_here() {
 
 bool DeviceState::snapshot_now() {
   if (!snapshots_.enabled() || log_.page().world > 1) return false;
-  if (!snapshots_.of(table_.epoch())) begin_snapshot(snapshots_.next_serial(), newest_commit());
+  const CommitEntry newest = entry(table_.epoch());
+  if (!snapshots_.of(newest)) begin_snapshot(snapshots_.next_serial(), newest_commit());
   snapshots_.finish();
-  if (!snapshots_.holds(table_.epoch())) return false;
-  snapshots_.let_log_go(entry(table_.epoch()).log_offset);
+  if (!snapshots_.holds(newest)) return false;
+  snapshots_.let_log_go(newest.log_offset);
   return true;
 }
 

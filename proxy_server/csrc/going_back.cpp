@@ -18,9 +18,9 @@ using replay::Manifest;
 // And where what it names lies. A commit that the rank was brought to by its snapshot has none of its own.
 Manifest DeviceState::manifest_of(uint64_t number, const uint8_t*& base) const {
   const CommitEntry& e = entry(number);
-  const bool own = e.manifest_bytes != 0 || !snapshots_.holds(number);
+  const bool own = e.manifest_bytes != 0 || !snapshots_.holds(e);
   base = own ? shadows_.at(0) : snapshots_.at(0);
-  return own ? Manifest::read(shadows_.area(), e) : snapshots_.manifest(snapshots_.entry(number));
+  return own ? Manifest::read(shadows_.area(), e) : snapshots_.manifest(snapshots_.entry(e));
 }
 
 void DeviceState::load_generators(const Manifest& manifest, const uint8_t* base) {

@@ -283,9 +283,9 @@ void Snapshots::abandon() {
   forget_unfinished();
 }
 
-bool Snapshots::holds(uint64_t commit) const {
+bool Snapshots::holds(const CommitEntry& commit) const {
   for (const SnapshotEntry& e : log_.page().snapshots)
-    if (e.serial.load() != 0 && e.commit.number == commit) return true;
+    if (e.serial.load() != 0 && same(e.commit, commit)) return true;
   return false;
 }
 
@@ -294,11 +294,20 @@ uint64_t Snapshots::row_of(const SnapshotEntry* slot) const {
 }
 
 CommitRow Snapshots::entry(uint64_t commit) const {
+  return newest_of(commit, [commit](const CommitEntry& e) { return e.number == commit; });
+}
+
+CommitRow Snapshots::entry(const CommitEntry& commit) const {
+  return newest_of(commit.number, [&commit](const CommitEntry& e) { return same(e, commit); });
+}
+
+template <class Wanted>
+CommitRow Snapshots::newest_of(uint64_t number, const Wanted& wanted) const {
   const SnapshotEntry* newest = nullptr;
   for (const SnapshotEntry& e : log_.page().snapshots)
-    if (e.serial.load() != 0 && e.commit.number == commit)
+    if (e.serial.load() != 0 && wanted(e.commit))
       if (newest == nullptr || e.serial.load() > newest->serial.load()) newest = &e;
-  if (newest == nullptr) throw LogError("there is no snapshot of commit " + std::to_string(commit));
+  if (newest == nullptr) throw LogError("there is no snapshot of commit " + std::to_string(number));
   CommitRow row{replay::copy_once(newest->commit), {}};
   row.more = replay::read_more_marks(log_, row_of(newest), row.communicators);
   return row;

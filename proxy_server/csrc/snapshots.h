@@ -39,8 +39,11 @@ class Snapshots final : public replay::Capture {
   bool under_way() const { return making_.has_value(); }
   // Whether proxyd wants one that has not been begun.
   bool awaited() const;
-  // Whether there is one of a commit, or will be.
-  bool of(uint64_t commit) const { return (making_ && making_->commit.number == commit) || holds(commit); }
+  // Whether there is one of a commit, or will be. One from before the state went back may bear its number,
+  // and be of another place in the log: replay may commit elsewhere.
+  bool of(const replay::CommitEntry& commit) const {
+    return (making_ && same(making_->commit, commit)) || holds(commit);
+  }
   // Publishes it if it is whole. Without the thread: copies up to about `bytes`, and says whether there is
   // more.
   bool advance(uint64_t bytes);
@@ -51,10 +54,12 @@ class Snapshots final : public replay::Capture {
   // The state goes back: what has not been copied cannot be had any more.
   void abandon();
 
-  // The published snapshot of a commit that a server may be brought to; throws LogError.
+  // The newest published snapshot of that number, which a server may be brought to; throws LogError.
   replay::CommitRow entry(uint64_t commit) const;
+  // That of a commit; throws LogError.
+  replay::CommitRow entry(const replay::CommitEntry& commit) const;
   replay::Manifest manifest(const replay::CommitEntry& entry) const;
-  bool holds(uint64_t commit) const;
+  bool holds(const replay::CommitEntry& commit) const;
   const uint8_t* at(uint64_t offset) const { return area_.at(offset); }
 
   // Lets go of snapshots that are not needed any more; everything if proxyd has suspended them.
@@ -67,6 +72,9 @@ class Snapshots final : public replay::Capture {
   void let_log_go(uint64_t offset) { unkept_ = offset; }
 
  private:
+  static bool same(const replay::CommitEntry& one, const replay::CommitEntry& other) {
+    return one.number == other.number && one.record_index == other.record_index;
+  }
   struct Row {
     uint64_t handle, version;
   };
@@ -93,6 +101,8 @@ class Snapshots final : public replay::Capture {
   // Serial of the newest order that was taken up.
   uint64_t begun() const { return log_.page().snapshot_begun.load(std::memory_order_relaxed); }
   void forget_unfinished();
+  template <class Wanted>
+  replay::CommitRow newest_of(uint64_t number, const Wanted& wanted) const;
   uint64_t row_of(const replay::SnapshotEntry* slot) const;  // in `marks`
   uint64_t newest() const;                                   // serial of those published; 0 = there is none
   // Nothing is published: gives the memory back.

@@ -83,8 +83,9 @@ class Snapshots:
         return found[-1]
 
     def holds(self, log: Log, number: int) -> bool:
-        """Whether there is one of that commit."""
-        return any(kept.commit.number == number for kept in log.published)
+        """Whether there is one of that commit, which the log knows."""
+        index = log.entry(number).index
+        return any((kept.commit.number, kept.commit.index) == (number, index) for kept in log.published)
 
     def keeps_log_from(self, log: Log) -> int:
         """Record from which the log must stay for the sake of a snapshot."""
