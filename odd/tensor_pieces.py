@@ -43,7 +43,8 @@ CHANGES = (
     "t.random_(0, 5)", "t.bernoulli_(0.5)", "t.normal_()", "t.uniform_()", "t.exponential_()", "t.cauchy_()",
     "t.log_normal_()", "t.geometric_(0.5)", "t = torch.randint_like(t, 0, 9)", "t = torch.rand_like(t)",
     "t.put_(torch.tensor([0], device=device), t.reshape(-1)[-1:])", "t.fill_diagonal_(3)", "t.erfinv_()",
-    "t.addcmul_(t, t, value=2)", "t.lerp_(t * 2, 0.5)", "t.clamp_min_(0)", "t.round_()", "t.sign_()", "t.abs_()",
+    "t.addcmul_(t, t, value=2)", "t.lerp_(t * 2, 0.5)", "t.clamp_min_(0)", "t.round_()", "t.sign_()",
+    "t.dtype == torch.bool or t.abs_()",  # of truth values on CUDA only
     "t.bitwise_xor_(t)", "t.logical_not_()", "t ^= 1", "t <<= 1", "t //= 2", "t @= t",
 )  # fmt: skip
 LOOKS = (
