@@ -180,6 +180,33 @@ def test_rank_can_be_rewound_to_the_snapshot_it_was_brought_to() -> None:
         assert h.log.replies_different == 0
 
 
+def test_a_snapshot_from_before_is_not_taken_for_a_commit_that_has_its_number_now() -> None:
+    """A replay without pre-images commits before each optimizer step, too; the run before it did not."""
+    with Harness(snapshot_bytes=LIMIT, shadow_bytes=1 << 12) as h:
+        h.new(1, [0, 0, 0, 0])
+        h.new(2, [1, 1, 1, 1])
+        for handle in range(3, 40):
+            h.new(handle, [0, 0, 0, 0])  # too many for what an area of shadows says of them
+        for serial in (1, 2, 3):
+            h.add(1, 2)
+            h.writer.append(PHASE, 1, [])
+            order(h, serial)
+            h.commit()
+            h.synchronize()
+        before = taken(h, 3).commit
+        h.executor.park()
+        h.options["optimizer_preimages"] = False
+        h.executor = h.new_executor()
+        h.executor.restore(0)
+        h.executor.resume()
+        h.run_all()
+        now = next(commit for commit in h.log.commits() if commit.number == before.number)
+        assert now.record_index < before.record_index and not now.has_manifest
+        h.executor.park()
+        with pytest.raises(RuntimeError, match="has no manifest"):
+            h.executor.rewind(before.number)
+
+
 def test_buffer_that_did_not_change_is_copied_once() -> None:
     with Harness(snapshot_bytes=LIMIT) as h:
         h.writer.append(ALLOCATE, 1, [4 << 20])
