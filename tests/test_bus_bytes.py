@@ -60,7 +60,6 @@ class Watch:
                     self.seen[one.name].append(Counters._make(LAYOUT.unpack(content)))
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize(
     ("script", "words"), [("char_gpt.py", GPT), ("digits_convnet.py", CONVNET)], ids=["GPT", "convnet"]
 )

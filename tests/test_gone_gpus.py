@@ -184,7 +184,6 @@ def _losses(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("step ")]
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize("how", ["fails", pytest.param("hangs", marks=pytest.mark.long)])
 def test_a_training_goes_on_with_the_same_bits_when_a_gpu_is_gone(gone: None, folder: Path, how: str) -> None:
     found = {}

@@ -152,7 +152,6 @@ def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(cas
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
-@pytest.mark.cold
 def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_server_and_a_failed_call(
     folder: Path,
 ) -> None:
@@ -164,7 +163,6 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.cold
 def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> None:
     """Also where connections have broken: the device says nothing of that, and goes on waiting."""
     training = Training("char_gpt.py", 2, 8)
@@ -175,7 +173,6 @@ def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> N
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.cold
 def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(folder: Path) -> None:
     """The server of rank 1 has died, and the next one stops before it comes to its first collective."""
     training = Training("char_gpt.py", 2, 8)
@@ -188,7 +185,6 @@ def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(fo
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.cold
 def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(folder: Path) -> None:
     """Longer than a server may take for a record."""
     command = proxied.torchrun(2, WORKLOADS / "late_rank.py", "12")
@@ -197,7 +193,6 @@ def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(folder: P
     assert (done.status, done.report["recoveries"]) == (0, []), done.output[-3000:]
 
 
-@pytest.mark.cold
 def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_other(folder: Path) -> None:
     """In batches: one by one they would, for good. Servers are killed at each call of a step with batches."""
     for ranks, calls in ((2, range(1, 19)), (3, range(2, 17, 5))):
@@ -211,7 +206,6 @@ def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_
         assert all(recovered) and len(recovered) >= len(drills)
 
 
-@pytest.mark.cold
 def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recovery(folder: Path) -> None:
     """It waits for one of them in another group, and comes to this one last."""
     command = proxied.torchrun(3, WORKLOADS / "crossed_groups.py", "6")

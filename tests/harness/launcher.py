@@ -54,11 +54,17 @@ ZYGOTE_DIED = 70
 def loaded_early(kind):
     """Those that a fork could not make up for."""
     early = LOADED if kind == "control" else LOADED_WITH_TORCH
+    later = READ_LATER | ({"LD_LIBRARY_PATH"} if beside_simulated_gpus(kind) else set())
     return {
         name: value
         for name, value in os.environ.items()
-        if early.match(name) and name not in READ_LATER and not name.startswith("TORCHELASTIC_")
+        if early.match(name) and name not in later and not name.startswith("TORCHELASTIC_")
     }
+
+
+def beside_simulated_gpus(kind):
+    """Whether it is a script where GPUs are simulated (simulated_device.py): those are for our processes."""
+    return kind in ("worker", "native") and os.environ.get("UNDERSTUDY_TEST_DRIVER") == "simulated-cuda"
 
 
 def surroundings(kind):
@@ -115,10 +121,11 @@ def kind_of(words):
     return with_torch
 
 
-def paths_are_plain():
+def paths_are_plain(kind):
     """Whether PYTHONPATH arranges nothing but where to look."""
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    others = [entry for entry in entries if not entry.endswith("proxy_client/boot")]
+    known = ("proxy_client/boot", *(("/simulated_cuda_site",) if beside_simulated_gpus(kind) else ()))
+    others = [entry for entry in entries if not entry.endswith(known)]
     names = ("sitecustomize.py", "usercustomize.py", "torch", "understudy", "numpy")
     return not any(os.path.exists(os.path.join(entry, name)) for entry in others for name in names)
 
@@ -205,7 +212,7 @@ def main():
     if words[:1] == ["--cold"]:
         become_python(words[1:])
     kind = kind_of(words) if zygotes and not os.environ.get("UNDERSTUDY_TEST_COLD") else None
-    if kind is None or not paths_are_plain():
+    if kind is None or not paths_are_plain(kind):
         become_python(words)
         return
     try:

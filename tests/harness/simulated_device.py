@@ -25,7 +25,7 @@ def wanted() -> bool:
 def environment(devices: int = 4) -> dict[str, str]:
     """Variables for a proxyd, whose device servers then have so many simulated GPUs. Builds what they load.
 
-    Processes with them must be started anew: a fork of a zygote has read its own.
+    Device servers with them must be started anew: a fork of a zygote has read its own.
     """
     library = program("libsimulated_cuda.so")
     program("simulated_nccl")
