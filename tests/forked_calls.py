@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import torch
+from forks import fork
 
 from understudy.hints import running
 
@@ -37,7 +38,7 @@ def seeded() -> None:
 def in_a_process(work: Callable[[], Any]) -> tuple[int, Any]:
     """Runs it in a fork. Returns its exit status (minus the signal that ended it), and what it returned."""
     reader, writer = os.pipe()
-    child = os.fork()
+    child = fork()
     if not child:
         status = 90
         try:

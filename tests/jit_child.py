@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forks import fork
 from jit_training import Training
 
 from understudy import jit
@@ -77,7 +78,7 @@ class Child:
     def __init__(self, script: Callable[[Path], None], directory: Path) -> None:
         self.directory = directory
         self.errors, errors = os.pipe()
-        self.process = os.fork()
+        self.process = fork()
         with contextlib.suppress(OSError):  # by both, so that it is done for whoever is first
             os.setpgid(self.process, 0)
         if self.process == 0:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from forks import fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -427,7 +428,7 @@ def test_each_start_is_an_attempt_of_its_own(folder: Path) -> None:
 
 
 def test_a_line_is_there_although_the_process_is_killed_right_behind_it(folder: Path) -> None:
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         SampleLog(folder, ResumableSampler(22, 4, rank=0, world_size=1, seed=3)).record(
             0, 0, PLAN.order(0)[:4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from forks import fork
 from jit_shards import identity
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -88,11 +90,11 @@ def test_state_of_zero_is_spread_over_its_group(fake: None) -> None:
 
 def ranks(count: int, script: Callable[[int], None], folder: Path) -> list[str]:
     """What a script raises or warns of, in as many forks of this process that talk by Gloo."""
+    gc.collect()  # optimizers of other tests
     pids = []
     for rank in range(count):
-        if (pid := os.fork()) == 0:
+        if (pid := fork()) == 0:
             said = "nothing"
-            gc.collect()  # optimizers of other tests
             try:
                 store = dist.FileStore(str(folder / "store"), count)
                 dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
@@ -107,8 +109,14 @@ def ranks(count: int, script: Callable[[int], None], folder: Path) -> list[str]:
                 (folder / f"said-{rank}").write_text(said)
             os._exit(0)
         pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    try:
+        while pids:
+            os.waitpid(pids[-1], 0)
+            pids.pop()
+    finally:  # where the time is out
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
     return [(folder / f"said-{rank}").read_text() for rank in range(count)]
 
 
