@@ -55,10 +55,14 @@ def main() -> None:
         directories = directories[1:]
         if ctypes.CDLL(None).unshare(CLONE_NEWPID) != 0:
             sys.exit("no namespace of pids")
+        told, tells = os.pipe()
         if child := os.fork():
             print(child, flush=True)
+            os.close(tells)
             os.waitpid(child, 0)
             return
+        os.close(tells)
+        os.read(told, 1)  # until the line above is whole
     held = [replay.HeldLog(directory) for directory in directories]
     print("held", flush=True)
     for line in sys.stdin:
