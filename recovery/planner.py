@@ -430,8 +430,11 @@ def _give_up(facts: Facts, reason: str, culprits: Sequence[int]) -> Plan:
         lost = {rank.rank for rank in facts.ranks}
     actions: list[Action] = [Lose(rank.rank, reason) for rank in facts.ranks if rank.rank in lost]
     others = tuple(rank for rank in facts.ranks if rank.rank not in lost)
+    cut: Cut = {}
     if others:
         fault = FaultFacts(FaultKind.COLLECTIVE_FAILED, ())
         homeless = tuple(rank for rank in facts.homeless if rank not in lost)
-        actions += plan(replace(facts, ranks=others, fault=fault, homeless=homeless)).actions
-    return Plan(PlanName.GIVE_UP, reason, tuple(actions))
+        theirs = plan(replace(facts, ranks=others, fault=fault, homeless=homeless))
+        actions += theirs.actions
+        cut = theirs.cut
+    return Plan(PlanName.GIVE_UP, reason, tuple(actions), cut)

@@ -305,6 +305,16 @@ def test_ranks_whose_snapshots_have_left_memory_come_back_from_storage_on_new_se
     assert "rank 0 at commit 5 on storage" in chosen.reason
 
 
+def test_who_stays_when_others_are_given_up_may_come_from_storage_too() -> None:
+    stuck: dict[str, Any] = {"phase": Phase.OPTIMIZER, "optimizer_preimages": False}
+    marks = commit(5, communicators=((5, 5, 1),))
+    apart = rank(2, 9, commits=(commit(9, communicators=((5, 5, 1),)),), stored=(marks,), **stuck)
+    chosen = plan(Facts((rank(0), rank(1), apart), died(1, attempts=3)))
+    assert lost_ranks(chosen) == [0, 1]
+    assert Reload(2, 5, True, stored=True) in chosen.actions
+    assert chosen.cut == {2: marks}
+
+
 def test_memory_is_preferred_to_storage_and_an_older_set_on_storage_to_none() -> None:
     both = tuple(
         rank(n, 9, alive=False, snapshots=(commit(5),), stored=(commit(2), commit(5))) for n in (0, 1)
