@@ -200,32 +200,23 @@ def test_order_that_came_too_late_is_given_again_further_ahead() -> None:
     assert [r.log.snapshot_floor for r in ranks] == [2, 2]
 
 
-def test_snapshots_that_fit_no_consistent_cut_do_not_count() -> None:
+@pytest.mark.parametrize("why", ["it fits no consistent cut", "a server refused it"])
+def test_a_set_of_no_use_does_not_count_and_the_next_is_ordered(why: str) -> None:
     keeper, ranks = a_job(2)
     for r in ranks:
         r.train(5)
     keeper.look(1.0)
     for r in ranks:
         r.train(3)
-    ranks[1].log.published[0].commit.communicators = [(1, 2, 99)]
-    keeper.look(1.1)
-    assert [r.log.snapshot_floor for r in ranks] == [0, 0]
-    assert ranks[0].log.orders[-1][0] == 2
-
-
-def test_a_set_in_which_one_is_refused_does_not_count_and_the_next_is_ordered() -> None:
-    keeper, ranks = a_job(2)
-    for r in ranks:
-        r.train(5)
-    keeper.look(1.0)
-    for r in ranks:
-        r.train(3)
-    ranks[1].refused_snapshots.add(1)
+    if why == "a server refused it":
+        ranks[1].refused_snapshots.add(1)
+    else:
+        ranks[1].log.published[0].commit.communicators = [(1, 2, 99)]
     keeper.look(1.1)
     assert [r.log.snapshot_floor for r in ranks] == [0, 0]
     assert ranks[0].log.orders[-1][0] == 2
     for r in ranks:
-        r.train(10)
+        r.train(20)
     keeper.look(1.2)
     assert [r.log.snapshot_floor for r in ranks] == [2, 2]
 
