@@ -141,8 +141,11 @@ class CutSearch:
         }
         self._capped: dict[Uid, bool] = {}
         self._of_rank: dict[int, list[Uid]] = {rank.rank: [] for rank in ranks}
+        over = _Over(ranks, choices)
         for uid, having in self._communicators.members.items():
             capped = self._communicators.capped(uid)
+            if capped and over.everywhere(uid, having):
+                continue
             if capped or len(having) > 1:
                 self._capped[uid] = capped
                 for rank in having:
@@ -217,6 +220,33 @@ class _Sequences:
             of = self._choices[position].communicators
             found = self._known[position] = {(low, high): sequence for low, high, sequence in of}
         return found
+
+
+class _Over:
+    """Which communicators all have given up for good, if some by records of which no commit tells any more.
+
+    A rank keeps its last commits only, and one that was restored those that its newest life made: it may have
+    forgotten a communicator that others remember.  Floors are a cut: what one rank has given up at its floor,
+    all have at theirs.
+    """
+
+    def __init__(self, ranks: Sequence[RankFacts], choices: Mapping[int, Sequence[CommitFacts]]) -> None:
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self._choices = choices
+        self._given_up: dict[int, frozenset[Uid]] = {}
+
+    def everywhere(self, uid: Uid, having: Iterable[int]) -> bool:
+        """Whether each rank known to have had it gave it up before all that it may go back to."""
+        return all(uid in self._before_all(rank) for rank in having)
+
+    def _before_all(self, rank: int) -> frozenset[Uid]:
+        if rank not in self._given_up:
+            facts = self._ranks[rank]
+            floor = next((c for c in facts.commits if c.number == facts.floor_commit), BEGINNING)
+            oldest = in_order([floor], self._choices[rank])[0]
+            sequences = _all_sequences(facts).get(oldest.place, {})
+            self._given_up[rank] = frozenset(uid for uid, at in sequences.items() if at == _DESTROYED)
+        return self._given_up[rank]
 
 
 def _all_sequences(rank: RankFacts) -> dict[Place, dict[Uid, int]]:

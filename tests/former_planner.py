@@ -13,7 +13,7 @@ from unittest import mock
 
 from understudy.recovery import planner
 from understudy.recovery.cuts import Cut, is_young
-from understudy.recovery.facts import BufferFacts, CommitFacts, Facts, Manifest, RankFacts, Uid
+from understudy.recovery.facts import BEGINNING, BufferFacts, CommitFacts, Facts, Manifest, RankFacts, Uid
 from understudy.recovery.naming_ranks import named
 from understudy.recovery.planner import Plan
 from understudy.recovery.replicas import MOST_OTHERS, Content, Copy, needs_replica
@@ -76,6 +76,23 @@ def connected(ranks: Sequence[RankFacts], start: Sequence[int]) -> set[int]:
         reached |= more
 
 
+def forgotten(ranks: Sequence[RankFacts], choices: Mapping[int, Sequence[CommitFacts]]) -> set[Uid]:
+    """What not all are known to have had, and all who are have given up at their floors and all choices.
+
+    The planner that this one was before took those for communicators that others may be about to join.
+    """
+    known: dict[Uid, list[bool]] = {}
+    for rank in ranks:
+        floors = [commit for commit in rank.commits if commit.number == rank.floor_commit] or [BEGINNING]
+        at = _sequences(rank, [*floors, *choices[rank.rank]])
+        for uid in {uid for sequences in _all_sequences(rank).values() for uid in sequences}:
+            known.setdefault(uid, []).append(all(one.get(uid) == _DESTROYED for one in at))
+        for uid, _ in rank.begun:
+            known.setdefault(uid, []).append(False)
+    members = memberships(ranks)
+    return {uid for uid, over in known.items() if all(over) and len(members[uid]) > len(over)}
+
+
 class CutSearch:
     """Consistent cuts among `choices`, some of each rank's commits (oldest first; `BEGINNING` may be one)."""
 
@@ -86,7 +103,9 @@ class CutSearch:
         communicators: object = None,
     ) -> None:
         self._choices = {rank.rank: list(choices[rank.rank]) for rank in ranks}
-        self._members = {uid: having for uid, having in memberships(ranks).items() if len(having) > 1}
+        over = forgotten(ranks, choices)
+        members = memberships(ranks).items()
+        self._members = {uid: having for uid, having in members if len(having) > 1 and uid not in over}
         self._sequences = {rank.rank: _sequences(rank, choices[rank.rank]) for rank in ranks}
 
     def newest(self) -> Cut | None:
@@ -142,6 +161,11 @@ class CutSearch:
 
 def _sequences(rank: RankFacts, choices: Sequence[CommitFacts]) -> list[dict[Uid, int]]:
     """Per chosen commit: communicator -> collectives done, `_DESTROYED` where it is gone again."""
+    of_number = _all_sequences(rank)
+    return [of_number[choice.number] for choice in choices]
+
+
+def _all_sequences(rank: RankFacts) -> dict[int, dict[Uid, int]]:
     of_number: dict[int, dict[Uid, int]] = {0: {}}
     known: set[Uid] = set()
     all_of_them = {commit.number: commit for commit in (*rank.stored, *rank.snapshots, *rank.commits)}
@@ -149,7 +173,7 @@ def _sequences(rank: RankFacts, choices: Sequence[CommitFacts]) -> list[dict[Uid
         now = {(low, high): sequence for low, high, sequence in commit.communicators}
         of_number[commit.number] = {uid: _DESTROYED for uid in known - now.keys()} | now
         known |= now.keys()
-    return [of_number[choice.number] for choice in choices]
+    return of_number
 
 
 def match(

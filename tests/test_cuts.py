@@ -63,6 +63,20 @@ def test_communicator_that_came_and_went_between_two_commits_divides_them() -> N
     assert {number: at.number for number, at in newest.items()} == {0: 1, 1: 1}
 
 
+def test_communicator_that_all_have_given_up_may_be_forgotten_by_some_of_them() -> None:
+    """A ring keeps its last commits only, and ranks differ in how many they make in a step."""
+    gone = (1 << 64) - 1
+    remembers = rank(0, commits=tuple(marked(n, (1, n), *[(7, gone)] * (n == 2)) for n in (1, 2, 3, 4)),
+                     manifests={})  # fmt: skip
+    forgot = rank(1, commits=tuple(marked(n, (1, n)) for n in (3, 4)), manifests={})
+    behind = [replace(one, floor_commit=3, log_complete_from_start=False) for one in (remembers, forgot)]
+    assert consistent_floor(behind) == {0: 4, 1: 4}
+    assert plan(Facts(tuple(behind), died(0, attempts=1))).name is not PlanName.GIVE_UP
+    before = replace(forgot, commits=remembers.commits[:1])
+    amid = [replace(one, floor_commit=1) for one in (remembers, before)]
+    assert consistent_floor(amid) == {0: 1, 1: 1}, "the other one may have it yet to come"
+
+
 def test_messages_that_cross_each_other_and_a_commit_are_not_consistent() -> None:
     """Both have sent one and received none: as one count of the pair they would look alike."""
     to, back = 101, 102
