@@ -131,18 +131,16 @@ def in_time(recovery: dict[str, Any]) -> bool:
 def test_a_call_that_fails_again_on_a_healthy_server_raises_its_own_error(
     variables: dict[str, str], tmp_path: Path
 ) -> None:
-    drills = ["--drill", "call-error rank=1 step=5 call=5"] * 3
+    # It fails as often as it is tried: the third time counts of which proxyd has heard.  Of some it may hear
+    # from the other rank alone, whose collective that breaks off.
+    drills = ["--drill", "call-error rank=1 step=7 call=5"] * 12
     done, report = proxyrun(variables, tmp_path, "--devices", "cpu:2", *drills)
     assert done.returncode != 0
-    (recovery,) = report["recoveries"]
-    assert recovery["plan"] == "give-up"
-    # Of the plans tried, that of a validation during which it failed is none.  Behind them may come one for
-    # a collective of the other rank, which the replacement broke off.
-    assert "tried before: rewind-in-place, restart-copy-replay" in recovery["reason"]
-    assert (
-        "RemoteError: a driver error, injected by a drill [device call aten::add_.Tensor, record"
-        in done.stderr
-    )
+    recovery = report["recoveries"][-1]
+    assert (recovery["fault"], recovery["plan"]) == ("call-failed", "give-up")
+    tried = recovery["reason"].partition("tried before: ")[2].split(", ")
+    assert list(dict.fromkeys(tried))[:2] == ["rewind-in-place", "restart-copy-replay"]
+    assert "RemoteError: a driver error, injected by a drill [device call collective, record" in done.stderr
 
 
 def test_a_device_that_is_gone_is_left_for_a_spare_one(variables: dict[str, str], tmp_path: Path) -> None:
