@@ -13,7 +13,7 @@ import structlog
 from understudy.recovery.control import pb
 from understudy.recovery.events import validation_failed
 from understudy.recovery.evidence import refuse_snapshots_behind
-from understudy.recovery.facts import ECHOES, WISHES, FaultFacts, FaultKind
+from understudy.recovery.facts import ECHOES, SERVERS_SOUND, WISHES, FaultFacts, FaultKind
 from understudy.recovery.failure_counts import FailureCounts
 from understudy.recovery.faults import BY_NUMBER
 from understudy.recovery.holding import hold, let_go
@@ -208,21 +208,39 @@ class Coordinator:
         session.note = f"corrupted, and not repaired: {message}; {reason}"
 
     def _nothing_broke(self) -> bool:
-        """Whether state was corrupted, and that is all: every server does as it should."""
-        return bool(self._faults) and all(f.kind is FaultKind.SILENT_CORRUPTION for f in self._faults)
+        """Whether numbers are wrong, or somebody ordered something, and that is all."""
+        return bool(self._faults) and all(fault.kind in SERVERS_SOUND for fault in self._faults)
 
-    async def _cannot_repair(self) -> str:
-        """Why corrupted state has to stay, as a rank has ended meanwhile; the others have gone on then.
+    async def _cannot_go_back(self) -> str:
+        """Why all has to stay as it is, though nothing broke; ranks have gone on then.  Empty: they can.
 
-        Nobody ends any more once all are held: else those left would be given up, for wrong numbers.
+        Since it was noticed or ordered a rank may have ended, or have begun a step out of which no way leads
+        back.  Nobody ends any more, or begins one, once all are held: else those left would be given up.
         """
         held = [session for session in self._concerned() if session.has_state]
+        for session in held:
+            session.state = "recovering"
         await hold(held, self._job.generation)
         possible = plan(parked_anywhere(self._round.facts(self._fault_facts())))
         if possible.name not in ENDS or not self._nothing_broke():
             return ""
+        for session in held:
+            if session.state == "recovering":
+                session.state = "running"
         await let_go([session for session in held if not self.stands(session)], self._job.generation)
         return possible.reason
+
+    def _leave_as_it_is(self, reason: str) -> None:
+        """What broke while the others were let go is a recovery of its own."""
+        left = [fault for fault in self._faults if fault.kind in SERVERS_SOUND]
+        for fault in left:
+            if (session := self._job.sessions.get(fault.rank)) is None:
+                continue
+            if fault.kind is FaultKind.SILENT_CORRUPTION:
+                self._stays_corrupted(session, fault.message, reason)
+            else:
+                session.decline(reason)
+        self._keep([fault for fault in self._faults if fault not in left])
 
     def rehearse_restore(self) -> str:
         """Take all ranks back to storage, though nothing is broken; or a sentence why that cannot be."""
@@ -390,39 +408,42 @@ class Coordinator:
 
     async def _recover(self) -> None:
         async with self._job.opening:
-            possible = bool(self._faults) or await self._can_validate()
-            self._stage = _Stage.PREPARING
-            if not possible:
-                self._reach = {}
-                return await self._release()
-            if self._faults and self._faults[0].kind is FaultKind.COLLECTIVE_FAILED:
-                await self._await_explanation()
-            if self._nothing_broke() and (reason := await self._cannot_repair()):
-                return self._leave_corrupted(reason)
-            problem = ""
-            pause = PEER_DEATH_WITHIN
-            result: Result | None = None
-            for attempt in range(1, MOST_ROUNDS + 1):
-                try:
-                    result = await self._attempt(attempt)
-                except RoundFailed as failure:
-                    self._stage = _Stage.PREPARING
-                    problem = str(failure)
-                    log.warning("recovery round failed", job=self._job.name, attempt=attempt, problem=problem)
-                    for session in self._job.active_sessions():  # whoever wished to move it may try again
-                        session.destination = None
-                    await self._interrupted(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
-                    result = None
-                if result is not None:
-                    break
-            if result is None:
-                self._abandon(problem)
-            else:
-                self._conclude(result)
+            await self._deal_with_it()
         self._homes.fill()
         async with self._job.changed:
             self._job.changed.notify_all()
+
+    async def _deal_with_it(self) -> None:
+        possible = bool(self._faults) or await self._can_validate()
+        self._stage = _Stage.PREPARING
+        if not possible:
+            self._reach = {}
+            return await self._release()
+        if self._faults and self._faults[0].kind is FaultKind.COLLECTIVE_FAILED:
+            await self._await_explanation()
+        if self._nothing_broke() and (reason := await self._cannot_go_back()):
+            return self._leave_as_it_is(reason)
+        problem = ""
+        pause = PEER_DEATH_WITHIN
+        result: Result | None = None
+        for attempt in range(1, MOST_ROUNDS + 1):
+            try:
+                result = await self._attempt(attempt)
+            except RoundFailed as failure:
+                self._stage = _Stage.PREPARING
+                problem = str(failure)
+                log.warning("recovery round failed", job=self._job.name, attempt=attempt, problem=problem)
+                for session in self._job.active_sessions():  # whoever wished to move it may try again
+                    session.destination = None
+                await self._interrupted(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                result = None
+            if result is not None:
+                break
+        if result is None:
+            self._abandon(problem)
+        else:
+            self._conclude(result)
 
     async def _attempt(self, attempt: int) -> Result | None:
         """One plan carried out and replayed to the point of the fault; None if another fault came between."""
@@ -525,14 +546,6 @@ class Coordinator:
         for session in self._job.active_sessions():
             session.lose(reason)
         self._end_incident(len(self._faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
-
-    def _leave_corrupted(self, reason: str) -> None:
-        """What broke while the others were let go is a recovery of its own."""
-        corrupted = [fault for fault in self._faults if fault.kind is FaultKind.SILENT_CORRUPTION]
-        for fault in corrupted:
-            if (session := self._job.sessions.get(fault.rank)) is not None:
-                self._stays_corrupted(session, fault.message, reason)
-        self._keep([fault for fault in self._faults if fault not in corrupted])
 
     def _keep(self, later: list[Fault]) -> None:
         """Of all that is known, only these are yet to be recovered from."""

@@ -128,7 +128,7 @@ def rank_facts(
             log.floor_commit, session.restored_commit if alive else 0, log.commit_count - KEPT_COMMITS
         ),
         phase=session.phase,
-        optimizer_preimages=optimizer_preimages and not log.final_steps,
+        optimizer_preimages=optimizer_preimages and not log.final_steps and not log.sealed,
         suspect=session.server.suspect,
         leaving=session.destination is not None or bool(session.destination_host),
         snapshots=snapshot_facts(log),

@@ -38,6 +38,8 @@ ECHOES = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
 """What other ranks see of a fault, or a fault by itself."""
 WISHES = (FaultKind.PLANNED_MOVE, FaultKind.REHEARSAL)
 """What somebody ordered: nothing was broken."""
+SERVERS_SOUND = (FaultKind.SILENT_CORRUPTION, *WISHES)
+"""Every server does as it should: nobody is to be lost for this."""
 
 
 Uid = tuple[int, int]

@@ -15,13 +15,16 @@ from understudy.recovery.recovery_round import RESUME_S
 
 log = structlog.get_logger()
 
+HELD_S = 2.0
+"""Seconds until a server must have answered: it looks up at the next record."""
+
 
 async def hold(sessions: Sequence[Session], generation: int) -> None:
     """No rank ends its program from here on, and nothing that it has begun is broken off.
 
     Who does not do as it is told is dealt with by whoever parks it, or lets it go.
     """
-    await _ask(sessions, lambda stub: stub.Hold(pb.HoldRequest(generation=generation), timeout=RESUME_S))
+    await _ask(sessions, lambda stub: stub.Hold(pb.HoldRequest(generation=generation), timeout=HELD_S))
 
 
 async def let_go(sessions: Sequence[Session], generation: int) -> None:

@@ -70,8 +70,8 @@ class Session:
     """There, if it matters."""
     transfer: pb.Transfer | None = None
     """How it came to where it is, until that is told of."""
-    move_problem: str = ""
-    """Why it did not get there."""
+    declined: str = ""
+    """Why what was ordered last of it did not come about."""
     stash: Server | None = None
     """Its former server, while the new one copies from it."""
     hollow: bool = False
@@ -209,6 +209,10 @@ class Session:
             return "" if self.obstacles is None else "yes"
         first, *more = self.obstacles
         return f"no ({first}{f'; and {len(more)} more' if more else ''})"
+
+    def decline(self, reason: str) -> None:
+        """What was ordered of it does not come about; whoever ordered it may try again."""
+        self.destination, self.destination_host, self.declined = None, "", reason
 
     def lose(self, message: str) -> None:
         """Its worker raises `message` at its next call."""

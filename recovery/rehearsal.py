@@ -34,6 +34,8 @@ async def rehearse(job: Job, coordinator: Coordinator) -> str:
     else:
         raise Refused("snapshots become durable faster than they can be read: raise --persist-every")
     before = len(job.recoveries)
+    for session in job.active_sessions():
+        session.declined = ""
     if reason := coordinator.rehearse_restore():
         raise Refused(reason)
 
@@ -41,11 +43,14 @@ async def rehearse(job: Job, coordinator: Coordinator) -> str:
         new = job.recoveries[before:]
         return next((done for done in new if done.fault == FaultKind.REHEARSAL.value), None)
 
+    def declined() -> str:
+        return next((session.declined for session in job.active_sessions() if session.declined), "")
+
     async with job.changed:
-        await job.changed.wait_for(lambda: outcome() is not None or not job.active_sessions())
+        await job.changed.wait_for(lambda: outcome() is not None or declined() or not job.active_sessions())
     done = outcome()
     if done is None:
-        raise Refused(f"job {job.name} ended before the restore was over")
+        raise Refused(declined() or f"job {job.name} ended before the restore was over")
     return account_of(done)
 
 

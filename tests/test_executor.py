@@ -435,12 +435,30 @@ def test_a_server_is_not_held_amid_a_step_out_of_which_no_way_leads() -> None:
         h.executor.hold()
         assert h.executor.state == "running"
         h.add(1, 1)
+        h.synchronize()
+        assert h.log.sealed
         h.commit()
         h.add(1, 1)
         h.wait(lambda: h.executor.state == "parked", "was not held")
+        assert not h.log.sealed
         assert h.log.cursor_index == h.log.tail_index - 1
         h.executor.let_go()
         assert h.read(1) == (8, 8, 8, 8)
+
+
+def test_a_call_that_fails_where_a_server_is_to_be_held_is_told() -> None:
+    """Nobody takes it back for that: it would be let go in the middle of the call."""
+    with Harness(optimizer_preimages=False) as h:
+        h.new(1, [1, 1, 1, 1])
+        h.writer.append(PHASE, 1, [])
+        h.add(1, 1)
+        h.synchronize()
+        h.executor.hold()
+        h.log.add_drill(3, 1, h.log.call + 1)  # call-error
+        h.add(1, 1)
+        assert h.executor.wait_for_fault(20_000)[0] == "call"
+        h.executor.let_go()
+        assert h.executor.state == "parked"
 
 
 def test_a_server_that_stands_at_a_fault_of_its_own_is_not_let_go() -> None:

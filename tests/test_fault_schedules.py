@@ -89,6 +89,17 @@ def test_a_server_that_dies_while_corrupted_state_is_let_stay_is_recovered_from(
     assert not outcome.violations and outcome.rounds == 1
 
 
+@pytest.mark.parametrize("seed", [54039, 56208, 88449])
+def test_nobody_is_lost_for_an_order_to_move_that_finds_no_way_back_once_all_stand(seed: int) -> None:
+    """Since it was given, ranks have begun a step whose pre-images do not fit: it is declined instead."""
+    assert not simulate(seed).violations
+
+
+def test_a_communicator_given_up_long_ago_bars_no_way_though_one_rank_has_forgotten_it() -> None:
+    """Of a rank that was restored, the log keeps commits of several lives, and not all of any."""
+    assert not simulate(31389491545).violations
+
+
 @pytest.mark.parametrize("seed", [65919, 73164])
 def test_a_set_that_is_found_damaged_amid_a_move_is_a_fault_that_a_job_may_end_of(seed: int) -> None:
     """Without pre-images a rank that has just begun its step cannot go back but by what is on storage."""

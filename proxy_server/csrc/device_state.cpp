@@ -170,9 +170,10 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
       tell_incomplete(named, replay::kMarksInPlace + more.size());
   }
   if (std::exchange(watches_step_, false) && table_.sealed()) keep_step_preimages(false);
+  auto& page = log_.page();
+  page.sealed.store(0, std::memory_order_relaxed);
   table_.commit();
   table_.preimages(true);
-  auto& page = log_.page();
   page.commits[number % replay::kCommitRing] = e;
   page.commit_count.store(number, std::memory_order_release);
   // Not before: behind an optimizer's step without pre-images there is no other commit to go back to.

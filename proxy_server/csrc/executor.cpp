@@ -24,9 +24,10 @@ constexpr long kLongestSleepMs = 64;
 constexpr long kFirstSleepMs = 1, kPoliteFirstSleepMs = 8;  // work that nobody waits for is begun no later
 constexpr uint64_t kSnapshotPortion = 1 << 20;              // bytes; a record that arrives waits for no more
 constexpr useconds_t kStepLookUs = 20;
-constexpr useconds_t kDeviceLookUs = 50;                 // while the script waits for it
-constexpr std::chrono::milliseconds kHoldPatience{100};  // for the record that runs to end
-constexpr int kFirstLooks = 64, kLooks = 50;             // between looks at the clock
+constexpr useconds_t kDeviceLookUs = 50;         // while the script waits for it
+constexpr uint64_t kHoldPatienceNs = 100000000;  // for the record that runs to end
+constexpr std::chrono::milliseconds kHoldLook{1};
+constexpr int kFirstLooks = 64, kLooks = 50;  // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
 constexpr uint64_t kCrowdedNs = 20000;  // to offer the core takes longer than this only if somebody takes it
@@ -152,7 +153,12 @@ void Executor::hold() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ != State::kRunning) return;
   ask_to_park(s, /*anywhere=*/false);
-  changed_.wait_for(lock, kHoldPatience, [this] { return state_ != State::kRunning; });
+  // One that waits for peers may wait for such as stand already.
+  const auto& waits = s.log.page().in_collective;
+  for (const uint64_t until = replay::now_ns() + kHoldPatienceNs; waits.load() == 0;)
+    if (changed_.wait_for(lock, kHoldLook, [this] { return state_ != State::kRunning; }) ||
+        replay::now_ns() >= until)
+      return;
 }
 
 void Executor::let_go() {
@@ -253,7 +259,7 @@ void Executor::thread_main() {
       next = run_records(s);
     } catch (const CollectiveError& e) {
       s.communicators.abort();  // peers that wait for this rank must learn of it
-      if (!park_requested_.load()) fault = Fault{FaultKind::kCollective, e.what(), s.at.index};
+      if (!goes_back_anyway()) fault = Fault{FaultKind::kCollective, e.what(), s.at.index};
     } catch (const ValidationPause& e) {
       fault = Fault{FaultKind::kValidation, e.what(), s.at.index};
     } catch (const RollForwardRefused& e) {
@@ -262,7 +268,7 @@ void Executor::thread_main() {
       fault = Fault{FaultKind::kRestart, e.what(), s.at.index};
     } catch (const DriverError& e) {
       s.communicators.abort();
-      if (!park_requested_.load())
+      if (!goes_back_anyway())
         fault = Fault{e.suspect ? FaultKind::kSuspect : FaultKind::kCall, e.what(), s.at.index};
     } catch (const std::exception& e) {
       if (s.driver.lost(e)) end_with_the_driver(s, e);
@@ -286,6 +292,9 @@ void Executor::thread_main() {
     changed_.notify_all();
   }
 }
+
+// Whoever parks a rank takes it back, to before what fails meanwhile; whoever holds it may let it go on.
+bool Executor::goes_back_anyway() const { return park_requested_.load() && !hold_requested_.load(); }
 
 // The driver's context is lost, and with it all memory of the device: what proxyd does when a device server
 // dies is what is needed now.
@@ -469,6 +478,7 @@ void Executor::begin_record(Session& s, const Record& r, const uint64_t* frees) 
   if (__builtin_expect(!s.drills.empty() || page.drill_count.load(std::memory_order_relaxed) != s.drills_seen,
                        0))
     fire_drills(s, r);
+  if (__builtin_expect(s.state->table().sealed(), 0)) page.sealed.store(1, std::memory_order_relaxed);
   if (!s.at.frees_done) {
     const bool failed = page.error_kind.load(std::memory_order_relaxed) != 0;
     for (uint16_t i = 0; i < r.frees; i++) {

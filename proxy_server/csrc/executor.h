@@ -122,6 +122,7 @@ class Executor {
   State run_records(Session& s);
   void ask_to_park(Session& s, bool anywhere);
   bool stands_here(const Session& s) const;
+  bool goes_back_anyway() const;
   State parked_at(Session& s);
   bool wait_for_records(Session& s, uint64_t& tail);
   void run_record(Session& s, const replay::Record& r, uint64_t* body);

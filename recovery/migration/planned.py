@@ -243,6 +243,7 @@ class PlannedMoves:
         if session.rank not in way.replaced:
             raise Refused(f"rank {session.rank} cannot be moved now: {way.reason}")
         before = len(job.recoveries)
+        session.declined = ""
         coordinator.move(session)
 
         def outcome() -> pb.Recovery | None:
@@ -250,9 +251,11 @@ class PlannedMoves:
             return next((done for done in new if done.fault == FaultKind.PLANNED_MOVE.value), None)
 
         async with job.changed:
-            await job.changed.wait_for(lambda: outcome() is not None or not session.active)
+            await job.changed.wait_for(
+                lambda: outcome() is not None or bool(session.declined) or not session.active
+            )
         done = outcome()
-        return account_of(done) if done is not None else "the job was given up"
+        return account_of(done) if done is not None else session.declined or "the job was given up"
 
     async def _server_ready(self, session: Session, name: str) -> None:
         """Before anybody stands still for it; raises Refused."""

@@ -39,15 +39,15 @@ class FarMoves:
         try:
             for _ in range(MOST_TRIES):
                 session.destination_host, session.destination_device = host, place.device
-                session.move_problem = ""
+                session.declined = ""
                 account = await self._try(session)
                 if self._homes.at(session) == host:
                     return f"rank {rank} runs on {session.device} of host {host}, was on {source}\n{account}"
                 if not session.active:
                     return f"the session of rank {rank} is over"
-                if session.move_problem:
+                if session.declined:
                     break
-            raise Refused(f"rank {rank} stays on host {source}: {session.move_problem or account}")
+            raise Refused(f"rank {rank} stays on host {source}: {session.declined or account}")
         finally:
             session.destination_host = session.destination_device = ""
             self._desk.note()

@@ -112,7 +112,7 @@ class SpanningHomes(Homes):
             try:
                 await self._move(session, stash, [wished])
             except NoHome as problem:
-                session.destination_host, session.move_problem = "", str(problem)
+                session.decline(str(problem))
                 raise
             stash = False  # if so, it is known already
         elif self.is_homeless(session) and not self._free_beside(session):

@@ -367,9 +367,8 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t> median_calls_per_step, median_bytes_per_step;
   std::atomic<uint32_t> degraded;  // 1 = the log was cut under pressure: no recovery until the next commit
   std::atomic<uint32_t>
-      final_steps;  // 1 = no pre-images are kept in an optimizer step: no way leads out of it
-  std::atomic<uint32_t>
-      sealed;  // 1 = it stands, and no way leads back to its newest commit, for want of memory
+      final_steps;               // 1 = no pre-images are kept in an optimizer step: no way leads out of it
+  std::atomic<uint32_t> sealed;  // 1 = no way leads back to its newest commit, for want of memory
   std::atomic<uint64_t> live_buffers, live_bytes, undo_bytes, shadow_used_bytes;
   std::atomic<uint64_t> snapshot_used_bytes;
   std::atomic<uint64_t> snapshots_taken, snapshot_ns;  // and what they took of the executor's time

@@ -125,7 +125,7 @@ class Device:
             self._timer = None
         if self.log is not None and state != "dead":
             self.log.cursor_index = self.index
-            self.log.sealed = int(self.table.oldest > self.table.epoch)
+            self.log.sealed = int(self._sealed)
 
     # ------------------------------------------------------------------ execution
     def go_on(self) -> None:
@@ -193,6 +193,7 @@ class Device:
 
     def _publish(self, log: Log) -> None:
         log.cursor_index = self.index
+        log.sealed = int(self._sealed)
         log.step = self.steps + 1
         log.progress_ns = self.world.loop.nanoseconds()
 
@@ -410,8 +411,13 @@ class Device:
             self.held = not self._amid_irreversible_step
 
     @property
+    def _sealed(self) -> bool:
+        """Whether no way leads back to its newest commit."""
+        return self.table.oldest > self.table.epoch
+
+    @property
     def _amid_irreversible_step(self) -> bool:
-        if self.table.oldest > self.table.epoch and not self.pending:
+        if self._sealed and not self.pending:
             return True
         return self.protect and not self.optimizer_preimages and self.log is not None and self.log.phase == 1
 
@@ -425,7 +431,7 @@ class Device:
         if self.log is None:
             raise replay.LogError("this device server has no session")
         if self.state == "running":
-            only = self.log.final_steps or self.table.oldest > self.table.epoch
+            only = self.log.final_steps or self._sealed
             if self.pending and only and not self.collectives.under_way:
                 with contextlib.suppress(RollForwardRefused):  # there is no commit then
                     self._commit(self.log)

@@ -17,9 +17,7 @@ def judge(world: World) -> None:
     disturbances = sum(world.faults.values())
     for log in world.logs:
         why = log.lost_because
-        # A move may break off what a rank does while another's program ends: that one is not there any more.
-        left = bool(world.moves.begun) and "has ended, so nobody can take part" in why
-        if log.session_state == 1 and not disturbances and not left:
+        if log.session_state == 1 and not disturbances:
             raise world.violation(f"rank {log.rank} was lost though nothing happened: {why}")
         if log.session_state == 1:
             fine = why in world.given_up or any(why.startswith(reason[:900]) for reason in world.given_up)
