@@ -40,16 +40,32 @@ class Communicators:
 
     def __init__(self, ranks: Sequence[RankFacts]) -> None:
         self.members: dict[Uid, list[int]] = {}
+        self.had: dict[int, Collection[Uid]] = {}
+        """Rank -> all that it has had."""
         self.steady: set[int] = set()
         """Ranks that have had the same ones at all commits."""
         self._sizes: dict[Uid, int] = {}
+        members, sizes = self.members, self._sizes
         for rank in ranks:
-            had, changes = _had_by(rank)
-            if changes <= 1:
+            commits = (*rank.stored, *rank.snapshots, *rank.commits)
+            had: Collection[Uid]
+            if _are_alike(commits):
                 self.steady.add(rank.rank)
-            for uid, size in had.items():
-                self.members.setdefault(uid, []).append(rank.rank)
-                self._sizes[uid] = size
+                commits = commits[-1:]
+            if len(commits) == 1 and not rank.begun:
+                (commit,) = commits
+                had = commit.uids
+                sizes.update(zip(had, commit.members or (0,) * len(had), strict=True))
+            else:
+                all_of_them = _had_at(commits) | dict(rank.begun)
+                had = all_of_them.keys()
+                sizes.update(all_of_them)
+            self.had[rank.rank] = had
+            for uid in had:
+                if uid in members:
+                    members[uid].append(rank.rank)
+                else:
+                    members[uid] = [rank.rank]
         self._everybody = {rank.rank for rank in ranks}
         self._young = {rank.rank for rank in ranks if is_young(rank)}
 
@@ -78,28 +94,23 @@ class Communicators:
         return groups
 
 
-def _had_by(rank: RankFacts) -> tuple[dict[Uid, int], int]:
-    """Communicator -> members (0: not known), of all that a rank has had; how often these changed."""
+def _are_alike(commits: Sequence[CommitFacts]) -> bool:
+    """Whether a rank had the same communicators at all of them."""
+    if not commits:
+        return True
+    uids, members = commits[-1].uids, commits[-1].members
+    for commit in commits:  # noqa: SIM110 (half the time)
+        if commit.uids != uids or commit.members != members:
+            return False
+    return True
+
+
+def _had_at(commits: Iterable[CommitFacts]) -> dict[Uid, int]:
+    """Communicator -> members (0: not known), of all that a rank had at any of these commits."""
     had: dict[Uid, int] = {}
-    former: object = None
-    changes = 0
-    for commit in (*rank.stored, *rank.snapshots, *rank.commits):
-        lows, highs = _uids(commit)
-        if (lows, highs, commit.members) == former:
-            continue
-        former = lows, highs, commit.members
-        changes += 1
-        had.update(zip(zip(lows, highs, strict=True), commit.members or (0,) * len(lows), strict=True))
-    had.update(rank.begun)
-    return had, changes
-
-
-def _uids(commit: CommitFacts) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The lower and the higher halves of its communicators' names."""
-    if not commit.communicators:
-        return (), ()
-    lows, highs, _ = zip(*commit.communicators, strict=True)
-    return lows, highs
+    for commit in commits:
+        had.update(zip(commit.uids, commit.members or (0,) * len(commit.uids), strict=True))
+    return had
 
 
 def connected(ranks: Sequence[RankFacts], start: Iterable[int]) -> set[int]:
@@ -134,13 +145,11 @@ class CutSearch:
         """`communicators`: those of `ranks`, if they are known already."""
         self.choices = choices
         self._communicators = communicators or Communicators(ranks)
-        steady = self._communicators.steady
-        self._sequences = {
-            rank.rank: _Sequences(choices[rank.rank], {} if rank.rank in steady else _all_sequences(rank))
-            for rank in ranks
-        }
+        self._ranks = {rank.rank: rank for rank in ranks}
+        self._sequences: dict[int, _Sequences] = {}
+        """Of those ranks that were asked for."""
         self._capped: dict[Uid, bool] = {}
-        self._of_rank: dict[int, list[Uid]] = {rank.rank: [] for rank in ranks}
+        """Communicators that bar any cut."""
         over = _Over(ranks, choices)
         for uid, having in self._communicators.members.items():
             capped = self._communicators.capped(uid)
@@ -148,8 +157,6 @@ class CutSearch:
                 continue
             if capped or len(having) > 1:
                 self._capped[uid] = capped
-                for rank in having:
-                    self._of_rank[rank].append(uid)
 
     def newest(self) -> Cut | None:
         """The newest consistent cut, or None."""
@@ -158,10 +165,10 @@ class CutSearch:
 
     def newest_positions(self) -> Positions | None:
         """Where it is, or None."""
-        positions = {rank: len(self.choices[rank]) - 1 for rank in self._of_rank}
+        positions = {rank: len(self.choices[rank]) - 1 for rank in self._ranks}
         if any(position < 0 for position in positions.values()):
             return None
-        return positions if self._settle(positions, self._capped) else None
+        return positions if self._settle(positions, self._uneven(positions)) else None
 
     def below(self, positions: Positions, bounds: Mapping[int, int]) -> Positions | None:
         """The newest cut that is newer nowhere, and where these ranks are not above their bounds."""
@@ -171,12 +178,43 @@ class CutSearch:
         touched: dict[Uid, None] = {}
         for rank, bound in bounds.items():
             lowered[rank] = min(lowered[rank], bound)
-            touched.update(dict.fromkeys(self._of_rank[rank]))
+            touched.update(dict.fromkeys(self._of_rank(rank)))
         return lowered if self._settle(lowered, touched) else None
 
     def cut(self, positions: Positions) -> Cut:
         """The commits there."""
         return {rank: self.choices[rank][position] for rank, position in positions.items()}
+
+    def _of_rank(self, rank: int) -> list[Uid]:
+        return [uid for uid in self._communicators.had[rank] if uid in self._capped]
+
+    def _at(self, rank: int, position: int) -> Mapping[Uid, int]:
+        """Communicator -> collectives done."""
+        found = self._sequences.get(rank)
+        if found is None:
+            steady = rank in self._communicators.steady
+            of_place = {} if steady else _all_sequences(self._ranks[rank])
+            found = self._sequences[rank] = _Sequences(self.choices[rank], of_place)
+        return found.at(position)
+
+    def _uneven(self, positions: Positions) -> list[Uid]:
+        """Communicators of which not all members are known to have done equally much there.
+
+        Mostly none: so all are counted in passing over the ranks once, instead of over each one's members.
+        """
+        steady, members = self._communicators.steady, self._communicators.members
+        uneven = {uid for uid, capped in self._capped.items() if capped}
+        told = dict.fromkeys(self._capped, 0)
+        first: dict[Uid, int] = {}
+        for rank, position in positions.items():
+            commit = self.choices[rank][position]
+            done = commit.done if rank in steady else self._at(rank, position).items()
+            for uid, sequence in done:
+                if uid in told:
+                    told[uid] += 1
+                    if first.setdefault(uid, sequence) != sequence:
+                        uneven.add(uid)
+        return [uid for uid, times in told.items() if uid in uneven or times < len(members[uid])]
 
     def _settle(self, positions: Positions, uids: Iterable[Uid]) -> bool:
         """Lower ranks until these communicators, and those of all who were lowered, agree; False: never."""
@@ -186,21 +224,21 @@ class CutSearch:
             uid = waiting.popleft()
             queued.discard(uid)
             members = self._communicators.members[uid]
-            done = [self._sequences[rank].at(positions[rank]).get(uid, 0) for rank in members]
+            done = [self._at(rank, positions[rank]).get(uid, 0) for rank in members]
             least = 0 if self._capped[uid] else min(done)
             if max(done) == least:
                 continue
             for rank, sequence in zip(members, done, strict=True):
                 if sequence == least:
                     continue
-                sequences, position = self._sequences[rank], positions[rank]
+                position = positions[rank]
                 while sequence > least:
                     position -= 1
                     if position < 0:
                         return False
-                    sequence = sequences.at(position).get(uid, 0)
+                    sequence = self._at(rank, position).get(uid, 0)
                 positions[rank] = position
-                more = [other for other in self._of_rank[rank] if other not in queued]
+                more = [other for other in self._of_rank(rank) if other not in queued]
                 queued.update(more)
                 waiting += more
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -73,6 +74,16 @@ class CommitFacts:
     def place(self) -> tuple[int, int]:
         """What tells it from every other commit of its rank."""
         return self.index, self.number
+
+    @functools.cached_property
+    def uids(self) -> tuple[Uid, ...]:
+        """Names of its `communicators`, in their order."""
+        return tuple([(low, high) for low, high, _ in self.communicators])
+
+    @functools.cached_property
+    def done(self) -> tuple[tuple[Uid, int], ...]:
+        """Communicator and collectives done, of each."""
+        return tuple(zip(self.uids, [sequence for _, _, sequence in self.communicators], strict=True))
 
 
 BEGINNING = CommitFacts(number=0, step=0)

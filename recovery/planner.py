@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from understudy.recovery.collector import without_collector
 from understudy.recovery.cuts import (
     Communicators,
     Cut,
@@ -116,6 +117,7 @@ class Plan:
         )
 
 
+@without_collector()
 def plan(facts: Facts) -> Plan:
     """The cheapest plan that brings every rank to one consistent cut, or one of `ENDS` with the reason.
 
@@ -278,6 +280,7 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
     return Plan(name, f"{reason}; newest consistent snapshots: {where}", tuple(actions), cut)
 
 
+@without_collector()
 def consistent_floor(ranks: Sequence[RankFacts]) -> dict[int, int]:
     """Per rank the commit below which nothing will be asked for: the newest cut that every rank completed.
 
