@@ -417,9 +417,9 @@ class Device:
 
     @property
     def _amid_irreversible_step(self) -> bool:
-        if self._sealed and not self.pending:
-            return True
-        return self.protect and not self.optimizer_preimages and self.log is not None and self.log.phase == 1
+        if self.pending or self.log is None:  # it has seen the step's end
+            return False
+        return self._sealed or (self.protect and not self.optimizer_preimages and self.log.phase == 1)
 
     def let_go(self) -> None:
         """Go on as if nothing had been."""
