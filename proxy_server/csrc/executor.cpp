@@ -67,6 +67,7 @@ Executor::~Executor() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
+    hold_requested_.store(false);
     park_requested_.store(true);
     if (session_) session_->communicators.abort();
   }
@@ -415,7 +416,8 @@ State Executor::run_records(Session& s) {
   for (;;) {
     if (s.at.offset == tail && !wait_for_records(s, tail)) {
       if (stands_here(s)) return parked_at(s);
-      usleep(kStepLookUs);  // the rest of the step is on its way
+      s.passed.idle(s.at.index);  // the script may wait for what it goes on with
+      usleep(kStepLookUs);        // the rest of the step is on its way
       tail = page.tail.load(std::memory_order_acquire);
       continue;
     }
