@@ -426,13 +426,18 @@ def test_a_server_that_was_held_goes_on_where_it_stood_with_what_came_meanwhile(
         assert h.read(1) == (2, 2, 2, 2)
 
 
+def hold_amid_a_step(h: Harness) -> None:
+    """Out of which no way leads, as it keeps no pre-images."""
+    h.new(1, [1, 1, 1, 1])
+    h.writer.append(PHASE, 1, [])
+    h.add(1, 1)
+    h.synchronize()
+    h.executor.hold()
+
+
 def test_a_server_is_not_held_amid_a_step_out_of_which_no_way_leads() -> None:
     with Harness(optimizer_preimages=False) as h:
-        h.new(1, [1, 1, 1, 1])
-        h.writer.append(PHASE, 1, [])
-        h.add(1, 1)
-        h.synchronize()
-        h.executor.hold()
+        hold_amid_a_step(h)
         assert h.executor.state == "running"
         h.add(1, 1)
         h.synchronize()
@@ -449,11 +454,7 @@ def test_a_server_is_not_held_amid_a_step_out_of_which_no_way_leads() -> None:
 def test_a_call_that_fails_where_a_server_is_to_be_held_is_told() -> None:
     """Nobody takes it back for that: it would be let go in the middle of the call."""
     with Harness(optimizer_preimages=False) as h:
-        h.new(1, [1, 1, 1, 1])
-        h.writer.append(PHASE, 1, [])
-        h.add(1, 1)
-        h.synchronize()
-        h.executor.hold()
+        hold_amid_a_step(h)
         h.log.add_drill(3, 1, h.log.call + 1)  # call-error
         h.add(1, 1)
         assert h.executor.wait_for_fault(20_000)[0] == "call"
