@@ -12,6 +12,7 @@ from pathlib import Path
 import needs
 import pytest
 import simulated_device
+from ending import WHOLE_END
 from training_run import TooFewGpus, driver
 from zygotes import COLD, Zygotes, obstacle
 
@@ -24,6 +25,7 @@ pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they
 VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
 HISTORY = "UNDERSTUDY_HISTORY"
 COLD_EVERY = 25
+WHOLE_END_EVERY = 8
 ZYGOTES = pytest.StashKey[Zygotes]()
 VARIABLES = pytest.StashKey[dict[str, str]]()
 
@@ -80,10 +82,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _cold_start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample of tests, always the same, starts each process anew, as those do that are marked `cold`.
 
-    A fork of a zygote could hide something. `make test-long` starts all of them so.
+    A fork of a zygote could hide something. `make test-long` starts all of them so. In another sample forks
+    take their interpreters down at their end, which the others leave to the kernel (ending.py).
     """
-    sampled = zlib.crc32(request.node.nodeid.encode()) % COLD_EVERY == 0
-    if sampled or request.node.get_closest_marker("cold"):
+    number = zlib.crc32(request.node.nodeid.encode())
+    if number % WHOLE_END_EVERY == 1:
+        monkeypatch.setenv(WHOLE_END, "1")
+    if number % COLD_EVERY == 0 or request.node.get_closest_marker("cold"):
         monkeypatch.setenv(COLD, "1")
 
 

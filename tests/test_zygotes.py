@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ending import WHOLE_END
 from proxied import until
 from zygotes import COLD, DIRECTORY, Zygotes
 
@@ -92,21 +94,32 @@ def test_a_fork_sees_what_a_started_process_sees(
     [
         ("sys.exit(3)", 3), ("raise ValueError('no')", 1), ("os._exit(7)", 7), ("pass", 0),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os.abort()", -signal.SIGABRT),
-        ("raise KeyboardInterrupt", -signal.SIGINT), ("sys.exit('a sentence')", 1),
+        ("raise KeyboardInterrupt", -signal.SIGINT), ("sys.exit('a sentence')", 1), ("sys.exit(256 + 9)", 9),
+        ("def late():\n    time.sleep(0.2)\n    print('late')\nthreading.Thread(target=late).start()", 0),
+        ("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", 0),
+        ("sys.excepthook = lambda *told: print(told[1], flush=True)\nraise ValueError('hooked')", 1),
+        ("def fails():\n    raise ValueError\natexit.register(fails)", 0),
+        ("ctypes.CDLL(None).printf(b'of C')", 0),
+        ("os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\nprint('no room')", 120),
     ],
 )  # fmt: skip
 def test_a_fork_ends_as_a_started_process_ends(ends: str, status: int, script: Path, warm: None) -> None:
     script.write_text(
-        f"import os, signal, sys, atexit\nimport torch\natexit.register(print, 'at exit')\n{ends}\n"
+        "import atexit, ctypes, os, signal, sys, threading, time\n"
+        f"if not os.environ.get({COLD!r}):\n    import torch\n"  # so a zygote is asked
+        f"atexit.register(print, 'at exit')\n{ends}\n"
     )
+    buffered = os.environ | ONE_THREAD | {"PYTHONUNBUFFERED": ""}
     said = []
-    for variables in ({COLD: "1"}, {}):
-        done = subprocess.run(
-            command(script), env=os.environ | ONE_THREAD | variables, capture_output=True, text=True
-        )
+    for variables in ({COLD: "1"}, {WHOLE_END: "1"}, {WHOLE_END: ""}):
+        done = subprocess.run(command(script), env=buffered | variables, capture_output=True, text=True)
         assert done.returncode == status
-        said.append((done.stdout, done.stderr.splitlines()[-1:]))
-    assert said[0] == said[1]
+        said.append((done.stdout, _of_the_script(done.stderr)))
+    assert said[0] == said[1] == said[2]
+
+
+def _of_the_script(errors: str) -> str:
+    return re.sub(r'  File "[^"]*/harness/[^\n]*\n(    [^\n]*\n)*| at 0x[0-9a-f]+', "", errors)
 
 
 def waiting(script: Path, fifo: Path) -> tuple[subprocess.Popen[bytes], int]:

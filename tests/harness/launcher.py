@@ -1,6 +1,6 @@
 """A Python that starts in milliseconds: it asks a zygote for a fork, or becomes the real Python.
 
-`zygotes.install` makes an executable of this file beside the real Python of the virtual environment. Tests
+`zygotes.install` makes an executable that runs this beside the real Python of the virtual environment. Tests
 start what they test by it. An interpreter takes the name that it was started by for its own
 (`sys.executable`), so whatever is started further on is started by it as well.
 
@@ -11,24 +11,27 @@ not set or UNDERSTUDY_TEST_COLD is, and a command whose first word is --cold.
 
 This process stands for the fork: it passes signals on, and ends as the fork ends. If it is killed, so is the
 fork.
+
+Thousands of these start in a run of the suite, so this imports nothing that is written in Python: `signal`
+and `socket` alone take as long as all the rest.
 """
 
-import contextlib
-import json
+import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
+import marshal
 import os
-import re
 import resource
-import signal
-import socket
 import sys
 
 PYTHON = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "python")
 OURS = ("proxyd", "proxyrun", "recoveryctl")
-LOADED = re.compile(r"(LD|MALLOC|GLIBC|ASAN|TSAN|LC|GRPC)_|PYTHON|LANG$|UNDERSTUDY_SHARED_MEMORY$")
-LOADED_WITH_TORCH = re.compile(
-    f"{LOADED.pattern}|(OMP|GOMP|KMP|MKL|TORCH[A-Z]*|PYTORCH|ATEN|CUDA|CUBLAS|NCCL|GLOO)_"
-)
-"""Variables that are read as a library is loaded, which in a zygote has been done."""
+LOADED = ("LD_", "MALLOC_", "GLIBC_", "ASAN_", "TSAN_", "LC_", "GRPC_", "PYTHON")
+LOADED_WITH_TORCH = (
+    *LOADED,
+    "OMP_", "GOMP_", "KMP_", "MKL_", "TORCH", "PYTORCH_", "ATEN_", "CUDA_", "CUBLAS_", "NCCL_", "GLOO_",
+)  # fmt: skip
+"""How variables begin that are read as a library is loaded, which in a zygote has been done."""
+LOADED_BY_NAME = ("LANG", "UNDERSTUDY_SHARED_MEMORY")
 READ_LATER = {
     "PYTHONPATH", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", "GRPC_VERBOSITY", "TORCHINDUCTOR_CACHE_DIR",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
@@ -37,7 +40,7 @@ LIMITS = [value for name, value in sorted(vars(resource).items()) if name.starts
 NAMESPACES = ("cgroup", "ipc", "pid", "user")
 ENTERED = ("net", "uts", "mnt")
 """Namespaces that a fork of root's enters, of hosts that tests make; behind the last, folders are others."""
-USES_TORCH = re.compile(r"^\s*(?:import|from) (?:torch|training_script|scenario)\b", re.MULTILINE)
+IMPORT_TORCH = ("torch", "training_script", "scenario")
 PASSED_ON = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -58,7 +61,9 @@ def loaded_early(kind):
     return {
         name: value
         for name, value in os.environ.items()
-        if early.match(name) and name not in later and not name.startswith("TORCHELASTIC_")
+        if (name.startswith(early) or name in LOADED_BY_NAME)
+        and name not in later
+        and not name.startswith("TORCHELASTIC_")
     }
 
 
@@ -116,9 +121,17 @@ def kind_of(words):
     except (OSError, UnicodeDecodeError):
         return None
     folder = os.path.dirname(os.path.abspath(rest[0]))
-    if os.path.exists(os.path.join(folder, "torch")) or not USES_TORCH.search(source):
+    if os.path.exists(os.path.join(folder, "torch")) or not imports_torch(source):
         return None
     return with_torch
+
+
+def imports_torch(source):
+    for line in source.splitlines():
+        words = line.replace(".", " ").replace(",", " ").split(None, 2)
+        if words[:1] in (["import"], ["from"]) and words[1:2] and words[1] in IMPORT_TORCH:
+            return True
+    return False
 
 
 def paths_are_plain(kind):
@@ -148,7 +161,7 @@ def is_inherited(number):
 
 
 def ask(place, words):
-    """What a zygote tells of the fork, line by line, and the fork's pid."""
+    """What a zygote tells of the fork, a number a line, and the first, the fork's pid."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(place)
     files = open_files()
@@ -164,22 +177,24 @@ def ask(place, words):
         "entered": len(entered),
         "python": PYTHON,
     }
-    line = json.dumps(request).encode()
+    message = marshal.dumps(request)
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # from now on they are for the fork
-    socket.send_fds(connection, [len(line).to_bytes(4, "little")], [*entered, *files][:MOST_FILES])
+    numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in [*entered, *files][:MOST_FILES])
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)
+    connection.sendmsg([len(message).to_bytes(4, "little")], [rights])
     for number in entered:
         os.close(number)
-    connection.sendall(line)
-    told = connection.makefile("rb")
-    return told, int(read_line(told)["pid"])
+    connection.sendall(message)
+    told = open(connection.detach(), "rb")  # noqa: SIM115 - as long as the fork lives
+    return told, read_number(told)
 
 
-def read_line(told):
+def read_number(told):
     line = told.readline()
     if not line.endswith(b"\n"):
         sys.stderr.write("understudy tests: the zygote died that was to run this, or had forked it\n")
         os._exit(ZYGOTE_DIED)
-    return json.loads(line)
+    return int(line)
 
 
 def stand_for(told, pid):
@@ -188,8 +203,10 @@ def stand_for(told, pid):
         name.write(f"fork-{pid}")
 
     def pass_on(number, _):
-        with contextlib.suppress(ProcessLookupError):
+        try:  # noqa: SIM105 - contextlib is written in Python
             os.kill(pid, number)
+        except ProcessLookupError:
+            pass
 
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -197,7 +214,7 @@ def stand_for(told, pid):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     for number in set(open_files()) - {2}:  # a pipe that the fork closes is to end then
         os.close(number)
-    status = os.waitstatus_to_exitcode(read_line(told)["status"])
+    status = os.waitstatus_to_exitcode(read_number(told))
     if status >= 0:
         os._exit(status)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -216,8 +233,8 @@ def main():
         become_python(words)
         return
     try:
-        with open(os.path.join(zygotes, f"{kind}.json"), encoding="utf-8") as file:
-            if json.load(file) != surroundings(kind):
+        with open(os.path.join(zygotes, f"{kind}.surroundings"), "rb") as file:
+            if marshal.load(file) != surroundings(kind):
                 become_python(words)
     except OSError:
         become_python(words)
@@ -226,7 +243,3 @@ def main():
     except OSError as problem:
         sys.exit(f"understudy tests: the zygote {kind!r} does not answer: {problem}")
     stand_for(told, pid)
-
-
-if __name__ == "__main__":
-    main()

@@ -23,7 +23,7 @@ import gc
 import importlib
 import importlib.util
 import io
-import json
+import marshal
 import os
 import resource
 import runpy
@@ -36,6 +36,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import ending
 import launcher
 
 KINDS = ("worker", "native", "server", "control")
@@ -49,7 +50,8 @@ IMPORTS = {
     ),
     "control": (
         "understudy.recovery.proxyd", "understudy.recovery.proxyrun", "understudy.recovery.recoveryctl",
-        "understudy.recovery.daemon",
+        "understudy.recovery.daemon", "understudy.recovery.allocation",
+        "typer._adapters", "coolname", "grpc._channel",  # which else each command line imports
     ),
 }  # fmt: skip
 RUN_AS_MAIN = IMPORTS["control"][:3]
@@ -137,7 +139,7 @@ class Zygote:
             for number in files:
                 os.close(number)
             return None
-        request: dict[str, Any] = json.loads(line)
+        request: dict[str, Any] = marshal.loads(line)
         if not self.ready:
             prepare(self.kind)
             self.ready = True
@@ -152,13 +154,13 @@ class Zygote:
         self.forks[pid] = Fork(pid, connection, ours)
         self.selector.register(connection, selectors.EVENT_READ, ("left", pid))
         self.selector.register(ours, selectors.EVENT_READ, ("ordered", pid))
-        self._tell(connection, {"pid": pid})
+        self._tell(connection, pid)
         return None
 
     @staticmethod
-    def _tell(connection: socket.socket, message: dict[str, int]) -> None:
+    def _tell(connection: socket.socket, number: int) -> None:
         with contextlib.suppress(OSError):  # who stood for the fork has been killed: the next event says so
-            connection.sendall(json.dumps(message).encode() + b"\n")
+            connection.sendall(b"%d\n" % number)
 
     def _reap(self) -> None:
         while self.forks and (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
@@ -168,7 +170,7 @@ class Zygote:
                 os.killpg(ended.si_pid, signal.SIGKILL)
             pid, status = os.waitpid(ended.si_pid, 0)
             fork = self.forks.pop(pid)
-            self._tell(fork.connection, {"status": status})
+            self._tell(fork.connection, status)
             for one in (fork.connection, fork.orders):
                 if one in self.selector.get_map():
                     self.selector.unregister(one)
@@ -243,8 +245,8 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     os.umask(request["umask"])
     for number, limit in request["limits"].items():
-        if resource.getrlimit(int(number)) != tuple(limit):
-            resource.setrlimit(int(number), tuple(limit))
+        if resource.getrlimit(number) != limit:
+            resource.setrlimit(number, limit)
     for number in set(range(1, signal.NSIG)) - {signal.SIGKILL, signal.SIGSTOP, 32, 33}:
         ignored = number in request["ignored"] or number in (signal.SIGPIPE, signal.SIGXFSZ)
         signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
@@ -292,11 +294,13 @@ def make_stream(name: str, number: int, mode: str, unbuffered: bool) -> None:
     try:
         writes = mode == "wb"
         raw = open(number, mode, 0 if writes and unbuffered else -1, closefd=False)  # noqa: SIM115 - it stays
+        getattr(raw, "raw", raw).name = f"<{name}>"  # type: ignore[misc]
         stream = io.TextIOWrapper(
             raw, encoding="utf-8", errors="backslashreplace" if name == "stderr" else "strict",
             line_buffering=writes and not unbuffered and (name == "stderr" or os.isatty(number)),
             write_through=writes and unbuffered,
         )  # fmt: skip
+        stream.mode = mode[0]  # type: ignore[misc]
     except OSError:  # closed where it came from
         stream = None  # type: ignore[assignment]
     setattr(sys, name, stream)
@@ -374,8 +378,8 @@ def main() -> None:
         return
     sys.path.remove(str(Path(__file__).parent))  # forks find no modules of the harness
     listener = socket.socket(fileno=int(sys.argv[4]))
-    description = directory / f"{kind}.json"
-    description.with_suffix(".new").write_text(json.dumps(launcher.surroundings(kind)))
+    description = directory / f"{kind}.surroundings"
+    description.with_suffix(".new").write_bytes(marshal.dumps(launcher.surroundings(kind)))
     description.with_suffix(".new").rename(description)
     os.write(1, b"listens\n")
     os.dup2(2, 1)
@@ -388,7 +392,7 @@ def main() -> None:
         os.close(request["orders"])
     if kind == "worker":
         refresh_client()
-    run(request, kind)
+    ending.run(lambda: run(request, kind), str(Path(__file__).parent))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,8 @@ class Zygotes:
                 sys.executable, "--cold", "-P", str(HERE / "zygote.py"), kind, str(self.directory),
                 str(os.getpid()), str(listener.fileno()), "pytest", room,
             ]  # fmt: skip
-            variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "ROOM": room}
+            ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "PYTHONUNBUFFERED": "", "ROOM": room}
+            variables = os.environ | ours
             return subprocess.Popen(
                 command, env=variables, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -95,7 +96,10 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
 def install(python: Path) -> Path:
     """The launcher, beside the interpreter whose name it takes; raises OSError if it cannot be put there."""
     launcher = python.with_name(NAME)
-    text = f"#!{python}{STANDS_FOR_A_FORK.rstrip()}\n{(HERE / 'launcher.py').read_text()}"
+    text = (
+        f"#!{python}{STANDS_FOR_A_FORK.rstrip()}\n"
+        f"import sys\nsys.path.insert(0, {str(HERE)!r})\nimport launcher\nlauncher.main()\n"
+    )
     if not launcher.exists() or launcher.read_text() != text:
         new = python.with_name(f"{NAME}.{os.getpid()}")
         new.write_text(text)
