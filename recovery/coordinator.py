@@ -11,27 +11,25 @@ from enum import Enum, auto
 import structlog
 
 from understudy.recovery.control import pb
-from understudy.recovery.events import validation_failed
 from understudy.recovery.evidence import refuse_snapshots_behind
-from understudy.recovery.facts import ECHOES, SERVERS_SOUND, WISHES, FaultFacts, FaultKind
-from understudy.recovery.failure_counts import FailureCounts
-from understudy.recovery.faults import BY_NUMBER
+from understudy.recovery.facts import SERVERS_SOUND, FaultFacts, FaultKind
 from understudy.recovery.holding import hold, let_go
 from understudy.recovery.homes import Homes
 from understudy.recovery.incidents import (
     CALLS,
     Fault,
     Outcome,
-    causes_of,
     entry_of,
     told_of,
     with_transfer,
     with_tried,
 )
 from understudy.recovery.jobs import Job, Session
+from understudy.recovery.noticed import ENDED, Noticed
 from understudy.recovery.persistence.restorer import Restorer
 from understudy.recovery.planner import ENDS, Plan, PlanName, goes_back_a_minibatch, parked_anywhere, plan
 from understudy.recovery.recovery_round import Result, Round, RoundFailed, nobody_else
+from understudy.recovery.replayed_values import ReplayedValues
 from understudy.recovery.standing import Standing
 from understudy.recovery.timing import TIMING, Timing
 
@@ -41,16 +39,8 @@ MOST_ROUNDS = 8
 """Plans tried for one incident before giving up."""
 PEER_DEATH_WITHIN = 0.25
 """Seconds a failed collective waits for the notice of a death that explains it."""
-ENDED = "its process ended"
-"""Evidence of a device server's death; what it could still say of the reason goes behind it."""
 LONGEST_PAUSE = 16.0
 """Seconds between two plans, the most; each pause is twice the one before (networks heal, spares start)."""
-
-
-def _last_words(evidence: str) -> str:
-    """Of a server that could still say why it ended, behind a colon; empty of one that could not, or hung."""
-    _, colon, words = evidence.partition(f"{ENDED}: ")
-    return f": {words}" if colon else ""
 
 
 class _Stage(Enum):
@@ -93,18 +83,15 @@ class Coordinator:
         self._job = job
         self._homes = homes
         self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer, decided, timing)
-        self._faults: list[Fault] = []
+        self._noticed = Noticed(job)
         self._known = 0
-        """How many of them the round under way was planned for."""
+        """How many faults the round under way was planned for."""
         self._taken_back: tuple[int, frozenset[int]] = (0, frozenset())
         """Ranks that so many of them concern, in this recovery."""
         self._interrupt = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._failures = FailureCounts()
         self._tried: list[str] = []
-        self._compared = (0, 0)
-        self._reach: dict[int, int] = {}
-        self._trusted: dict[int, int] = {}
+        self._values = ReplayedValues(job)
         self._standing = Standing(job)
         self._stage = _Stage.PREPARING
 
@@ -124,11 +111,8 @@ class Coordinator:
 
     @property
     def corruption(self) -> pb.JournaledCorruption | None:
-        """The corruption that is being repaired: nobody else could tell any more which commits are right."""
-        found = [fault for fault in self._faults if fault.kind is FaultKind.SILENT_CORRUPTION]
-        if not found:
-            return None
-        return pb.JournaledCorruption(rank=found[0].rank, message=found[0].message, trusted=self._trusted)
+        """The corruption that is being repaired, for who follows if proxyd dies."""
+        return self._noticed.corruption
 
     def server_died(self, session: Session) -> None:
         """A session's server has died: nothing of it runs any more."""
@@ -196,7 +180,7 @@ class Coordinator:
         for rank in facts.ranks:  # replay comes past there again, and they would count
             if rank.rank in trusted:
                 refuse_snapshots_behind(trusted[rank.rank], rank, self._job.sessions[rank.rank])
-        self._trusted = dict(trusted)
+        self._noticed.trusted = dict(trusted)
         now = time.monotonic_ns()
         self._notice(session, FaultKind.SILENT_CORRUPTION, now, now, message, message, counts=False)
         self._note()
@@ -206,10 +190,6 @@ class Coordinator:
         log.error("corrupted state stays", job=self._job.name, rank=session.rank, difference=message,
                   reason=reason)  # fmt: skip
         session.note = f"corrupted, and not repaired: {message}; {reason}"
-
-    def _nothing_broke(self) -> bool:
-        """Whether numbers are wrong, or somebody ordered something, and that is all."""
-        return bool(self._faults) and all(fault.kind in SERVERS_SOUND for fault in self._faults)
 
     async def _cannot_go_back(self) -> str:
         """Why all has to stay as it is, though nothing broke; ranks have gone on then.  Empty: they can.
@@ -221,8 +201,8 @@ class Coordinator:
         for session in held:
             session.state = "recovering"
         await hold(held, self._job.generation)
-        possible = plan(parked_anywhere(self._round.facts(self._fault_facts())))
-        if possible.name not in ENDS or not self._nothing_broke():
+        possible = plan(parked_anywhere(self._round.facts(self._noticed.facts())))
+        if possible.name not in ENDS or not self._noticed.nothing_broke:
             return ""
         for session in held:
             if session.state == "recovering":
@@ -232,7 +212,8 @@ class Coordinator:
 
     def _leave_as_it_is(self, reason: str) -> None:
         """What broke while the others were let go is a recovery of its own."""
-        left = [fault for fault in self._faults if fault.kind in SERVERS_SOUND]
+        faults = self._noticed.faults
+        left = [fault for fault in faults if fault.kind in SERVERS_SOUND]
         for fault in left:
             if (session := self._job.sessions.get(fault.rank)) is None:
                 continue
@@ -240,7 +221,7 @@ class Coordinator:
                 self._stays_corrupted(session, fault.message, reason)
             else:
                 session.decline(reason)
-        self._keep([fault for fault in self._faults if fault not in left])
+        self._keep([fault for fault in faults if fault not in left])
 
     def rehearse_restore(self) -> str:
         """Take all ranks back to storage, though nothing is broken; or a sentence why that cannot be."""
@@ -313,12 +294,13 @@ class Coordinator:
 
         All ranks ask when a collective of theirs fails, and the answer takes the facts of all: once will do.
         """
-        if self._taken_back[0] != len(self._faults) or session.rank not in self._taken_back[1]:
-            self._taken_back = len(self._faults), frozenset(one.rank for one in self._concerned())
+        known = len(self._noticed.faults)
+        if self._taken_back[0] != known or session.rank not in self._taken_back[1]:
+            self._taken_back = known, frozenset(one.rank for one in self._concerned())
         return session.rank in self._taken_back[1]
 
     def _concerned(self) -> list[Session]:
-        return self._round.concerned([fault.rank for fault in self._faults])[0]
+        return self._round.concerned([fault.rank for fault in self._noticed.faults])[0]
 
     async def finish(self) -> None:
         """Wait for a recovery under way."""
@@ -335,65 +317,22 @@ class Coordinator:
         self, session: Session, kind: FaultKind, happened: int, noticed: int, evidence: str,
         message: str = "", record_index: int = -1, counts: bool = True,
     ) -> None:  # fmt: skip
-        index = session.log.cursor_index if record_index < 0 else record_index
-        step, call = session.log.step, session.log.call
-        injected = self._injected(session, kind)
-        if injected is not None:
-            happened, step, call = injected
-        drill = injected is not None and kind not in CALLS  # an injected error is as good as a real one
-        fault = Fault(
-            kind, session.rank, step, call, session.phase, index, message, happened, noticed, drill, evidence
-        )
-        log.warning(
-            "fault", job=self._job.name, kind=kind.value, rank=fault.rank, step=step, call=call, record=index,
-            phase=fault.phase.value, drill=drill, evidence=evidence,
-        )  # fmt: skip
         # A server that is being prepared runs no record.
-        if counts and not drill and (kind in CALLS or not self.restoring):
-            self._failures.add(fault, session.log.commit_count, session.on_gpu)
-            session.block_until_commit = self._failures.commit_to_pass(fault) if session.on_gpu else 0
-        self._faults.append(fault)
+        counts = counts and (kind in CALLS or not self.restoring)
+        self._noticed.add(session, kind, happened, noticed, evidence,
+                          message=message, record_index=record_index, counts=counts)  # fmt: skip
         self._interrupt.set()
         self._standing.look_again()
-        if kind in CALLS:  # that record has to be passed this time
-            self._reach[fault.rank] = max(self._reach.get(fault.rank, 0), index + 1)
         if self._task is None:
             self._start()
 
     def _start(self) -> None:
-        self._stage = _Stage.PREPARING if self._faults else _Stage.GATHERING
-        self._compared = self._replies()
+        self._stage = _Stage.PREPARING if self._noticed.faults else _Stage.GATHERING
+        self._values.begin()
         self._taken_back = (0, frozenset())
-        for other in self._job.active_sessions():
-            self._reach[other.rank] = max(self._reach.get(other.rank, 0), other.log.cursor_index)
+        self._noticed.reach_as_far_as_now()
         self._task = asyncio.create_task(self._recover())
         self._task.add_done_callback(self._recovered)
-
-    def _injected(self, session: Session, kind: FaultKind) -> tuple[int, int, int] | None:
-        """When and where a drill caused this: (CLOCK_MONOTONIC ns, step, call), or None if none did.
-
-        What other ranks are told of a collective may have been done to one of its other members.
-        """
-        if kind is FaultKind.SERVER_DIED and session.killed_ns:
-            at_ns, session.killed_ns = session.killed_ns, 0
-            session.drills_seen.update(slot for slot, mark in enumerate(session.log.drills()) if mark[3])
-            return at_ns, session.log.step, session.log.call
-        for member in [session, *(self._job.active_sessions() if kind in ECHOES else ())]:
-            fired = [
-                (at_ns, step or member.log.step, call or member.log.call, slot)
-                for slot, (number, step, call, state, at_ns, _) in enumerate(member.log.drills())
-                if state and slot not in member.drills_seen and BY_NUMBER[number].noticed_as is kind
-            ]
-            if fired:
-                at_ns, step, call, slot = max(fired)
-                member.drills_seen.add(slot)
-                return at_ns, step, call
-        return None
-
-    def _replies(self) -> tuple[int, int]:
-        """Replayed values compared so far, and how many of them differed."""
-        logs = [session.log for session in self._job.active_sessions()]
-        return sum(log.replies_compared for log in logs), sum(log.replies_different for log in logs)
 
     def _recovered(self, task: asyncio.Task[None]) -> None:
         self._task = None
@@ -401,9 +340,9 @@ class Coordinator:
             log.error("the recovery itself failed", job=self._job.name, exc_info=task.exception())
             for session in self._job.active_sessions():
                 session.lose(f"Understudy failed to recover this job: {task.exception()}")
-            self._faults = []
+            self._noticed.faults = []
             self._standing.forget()
-        elif not task.cancelled() and (self._faults or self._standing.sessions()):
+        elif not task.cancelled() and (self._noticed.faults or self._standing.sessions()):
             self._start()  # noticed when all was over
 
     async def _recover(self) -> None:
@@ -414,14 +353,14 @@ class Coordinator:
             self._job.changed.notify_all()
 
     async def _deal_with_it(self) -> None:
-        possible = bool(self._faults) or await self._can_validate()
+        possible = bool(self._noticed.faults) or await self._can_validate()
         self._stage = _Stage.PREPARING
         if not possible:
-            self._reach = {}
+            self._noticed.keep([])
             return await self._release()
-        if self._faults and self._faults[0].kind is FaultKind.COLLECTIVE_FAILED:
+        if self._noticed.faults and self._noticed.faults[0].kind is FaultKind.COLLECTIVE_FAILED:
             await self._await_explanation()
-        if self._nothing_broke() and (reason := await self._cannot_go_back()):
+        if self._noticed.nothing_broke and (reason := await self._cannot_go_back()):
             return self._leave_as_it_is(reason)
         problem = ""
         pause = PEER_DEATH_WITHIN
@@ -449,7 +388,7 @@ class Coordinator:
         """One plan carried out and replayed to the point of the fault; None if another fault came between."""
         self._interrupt.clear()
         self._stage = _Stage.RESTORING
-        concerned, _ = self._round.concerned(self._fault_facts().ranks)
+        concerned, _ = self._round.concerned(self._noticed.facts().ranks)
         self._forget(self._job.oldest_generation(), [session.rank for session in concerned])
         self._job.generation += 1
         log.info("recovery round", job=self._job.name, attempt=attempt, generation=self._job.generation)
@@ -464,36 +403,18 @@ class Coordinator:
             await asyncio.gather(work, stop, return_exceptions=True)
 
     async def _restore_and_replay(self) -> Result:
-        self._known = len(self._faults)
-        result = await self._round.run(self._fault_facts(), self._tried)
+        self._known = len(self._noticed.faults)
+        result = await self._round.run(self._noticed.facts(), self._tried)
         self._stage = _Stage.REPLAYING
         await self._replayed()
         return result
-
-    def _fault_facts(self) -> FaultFacts:
-        if not self._faults:
-            everybody = tuple(session.rank for session in self._job.active_sessions())
-            return FaultFacts(FaultKind.VALIDATION, everybody, sound=everybody)
-        causes = causes_of(self._faults)
-        worst = max(causes, key=self._failures.of)
-        attempts = self._failures.of(worst)
-        message = worst.message
-        if not message and attempts > 1:
-            message = (
-                f"the device server of rank {worst.rank} died {attempts} times, the last time at record "
-                f"{worst.record_index}{_last_words(worst.evidence)}"
-            )
-        ranks = tuple(sorted({fault.rank for fault in self._faults}))
-        broken = {fault.rank for fault in self._faults if fault.kind not in WISHES}
-        sound = tuple(rank for rank in ranks if rank not in broken)
-        return FaultFacts(causes[0].kind, ranks, worst.phase, attempts, message, self._trusted, sound)
 
     async def _replayed(self) -> None:
         """Until every rank is where it was, or cannot get there (its program failed or ended)."""
         pause = 0.001
         while any(
             session.active and not session.log.error_kind
-            and (session.log.cursor_index < self._reach.get(session.rank, 0) or session.rolling)
+            and (self._noticed.is_short_of_its_goal(session) or session.rolling)
             for session in self._job.active_sessions()
         ):  # fmt: skip
             if self._standing.sessions():  # its new server does not know that it has been there before
@@ -503,10 +424,10 @@ class Coordinator:
 
     async def _can_validate(self) -> bool:
         """Whether all stand and can go back, or a fault came first: nobody is ended for a validation."""
-        everybody = await self._standing.everybody(lambda: bool(self._faults))
-        if self._faults:
+        everybody = await self._standing.everybody(lambda: bool(self._noticed.faults))
+        if self._noticed.faults:
             return True
-        return everybody and goes_back_a_minibatch(self._round.facts(self._fault_facts()))
+        return everybody and goes_back_a_minibatch(self._round.facts(self._noticed.facts()))
 
     async def _release(self) -> None:
         """Let ranks go on that stand at the end of a minibatch for a validation that does not come about."""
@@ -545,51 +466,30 @@ class Coordinator:
         reason += f", the last one because {problem}" if problem else ""
         for session in self._job.active_sessions():
             session.lose(reason)
-        self._end_incident(len(self._faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
+        self._end_incident(len(self._noticed.faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
 
     def _keep(self, later: list[Fault]) -> None:
-        """Of all that is known, only these are yet to be recovered from."""
-        self._faults, self._trusted = later, {}
-        self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}
+        self._noticed.keep(later)
         self._note()
 
     def _end_incident(
         self, known: int, plan_name: PlanName, reason: str, copied: int, marks: Sequence[int]
     ) -> None:
         """Tell of the first `known` faults.  Others came when their ranks were back and had gone on."""
-        faults, later = self._faults[:known], self._faults[known:]
-        compared, different = (now - then for now, then in zip(self._replies(), self._compared, strict=True))
+        faults, later = self._noticed.faults[:known], self._noticed.faults[known:]
+        compared, different = self._values.since()
         outcome = Outcome(
             plan_name, with_tried(reason, plan_name, self._tried), self._job.generation, copied, compared,
             different, marks,
         )  # fmt: skip
         told = told_of(faults)
-        for fault in faults:  # echoes do not tell against the records where they were noticed
-            if fault.rank not in {cause.rank for cause in told}:
-                self._failures.forget(fault)
+        self._noticed.echoes_do_not_count(faults, told)
         for fault in told:
             entry = with_transfer(entry_of(fault, outcome), self._job)
             self._job.note_recovery(entry)
             log.info("recovery", job=self._job.name, id=entry.id, rank=fault.rank, plan=plan_name.value,
                      recovered=outcome.recovered, reason=outcome.reason,
                      total_s=round(entry.total_s, 6))  # fmt: skip
-        self._judge_replay(faults, outcome)
+        self._values.judge(faults, outcome)
         self._tried, self._job.decision = [], None
         self._keep(later)
-
-    def _judge_replay(self, faults: Sequence[Fault], outcome: Outcome) -> None:
-        """A replay that gave other values than the program was given is not to be relied on again.
-
-        Values that corrupted state had given are right to differ; a validation has its own verdict.
-        """
-        corrupted = any(fault.kind is FaultKind.SILENT_CORRUPTION for fault in faults)
-        if not outcome.values_different or not outcome.recovered or not faults or corrupted:
-            return
-        message = (
-            f"{outcome.values_different} of {outcome.values_compared} replayed values differ from those "
-            "delivered before"
-        )
-        log.error("the log is not replayable", job=self._job.name, difference=message)
-        cause = told_of(faults)[0]
-        self._job.history.add(validation_failed(self._job.name, cause.rank, cause.step, message))
-        self._job.distrust_replay(message)

@@ -46,7 +46,7 @@ def test_facts_of_all_ranks_are_read_once_for_all_that_tell_of_a_collective(read
         for session in job.sessions.values():
             coordinator.collective_failed(session, session.generation, "connection closed by peer", 7)
         assert coordinator.recovering
-        assert [fault.rank for fault in coordinator._faults] == [0]
+        assert [fault.rank for fault in coordinator._noticed.faults] == [0]
         assert MANY <= reading.times <= 2 * MANY
         await coordinator.cancel()
 
@@ -64,7 +64,7 @@ def test_a_collective_that_no_known_fault_concerns_is_a_fault_of_its_own(reading
         for rank in (0, 1, 2, 3, 1, 3, 0):
             session = job.sessions[rank]
             coordinator.collective_failed(session, session.generation, "connection closed by peer", 7)
-        assert [fault.rank for fault in coordinator._faults] == [0, 2]
+        assert [fault.rank for fault in coordinator._noticed.faults] == [0, 2]
         await coordinator.cancel()
 
     asyncio.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from executor_harness import Harness
 
-from understudy.recovery.coordinator import ENDED, _last_words
+from understudy.recovery.noticed import ENDED, last_words
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from understudy.recovery.coordinator import ENDED, _last_words
     ],
 )
 def test_only_what_a_server_said_itself_stands_behind_its_deaths(evidence: str, words: str) -> None:
-    assert _last_words(evidence) == words
+    assert last_words(evidence) == words
 
 
 def test_a_session_that_goes_on_or_was_ended_by_proxyd_has_none() -> None:
