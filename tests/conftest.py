@@ -24,7 +24,7 @@ pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they
 
 VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
 HISTORY = "UNDERSTUDY_HISTORY"
-COLD_EVERY = 25
+COLD_EVERY = 50
 WHOLE_END_EVERY = 8
 ZYGOTES = pytest.StashKey[Zygotes]()
 VARIABLES = pytest.StashKey[dict[str, str]]()

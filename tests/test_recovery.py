@@ -8,6 +8,7 @@ from pathlib import Path
 import proxied
 import pytest
 from test_training import EXAMPLES
+from training_run import driver
 
 from understudy.recovery.conclusion import DRILL_NEVER_FIRED
 
@@ -92,11 +93,13 @@ def test_every_kind_of_fault_and_kills_before_the_first_commit_change_no_loss(tm
         "network-partition": "rewind-in-place",
     }
     struck = [(kind, part) for part in (0.2, 0.6, 0.95) for kind in plans]
-    training = EXAMPLES["char_gpt"](2, FIRST + 2 * len(struck) + 2, 0.1)
+    # A GPU's server runs ahead of a collective that hangs: two faults a step apart could be one recovery.
+    apart = 2 if driver() == "cpu" else 3
+    training = EXAMPLES["char_gpt"](2, FIRST + apart * len(struck) + 2, 0.1)
     unfaulted = training.run(tmp_path / "unfaulted", proxied=True)
     calls = unfaulted.report["calls_per_step"]
     drills = tuple(
-        f"{kind} rank={i % 2} step={FIRST + 2 * i} call={1 + int(part * calls)}"
+        f"{kind} rank={i % 2} step={FIRST + apart * i} call={1 + int(part * calls)}"
         for i, (kind, part) in enumerate(struck)
     )
     faulted = training.run(tmp_path / "faulted", proxied=True, drills=early + drills)
