@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.util
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from ending import WHOLE_END
 from programs import Program, generate
 from shrinking import shrunk
 from simulation.__main__ import fingerprint
@@ -33,6 +35,8 @@ from understudy import proxy_client, proxy_server
 FULL = 5000
 CHUNK = 10
 """Programs that a process takes at once; what is done is remembered by the chunk."""
+WHOLE_END_EVERY = 8
+"""Of so many programs one ends by taking its interpreter down, as those do that are not forks."""
 MOST_TRIES = 3
 """Faults while a program is made smaller: where one strikes, it need not show at the first place."""
 
@@ -59,6 +63,7 @@ def run_chunk(first: int) -> dict[str, Any]:
     failing: dict[str, str] = {}
     for seed in range(first, first + CHUNK):
         program = generate(seed)
+        os.environ[WHOLE_END] = "1" if seed % WHOLE_END_EVERY == 0 else ""
         counts.update(["programs", f"of {program.ranks} ranks", *(piece.kind for piece in program.pieces)])
         with tempfile.TemporaryDirectory(prefix="understudy-odd-") as folder:
             try:

@@ -41,7 +41,8 @@ def run(program: Callable[[], None], harness: str) -> None:
     except BaseException as error:  # noqa: BLE001 - as the interpreter does
         interrupted = isinstance(error, KeyboardInterrupt)
         status = 1
-        sys.excepthook(type(error), error, _behind(error.__traceback__, harness))
+        error = error.with_traceback(_behind(error.__traceback__, harness))
+        sys.excepthook(type(error), error, error.__traceback__)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
