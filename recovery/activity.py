@@ -62,13 +62,15 @@ class Activity:
         self.stopped_since_ns = 0
         """0 while it is not stopped."""
         self.quiet_since_ns = 0
+        self.watched_since_ns = 0
+        """Since when somebody has looked all the time."""
 
     def look(self, now_ns: int) -> None:
         """Ask the kernel, if the last answer is old."""
         if now_ns - self._asked_ns < ASK_NS:
             return
         if now_ns - self._asked_ns > 3 * ASK_NS:
-            self.quiet_since_ns = now_ns  # nobody has looked for a while
+            self.quiet_since_ns = self.watched_since_ns = now_ns  # nobody has looked for a while
             self.stopped_since_ns = 0
         self._asked_ns = now_ns
         state = process_state(self._pid)

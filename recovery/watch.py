@@ -62,8 +62,7 @@ class Watch:
         """Of one that we watch for another host, which leads its job."""
         if server not in self._servers:
             return Pace()
-        activity, progress = self._servers[server]
-        return Pace(activity.quiet_since_ns, progress.stuck_ns(time.monotonic_ns()), progress.moved_ns())
+        return self._pace_here(server, time.monotonic_ns())
 
     def _look(self, job: Job, coordinator: Coordinator | Deputy, now_ns: int) -> None:
         sessions = [session for session in job.active_sessions() if _watched(session)]
@@ -115,8 +114,14 @@ class Watch:
         server = session.server
         if isinstance(server, RemoteServer):
             return Pace(server.quiet_since_ns, server.stuck_ns, server.moved_ns)
+        return self._pace_here(server, now_ns)
+
+    def _pace_here(self, server: Server, now_ns: int) -> Pace:
+        """A thread of NCCL's spins while a collective between hosts waits: what it burns is no work."""
         activity, progress = self._of(server)
-        return Pace(activity.quiet_since_ns, progress.stuck_ns(now_ns), progress.moved_ns())
+        on_gpu = not server.device.startswith("cpu:")
+        quiet_since_ns = activity.watched_since_ns if on_gpu else activity.quiet_since_ns
+        return Pace(quiet_since_ns, progress.stuck_ns(now_ns), progress.moved_ns())
 
     def _of(self, server: Server) -> tuple[Activity, Progress]:
         if server not in self._servers:

@@ -7,8 +7,9 @@ import random
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from understudy.recovery.activity import ASK_NS, Activity, ProcessState, process
 from understudy.recovery.collective_watch import Arrival, CollectiveWatch, Member, arrivals
 from understudy.recovery.facts import FaultKind
 from understudy.recovery.progress import SECOND, Finding, Position, Progress
+from understudy.recovery.watch import Watch
 
 LOOK_NS = SECOND // 50
 TIMEOUT_NS = 300 * SECOND
@@ -222,6 +224,32 @@ def test_a_thread_that_waits_for_a_processor_is_at_work_if_it_still_does_the_nex
     for look in range(4):
         activity.look(SECOND + look * ASK_NS)
     assert activity.quiet_since_ns == SECOND + (0 if quiet else 3 * ASK_NS)
+
+
+@dataclass(eq=False)
+class OnDevice:
+    """What the watch asks a server for."""
+
+    device: str
+    pid: int = 0
+
+
+@pytest.mark.parametrize(("device", "counts"), [("cpu:0", True), ("cuda:0", False)])
+def test_a_thread_that_spins_is_at_work_but_on_a_gpu(
+    device: str, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's does so while a collective waits, and a dead one would be given up after minutes only."""
+    ticks = iter(range(0, 1000, 10))
+    answer = lambda _: ProcessState("R", frozenset({"1"}), next(ticks))  # noqa: E731
+    monkeypatch.setattr(activity_module, "process_state", answer)
+    watch: Any = Watch({}, {}, Mock(), hang_timeout_s=300)
+    server = OnDevice(device)
+    activity, _ = watch._of(server)
+    for look in range(4):
+        activity.look(SECOND + look * ASK_NS)
+    assert watch.pace(server).quiet_since_ns == SECOND + (3 * ASK_NS if counts else 0)
+    activity.look(9 * SECOND)  # nobody has looked meanwhile
+    assert watch.pace(server).quiet_since_ns == 9 * SECOND
 
 
 def test_the_kernel_tells_a_stopped_process_from_a_sleeping_one() -> None:
