@@ -20,7 +20,7 @@ from understudy.recovery.pace import StepClock
 from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.processes import Watched
 from understudy.recovery.report import counts_of
-from understudy.recovery.servers import Server
+from understudy.recovery.servers import Server, is_gpu
 from understudy.recovery.snapshot_leases import SnapshotLeases
 from understudy.recovery.spanning.span import Span
 
@@ -136,8 +136,8 @@ class Session:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether errors come late there, and a server's memory is the device's."""
-        return not self.device.startswith("cpu")
+        """Whether its device is one."""
+        return is_gpu(self.device)
 
     @property
     def persisted_step(self) -> int:

@@ -41,6 +41,11 @@ class Verdict:
     counts: bool
 
 
+def is_gpu(device: str) -> bool:
+    """Whether errors come late there, and a server's memory is the device's."""
+    return not device.startswith("cpu:")
+
+
 class Server:
     """One device server process and our channel to it."""
 
@@ -290,4 +295,4 @@ async def _ask(server: Server) -> None:
 
 def _affinity(device: str) -> str:
     """What a server is bound to: nothing in particular on the cpu driver."""
-    return "cpu:0" if device.startswith("cpu:") else device
+    return device if is_gpu(device) else "cpu:0"

@@ -16,7 +16,7 @@ from understudy.recovery.coordinator import Coordinator
 from understudy.recovery.injector import Injector
 from understudy.recovery.jobs import Job, Session
 from understudy.recovery.progress import SECOND, SHORTEST_NS, STUCK_NS, Finding, Position, Progress
-from understudy.recovery.servers import Server, Verdict
+from understudy.recovery.servers import Server, Verdict, is_gpu
 from understudy.recovery.spanning.deputy import Deputy, Pace
 from understudy.recovery.spanning.remote import RemoteServer
 
@@ -89,7 +89,7 @@ class Watch:
         self, job: Job, coordinator: Coordinator, sessions: list[Session], now_ns: int
     ) -> None:
         if job.name not in self._collectives:
-            shortest = SHORTEST_NS if sessions[0].device.startswith("cpu:") else BUSY_DEVICE_NS
+            shortest = BUSY_DEVICE_NS if sessions[0].on_gpu else SHORTEST_NS
             self._collectives[job.name] = CollectiveWatch(self._hang_timeout_ns, shortest)
         watch = self._collectives[job.name]
         if not watch.waiting and not any(session.log.in_collective for session in sessions):
@@ -119,8 +119,7 @@ class Watch:
     def _pace_here(self, server: Server, now_ns: int) -> Pace:
         """A thread of NCCL's spins while a collective between hosts waits: what it burns is no work."""
         activity, progress = self._of(server)
-        on_gpu = not server.device.startswith("cpu:")
-        quiet_since_ns = activity.watched_since_ns if on_gpu else activity.quiet_since_ns
+        quiet_since_ns = activity.watched_since_ns if is_gpu(server.device) else activity.quiet_since_ns
         return Pace(quiet_since_ns, progress.stuck_ns(now_ns), progress.moved_ns())
 
     def _of(self, server: Server) -> tuple[Activity, Progress]:
