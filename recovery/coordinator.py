@@ -180,7 +180,7 @@ class Coordinator:
         for rank in facts.ranks:  # replay comes past there again, and they would count
             if rank.rank in trusted:
                 refuse_snapshots_behind(trusted[rank.rank], rank, self._job.sessions[rank.rank])
-        self._noticed.trusted = dict(trusted)
+        self._noticed.trust(trusted)
         now = time.monotonic_ns()
         self._notice(session, FaultKind.SILENT_CORRUPTION, now, now, message, message, counts=False)
         self._note()
@@ -340,7 +340,7 @@ class Coordinator:
             log.error("the recovery itself failed", job=self._job.name, exc_info=task.exception())
             for session in self._job.active_sessions():
                 session.lose(f"Understudy failed to recover this job: {task.exception()}")
-            self._noticed.faults = []
+            self._noticed.keep([])
             self._standing.forget()
         elif not task.cancelled() and (self._noticed.faults or self._standing.sessions()):
             self._start()  # noticed when all was over

@@ -35,7 +35,11 @@ class Noticed:
         self.trusted: Mapping[int, int] = {}
         """Newest commit of each rank at which its state was right, while corrupted state is repaired."""
         self._reach: dict[int, int] = {}
-        """First record of each rank that need not have been executed again."""
+        """Records that each rank has to have executed before the recovery is over."""
+
+    def trust(self, commits: Mapping[int, int]) -> None:
+        """State was right up to these, and no further: rank -> commit."""
+        self.trusted = dict(commits)
 
     def add(
         self, session: Session, kind: FaultKind, happened: int, noticed: int, evidence: str, *,
@@ -129,8 +133,9 @@ class Noticed:
 
     def echoes_do_not_count(self, faults: Collection[Fault], causes: Collection[Fault]) -> None:
         """They came of other ranks' failures, and tell nothing against the records where they came up."""
+        ranks = {cause.rank for cause in causes}
         for fault in faults:
-            if fault.rank not in {cause.rank for cause in causes}:
+            if fault.rank not in ranks:
                 self._failures.forget(fault)
 
     def keep(self, later: list[Fault]) -> None:
