@@ -108,7 +108,6 @@ void ProcessGroup::connect() {
 // Finds nothing to abort while it connects, as that of ProcessGroupNCCL.
 void ProcessGroup::abort() {
   shared_->aborted = true;
-  shared_->aborted.notify_all();
   const std::unique_lock<std::mutex> lock(shared_->mutex, std::try_to_lock);
   if (lock && shared_->carrier) shared_->carrier->abort();
 }
