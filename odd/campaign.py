@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "harness"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from ending import WHOLE_END
+from ending import WHOLE_END, WHOLE_END_EVERY
 from programs import Program, generate
 from shrinking import shrunk
 from simulation.__main__ import fingerprint
@@ -35,8 +35,6 @@ from understudy import proxy_client, proxy_server
 FULL = 5000
 CHUNK = 10
 """Programs that a process takes at once; what is done is remembered by the chunk."""
-WHOLE_END_EVERY = 8
-"""Of so many programs one ends by taking its interpreter down, as those do that are not forks."""
 MOST_TRIES = 3
 """Faults while a program is made smaller: where one strikes, it need not show at the first place."""
 

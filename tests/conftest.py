@@ -12,7 +12,7 @@ from pathlib import Path
 import needs
 import pytest
 import simulated_device
-from ending import WHOLE_END
+from ending import WHOLE_END, WHOLE_END_EVERY
 from training_run import TooFewGpus, driver
 from zygotes import COLD, Zygotes, obstacle
 
@@ -25,7 +25,6 @@ pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they
 VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
 HISTORY = "UNDERSTUDY_HISTORY"
 COLD_EVERY = 50
-WHOLE_END_EVERY = 8
 ZYGOTES = pytest.StashKey[Zygotes]()
 VARIABLES = pytest.StashKey[dict[str, str]]()
 

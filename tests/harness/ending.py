@@ -20,6 +20,8 @@ from types import TracebackType
 from typing import Any
 
 WHOLE_END = "UNDERSTUDY_TEST_WHOLE_END"
+WHOLE_END_EVERY = 8
+"""Of so many tests, and random programs, one has it set."""
 FLUSH_FAILED = 120
 """Python's own status for output that it could not write at its end."""
 

@@ -51,9 +51,10 @@ IMPORTS = {
     "control": (
         "understudy.recovery.proxyd", "understudy.recovery.proxyrun", "understudy.recovery.recoveryctl",
         "understudy.recovery.daemon", "understudy.recovery.allocation",
-        "typer._adapters", "coolname", "grpc._channel",  # which else each command line imports
     ),
 }  # fmt: skip
+FOR_SPEED = {"control": ("typer._adapters", "coolname", "grpc._channel")}
+"""What each command line imports by and by; modules of libraries' own, which other versions need not have."""
 RUN_AS_MAIN = IMPORTS["control"][:3]
 """What they import is wanted; they themselves are to be run."""
 BOOT = ("proxy_client", "boot", "sitecustomize.py")
@@ -228,6 +229,9 @@ def prepare(kind: str) -> None:
         os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # as the spawner does, before it imports gRPC
     for name in IMPORTS[kind]:
         importlib.import_module(name)
+    for name in FOR_SPEED.get(kind, ()):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     if kind == "server":
         os.environ.pop("GRPC_ENABLE_FORK_SUPPORT")
     for name in RUN_AS_MAIN:
