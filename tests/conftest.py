@@ -20,7 +20,7 @@ if simulated_device.wanted():
     os.environ.update(simulated_device.environment())
     simulated_device.load()
 
-pytest_plugins = ["skipped", "durations", "quick"]  # in the order in which they import each other
+pytest_plugins = ["skipped", "durations", "quick", "drawing"]  # in the order in which they import each other
 
 VARIABLE = "UNDERSTUDY_SHARED_MEMORY"
 HISTORY = "UNDERSTUDY_HISTORY"

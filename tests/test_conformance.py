@@ -17,7 +17,7 @@ from snapshots import Snapshot
 
 import sweep
 
-EVERY = {"op_db": 36, "module_db": 24, "optim_db": 6}
+EVERY = {"op_db": 72, "module_db": 48, "optim_db": 12}
 """One entry in so many runs here; `make conformance` runs all."""
 
 FIXED: tuple[str, ...] = (
@@ -62,7 +62,7 @@ def test_a_spread_of_pytorchs_databases_gives_the_bits_of_the_cpu(tmp_path: Path
     results = sweep.sweep_units(units, tmp_path)
     assert {f"{r.database}/{r.entry}/{r.dtype}" for r in results} == set(units)
     assert report.summarise(results, whole=False).errors == []
-    assert sum(result.count("identical") for result in results) > 500
+    assert sum(result.count("identical") for result in results) > 250
 
 
 def test_the_databases_have_the_entries_that_the_report_speaks_of() -> None:

@@ -174,11 +174,16 @@ class Record:
 
 def is_full(config: pytest.Config) -> bool:
     """Whether all tests of `make test` are run, and as it runs them."""
+    return is_of_the_whole(config) and config.getoption("quick", None) is None
+
+
+def is_of_the_whole(config: pytest.Config) -> bool:
+    """Whether nobody has said which tests: `make test`, or `make test-quick`."""
     option = config.option
     narrowed = option.keyword or option.deselect or option.ignore or option.ignore_glob or option.collectonly
     everywhere = config.args_source is pytest.Config.ArgsSource.TESTPATHS and option.markexpr == ORDINARY
     slower = os.environ.get("UNDERSTUDY_TEST_COLD")  # `make test-long`
-    return everywhere and not narrowed and not slower and config.getoption("quick", None) is None
+    return bool(everywhere and not narrowed and not slower)
 
 
 def pytest_configure(config: pytest.Config) -> None:

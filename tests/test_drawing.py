@@ -1,0 +1,95 @@
+"""Of families of tests that are much alike each run has its share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import drawing
+import pytest
+
+HARNESS = Path(drawing.__file__).parent
+MADE_UP = """
+import pytest
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("n", range(10))
+def test_alike(n): ...
+
+def test_by_itself(): ...
+"""
+MADE_UP_FILE = """
+import pytest
+pytestmark = pytest.mark.drawn(2)
+
+def test_one(): ...
+def test_two(): ...
+@pytest.mark.drawn(1)
+def test_of_each_run(): ...
+@pytest.mark.long
+def test_long(): ...
+"""
+SETTINGS = """
+[tool.pytest.ini_options]
+addopts = "-m 'not long' --strict-markers"
+testpaths = ["tests"]
+markers = ["long: in full", "drawn(n): one in n"]
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("project")
+    (root / "tests").mkdir()
+    (root / "tests/test_a.py").write_text(MADE_UP)
+    (root / "tests/test_b.py").write_text(MADE_UP_FILE)
+    (root / "pyproject.toml").write_text(SETTINGS)
+    return root
+
+
+def run(project: Path, number: int, *words: str, **variables: str) -> str:
+    command = [sys.executable, "-P", "-m", "pytest", "-v", "-p", "drawing", "-p", "no:cacheprovider", *words]
+    path = os.pathsep.join(map(str, (HARNESS, HARNESS.parent.parent / "bench")))
+    known = os.environ | {"PYTHONPATH": path, drawing.VARIABLE: str(number), "PYTEST_ADDOPTS": ""} | variables
+    done = subprocess.run(command, cwd=project, env=known, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def counts(output: str) -> tuple[int, int, int]:
+    """Tests that ran of each family, and of none."""
+    ran = [line for line in output.splitlines() if "PASSED" in line]
+    alike, of_file = (sum(name in line for line in ran) for name in ("test_alike", "test_b.py"))
+    return alike, of_file, len(ran) - alike - of_file
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+def test_each_run_has_its_share_and_the_number_repeats_it(project: Path, workers: Sequence[str]) -> None:
+    first, again = (run(project, 7, *workers) for _ in range(2))
+    assert counts(first) == (4, 2, 1), "a third of ten, half of a file's two and the one that always runs"
+    assert f"drawn by {drawing.VARIABLE}=7" in first
+    names = [sorted(line.split()[-1] for line in one.splitlines() if "PASSED" in line and "%" in line)
+             for one in (first, again)]  # fmt: skip
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    "words", [["tests/test_a.py"], ["-k", "alike"], ["-m", "long or not long"]], ids=" ".join
+)
+def test_who_says_which_tests_has_all_of_them(project: Path, words: list[str]) -> None:
+    output = run(project, 7, *words)
+    assert counts(output)[0] == 10 and "drawn by" not in output
+
+
+def test_a_run_that_starts_everything_anew_has_all_of_them(project: Path) -> None:
+    assert counts(run(project, 7, UNDERSTUDY_TEST_COLD="1")) == (10, 3, 1)
+
+
+def test_many_runs_see_all_of_a_family() -> None:
+    family = [f"test_a.py::test_alike[{n}]" for n in range(10)]
+    seen = [drawing.drawn(family, 4, str(number)) for number in range(40)]
+    assert {len(one) for one in seen} == {3} and set().union(*seen) == set(family)
+    assert drawing.drawn(family[::-1], 4, "7") == drawing.drawn(family, 4, "7"), "in whatever order they come"
