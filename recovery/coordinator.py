@@ -36,7 +36,7 @@ from understudy.recovery.timing import TIMING, Timing
 log = structlog.get_logger()
 
 MOST_ROUNDS = 8
-"""Plans tried for one incident before giving up."""
+"""Plans tried for one incident before giving up.  To wait for whoever is to carry them out is none."""
 PEER_DEATH_WITHIN = 0.25
 """Seconds a failed collective waits for the notice of a death that explains it."""
 LONGEST_PAUSE = 16.0
@@ -365,20 +365,19 @@ class Coordinator:
         problem = ""
         pause = PEER_DEATH_WITHIN
         result: Result | None = None
-        for attempt in range(1, MOST_ROUNDS + 1):
+        rounds = 0
+        while result is None and rounds < MOST_ROUNDS:
             try:
-                result = await self._attempt(attempt)
+                result = await self._attempt(rounds + 1)
             except RoundFailed as failure:
                 self._stage = _Stage.PREPARING
                 problem = str(failure)
-                log.warning("recovery round failed", job=self._job.name, attempt=attempt, problem=problem)
+                log.warning("recovery round failed", job=self._job.name, attempt=rounds + 1, problem=problem)
                 for session in self._job.active_sessions():  # whoever wished to move it may try again
                     session.destination = None
                 await self._interrupted(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-                result = None
-            if result is not None:
-                break
+            rounds += self._round.begun
         if result is None:
             self._abandon(problem)
         else:

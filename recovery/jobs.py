@@ -348,6 +348,8 @@ class Job:
     """Where the two executions differed."""
     decision: pb.JournaledDecision | None = None
     """What is being done about a fault."""
+    waits_for: str = ""
+    """What has to come before anything can be done about it; empty: nothing."""
     corruption: pb.JournaledCorruption | None = None
     """Whose repair whoever led it before us had begun, and we have not."""
     adoptions: list[pb.Adoption] = field(default_factory=list)
@@ -410,7 +412,7 @@ class Job:
         counts = counts_of(self.recoveries)
         return pb.JobStatus(
             name=self.name, faults=counts.recovered, given_up=counts.given_up, moves=counts.moves,
-            validations=self.validations, last=counts.last,
+            validations=self.validations, last=counts.last, waits_for=self.waits_for,
         )  # fmt: skip
 
     def note_recovery(self, recovery: pb.Recovery) -> None:

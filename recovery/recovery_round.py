@@ -73,6 +73,8 @@ class Round:
 
         `decided` returns once the job's decision outlives us, as it is to before any of it is done.
         """
+        self.begun = False
+        """Whether the newest one got further than to wait until all its ranks can be steered."""
         self._repaired: set[int] = set()  # in this round, and in those for the same fault that failed
         self._decided, self._timing = decided, timing
         self._memory: dict[int, pb.StateMemory] = {}
@@ -104,6 +106,7 @@ class Round:
 
     async def run(self, fault: FaultFacts, tried: list[str]) -> Result:
         """Until every rank was resumed or lost; raises RoundFailed.  Adds the plan's name to `tried`."""
+        self.begun = False
         sessions, _ = self.concerned(fault.ranks)
         for session in sessions:
             session.state = "recovering"
@@ -111,6 +114,7 @@ class Round:
             await self._homes.ready(sessions, bool(tried) or fault.kind in LINKS)
         except NoHome as problem:
             raise RoundFailed(str(problem)) from problem
+        self.begun = True
         for session in sessions:
             self._drop_stash(session)
         survivors = [session for session in sessions if session.has_state]

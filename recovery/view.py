@@ -143,8 +143,13 @@ def _job(name: str, ranks: Sequence[Any], told: Any, now_ms: int) -> JobView:
         max((rank.step for rank in ranks), default=0), statistics.median(paces) if paces else 0.0,
         told.faults if told is not None else 0, told.given_up if told is not None else 0,
         told.moves if told is not None else 0, told.validations if told is not None else 0,
-        last, tuple(notes_of(ranks)),
+        last, tuple([*_waits(told), *notes_of(ranks)]),
     )  # fmt: skip
+
+
+def _waits(told: Any) -> Iterator[Note]:
+    if told is not None and told.waits_for:
+        yield Note(f"a recovery waits: {told.waits_for}", bad=True)
 
 
 def _rows(ranks: Sequence[Any]) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from training_run import Training
 pytestmark = pytest.mark.timeout(600)  # three hosts on one machine
 
 STEPS = 40
+LONGER, QUARTER_S = 400, 900
 EACH = ["--log-every", "1"]
 WAIT_S = 240
 ASK_EVERY_S = 0.2
@@ -227,6 +229,33 @@ def test_etcd_is_away_while_a_rank_has_to_leave_its_host(folder: Path, undisturb
         hosts.etcd.start()
         wait(hosts, runs)
         assert losses_of(folder / "losses", 2) == undisturbed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(QUARTER_S + 600)
+def test_etcd_is_away_for_a_quarter_of_an_hour_in_mid_recovery(folder: Path) -> None:
+    """Eight rounds of a minute were all that a recovery waited: then the job was given up."""
+    native = native_losses(Training("char_gpt.py", 2, LONGER))
+    with cluster({"a": 1, "b": 1}) as hosts:
+        runs = hosts.train("ab", LONGER, folder / "losses", arguments=EACH)
+        until(lambda: runs[0].steps() >= 3, "the training runs", 120)
+        hosts.etcd.kill()
+        until(lambda: "leads no more, for now" in hosts["a"].log.read_text(), "its lease has ended", 60)
+        assert hosts["a"].recoveryctl("drill", "kill-server", "--rank", "1").returncode == 0
+        began = time.monotonic()
+        until(lambda: waits(hosts), "the recovery waits, and says so", 60, ASK_EVERY_S)
+        until(lambda: time.monotonic() > began + QUARTER_S or not waits(hosts), "time is up",
+              QUARTER_S + 60, 1.0)  # fmt: skip
+        assert waits(hosts)
+        hosts.etcd.start()
+        wait(hosts, runs)
+        assert losses_of(folder / "losses", 2) == native
+        assert runs[0].steps() == LONGER
+
+
+def waits(hosts: Cluster) -> bool:
+    told = " ".join(hosts["a"].recoveryctl("status").stdout.split())
+    return "a recovery waits: this host does not lead the job for the moment" in told
 
 
 def test_link_between_proxyds_is_cut_and_healed_while_a_recovery_needs_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from understudy.recovery.spanning.remote import RemoteServer, SteerFailed
 log = structlog.get_logger()
 
 Places = Callable[[str], Mapping[str, int]]
-READY_S = 60.0
-"""How long a recovery waits for a host that is not reached before it plans again."""
+LOOK_S = 1.0
+"""Between two looks at who is awaited still: a host may be lost meanwhile, and nobody waits for it then."""
 
 
 class SpanningHomes(Homes):
@@ -45,27 +46,41 @@ class SpanningHomes(Homes):
         return session.host or self._lead.here
 
     async def ready(self, sessions: list[Session], suspicious: bool) -> None:
-        """Until all their hosts are reached, all ranks are known, and we lead.
+        """Until all their hosts are reached, all ranks are known, and we lead, however long that takes.
 
-        Who is cut off from the others has to move.
+        A host is lost when the others agree on that, and never by time: a job whose hosts are cut off, or
+        whose etcd is away, has lost nothing.  Who is cut off from the others has to move.
         """
-        waited = [self._lead.span.leading.holds] if self._lead.span.leading is not None else []
-        hosts = sorted({session.host for session in sessions if session.host})
-        members = [self._lead.members[host] for host in hosts]
-        waited += [member.connected for member in members if not member.lost]
-        unheard = [self._lead.members[host] for host in sorted(self._lead.span.awaited)]
-        waited += [member.heard for member in unheard]
+        job = self._lead.job
         try:
-            async with asyncio.timeout(READY_S):
-                for event in waited:
-                    await event.wait()
-        except TimeoutError:
-            away = [f"{m.host} ({m.trouble})" for m in members if not m.connected.is_set()]
-            away += [f"{m.host} ({m.trouble})" for m in unheard if m not in members and not m.heard.is_set()]
-            why = f"these hosts are not reached: {', '.join(away)}" if away else "we do not lead the job"
-            raise NoHome(why) from None
+            while awaited := self._awaited(sessions):
+                waits_for = "; ".join(awaited.values())
+                if waits_for != job.waits_for:
+                    log.warning("a recovery waits", job=job.name, waits_for=waits_for)
+                    job.waits_for = waits_for
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await next(iter(awaited)).wait()
+        finally:
+            job.waits_for = ""
         if suspicious:
             await self._look_at_links(sessions)
+
+    def _awaited(self, sessions: Sequence[Session]) -> dict[asyncio.Event, str]:
+        """What has to come before any of these can be steered, each with a sentence."""
+        lead = self._lead
+        found = {}
+        if lead.span.leading is not None and not lead.span.leading.holds.is_set():
+            found[lead.span.leading.holds] = "this host does not lead the job for the moment (etcd is away?)"
+        for host in sorted({session.host for session in sessions if session.host and session.active}):
+            member = lead.members[host]
+            if not member.lost and not member.connected.is_set():
+                found[member.connected] = f"host {host} is not reached ({member.trouble})"
+        for host in sorted(lead.span.awaited):
+            member = lead.members[host]
+            if not member.heard.is_set():
+                found[member.heard] = f"host {host} has not told of its ranks ({member.trouble})"
+        return found
 
     async def _look_at_links(self, sessions: list[Session]) -> None:
         here = [session for session in sessions if not session.returning]  # of the others it is known
