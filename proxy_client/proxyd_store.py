@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import hashlib
 import itertools
 import json
 import os
@@ -15,19 +16,20 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 _RETURN_S = 60.0
-"""How long a proxyd that died may take to come back."""
+"""How long a proxyd that died may take to come back; one that lives, as long as the store allows."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 _ANSWER_S = 60.0
 _LONGEST_ANSWER = 64 << 20
 _PEER = struct.Struct("3i")
 """struct ucred: pid, uid, gid of who listens."""
-_ONCE = ("add", "append", "compare")
-"""What must not be done twice: a request that is sent again has the same id."""
+_ONCE = ("set", "add", "append", "compare", "delete")
+"""What must not be done twice, lest it undo what others have done since."""
+_MOST_COUNTED = 1 << 16
 _alive: list[object] = []
 """C++ keeps only its own half of a store, and calls methods of this one as long as the process lives."""
 
@@ -47,7 +49,8 @@ def install(rendezvous: ModuleType) -> None:
         *more: Any,
         **named: Any,
     ) -> Any:
-        if not _on_one_host(world_size) and not ask(_path(), {"do": "spans"})["spans"]:
+        spans = {"do": "spans"}
+        if not _on_one_host(world_size) and not ask(_path(), spans, timeout.total_seconds())["spans"]:
             return make_tcp_store(hostname, port, rank, world_size, timeout, *more, **named)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return _store_class()(f"{hostname}:{port}/{attempt}/", timeout)
@@ -64,16 +67,28 @@ def _path() -> str:
     return os.path.join(os.environ["UNDERSTUDY_RELAYS"], "store")
 
 
-def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """One request over a connection of its own, sent again until it is answered; raises RuntimeError."""
+class _Later(Exception):
+    """Proxyd lives, and waits itself: for etcd, or for the host that leads the job; the text says which."""
+
+
+def ask(path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """One request over a connection of its own, sent again until it is answered; raises RuntimeError.
+
+    `limit_s`: for a proxyd that lives.
+    """
     line = json.dumps(request).encode() + b"\n"
-    deadline = time.monotonic() + _RETURN_S
+    began = lived = time.monotonic()
     while True:
+        why: Exception
         try:
             return _ask_once(path, line)
+        except _Later as problem:
+            why, lived = problem, time.monotonic()
         except (OSError, ValueError) as problem:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"proxyd's store does not answer at {path}: {problem}") from problem
+            why = problem
+        now = time.monotonic()
+        if now > lived + _RETURN_S or now > began + max(limit_s, _RETURN_S):
+            raise RuntimeError(f"proxyd's store does not answer at {path}: {why}") from why
         time.sleep(_LONGEST_PAUSE_S)
 
 
@@ -87,16 +102,48 @@ def _ask_once(path: str, line: bytes) -> dict[str, Any]:
         connection.sendall(line)
         data = bytearray()
         while not data.endswith(b"\n"):
-            more = connection.recv(1 << 20)
+            try:
+                more = connection.recv(1 << 20)
+            except TimeoutError as problem:
+                raise _Later(f"it has not answered for {_ANSWER_S:g} s") from problem
             data += more
             if not more or len(data) > _LONGEST_ANSWER:
                 raise ValueError("its answer has no end")
-    reply = json.loads(data)
+    return _checked(json.loads(data))
+
+
+def _checked(reply: Any) -> dict[str, Any]:
+    """An answer; raises _Later, RuntimeError, and ValueError if it makes no sense."""
     if not isinstance(reply, dict):
         raise ValueError("its answer makes no sense")
     if "error" in reply:
         raise RuntimeError(str(reply["error"]))
+    if "later" in reply:
+        raise _Later(str(reply["later"]))
     return reply
+
+
+class _Numbers:
+    """Ids of requests, by which whoever has done one knows it again.
+
+    A worker that comes back from an image asks all again that it has asked since then, by the same ids.  Its
+    threads may take turns in another way than before, so the third addition of 1 to a key is that, whatever
+    has been asked between: a common count would give one request the id of another.
+    """
+
+    def __init__(self) -> None:
+        self._name = secrets.token_hex(8)
+        self._counts: dict[tuple[str, str], Iterator[int]] = {}
+        self._emptied = 0
+
+    def next(self, what: str, key: str, content: dict[str, Any]) -> str:
+        """Of the request that is to be sent."""
+        if len(self._counts) >= _MOST_COUNTED:
+            self._counts, self._emptied = {}, self._emptied + 1
+        number = next(self._counts.setdefault((what, key), itertools.count()))  # one step each: for threads
+        said = json.dumps([self._emptied, what, key, content], sort_keys=True).encode()
+        digest = hashlib.blake2b(said, digest_size=12).hexdigest()
+        return f"{self._name}.{os.getpid()}.{digest}.{number}"
 
 
 def _store_class() -> type:
@@ -109,15 +156,15 @@ def _store_class() -> type:
         def __init__(self, prefix: str, timeout: datetime.timedelta) -> None:
             super().__init__()
             self._prefix, self._limit = prefix, timeout
-            self._name, self._requests = secrets.token_hex(8), itertools.count()
+            self._numbers = _Numbers()
             _alive.append(self)
             self._path = _path()
 
         def _do(self, what: str, key: str = "", **more: Any) -> dict[str, Any]:
+            key = self._prefix + key
             if what in _ONCE:
-                # A worker that comes back from an image asks the same again, and by the same id.
-                more["id"] = f"{self._name}.{os.getpid()}.{next(self._requests)}"
-            return ask(self._path, {"do": what, "key": self._prefix + key, **more})
+                more["id"] = self._numbers.next(what, key, more)
+            return ask(self._path, {"do": what, "key": key, **more}, self._limit.total_seconds())
 
         def set_timeout(self, timeout: datetime.timedelta) -> None:
             self._limit = timeout

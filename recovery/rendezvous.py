@@ -25,7 +25,11 @@ LARGEST_STORE = 256 << 20
 LONGEST_KEY = 4096
 MOST_KEYS = 65536
 MOST_DONE = 4096
-"""Requests whose answers are kept, in case that they come again."""
+"""Requests whose answers are kept, in case that they come again: from who has not heard the answer ..."""
+MOST_DONE_OF_WORKERS = 1 << 18
+"""... and of workers, who may come back from an image of minutes ago and ask all since then again."""
+SPARE_NOTES = 1 << 20
+"""Bytes that notes may have beyond twice what they had when they were last written anew."""
 FILE = "store"
 MEETING = "meet"
 """What stands for the generation in the key of a member that is there (proxy_server/backends.py)."""
@@ -38,7 +42,7 @@ class StoreFull(ValueError):
 
 @dataclass(frozen=True)
 class Change:
-    """What became of a key.  `value` None: it went.  `request`, `count`: as in Answered."""
+    """What became of a key.  `value` None: it is not there.  `request`, `count`: as in Answered."""
 
     key: str
     value: bytes | None
@@ -58,16 +62,24 @@ class Notes:
     """What a store holds, line by line, the last one of a key counts.
 
     ["key", "value in base64"], and behind them, if a request may come again, its id and what it was answered.
+    With null for a value, there is none.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = _open(path)
+        self._bytes = self._bytes_anew = 0
 
-    def add(self, key: str, value: bytes, request: str = "", count: int = 0) -> None:
+    @property
+    def long(self) -> bool:
+        """Whether most are of what is over: a counter that grows all the time has a line each time."""
+        return self._bytes > 2 * self._bytes_anew + SPARE_NOTES
+
+    def add(self, key: str, value: bytes | None, request: str = "", count: int = 0) -> None:
         """Outlives us from here on."""
-        line: list[str | int] = [key, base64.b64encode(value).decode()]
+        line: list[str | int | None] = [key, base64.b64encode(value).decode() if value is not None else None]
         text = json.dumps([*line, request, count] if request else line).encode() + b"\n"
+        self._bytes += len(text)
         while text:
             text = text[os.write(self._file, text) :]
 
@@ -88,7 +100,10 @@ class Notes:
         for line in self._path.read_bytes().splitlines():
             try:
                 key, value, *request = json.loads(line)
-                values[str(key)] = base64.b64decode(value, validate=True)
+                if value is None:
+                    values.pop(str(key), None)
+                else:
+                    values[str(key)] = base64.b64decode(value, validate=True)
                 if request:
                     done[str(request[0])] = Answered(str(key), int(request[1]))
             except (ValueError, TypeError, IndexError):
@@ -100,19 +115,20 @@ class Notes:
         new = self._path.with_suffix(".new")
         new.unlink(missing_ok=True)
         former, self._file = self._file, _open(new)
+        size, self._bytes = self._bytes, 0
         try:
             for request, one in done.items():  # in their order; what a key holds in the end comes behind
-                if one.key in values:
-                    self.add(one.key, values[one.key], request, one.count)
+                self.add(one.key, None, request, one.count)
             for key, value in values.items():
                 self.add(key, value)
             new.rename(self._path)
         except OSError:
-            former, self._file = self._file, former
+            former, self._file, self._bytes = self._file, former, size
             new.unlink(missing_ok=True)
             raise
         finally:
             os.close(former)
+        self._bytes_anew = self._bytes
 
 
 def _open(path: Path) -> int:
@@ -136,8 +152,10 @@ class _Wait:
 class Store:
     """Keys and values; a waiting reader is woken once, when all that it waits for is there."""
 
-    def __init__(self, notes: Notes | None = None) -> None:
+    def __init__(self, notes: Notes | None = None, most_done: int = MOST_DONE) -> None:
+        """`most_done`: requests whose answers are kept, the newest."""
         self._notes = notes
+        self._most_done = most_done
         self._behind = False
         """Whether notes are missing what the store holds."""
         self._values: dict[str, bytes] = {}
@@ -154,23 +172,20 @@ class Store:
 
     def changes(self) -> list[Change]:
         """Those that make an empty store like this one."""
-        made = [
-            Change(one.key, self._values[one.key], request, one.count)
-            for request, one in self._done.items()
-            if one.key in self._values
-        ]
+        made = [Change(one.key, None, request, one.count) for request, one in self._done.items()]
         return made + [Change(key, value) for key, value in self._values.items()]
 
     def take(self, change: Change) -> None:
         """What another store has told; nobody waits here for keys.  Raises StoreFull."""
         if change.value is not None:
             self._put(change.key, change.value, change.request, change.count)
-        elif change.key in self._values:
-            self._drop([change.key])
+        else:
+            self._remove(change.key, change.request, change.count)
 
     async def set(self, key: str, value: bytes, request: str = "") -> None:
         """Store and wake; raises StoreFull.  `request`: the id of one that must not be done twice."""
-        self._put(key, value, request)
+        if self.done(request) is None:
+            self._put(key, value, request)
 
     def _put(self, key: str, value: bytes, request: str = "", count: int = 0) -> None:
         former = _size(key, self._values[key]) if key in self._values else 0
@@ -180,20 +195,30 @@ class Store:
         self._values[key] = value
         for wait in self._waits.pop(key, ()):
             wait.has(key)
-        if request:
-            self._done[request] = Answered(key, count)
-            if len(self._done) > MOST_DONE:
+        self._has_become(Change(key, value, request, count))
+
+    def _remove(self, key: str, request: str = "", count: int = 0) -> None:
+        if key in self._values:
+            self._bytes -= _size(key, self._values.pop(key))
+        elif not request:
+            return
+        self._has_become(Change(key, None, request, count))
+
+    def _has_become(self, change: Change) -> None:
+        if change.request:
+            self._done[change.request] = Answered(change.key, change.count)
+            if len(self._done) > self._most_done:
                 del self._done[next(iter(self._done))]
-        self._note(lambda notes: notes.add(key, value, request, count))
+        self._note(lambda notes: notes.add(change.key, change.value, change.request, change.count))
         if self.told is not None:
-            self.told(Change(key, value, request, count))
+            self.told(change)
 
     def _note(self, change: Callable[[Notes], None]) -> None:
         """A full file system ends no job: what is not written down is missing only to a successor."""
         if self._notes is None:
             return
         try:
-            if self._behind:
+            if self._behind or self._notes.long:
                 self._notes.replace(self._values, self._done)
             else:
                 change(self._notes)
@@ -252,15 +277,17 @@ class Store:
         """Whether all exist."""
         return all(key in self._values for key in keys)
 
-    def delete(self, key: str) -> bool:
-        """Whether there was one."""
-        if key not in self._values:
-            return False
-        self._drop([key])
-        return True
+    def delete(self, key: str, request: str = "") -> bool:
+        """Whether there was one.  `request`: as in `set`; what others have done to the key stays known."""
+        if (before := self.done(request)) is not None:
+            return bool(before)
+        found = key in self._values
+        self._remove(key, request, int(found))
+        return found
 
     def forget(self, prefix: str) -> None:
-        """Drop every key of a job."""
+        """Drop every key of a job, and what is known of requests for those that are gone already."""
+        self._done = {request: one for request, one in self._done.items() if not one.key.startswith(prefix)}
         self._drop([key for key in self._values if key.startswith(prefix)])
 
     def forget_generations(self, job: str, oldest: int, ranks: Collection[int] = ()) -> None:

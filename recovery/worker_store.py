@@ -19,9 +19,16 @@ from typing import Any
 import structlog
 
 from understudy.recovery.control import pb
-from understudy.recovery.passage import NotPassedOn, Passage, nowhere
+from understudy.recovery.passage import NOT_LED, NotPassedOn, Passage, nowhere
 from understudy.recovery.private_socket import bound_to
-from understudy.recovery.rendezvous import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Notes, Store
+from understudy.recovery.rendezvous import (
+    LARGEST_VALUE,
+    LONGEST_KEY,
+    MOST_DONE_OF_WORKERS,
+    MOST_KEYS,
+    Notes,
+    Store,
+)
 
 log = structlog.get_logger()
 
@@ -52,7 +59,7 @@ class WorkerStore:
         self.settle: Callable[[], Awaitable[None]] = _settled
         """Until what has been written outlives this host, too, if anything is to."""
         self._notes = Notes(directory / VALUES)
-        self.store = Store(self._notes)
+        self.store = Store(self._notes, MOST_DONE_OF_WORKERS)
 
     def close(self) -> None:
         """The job is over; `run` has been cancelled."""
@@ -91,8 +98,9 @@ class WorkerStore:
             reply = await self._passage.ask(
                 self._job, lambda stub: stub.AskWorkerStore, request, self.answer_here
             )
-        except NotPassedOn as problem:
-            return json.dumps({"error": str(problem)[:1000]}).encode()
+        except NotPassedOn as problem:  # nobody may lead the job for a while: whoever asks goes on asking
+            kind = "later" if problem.code is NOT_LED else "error"
+            return json.dumps({kind: str(problem)[:1000]}).encode()
         return bytes(reply.line)
 
     async def answer_here(self, asked: Any) -> pb.WorkerStoreReply:
@@ -116,14 +124,14 @@ class WorkerStore:
         match what:
             case "get":
                 return {"value": _text(await store.get(key, 0) if store.holds([key]) else None)}
-            case "delete":
-                return {"found": store.delete(key)}
-        if not store.holds([key]) and len(store) >= MOST_KEYS:
-            raise ValueError(f"it holds {MOST_KEYS} keys already")
         request_id = _id(request.get("id", ""))
+        if what == "delete":
+            return {"found": store.delete(key, request_id)}
+        if not store.holds([key]) and len(store) >= MOST_KEYS and store.done(request_id) is None:
+            raise ValueError(f"it holds {MOST_KEYS} keys already")
         match what:
             case "set":
-                await store.set(key, _bytes(request["value"]))
+                await store.set(key, _bytes(request["value"]), request_id)
                 return {}
             case "add":
                 return {"count": await store.add(key, int(request["amount"]), request_id)}

@@ -158,7 +158,7 @@ def test_the_workers_store_of_another_user_is_told_nothing(
         hearing.start()
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)  # then it is we who are another user
         with pytest.raises(RuntimeError, match="a process of another user"):
-            proxyd_store.ask(str(path), {"do": "count"})
+            proxyd_store.ask(str(path), {"do": "count"}, 60.0)
         hearing.join()
         assert heard == [b""]
 

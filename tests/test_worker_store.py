@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from understudy.recovery.rendezvous import LONGEST_KEY
-from understudy.recovery.worker_store import SOCKET, WorkerStore
+from understudy.proxy_client import proxyd_store
+from understudy.recovery.rendezvous import LONGEST_KEY, MOST_DONE_OF_WORKERS, SPARE_NOTES, Notes, Store
+from understudy.recovery.worker_store import LONGEST_ID, SOCKET, WorkerStore
 
 
 def text(value: bytes) -> str:
@@ -68,6 +69,95 @@ def test_what_must_not_be_done_twice_is_not_when_it_comes_again(store: WorkerSto
             assert ask(one, do="get", key="t") == {"value": text(b"ab")}
         successor = WorkerStore(tmp_path)
     assert ask(store, do="add", key="n", amount=2, id="4") == {"count": 4}
+
+
+def test_a_worker_from_an_image_undoes_nothing_that_others_have_done_since(tmp_path: Path) -> None:
+    """It asks again what it has asked since; keys may have been set anew or deleted, and much have come."""
+
+    def what_it_asks(store: WorkerStore) -> list[dict[str, Any]]:
+        return [
+            ask(store, do="set", key="a", value=text(b"1"), id="1"),
+            ask(store, do="add", key="n", amount=1, id="2"),
+            ask(store, do="set", key="gone", value=text(b"x"), id="3"),
+            ask(store, do="delete", key="b", id="4"),
+            ask(store, do="delete", key="never", id="5"),
+        ]
+
+    store = WorkerStore(tmp_path)
+    ask(store, do="set", key="b", value=text(b"of another"))
+    answers = what_it_asks(store)
+    assert answers[1:] == [{"count": 1}, {}, {"found": True}, {"found": False}]
+    ask(store, do="set", key="a", value=text(b"2"), id="other 1")
+    ask(store, do="delete", key="n", id="other 2")
+    ask(store, do="delete", key="gone", id="other 3")
+    ask(store, do="set", key="b", value=text(b"anew"), id="other 4")
+    ask(store, do="set", key="never", value=text(b"late"), id="other 5")
+
+    async def be_busy() -> None:
+        for number in range(5000):
+            await store.store.add("busy", 1, f"busy {number}")
+
+    asyncio.run(be_busy())
+    heirs = Store(None, MOST_DONE_OF_WORKERS)
+    for change in store.store.changes():
+        heirs.take(change)
+    for one in (store, WorkerStore(tmp_path)):
+        assert what_it_asks(one) == answers
+        assert ask(one, do="get", key="a") == {"value": text(b"2")}
+        assert ask(one, do="check", keys=["n"]) == ask(one, do="check", keys=["gone"]) == {"found": False}
+        assert ask(one, do="get", key="b") == {"value": text(b"anew")}
+        assert ask(one, do="check", keys=["never", "b"]) == {"found": True}
+    assert heirs.done("2") == 1 and heirs.done("other 2") == 1 and not heirs.holds(["gone"])
+
+
+def test_notes_of_a_counter_that_grows_all_the_time_do_not(tmp_path: Path) -> None:
+    async def count() -> None:
+        store = Store(Notes(tmp_path / "notes"))
+        most, last = 0, b""
+        for number in range(3000):
+            last = f"{number:04}".encode() * 256
+            await store.set("heartbeat", last)
+            most = max(most, (tmp_path / "notes").stat().st_size)
+        assert SPARE_NOTES < most < 1.1 * SPARE_NOTES
+        assert await Store(Notes(tmp_path / "notes")).get("heartbeat", 0) == last
+
+    asyncio.run(count())
+
+
+def test_ids_of_requests_do_not_depend_on_how_threads_take_turns() -> None:
+    def ids(order: str) -> set[str]:
+        numbers = proxyd_store._Numbers()
+        numbers._name = "worker"
+        contents: dict[str, tuple[str, str, dict[str, Any]]] = {
+            "a": ("add", "n", {"amount": 1}),
+            "b": ("add", "n", {"amount": 2}),
+            "h": ("set", "heart", {"value": "AA"}),
+        }
+        return {numbers.next(*contents[letter]) for letter in order}
+
+    assert len(ids("ahahah")) == 6, "each is another request"
+    assert ids("ahahah") == ids("hhhaaa")
+    assert ids("ab").isdisjoint(ids("ba")), "who has changed what it adds is not taken at its number's word"
+    assert all(len(one) <= LONGEST_ID for one in ids("ahb"))
+
+
+def test_a_store_that_waits_for_its_leader_is_asked_again_until_the_script_s_own_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 60 s it was, and then the script ended: etcd may be away for longer than that."""
+    monkeypatch.setattr(proxyd_store, "_RETURN_S", 0.2)
+    answers = [b'{"later": "nobody leads it"}'] * 20 + [b'{"count": 7}']
+    asked: list[bytes] = []
+    monkeypatch.setattr(proxyd_store, "_ask_once", lambda path, line: answered(answers[len(asked)], asked))
+
+    def answered(answer: bytes, asked: list[bytes]) -> dict[str, Any]:
+        asked.append(answer)
+        return proxyd_store._checked(json.loads(answer))
+
+    assert proxyd_store.ask(str(tmp_path), {"do": "count"}, 600.0) == {"count": 7}
+    asked.clear()
+    with pytest.raises(RuntimeError, match=r"does not answer .* nobody leads it"):
+        proxyd_store.ask(str(tmp_path), {"do": "count"}, 0.3)
 
 
 def test_a_successor_serves_what_was_set_before(store: WorkerStore, tmp_path: Path) -> None:
