@@ -36,7 +36,7 @@ from understudy.recovery.sessions import Desk
 from understudy.recovery.socket_path import listening_pid
 from understudy.recovery.spanning.deputy import Deputy
 from understudy.recovery.spanning.remote import absent_server
-from understudy.recovery.spanning.span import Span, Stored
+from understudy.recovery.spanning.span import GivenUp, Span, Stored
 
 log = structlog.get_logger()
 
@@ -296,6 +296,9 @@ def _span(written: pb.JournaledSpan) -> Span:
     stored = Stored(written.stored_step, Path(written.stored_run)) if written.stored_run else None
     return Span(
         written.hosts, written.token, written.leader, members=members, awaited=awaited & members,
+        given_up={
+            GivenUp(one.host, one.process.pid, one.process.start_ticks) for one in written.given_up
+        },
         stored=stored,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import astuple
 from pathlib import Path
 
 import structlog
@@ -115,6 +116,10 @@ def _span(job: Job, span: Span) -> pb.JournaledSpan:
         guest=str(guest) if guest is not None else "",
         stored_run=str(span.stored.run) if span.stored is not None else "",
         stored_step=span.stored.step if span.stored is not None else 0,
+        given_up=[
+            pb.JournaledWorker(host=one.host, process=pb.Process(pid=one.pid, start_ticks=one.start_ticks))
+            for one in sorted(span.given_up, key=astuple)
+        ],
     )
 
 

@@ -194,6 +194,7 @@ class LeadersDesk:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.told: list[pb.FaultReport] = []
+        self.noted = 0
         self.problem = ""
 
     def take_remote(self, session: Session) -> None:
@@ -207,6 +208,7 @@ class LeadersDesk:
 
     def note(self) -> None:
         """Nobody reads it."""
+        self.noted += 1
 
 
 class Leader:

@@ -6,20 +6,25 @@ import asyncio
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
 import pytest
 from led_job import SOON_S, TOKEN, Leader, Member, becomes
 
+from understudy.recovery.adoption import restored_job
 from understudy.recovery.control import answer, pb, rpc
 from understudy.recovery.facts import FaultKind
 from understudy.recovery.injector import Refused
 from understudy.recovery.jobs import SESSION_LOST, Job, Session
+from understudy.recovery.journaling import journaled_job
 from understudy.recovery.processes import Watched
 from understudy.recovery.spanning.homes import SpanningHomes
 from understudy.recovery.spanning.member import NotAdmitted
 from understudy.recovery.spanning.remote import RemoteProcess, SteerFailed, absent_server
+from understudy.recovery.status_text import status_lines
+from understudy.recovery.view import view_of
 
 
 def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folder: Path) -> None:
@@ -120,6 +125,33 @@ def test_a_leader_that_comes_back_plans_once_members_that_had_ranks_have_told_of
     asyncio.run(come_back())
 
 
+def test_who_is_awaited_is_told_until_all_are_there_or_lost(folder: Path) -> None:
+    async def wait() -> None:
+        b, c = Member(folder, "b"), Member(folder, "c")
+        b.open(1)
+        async with b, Leader(folder, {"b": b, "c": c}, known="bc") as a:
+            session = await a.hears_of(1)
+            assert a.span.leading is not None
+            a.span.leading.holds.clear()
+            session.host = "c"  # which is not reached
+            ready = asyncio.create_task(homes_of(a).ready([session], suspicious=False))
+            await becomes(lambda: "does not lead" in a.job.waits_for)
+            assert "host c is not reached" in a.job.waits_for
+            assert "a recovery waits: " in str(list(status_lines(view_of(status_of(a.job), 0), 200)))
+            a.span.leading.holds.set()
+            await becomes(lambda: "lead" not in a.job.waits_for)
+            assert not ready.done()
+            a.lead.members["c"].lost = "the others agree"
+            await asyncio.wait_for(ready, SOON_S)
+            assert not a.job.waits_for
+
+    asyncio.run(wait())
+
+
+def status_of(job: Job) -> pb.Status:
+    return pb.Status(jobs=[job.status()])
+
+
 def test_the_end_of_a_rank_is_told_to_a_leader_that_was_away_when_it_came(folder: Path) -> None:
     async def come_back() -> None:
         b = Member(folder, "b")
@@ -217,13 +249,46 @@ def test_a_rank_that_comes_back_goes_on_and_what_its_host_still_runs_is_ended_wh
     asyncio.run(lose())
 
 
+@pytest.mark.parametrize("known", ["by its pid", "wholly"])
+def test_a_worker_that_was_given_up_is_ended_by_a_leader_that_was_started_since(
+    folder: Path, known: str
+) -> None:
+    """It won: its rank, which had come back elsewhere, was taken for one that had moved there."""
+
+    async def come_back() -> None:
+        b = Member(folder, "b")
+        with subprocess.Popen(["sleep", "600"]) as sleeper:
+            b.open(1).worker = Watched(sleeper.pid)
+            async with b:
+                async with Leader(folder, {"b": b}, known="b") as a:
+                    if known == "wholly":
+                        await a.hears_of(1)
+                        a.lead.images, a.lead.room_for = cast(Any, Images()), lambda _: True
+                        a.lead.lost_hosts.give_up("b", "nobody reaches it")
+                    else:
+                        await a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
+                    assert a.desk.noted, "that is written down at once"
+                    desk: Any = SimpleNamespace(coordinators={})
+                    written = journaled_job(desk, a.job, sessions=False)
+                    given_up = a.span.given_up
+                again = restored_job(pb.JournaledJob.FromString(written.SerializeToString()))
+                assert again.span is not None and again.span.given_up == given_up
+                async with Leader(folder, {"b": b}) as heir:
+                    heir.span.given_up = again.span.given_up
+                    heir.lead.join("b")
+                    await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
+                    assert 1 not in heir.job.sessions
+
+    asyncio.run(come_back())
+
+
 def test_a_worker_of_which_nobody_knew_whether_it_runs_is_ended_when_its_host_is_back(folder: Path) -> None:
     async def come_back() -> None:
         b = Member(folder, "b")
         with subprocess.Popen(["sleep", "600"]) as sleeper:
             b.open(1).worker = Watched(sleeper.pid)
             async with b, Leader(folder, {"b": b}) as a:
-                a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
+                await a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
                 a.lead.join("b")
                 await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
                 assert 1 not in a.job.sessions

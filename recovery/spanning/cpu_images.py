@@ -384,7 +384,7 @@ class CpuImages:
         try:
             refused = await self._moves.homes.start_there_surely(away, asked=False)
         except Lost as problem:
-            self._lead.lost_hosts.leave_for_dead(destination, restored.pid)
+            await self._lead.lost_hosts.leave_for_dead(destination, restored.pid)
             raise NotSent(str(problem)) from problem
         if refused:
             raise NotSent(f"the worker of rank {session.rank} was not started: {refused}")

@@ -91,6 +91,10 @@ class Lead:
         if self.bequest is not None:
             self._background.start(self.bequest.run())
 
+    def note(self) -> None:
+        """Write down what has changed, for who follows if proxyd dies."""
+        self._openings.note()
+
     async def settle(self) -> None:
         """Before anything is done that was decided: whoever leads the job on knows of it."""
         if self.bequest is not None:

@@ -18,6 +18,7 @@ from understudy.recovery.servers import Verdict
 from understudy.recovery.spanning.attendance import Attendance
 from understudy.recovery.spanning.member_link import MemberLink
 from understudy.recovery.spanning.remote import RemoteProcess
+from understudy.recovery.spanning.span import GivenUp
 from understudy.recovery.spanning.way_on import way_on
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ class LostHosts:
     def __init__(self, lead: Lead, attendance: Attendance) -> None:
         self._lead = lead
         self._attendance = attendance
-        self._left_for_dead: set[tuple[str, int, int]] = set()
-        """Workers (host, pid, start time or 0 for any) whose ranks came back from images."""
         self._expected = ""
         """The host that led the job before us, and is lost; not given up before all others have told."""
 
@@ -93,12 +92,18 @@ class LostHosts:
             happened, now = session.log.progress_ns, time.monotonic_ns()
             session.server.verdict = Verdict(FaultKind.HOST_LOST, happened, now, evidence, counts=False)
             session.server.retired = False
-            self._left_for_dead.add(_worker(host, session.worker))
+            self._lead.span.given_up.add(_worker(host, session.worker))
             self._lead.run_beside(self._await_return(session))
+        self._lead.note()
 
-    def leave_for_dead(self, host: str, pid: int) -> None:
-        """It may have been let run there, and its rank goes on elsewhere: that host is lost."""
-        self._left_for_dead.add((host, pid, 0))
+    async def leave_for_dead(self, host: str, pid: int) -> None:
+        """It may have been let run there, and its rank goes on elsewhere: that host is lost.
+
+        Until whoever leads the job after us knows it, too.
+        """
+        self._lead.span.given_up.add(GivenUp(host, pid))
+        self._lead.note()
+        await self._lead.settle()
 
     async def _await_return(self, session: Session) -> None:
         """If its job is given up meanwhile, nobody tells us of the end of its worker, who is gone."""
@@ -109,15 +114,17 @@ class LostHosts:
 
     def awaits(self, session: Session) -> bool:
         """Whether its worker is to come back from an image, and has not: its host may be back meanwhile."""
-        return bool(session.returning) and _worker(session.host, session.worker) in self._left_for_dead
+        return bool(session.returning) and self._given_up(_worker(session.host, session.worker))
+
+    def _given_up(self, worker: GivenUp) -> bool:
+        return any(one.covers(worker) for one in self._lead.span.given_up)
 
     def ends(self, member: MemberLink, one: pb.RankDescription) -> bool:
         """Whether that is a worker whose rank runs elsewhere by now: then it is ended.
 
         Its host was only cut off.  It has stood in its first collective since: its server meets nobody.
         """
-        known = _worker(member.host, one.worker), (member.host, one.worker.pid, 0)
-        if self._left_for_dead.isdisjoint(known):
+        if not self._given_up(_worker(member.host, one.worker)):
             return False
         job = self._lead.job.name
         log.warning("a worker that was given up is ended", job=job, rank=one.rank, host=member.host)
@@ -141,5 +148,5 @@ class LostHosts:
             )
 
 
-def _worker(host: str, process: Watched | pb.Process) -> tuple[str, int, int]:
-    return host, process.pid, process.start_ticks
+def _worker(host: str, process: Watched | pb.Process) -> GivenUp:
+    return GivenUp(host, process.pid, process.start_ticks)

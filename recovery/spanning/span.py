@@ -18,6 +18,20 @@ class Stored:
     """Where the parts of ranks of this host lie."""
 
 
+@dataclass(frozen=True)
+class GivenUp:
+    """A worker whose rank runs elsewhere by now."""
+
+    host: str
+    pid: int
+    start_ticks: int = 0
+    """0: whichever process has that number."""
+
+    def covers(self, other: GivenUp) -> bool:
+        """Whether that worker is this one."""
+        return (self.host, self.pid) == (other.host, other.pid) and self.start_ticks in (0, other.start_ticks)
+
+
 @dataclass(eq=False)
 class Span:
     """Of one job."""
@@ -36,6 +50,8 @@ class Span:
     """Of them, those that had ranks under a leader before us, and have not told us of them."""
     destinations: set[str] = field(default_factory=set)
     """Other hosts to which ranks are on their way."""
+    given_up: set[GivenUp] = field(default_factory=set)
+    """Workers whose ranks came back from images; their hosts may only have been cut off."""
     heir: str = ""
     """The host that leads it on if ours is lost; empty: none does, or another host leads."""
     stored: Stored | None = None

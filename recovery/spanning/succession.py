@@ -153,6 +153,7 @@ def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
         job.span.members = known.span.members - {here, former}
         job.span.awaited = known.span.awaited - {here, former}
         job.span.stored = job.span.stored or known.span.stored
+        job.span.given_up |= known.span.given_up
     job.note_adoption(
         pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), ranks=len(job.active_sessions()),
