@@ -14,6 +14,7 @@ from understudy.recovery.jobs import Session
 from understudy.recovery.leases import Leases
 
 TIMES = 3 * MOST_ROUNDS
+SOON_S = 20.0
 
 
 class AwaitedHomes(Homes):
@@ -42,8 +43,9 @@ def test_faults_that_come_while_a_recovery_waits_use_up_no_round() -> None:
         for number in range(TIMES):
             coordinator.call_failed(job.sessions[1], 0, suspect=False, message="out of memory",
                                     record_index=10 + number)  # fmt: skip
-            while homes.asked <= number:
-                await asyncio.sleep(0)
+            async with asyncio.timeout(SOON_S):
+                while homes.asked <= number:
+                    await asyncio.sleep(0)
         assert coordinator.recovering and not job.recoveries
         assert [session.state for session in job.sessions.values()] == ["recovering"] * 2
         await coordinator.cancel()

@@ -45,6 +45,8 @@ JOB_S = 10.0
 """For the heir to take what is known of the job, while a recovery waits."""
 ENOUGH_BYTES = LARGEST_MESSAGE // 4
 """In one message."""
+AROUND_BYTES = 32
+"""Of a change, beside what it holds."""
 
 
 class NotLeft(Exception):
@@ -207,7 +209,7 @@ class Bequest:
             request = pb.KeepStoreRequest(first=first, number=self._next(), **self._lead.credentials())
             size = taken = 0
             for change in self._changes:
-                size += len(change.key) + len(change.value or b"")
+                size += len(change.key) + len(change.value or b"") + len(change.request) + AROUND_BYTES
                 if request.changes and size > ENOUGH_BYTES:
                     break
                 taken += 1

@@ -73,12 +73,12 @@ class SpanningHomes(Homes):
         if lead.span.leading is not None and not lead.span.leading.holds.is_set():
             found[lead.span.leading.holds] = "this host does not lead the job for the moment (etcd is away?)"
         for host in sorted({session.host for session in sessions if session.host and session.active}):
-            member = lead.members[host]
-            if not member.lost and not member.connected.is_set():
+            member = lead.members.get(host)
+            if member is not None and not member.lost and not member.connected.is_set():
                 found[member.connected] = f"host {host} is not reached ({member.trouble})"
         for host in sorted(lead.span.awaited):
-            member = lead.members[host]
-            if not member.heard.is_set():
+            member = lead.members.get(host)
+            if member is not None and not member.heard.is_set():
                 found[member.heard] = f"host {host} has not told of its ranks ({member.trouble})"
         return found
 
