@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from training_run import ROOT, Outcome, RunFailed, Training, execute, under_proxy
 
-from understudy.recovery.tables import make_console
+from understudy.recovery.text.tables import make_console
 
 Results = dict[str, Any]
 

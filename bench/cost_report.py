@@ -18,10 +18,12 @@ import markdown_tables
 from machine import ROOT, describe_machine
 from overheads_page import measured_part
 
-from understudy.recovery.costs import paper
 from understudy.recovery.costs.bill import bill_of
 from understudy.recovery.costs.comparing import Simulated, simulated
-from understudy.recovery.costs.formulas import (
+from understudy.recovery.costs.given import paper
+from understudy.recovery.costs.given.inputs import Inputs
+from understudy.recovery.costs.given.reading import EXAMPLE
+from understudy.recovery.costs.models.formulas import (
     least_periodic_waste,
     monthly_dollars_of_redone_work,
     optimal_frequency,
@@ -31,8 +33,6 @@ from understudy.recovery.costs.formulas import (
     user_level_waste_when_all_wait,
     wasted_fraction,
 )
-from understudy.recovery.costs.inputs import Inputs
-from understudy.recovery.costs.reading import EXAMPLE
 
 REPORT = ROOT / "docs" / "cost.md"
 RESULTS = ROOT / "bench" / "results" / "cost.json"

@@ -63,8 +63,8 @@ class Death:
 async def one_death(megabytes: int, threads: int) -> Death:
     """Of a process made for it; raises RunFailed if there is no early notice within ten seconds."""
     from understudy import replay
-    from understudy.recovery.early_notice import EarlyNotice
-    from understudy.recovery.processes import Watched
+    from understudy.recovery.host.early_notice import EarlyNotice
+    from understudy.recovery.machine.processes import Watched
 
     folder = Path(tempfile.mkdtemp(prefix="understudy-bench-", dir=SHARED_MEMORY))
     early = EarlyNotice()

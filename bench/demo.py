@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from training_run import Outcome, RunFailed, Training
 
-from understudy.recovery.tables import make_console
+from understudy.recovery.text.tables import make_console
 
 RANKS = 2
 # Share of a minibatch's records after which the server dies. Forward, backward and the optimizer follow each

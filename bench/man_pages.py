@@ -18,8 +18,8 @@ from rich.text import Text
 
 from understudy import __version__
 from understudy.recovery import recoveryctl
-from understudy.recovery.proxyd_options import proxyd_command
-from understudy.recovery.proxyrun_options import proxyrun_command
+from understudy.recovery.config.proxyd_options import proxyd_command
+from understudy.recovery.config.proxyrun_options import proxyrun_command
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "proxyd": proxyd_command,

@@ -27,9 +27,9 @@ def serve(path: str, ready: Event, ended: Event, spent: Any) -> None:
     """The store, until `ended`; `spent`: seconds of a processor that it has taken so far."""
     import grpc.aio
 
-    from understudy.recovery.control import rpc
-    from understudy.recovery.meeting import RendezvousService
-    from understudy.recovery.rendezvous import Store
+    from understudy.recovery.base.control import rpc
+    from understudy.recovery.rendezvous.services import RendezvousService
+    from understudy.recovery.rendezvous.store import Store
 
     async def main() -> None:
         server = grpc.aio.server()
@@ -49,7 +49,7 @@ def meet(path: str, rank: int, ranks: int, times: int, value: int, gate: Barrier
     """As a device server that connects one communicator, in so many generations."""
     import grpc
 
-    from understudy.recovery.control import pb, rpc
+    from understudy.recovery.base.control import pb, rpc
 
     with grpc.insecure_channel(f"unix:{path}") as channel:
         stub = rpc.RendezvousStub(channel)

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from made_up_jobs import large_job
 
-from understudy.recovery.planner import plan
+from understudy.recovery.planning.planner import plan
 
 
 def main() -> None:

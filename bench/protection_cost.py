@@ -32,7 +32,7 @@ ARMS = {
 }
 """Options of proxyd.  No shadow fits into so little; digests and pre-images are kept all the same.
 
-"rolled": a commit before each optimizer step, and no pre-images in it (see recovery/roll_forward.py).
+"rolled": a commit before each optimizer step, and no pre-images in it (recovery/planning/roll_forward.py).
 """
 GOAL = 0.02
 

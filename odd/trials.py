@@ -13,7 +13,7 @@ import proxied
 from programs import REFUSED, Program
 from training_run import OVERDUE, RunFailed, execute, execute_natively, under_proxy
 
-from understudy.recovery.conclusion import DRILL_NEVER_FIRED
+from understudy.recovery.run.conclusion import DRILL_NEVER_FIRED
 
 LIMIT_S = 90.0
 FAULTS = ("kill-server", "kill-server", "kill-server", "call-error", "sticky-error", "kill-all-servers")

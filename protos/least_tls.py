@@ -11,7 +11,7 @@ import sys
 IN_FORCE = "grpc" not in sys.modules
 _VARIABLE = "GRPC_SSL_CIPHER_SUITES"
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as recovery/control.py, which comes later
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # as recovery/base/control.py, which comes later
 _before = os.environ.get(_VARIABLE)
 os.environ[_VARIABLE] = "ECDHE-PSK-AES128-CBC-SHA"
 import grpc  # noqa: E402, F401

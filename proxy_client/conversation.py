@@ -26,7 +26,7 @@ def _open_session(request: dict[str, object]) -> dict[str, object]:
     import grpc
 
     from understudy.protos import control_pb2, control_pb2_grpc
-    from understudy.recovery.private_socket import NotOurs, is_answering
+    from understudy.recovery.machine.private_socket import NotOurs, is_answering
 
     socket = str(request.pop("socket"))
     wanted = control_pb2.OpenSessionRequest(**request)

@@ -2,7 +2,7 @@
 
 The process that the launcher started becomes the relay: its pid, its output, its signals and its exit status
 are what the launcher watches. The worker runs below it, in a pid namespace of its own, and holds nothing of
-the launcher's (recovery/migration/relay.py).
+the launcher's (recovery/migration/relay/relaying.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAUNCHER_MODULES = (
 )
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from understudy.recovery.migration.relay import main; main(sys.argv[2:])"
+    "from understudy.recovery.migration.relay.relaying import main; main(sys.argv[2:])"
 )
 
 

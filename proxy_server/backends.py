@@ -80,7 +80,7 @@ def newest_generation(store: dist.Store, member: int, size: int, generation: int
     Those of ranks that had no communicator in common before may differ, as a recovery concerns only ranks
     that have.  Each writes a key of its own, with its `rank` in the job: it can do so twice, if it does not
     know whether a proxyd that died did it.  That of a rank that goes back is withdrawn
-    (recovery/rendezvous.py), so what was read may be old, and is read again unless all say the same.
+    (recovery/rendezvous/store.py), so what was read may be old, and is read again unless all say the same.
     """
     store.set(str(member), f"{generation} {rank}")
     before: list[bytes] = []

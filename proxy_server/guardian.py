@@ -1,8 +1,8 @@
 """What a device server does when proxyd dies: its work goes on, until its job is gone too.
 
 Without a session it ends at once.  With one it outlives proxyd, because a successor may adopt it
-(recovery/adoption.py); once the worker has ended as well it waits for one no longer than the grace.  The last
-server to leave removes the runtime directory: nothing may be left behind.
+(recovery/takeover/adoption.py); once the worker has ended as well it waits for one no longer than the grace.
+The last server to leave removes the runtime directory: nothing may be left behind.
 """
 
 from __future__ import annotations

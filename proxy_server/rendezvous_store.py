@@ -21,7 +21,7 @@ from understudy.protos import control_pb2 as pb
 from understudy.protos import control_pb2_grpc as rpc
 
 MOST_KEYS_AT_ONCE = 4096
-"""Of one request (recovery/meeting.py)."""
+"""Of one request (recovery/rendezvous/services.py)."""
 Value = TypeVar("Value")
 
 

@@ -9,12 +9,12 @@ import json
 import os
 from collections.abc import Callable
 
-from understudy.recovery.command_line import INTERRUPTED, check_variables, ends_of, say
-from understudy.recovery.errors import ExitStatus, ForTheUser
-from understudy.recovery.gpus import refuse_missing_driver
-from understudy.recovery.proxyd_options import ProxydOptions
-from understudy.recovery.proxyd_settings import PROGRAM, options_of, settings_from
-from understudy.recovery.settings import Settings
+from understudy.recovery.base.errors import ExitStatus, ForTheUser
+from understudy.recovery.config.command_line import INTERRUPTED, check_variables, ends_of, say
+from understudy.recovery.config.proxyd_options import ProxydOptions
+from understudy.recovery.config.proxyd_settings import PROGRAM, options_of, settings_from
+from understudy.recovery.config.settings import Settings
+from understudy.recovery.machine.gpus import refuse_missing_driver
 
 
 def main() -> int:
@@ -48,9 +48,9 @@ def _serve(settings: Settings, given: ProxydOptions, ready: Callable[[], None]) 
     """What takes long to load is loaded once the command line is known to be right."""
     import asyncio
 
-    from understudy.recovery.allocation import keep_freed_memory
-    from understudy.recovery.daemon import serve
-    from understudy.recovery.structured_log import configure
+    from understudy.recovery.base.structured_log import configure
+    from understudy.recovery.daemon.daemon import serve
+    from understudy.recovery.machine.allocation import keep_freed_memory
 
     configure(given.log_level)
     keep_freed_memory()

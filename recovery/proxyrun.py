@@ -10,19 +10,19 @@ from typing import Any
 
 import grpc
 
-from understudy.recovery.command_line import check_variables, ends_of, say
-from understudy.recovery.conclusion import conclude
-from understudy.recovery.control import blocking_channel, pb, rpc, trouble
-from understudy.recovery.embedded import EmbeddedDaemon
-from understudy.recovery.errors import BadInput, Failure, NobodyAnswers
-from understudy.recovery.gpus import gpus_of_machine
-from understudy.recovery.job_names import new_name
-from understudy.recovery.launch import Command, environment, ranks_wanted
-from understudy.recovery.migration.namespaces import trouble_making
-from understudy.recovery.proxyrun_options import PROGRAM, Order, parse
-from understudy.recovery.report import summary, write
+from understudy.recovery.base.control import blocking_channel, pb, rpc, trouble
+from understudy.recovery.base.errors import BadInput, Failure, NobodyAnswers
+from understudy.recovery.base.job_names import new_name
+from understudy.recovery.config.command_line import check_variables, ends_of, say
+from understudy.recovery.config.proxyrun_options import PROGRAM, Order, parse
+from understudy.recovery.history.report import summary, write
+from understudy.recovery.machine.gpus import gpus_of_machine
+from understudy.recovery.machine.socket_path import is_answering
+from understudy.recovery.migration.process.namespaces import trouble_making
+from understudy.recovery.run.conclusion import conclude
+from understudy.recovery.run.embedded import EmbeddedDaemon
+from understudy.recovery.run.launch import Command, environment, ranks_wanted
 from understudy.recovery.samples.attempts import begin_attempt
-from understudy.recovery.socket_path import is_answering
 
 RETURN_S = 60.0
 """How long a proxyd that died may take to come back."""

@@ -6,19 +6,18 @@ from typing import Annotated
 
 import typer
 
-from understudy.recovery import (
-    campaign_command,
-    certificate_commands,
-    cost_command,
-    drill_command,
-    history_command,
-    host_commands,
-    log_commands,
-    samples_command,
-    snapshot_commands,
-    status_command,
-)
-from understudy.recovery.command_line import (
+from understudy.recovery.commands import campaign as campaign_command
+from understudy.recovery.commands import certificates as certificate_commands
+from understudy.recovery.commands import cost as cost_command
+from understudy.recovery.commands import drill as drill_command
+from understudy.recovery.commands import history as history_command
+from understudy.recovery.commands import hosts as host_commands
+from understudy.recovery.commands import log as log_commands
+from understudy.recovery.commands import migration as migration_commands
+from understudy.recovery.commands import samples as samples_command
+from understudy.recovery.commands import snapshots as snapshot_commands
+from understudy.recovery.commands import status as status_command
+from understudy.recovery.config.command_line import (
     CONTEXT,
     STATUSES,
     VERSION,
@@ -26,7 +25,6 @@ from understudy.recovery.command_line import (
     ends_of,
     ends_of_app,
 )
-from understudy.recovery.migration import commands as migration_commands
 
 PROGRAM = "recoveryctl"
 

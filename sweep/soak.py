@@ -32,8 +32,8 @@ from soak_faults import RANKS, SPARE_DEVICES, WEIGHTS, Aggressor, minibatches, s
 from soak_report import as_markdown
 from training_run import ROOT, RunFailed, execute, installed
 
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.drills import Drill
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.drills.spec import Drill
 
 MODEL = ("--layers", "2", "--heads", "2", "--width", "48", "--block-size", "32", "--batch-size", "4")
 SHARE_ONLINE = 0.2

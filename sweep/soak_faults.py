@@ -11,8 +11,8 @@ from pathlib import Path
 
 import grpc
 
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.drills import Drill
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.drills.spec import Drill
 
 RANKS = 2
 FIRST = 6

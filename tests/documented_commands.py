@@ -19,8 +19,8 @@ import typer
 from terminal import Background, Terminal
 from training_run import ROOT
 
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.proxyrun_options import parse
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.config.proxyrun_options import parse
 from understudy.recovery.recoveryctl import app
 
 OPERATIONS = ROOT / "docs" / "operations.md"

@@ -16,7 +16,7 @@ import torch.distributed  # noqa: F401 - the executor's communicators are its ty
 from training_run import driver
 
 from understudy.proxy_server import _server
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.replay import Log, LogWriter, create_log
 
 PATIENCE_S = 30.0

@@ -11,14 +11,22 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from unittest import mock
 
-from understudy.recovery import planner
-from understudy.recovery.cuts import Cut, is_young
-from understudy.recovery.facts import BEGINNING, BufferFacts, CommitFacts, Facts, Manifest, RankFacts, Uid
-from understudy.recovery.naming_ranks import named
-from understudy.recovery.planner import Plan
-from understudy.recovery.replicas import MOST_OTHERS, Content, Copy, needs_replica
-from understudy.recovery.restarts import Restart
-from understudy.recovery.roll_forward import roll_forward
+from understudy.recovery.base.naming_ranks import named
+from understudy.recovery.planning import planner
+from understudy.recovery.planning.cuts import Cut, is_young
+from understudy.recovery.planning.facts import (
+    BEGINNING,
+    BufferFacts,
+    CommitFacts,
+    Facts,
+    Manifest,
+    RankFacts,
+    Uid,
+)
+from understudy.recovery.planning.planner import Plan
+from understudy.recovery.planning.replicas import MOST_OTHERS, Content, Copy, needs_replica
+from understudy.recovery.planning.restarts import Restart
+from understudy.recovery.planning.roll_forward import roll_forward
 
 _DESTROYED = (1 << 64) - 1
 _LARGEST_SEARCH = 4096

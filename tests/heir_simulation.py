@@ -23,19 +23,19 @@ import grpc.aio
 from rough_link import Link
 from simulation.virtual_time import VirtualLoop, run
 
-from understudy.recovery.control import pb
-from understudy.recovery.jobs import Job
-from understudy.recovery.membership.embedded import StoreMachine
+from understudy.recovery.base.control import pb
 from understudy.recovery.membership.records import read
-from understudy.recovery.membership.store import Change, ClusterStoreError, Put, Unchanged, Unreachable
-from understudy.recovery.rendezvous import Store
-from understudy.recovery.spanning.bequest import Bequest, NotLeft, Sources
-from understudy.recovery.spanning.cpu_images import Pair
-from understudy.recovery.spanning.estate import Estates, NotKept
+from understudy.recovery.membership.stores.embedded import StoreMachine
+from understudy.recovery.membership.stores.store import Change, ClusterStoreError, Put, Unchanged, Unreachable
+from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft, Sources
+from understudy.recovery.spanning.leader.cpu_images import Pair
+from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of, key_of
-from understudy.recovery.spanning.member_link import MemberLink
-from understudy.recovery.spanning.span import Span
-from understudy.recovery.spanning.succession import Succession
+from understudy.recovery.spanning.member.estate import Estates, NotKept
+from understudy.recovery.spanning.member.succession import Succession
+from understudy.recovery.state.jobs import Job
+from understudy.recovery.state.span import Span
 
 ROUGH_S = 200.0
 HEIR, LEADER = heir_key_of("c", "j"), key_of("c", "j")

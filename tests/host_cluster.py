@@ -21,9 +21,9 @@ from proxied import WORKLOADS, until
 from running_proxyd import RunningProxyd
 from training_run import installed
 
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.membership.certificates import issue, make_authority
-from understudy.recovery.own_modules import module_command
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.membership.network.certificates import issue, make_authority
 
 EXAMPLES = WORKLOADS.parent.parent / "examples"
 PORT = 9400

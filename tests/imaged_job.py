@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from images_of_workers import some_parts
 
-from understudy.recovery.control import pb
-from understudy.recovery.snapshot_leases import SnapshotLeases
-from understudy.recovery.spanning.cpu_images import FOLDER, CpuImages
-from understudy.recovery.timing import TIMING, Timing
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.timing import TIMING, Timing
+from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
+from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
 
 def kept(rank: int, serial: int) -> Any:

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from understudy.recovery.control import pb
-from understudy.recovery.migration.header import VERSION
-from understudy.recovery.migration.parcel import Packed, parts
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.base.control import pb
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
+from understudy.recovery.migration.transfer.header import VERSION
+from understudy.recovery.migration.transfer.parcel import Packed, parts
 
 RUNTIME = f"{SHARED_MEMORY}/understudy-{os.getuid()}-1-2-abc"
 

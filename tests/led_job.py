@@ -12,17 +12,17 @@ from typing import Any, cast
 import grpc.aio
 
 from understudy import replay
-from understudy.recovery.control import pb, rpc
-from understudy.recovery.homes import NoHome
-from understudy.recovery.jobs import Job, Session
-from understudy.recovery.processes import Watched
-from understudy.recovery.settings import DeviceSpec, Settings
-from understudy.recovery.spanning.deputy import Deputy, Pace
+from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.config.settings import DeviceSpec, Settings
+from understudy.recovery.host.homes import NoHome
+from understudy.recovery.machine.processes import Watched
 from understudy.recovery.spanning.job_link import JobLinkService
-from understudy.recovery.spanning.lead import Lead
-from understudy.recovery.spanning.member import MemberSide
-from understudy.recovery.spanning.remote import RemoteProcess
-from understudy.recovery.spanning.span import Span
+from understudy.recovery.spanning.leader.lead import Lead
+from understudy.recovery.spanning.member.deputy import Deputy, Pace
+from understudy.recovery.spanning.member.member import MemberSide
+from understudy.recovery.spanning.ranks.remote import RemoteProcess
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.span import Span
 
 TOKEN = b"t" * 32
 SOON_S = 10.0

@@ -8,13 +8,13 @@ from typing import Any
 import grpc.aio
 from etcd_server import free_port
 
-from understudy.recovery.control import pb, rpc
-from understudy.recovery.meeting import MeetingService
-from understudy.recovery.membership.certificates import load
-from understudy.recovery.membership.endpoint import HostsService, listen
-from understudy.recovery.membership.links import NoLink
-from understudy.recovery.passage import Leader
-from understudy.recovery.rendezvous import Store
+from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.membership.network.certificates import load
+from understudy.recovery.membership.network.endpoint import HostsService, listen
+from understudy.recovery.membership.network.links import NoLink
+from understudy.recovery.rendezvous.forwarder import Leader
+from understudy.recovery.rendezvous.services import MeetingService
+from understudy.recovery.rendezvous.store import Store
 
 
 class Span:

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from understudy.recovery.costs.inputs import Inputs
-from understudy.recovery.costs.reading import EXAMPLE
+from understudy.recovery.costs.given.inputs import Inputs
+from understudy.recovery.costs.given.reading import EXAMPLE
 
 OURS = {
     "overhead": 0.001,

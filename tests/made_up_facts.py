@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from understudy.recovery.facts import (
+from understudy.recovery.planning.facts import (
     BufferFacts,
     CommitFacts,
     FaultFacts,
@@ -12,8 +12,8 @@ from understudy.recovery.facts import (
     Manifest,
     RankFacts,
 )
-from understudy.recovery.planner import Lose, Plan
-from understudy.recovery.restarts import Restart
+from understudy.recovery.planning.planner import Lose, Plan
+from understudy.recovery.planning.restarts import Restart
 
 WORLD = (1, 2)
 """A communicator of all ranks."""

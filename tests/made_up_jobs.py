@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
-from understudy.recovery.facts import (
+from understudy.recovery.planning.facts import (
     BufferFacts,
     CommitFacts,
     Facts,

@@ -9,11 +9,11 @@ from typing import Any, cast
 from simulation.log import RING, Commit, Log, Row
 from simulation.programs import Program
 
-from understudy.recovery.control import pb
-from understudy.recovery.coordinator import Coordinator
-from understudy.recovery.homes import Homes
-from understudy.recovery.jobs import Job, Session
-from understudy.recovery.leases import Leases
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.state.jobs import Job, Session
 
 WEIGHT = 10
 """Handle of a buffer that all ranks have alike, as a rule."""

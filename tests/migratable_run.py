@@ -12,11 +12,11 @@ import pytest
 from proxied import until
 from running_proxyd import RunningProxyd
 
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.migration import namespaces
-from understudy.recovery.migration.criu import find
-from understudy.recovery.migration.survey import trouble_of_machine
-from understudy.recovery.own_modules import module_command
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine.criu import find
+from understudy.recovery.migration.preflight.survey import trouble_of_machine
+from understudy.recovery.migration.process import namespaces
 
 LOADED_GPT = proxied.WORKLOADS / "migration" / "loaded_gpt.py"
 EXAMPLES = proxied.WORKLOADS.parent.parent / "examples"

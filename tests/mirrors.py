@@ -15,8 +15,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.catalogue import StoredSet, find_set
-from understudy.recovery.persistence.layout import store_path
+from understudy.recovery.persistence.stores.catalogue import StoredSet, find_set
+from understudy.recovery.persistence.stores.layout import store_path
 from understudy.recovery.persistence.tiers import MirrorTier
 
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request hides what a test says

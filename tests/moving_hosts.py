@@ -18,7 +18,7 @@ from namespaces import Network, network
 from needs import CRIU
 from proxied import WORKLOADS, until
 
-from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.membership.network.certificates import issue, make_authority
 
 PROGRAM = WORKLOADS / "migration" / "moving_host.py"
 LOADING = WORKLOADS / "migration" / "loading.py"

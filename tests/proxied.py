@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 from training_run import check_gpus, driver, installed
 
-from understudy.recovery.gpus import gpus_of_machine
-from understudy.recovery.launch import ranks_wanted
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.machine.gpus import gpus_of_machine
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
+from understudy.recovery.run.launch import ranks_wanted
 
 WORKLOADS = Path(__file__).parent / "workloads"
 

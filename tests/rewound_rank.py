@@ -75,13 +75,13 @@ class RewoundRank:
 
     # ------------------------------------------------------------------ going back
     def kept_commits(self) -> list[int]:
-        """Whose log is still there, oldest first, as recovery/evidence.py and recovery/cuts.py say."""
+        """Whose log is still there, oldest first, as recovery/host/evidence.py and planning/cuts.py say."""
         oldest = max(self.log.floor_commit, self.restored_commit)
         kept = [commit.number for commit in self.log.commits() if commit.number >= oldest]
         return kept if oldest or self.log.freed_segments or self.log.snapshots() else [0, *kept]
 
     def commits_to_rewind_to(self) -> list[int]:
-        """Those that recovery/planner.py would choose from; parked."""
+        """Those that recovery/planning/planner.py would choose from; parked."""
         known = {commit.number for commit in self.log.commits() if commit.has_manifest}
         known |= {0, *self.snapshots_in_reach()}
         kept = [commit for commit in self.kept_commits() if commit in known]

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from simulation.virtual_time import VirtualLoop
 
-from understudy.recovery.membership.embedded import StoreMachine
-from understudy.recovery.membership.store import (
+from understudy.recovery.membership.stores.embedded import StoreMachine
+from understudy.recovery.membership.stores.store import (
     Change,
     ClusterStore,
     ClusterStoreError,

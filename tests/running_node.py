@@ -16,9 +16,9 @@ from running_proxyd import RunningProxyd
 from test_proxyd_recovery import LAUNCH, expected
 
 from understudy import replay
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
 RANK = test_proxyd_recovery.__file__
 LONG_S = 60.0

@@ -11,7 +11,7 @@ from proxied import until
 from running_proxyd import running_proxyd
 from training_run import installed
 
-from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.base.control import blocking_channel, pb, rpc
 
 
 def leave_a_snapshot(folder: Path, ranks: int, command: Sequence[str], least_step: int = 1) -> Path:

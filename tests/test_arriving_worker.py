@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.control import pb
+from understudy.recovery.base.control import pb
+from understudy.recovery.machine.criu import Criu
 from understudy.recovery.membership.this_host import Machine
-from understudy.recovery.migration import header as header_module
-from understudy.recovery.migration.criu import Criu
-from understudy.recovery.migration.delivery import Delivery
-from understudy.recovery.migration.header import Here, Refusal, check_fit, check_form
-from understudy.recovery.migration.parcel import Checksum, Packed, extents, parts
+from understudy.recovery.migration.transfer import header as header_module
+from understudy.recovery.migration.transfer.delivery import Delivery
+from understudy.recovery.migration.transfer.header import Here, Refusal, check_fit, check_form
+from understudy.recovery.migration.transfer.parcel import Checksum, Packed, extents, parts
 
 RUNTIME = f"understudy-{os.getuid()}-12-345-abcdefgh"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from understudy.recovery.background import BackgroundTasks
-from understudy.recovery.membership.embedded import EmbeddedStore
-from understudy.recovery.membership.followed import Followed
-from understudy.recovery.timing import Timing
+from understudy.recovery.base.background import BackgroundTasks
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.membership.stores.embedded import EmbeddedStore
+from understudy.recovery.membership.stores.followed import Followed
 
 SOON_S = 20.0
 

@@ -16,9 +16,9 @@ from running_proxyd import running_proxyd
 from training_run import installed
 from zygotes import STANDS_FOR_A_FORK
 
-from understudy.recovery.embedded import MOST_RESTARTS
-from understudy.recovery.own_modules import name_of
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.base.own_modules import name_of
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
+from understudy.recovery.run.embedded import MOST_RESTARTS
 
 TINY = WORKLOADS / "tiny.py"
 

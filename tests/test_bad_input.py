@@ -18,9 +18,9 @@ from training_run import ROOT
 
 from understudy.proxy_client import placement, variables
 from understudy.proxy_client.placement import Placement
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.settings import BadInput
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.config.proxyd_settings import settings_of
 
 IMPOSSIBLE = {
     "UNDERSTUDY_SOCKET": ["/tmp/directory/"],

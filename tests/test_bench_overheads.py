@@ -35,8 +35,8 @@ from overheads_results import (
 from training_state import same
 
 from understudy.campaigns.report.statistics import NO_DIFFERENCE
-from understudy.recovery.costs import paper
-from understudy.recovery.costs.formulas import periodic_waste
+from understudy.recovery.costs.given import paper
+from understudy.recovery.costs.models.formulas import periodic_waste
 
 MACHINE = {"date": "2026-01-01T00:00:00+00:00", "commit": "abc1234", "cpu": "a processor", "cores": 2,
            "load_before": 0.1, "load_after": 0.2, "torch": "2", "python": "3"}  # fmt: skip

@@ -17,7 +17,7 @@ from understudy.campaigns.planning.spec import Campaign
 from understudy.campaigns.planning.variants import VARIANTS, Launch
 from understudy.campaigns.running.manifest import Manifest, planned_runs, read_manifest, read_run
 from understudy.recovery import recoveryctl
-from understudy.recovery.errors import BadInput, Failure
+from understudy.recovery.base.errors import BadInput, Failure
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"

@@ -14,7 +14,7 @@ from understudy.campaigns.report.gates import Gate, Verdict, verdicts
 from understudy.campaigns.report.matrix import Matrix
 from understudy.campaigns.report.results import RUNS, Key, Results, read
 from understudy.campaigns.running.manifest import LARGEST_FILE, MANIFEST, RECORD
-from understudy.recovery.errors import BadInput
+from understudy.recovery.base.errors import BadInput
 
 SUITE, OTHER = "gpt-fixed", "convnet-records"
 CALM = "sources-gpt-undisturbed"

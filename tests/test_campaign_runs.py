@@ -31,8 +31,8 @@ from understudy.campaigns.running.own_processes import marked
 from understudy.campaigns.running.runner import Runner, _seen
 from understudy.campaigns.running.supervisor import End, Order, supervise
 from understudy.data import ResumableSampler
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
 SMALL = """
 name: small

@@ -10,9 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.membership.certificates import check_validity, issue, load, make_authority, show
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.settings import BadInput
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.membership.network.certificates import (
+    check_validity,
+    issue,
+    load,
+    make_authority,
+    show,
+)
 
 NOW = datetime.now(UTC)
 

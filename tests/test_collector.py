@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from understudy.recovery.collector import without_collector
+from understudy.recovery.machine.collector import without_collector
 
 
 def test_the_collector_is_as_it_was_also_behind_an_error_and_within_another_such_call() -> None:

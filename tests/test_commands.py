@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from understudy.recovery.conclusion import conclude
-from understudy.recovery.control import pb
-from understudy.recovery.drills import Drill, parse_drill
-from understudy.recovery.launch import ranks_wanted
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.proxyrun_options import parse
-from understudy.recovery.settings import BadInput, parse_bytes, parse_devices
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.config.proxyrun_options import parse
+from understudy.recovery.config.settings import BadInput, parse_bytes, parse_devices
+from understudy.recovery.drills.spec import Drill, parse_drill
+from understudy.recovery.run.conclusion import conclude
+from understudy.recovery.run.launch import ranks_wanted
 
 
 def run(module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -173,7 +173,7 @@ def test_recoveryctl_without_a_proxyd_says_so_in_one_sentence(arguments: list[st
 
 
 def test_what_goes_into_a_pipe_is_not_cut_at_a_terminals_width() -> None:
-    code = "from rich.table import Table; from understudy.recovery.tables import make_console; "
+    code = "from rich.table import Table; from understudy.recovery.text.tables import make_console; "
     code += "make_console().print(Table('x' * 150))"
     for variables, whole in (({}, True), ({"COLUMNS": "80"}, False)):
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | variables

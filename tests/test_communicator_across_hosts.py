@@ -14,7 +14,7 @@ from typing import Any
 from namespaces import Network, network
 from proxied import WORKLOADS
 
-from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.membership.network.certificates import issue, make_authority
 
 
 def rank_on(net: Network, certs: Path, number: int, temporary: str) -> subprocess.Popen[str]:

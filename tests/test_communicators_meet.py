@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from understudy.proxy_server.backends import ENVIRONMENT, BackendFactory
 from understudy.proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
-from understudy.recovery.control import pb, rpc
-from understudy.recovery.meeting import RendezvousService
-from understudy.recovery.rendezvous import Store
+from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.rendezvous.services import RendezvousService
+from understudy.recovery.rendezvous.store import Store
 
 RANKS = 12
 

@@ -13,17 +13,17 @@ import made_up_ranks
 import proxied
 import pytest
 
-from understudy.recovery import meeting
-from understudy.recovery.control import pb
-from understudy.recovery.coordinator import Coordinator
-from understudy.recovery.facts import FaultFacts
-from understudy.recovery.homes import Homes
-from understudy.recovery.jobs import Job, Session
-from understudy.recovery.leases import Leases
-from understudy.recovery.meeting import StoreAnswers
-from understudy.recovery.planner import Plan, PlanName
-from understudy.recovery.recovery_round import Result
-from understudy.recovery.rendezvous import Notes, Store
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job.recovery_round import Result
+from understudy.recovery.planning.facts import FaultFacts
+from understudy.recovery.planning.planner import Plan, PlanName
+from understudy.recovery.rendezvous import services as meeting
+from understudy.recovery.rendezvous.services import StoreAnswers
+from understudy.recovery.rendezvous.store import Notes, Store
+from understudy.recovery.state.jobs import Job, Session
 
 GENERATIONS = 300
 KEYS = 8

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery.control import pb
-from understudy.recovery.injector import Refused
-from understudy.recovery.migration.compatible import may_pass, no_room, refusal, why_not
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.daemon.service import DaemonService
+from understudy.recovery.host.injector import Refused
 from understudy.recovery.migration.places import Place, parse_place
-from understudy.recovery.service import DaemonService
-from understudy.recovery.settings import BadInput
-from understudy.recovery.timing import Timing
+from understudy.recovery.migration.transfer.compatible import may_pass, no_room, refusal, why_not
 
 
 def record(name: str = "node-1", state: str = "idle", **changed: Any) -> pb.HostRecord:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.control import ChannelClosed, answer, asynchronous_channel, pb, rpc, trouble
+from understudy.recovery.base.control import ChannelClosed, answer, asynchronous_channel, pb, rpc, trouble
 
 
 def test_a_channel_that_is_closed_while_a_server_is_asked_cancels_nobody(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from compiled_programs import program
 from native_reference import native_reference
 from test_training import EXAMPLES
 
-from understudy.recovery.conclusion import VALUES_DIFFERENT
+from understudy.recovery.run.conclusion import VALUES_DIFFERENT
 
 STEPS = 40
 SAMPLED = (("", 2), ("kill-server", 102), ("kill-all-servers", 101))

@@ -15,12 +15,12 @@ from made_up_costs import tree
 from typer.testing import CliRunner, Result
 
 from understudy.recovery import recoveryctl
-from understudy.recovery.costs import measured
+from understudy.recovery.base.errors import BadInput
 from understudy.recovery.costs.comparing import influences
-from understudy.recovery.costs.inputs import Inputs
-from understudy.recovery.costs.reading import EXAMPLE, combined, of_file
-from understudy.recovery.costs.ways import Way, terms_of, waste_of
-from understudy.recovery.errors import BadInput
+from understudy.recovery.costs.given import measured
+from understudy.recovery.costs.given.inputs import Inputs
+from understudy.recovery.costs.given.reading import EXAMPLE, combined, of_file
+from understudy.recovery.costs.models.ways import Way, terms_of, waste_of
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from understudy.recovery.costs import paper
-from understudy.recovery.costs.formulas import (
+from understudy.recovery.costs.given import paper
+from understudy.recovery.costs.models.formulas import (
     least_periodic_waste,
     least_periodic_work,
     marginal_work,

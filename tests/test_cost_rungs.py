@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from understudy.recovery.costs.layout import Layout
-from understudy.recovery.costs.rungs import (
+from understudy.recovery.costs.models.layout import Layout
+from understudy.recovery.costs.models.rungs import (
     ASKED_EVERY_TIME,
     Failed,
     Failure,
@@ -16,7 +16,7 @@ from understudy.recovery.costs.rungs import (
     by_rule,
     facts_of,
 )
-from understudy.recovery.planner import PlanName, plan
+from understudy.recovery.planning.planner import PlanName, plan
 
 
 def some_case(choose: random.Random, gpus: int) -> tuple[Layout, Kept, Failed, int]:

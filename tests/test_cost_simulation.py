@@ -13,21 +13,21 @@ import numpy
 import pytest
 from made_up_costs import inputs
 
+from understudy.recovery.base.errors import BadInput
 from understudy.recovery.costs.bill import LARGEST, LATE_AT_MOST, crossovers, fractions, spares_for
 from understudy.recovery.costs.comparing import MONTH_S, simulated
-from understudy.recovery.costs.failures import Event, of_trace, single
-from understudy.recovery.costs.formulas import (
+from understudy.recovery.costs.given.inputs import Inputs, Law
+from understudy.recovery.costs.models.failures import Event, of_trace, single
+from understudy.recovery.costs.models.formulas import (
     least_periodic_waste,
     transparent_waste_with_recovery,
     user_level_waste_when_all_wait,
 )
-from understudy.recovery.costs.goodput_model import Trace
-from understudy.recovery.costs.inputs import Inputs, Law
-from understudy.recovery.costs.pacing import Pace
-from understudy.recovery.costs.rungs import Failure
-from understudy.recovery.costs.simulation import Account, one_job, simulate
-from understudy.recovery.costs.ways import Way, waste_of
-from understudy.recovery.errors import BadInput
+from understudy.recovery.costs.models.goodput_model import Trace
+from understudy.recovery.costs.models.pacing import Pace
+from understudy.recovery.costs.models.rungs import Failure
+from understudy.recovery.costs.models.simulation import Account, one_job, simulate
+from understudy.recovery.costs.models.ways import Way, waste_of
 
 NOTHING_ELSE = itertools.repeat(0.5)
 CHEAP: dict[str, Any] = {

@@ -14,16 +14,16 @@ from imaged_job import Call, TwoHosts, lose_snapshot, session
 from made_up_facts import commit, rank
 
 from understudy import replay
-from understudy.recovery.control import pb
-from understudy.recovery.evidence import rank_facts
-from understudy.recovery.facts import Facts, FaultFacts, FaultKind
-from understudy.recovery.jobs import Job
-from understudy.recovery.planner import PlanName, Reload, Rewind, plan
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.settings import BadInput
-from understudy.recovery.snapshot_leases import SnapshotLeases
-from understudy.recovery.spanning.cpu_images import FOLDER
-from understudy.recovery.timing import Timing
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.host.evidence import rank_facts
+from understudy.recovery.planning.facts import Facts, FaultFacts, FaultKind
+from understudy.recovery.planning.planner import PlanName, Reload, Rewind, plan
+from understudy.recovery.spanning.leader.cpu_images import FOLDER
+from understudy.recovery.state.jobs import Job
+from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from made_up_facts import commit, died, parameters, rank, restarts
 
-from understudy.recovery.cuts import CutSearch, connected, kept_commits
-from understudy.recovery.facts import (
+from understudy.recovery.planning.cuts import CutSearch, connected, kept_commits
+from understudy.recovery.planning.facts import (
     BEGINNING,
     BufferFacts,
     CommitFacts,
@@ -19,7 +19,7 @@ from understudy.recovery.facts import (
     Manifest,
     RankFacts,
 )
-from understudy.recovery.planner import (
+from understudy.recovery.planning.planner import (
     COMPLETE_WITHIN,
     Plan,
     PlanName,
@@ -28,7 +28,7 @@ from understudy.recovery.planner import (
     consistent_floor,
     plan,
 )
-from understudy.recovery.replicas import Copy, Holders, Offer, ReplicaTracker, replicated_handles
+from understudy.recovery.planning.replicas import Copy, Holders, Offer, ReplicaTracker, replicated_handles
 
 
 # ------------------------------------------------------------------ communicators

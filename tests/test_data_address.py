@@ -11,12 +11,12 @@ import pytest
 from small_disks import own_mounts
 
 from understudy.proxy_server.spawner import nccl_environment
-from understudy.recovery.data_network import DataNetwork, data_network, interface_of
-from understudy.recovery.membership.options import membership_of, parse_data_address
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.config.cluster_options import membership_of, parse_data_address
+from understudy.recovery.config.proxyd_settings import options_of
+from understudy.recovery.membership.network.data_network import DataNetwork, data_network, interface_of
 from understudy.recovery.membership.settings import MembershipSettings
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd_settings import options_of
-from understudy.recovery.settings import BadInput
 
 LISTEN = "10.0.0.1:9400"
 NOT_HERE = "192.0.2.7"  # of a network that exists in documents only

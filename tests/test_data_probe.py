@@ -20,13 +20,13 @@ from running_proxyd import running_proxyd
 from test_several_hosts import PORT, seen_by, states
 from training_run import installed
 
-from understudy.recovery.control import pb, rpc
-from understudy.recovery.membership.certificates import Credentials, issue, load, make_authority
-from understudy.recovery.membership.data_probe import MOST_AT_ONCE, MOST_HOSTS, DataProbe, carrier_of
-from understudy.recovery.membership.endpoint import HostsService, listen
-from understudy.recovery.membership.link_judgement import Seen, judge_links
-from understudy.recovery.membership.links import Links
-from understudy.recovery.settings import BadInput
+from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.membership.network.certificates import Credentials, issue, load, make_authority
+from understudy.recovery.membership.network.data_probe import MOST_AT_ONCE, MOST_HOSTS, DataProbe, carrier_of
+from understudy.recovery.membership.network.endpoint import HostsService, listen
+from understudy.recovery.membership.network.links import Links
+from understudy.recovery.planning.link_judgement import Seen, judge_links
 
 NOW = datetime.now(UTC)
 

@@ -15,8 +15,8 @@ from manifests import OF_CUSTOM_KINDS, Pod, documents, pods, templates, words
 from proxied import left_behind, until
 from training_run import BIN, ROOT
 
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.proxyrun_options import Order, parse
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.config.proxyrun_options import Order, parse
 
 VERSIONS = ("1.33", "1.37")
 """Sidecars are stable from the first on; the second is the newest that the library knows."""

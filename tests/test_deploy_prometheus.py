@@ -12,7 +12,7 @@ import yaml
 from prometheus_client import Metric
 from training_run import ROOT
 
-from understudy.recovery.metrics import Metrics
+from understudy.recovery.daemon.metrics import Metrics
 
 RULES = ROOT / "deploy" / "prometheus" / "understudy.rules.yaml"
 FOLDER = RULES.parent

@@ -18,7 +18,7 @@ from proxied import WORKLOADS, left_behind, until
 from training_run import installed
 from unit_file import SYSTEMD, UNIT, environment_file, exec_start, of_this_installation, settings
 
-from understudy.recovery.proxyd_settings import settings_of
+from understudy.recovery.config.proxyd_settings import settings_of
 
 pytestmark = pytest.mark.cold  # the service manager's child is proxyd itself
 MOST_EXPOSED = 2.5

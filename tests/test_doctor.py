@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from test_commands import run
 
-from understudy.recovery.migration import criu
-from understudy.recovery.migration.criu import Criu, candidates, find, parse_version
-from understudy.recovery.migration.doctor import Check, Machine, Verdict, examine
-from understudy.recovery.migration.namespaces import pid_here, pid_namespace, pids_of
+from understudy.recovery.machine import criu
+from understudy.recovery.machine.criu import Criu, candidates, find, parse_version
+from understudy.recovery.migration.preflight.doctor import Check, Machine, Verdict, examine
+from understudy.recovery.migration.process.namespaces import pid_here, pid_namespace, pids_of
 
 SOUND = Machine(
     criu=Criu(Path("/opt/criu"), "PATH", (4, 1, 1)), criu_trouble="", kernel="6.18.44-x",

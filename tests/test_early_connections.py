@@ -16,12 +16,12 @@ from made_up_ranks import a_job
 from training_run import driver
 
 from understudy.proxy_server import _server
-from understudy.recovery.control import pb
-from understudy.recovery.homes import Homes
-from understudy.recovery.leases import Leases
-from understudy.recovery.recovery_round import Round, RoundFailed
-from understudy.recovery.replicas import Copy
-from understudy.recovery.restarts import Restart
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.job.recovery_round import Round, RoundFailed
+from understudy.recovery.planning.replicas import Copy
+from understudy.recovery.planning.restarts import Restart
 
 LONG_S = 20.0
 

@@ -23,10 +23,10 @@ import pytest
 from proxied import until
 
 from understudy import replay
-from understudy.recovery.early_notice import EarlyNotice
-from understudy.recovery.homes import Homes
-from understudy.recovery.processes import Watched, start_ticks
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.host.early_notice import EarlyNotice
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.machine.processes import Watched, start_ticks
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.replay import LifeNews, LifeWatch, Log, LogError, ProcessEnd, create_log
 
 HOLDER = Path(__file__).parent / "workloads" / "life_holder.py"
@@ -394,8 +394,8 @@ def test_garbage_in_the_word_leaves_a_living_device_server_running(
 def test_a_kernel_without_futex_waitv_is_told_of_once_and_pidfds_remain(directory: str) -> None:
     script = """
 import asyncio, pathlib, subprocess, sys
-from understudy.recovery.early_notice import EarlyNotice
-from understudy.recovery.processes import Watched
+from understudy.recovery.host.early_notice import EarlyNotice
+from understudy.recovery.machine.processes import Watched
 
 async def main():
     early = EarlyNotice()

@@ -8,8 +8,8 @@ import made_up_ranks as ranks
 import pytest
 from simulation.log import RING, Commit
 
-from understudy.recovery import evidence
-from understudy.recovery.jobs import Job
+from understudy.recovery.host import evidence
+from understudy.recovery.state.jobs import Job
 
 MANY = 300
 

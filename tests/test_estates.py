@@ -19,9 +19,9 @@ from heirs import (
     stream,
 )
 
-from understudy.recovery.control import pb
-from understudy.recovery.rendezvous import Change, Notes, Store
-from understudy.recovery.spanning.estate import NotKept
+from understudy.recovery.base.control import pb
+from understudy.recovery.rendezvous.store import Change, Notes, Store
+from understudy.recovery.spanning.member.estate import NotKept
 
 
 # ------------------------------------------------------------------ what a store tells

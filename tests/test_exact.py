@@ -11,9 +11,9 @@ import torch
 from executor_harness import SETTING, Harness
 
 from understudy.proxy_server import _server
-from understudy.recovery.data_network import DataNetwork
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.spawner import default_command
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.host.spawner import default_command
+from understudy.recovery.membership.network.data_network import DataNetwork
 
 DETERMINISTIC, FILL, BENCHMARK = 1, 5, 25
 """Of replay/csrc/log_format.h."""

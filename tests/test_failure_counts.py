@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from understudy.recovery.facts import FaultKind, Phase
-from understudy.recovery.failure_counts import FailureCounts
-from understudy.recovery.incidents import Fault
+from understudy.recovery.planning.facts import FaultKind, Phase
+from understudy.recovery.state.failure_counts import FailureCounts
+from understudy.recovery.state.incidents import Fault
 
 
 def died(

@@ -17,12 +17,11 @@ import pytest
 import test_proxyd_recovery
 from test_proxyd_recovery import LAUNCH, expected, proxyrun
 
-from understudy.recovery.drills import parse_drill
-from understudy.recovery.errors import ExitStatus
-from understudy.recovery.faults import BY_NAME, BY_NUMBER, FAULTS, as_markdown
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.progress import SECOND, SHORTEST_NS, TIMES
-from understudy.recovery.settings import BadInput
+from understudy.recovery.base.errors import BadInput, ExitStatus
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.drills.fault_table import BY_NAME, BY_NUMBER, FAULTS, as_markdown
+from understudy.recovery.drills.spec import parse_drill
+from understudy.recovery.planning.progress import SECOND, SHORTEST_NS, TIMES
 
 variables = test_proxyd_recovery.variables  # the fixture
 

@@ -10,10 +10,10 @@ from made_up_ranks import WEIGHT, a_job, log_of, step, stub_of
 from structlog.testing import capture_logs
 
 from understudy import replay
-from understudy.recovery.floors import FloorKeeper
-from understudy.recovery.jobs import Job
-from understudy.recovery.timing import Timing
-from understudy.recovery.validation import ValidationSchedule
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.state.jobs import Job
+from understudy.recovery.upkeep.floors import FloorKeeper
+from understudy.recovery.upkeep.validation import ValidationSchedule
 
 
 class Recovery:

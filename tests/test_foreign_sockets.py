@@ -16,13 +16,13 @@ from types import SimpleNamespace
 import pytest
 
 from understudy.proxy_client import proxyd_store
-from understudy.recovery import private_socket
-from understudy.recovery.control import pb
-from understudy.recovery.launch import environment
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.runtime_directory import SHARED_MEMORY
-from understudy.recovery.settings import BadInput
-from understudy.recovery.socket_path import is_answering
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine import private_socket
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
+from understudy.recovery.machine.socket_path import is_answering
+from understudy.recovery.run.launch import environment
 from understudy.replay import Log, LogError, create_log
 
 NOBODY = 65534

@@ -16,11 +16,11 @@ from proxied import WORKLOADS
 
 from understudy.proxy_server import _server
 from understudy.proxy_server.device_server import trouble_of
-from understudy.recovery.control import pb
-from understudy.recovery.homes import Homes, NoHome
-from understudy.recovery.jobs import Session
-from understudy.recovery.leases import Leases
-from understudy.recovery.processes import Watched
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.homes import Homes, NoHome
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.state.jobs import Session
 
 UNKNOWN = "CUDA error: unknown error"
 Trial = Callable[[], Awaitable[str]]

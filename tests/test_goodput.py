@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from understudy.recovery.costs.goodput_costs import (
+from understudy.recovery.costs.given.goodput_costs import (
     BadCosts,
     Costs,
     InPlace,
@@ -23,7 +23,7 @@ from understudy.recovery.costs.goodput_costs import (
     example,
     parse_costs,
 )
-from understudy.recovery.costs.goodput_model import (
+from understudy.recovery.costs.models.goodput_model import (
     BadTrace,
     Trace,
     by_formula,

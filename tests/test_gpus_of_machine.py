@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.gpus import gpus_of_machine
+from understudy.recovery.machine.gpus import gpus_of_machine
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from heir_simulation import simulate
 
 from understudy.recovery.spanning import leadership
-from understudy.recovery.spanning.bequest import Bequest
+from understudy.recovery.spanning.leader.bequest import Bequest
 
 SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 150)
 LONG_SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 3000)

@@ -14,7 +14,7 @@ from heirs import (
     named,
 )
 
-from understudy.recovery.membership.embedded import EmbeddedStore
+from understudy.recovery.membership.stores.embedded import EmbeddedStore
 from understudy.recovery.spanning.leadership import Leading, claim, claim_as_heir
 
 

@@ -21,12 +21,14 @@ import pytest
 from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
 
-from understudy.recovery import history
-from understudy.recovery.adoption import restored_job
-from understudy.recovery.control import pb
-from understudy.recovery.drills import Drill
-from understudy.recovery.errors import BadInput, Failure
-from understudy.recovery.history import (
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput, Failure
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.commands.history import history as command
+from understudy.recovery.commands.history import seconds_of, table, with_durations
+from understudy.recovery.drills.spec import Drill
+from understudy.recovery.history import recorder as history
+from understudy.recovery.history.recorder import (
     Event,
     FileRecorder,
     History,
@@ -37,11 +39,9 @@ from understudy.recovery.history import (
     parse,
     read,
 )
-from understudy.recovery.history_command import history as command
-from understudy.recovery.history_command import seconds_of, table, with_durations
-from understudy.recovery.jobs import DRILL_FIRED, Ended, Job, ScheduledDrill
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.tables import duration
+from understudy.recovery.state.jobs import DRILL_FIRED, Ended, Job, ScheduledDrill
+from understudy.recovery.takeover.adoption import restored_job
+from understudy.recovery.text.tables import duration
 
 T0 = 1_700_000_000_000
 END = b'{"at_ms": 1, "kind": "end", '
@@ -174,7 +174,7 @@ def test_a_full_file_is_renamed_and_there_are_two_at_most(
 APPENDING = """
 import itertools, os, sys, time
 from pathlib import Path
-from understudy.recovery import history
+from understudy.recovery.history import recorder as history
 path, first = Path(sys.argv[1]), int(sys.argv[2])
 names = itertools.count()
 history.LARGEST = 3000

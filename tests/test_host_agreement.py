@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from understudy.recovery.membership.agreement import ROUNDS, HostState, Vote, judge
+from understudy.recovery.planning.agreement import ROUNDS, HostState, Vote, judge
 
 VOTES = (Vote(True), Vote(False), Vote(None, "its certificate has expired"))
 

@@ -18,16 +18,16 @@ import pytest
 from etcd_server import EtcdServer, free_port, running_etcd
 from running_proxyd import running_proxyd
 
-from understudy.recovery.control import pb, rpc
-from understudy.recovery.membership.agreement import Vote
-from understudy.recovery.membership.certificates import Credentials, issue, load, make_authority
-from understudy.recovery.membership.endpoint import HostsService, listen
-from understudy.recovery.membership.options import membership_of, parse_listen
-from understudy.recovery.membership.peers import TlsPeers
+from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.config.cluster_options import membership_of, parse_listen
+from understudy.recovery.config.proxyd_settings import options_of
+from understudy.recovery.membership.network.certificates import Credentials, issue, load, make_authority
+from understudy.recovery.membership.network.endpoint import HostsService, listen
+from understudy.recovery.membership.network.peers import TlsPeers
 from understudy.recovery.membership.settings import MembershipSettings
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.proxyd_settings import options_of
-from understudy.recovery.settings import BadInput
+from understudy.recovery.planning.agreement import Vote
 
 NOW = datetime.now(UTC)
 REFUSED = "it refuses our certificate, as another authority's or not valid by its clock"

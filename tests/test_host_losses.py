@@ -26,7 +26,7 @@ from native_reference import native_losses
 from proxied import WORKLOADS, run, torchrun, until
 from training_run import Training
 
-from understudy.recovery.spanning.cpu_images import FOLDER
+from understudy.recovery.spanning.leader.cpu_images import FOLDER
 
 pytestmark = pytest.mark.timeout(600)  # three hosts on one machine
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.control import pb
-from understudy.recovery.membership.options import default_host, parse_name
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.config.cluster_options import default_host, parse_name
 from understudy.recovery.membership.records import LARGEST, BadRecord, Keys, read, written
 from understudy.recovery.membership.settings import is_name
 from understudy.recovery.membership.this_host import this_machine
-from understudy.recovery.settings import BadInput
 
 
 def some_record() -> pb.HostRecord:

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 import pytest
 from simulation.virtual_time import VirtualLoop, run
 
-from understudy.recovery.control import pb
-from understudy.recovery.membership.agreement import HostState, Vote
-from understudy.recovery.membership.embedded import EmbeddedStore
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.timing import TIMING
 from understudy.recovery.membership.hosts import Hosts
 from understudy.recovery.membership.records import Keys, read
 from understudy.recovery.membership.registration import NameTaken, Registration
-from understudy.recovery.membership.store import (
+from understudy.recovery.membership.stores.embedded import EmbeddedStore
+from understudy.recovery.membership.stores.store import (
     Change,
     ClusterStore,
     Entry,
@@ -23,7 +23,7 @@ from understudy.recovery.membership.store import (
     Unchanged,
     Unreachable,
 )
-from understudy.recovery.timing import TIMING
+from understudy.recovery.planning.agreement import HostState, Vote
 
 KEYS = Keys("c")
 

@@ -14,13 +14,13 @@ from typing import Any, cast
 import pytest
 from images_of_workers import RUNTIME, header, some_parts
 
-from understudy.recovery.control import pb
-from understudy.recovery.migration import moves
-from understudy.recovery.migration.fostering import Foster
-from understudy.recovery.migration.guests import Stage
-from understudy.recovery.migration.header import is_home
-from understudy.recovery.migration.open_files import FILES, let_written_files_grow
-from understudy.recovery.spanning.image_file import BadImage, ImageFile, read_parts
+from understudy.recovery.base.control import pb
+from understudy.recovery.migration.incoming.guests import Stage
+from understudy.recovery.migration.process.open_files import FILES, let_written_files_grow
+from understudy.recovery.migration.relay.fostering import Foster
+from understudy.recovery.migration.transfer import moves
+from understudy.recovery.migration.transfer.header import is_home
+from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, read_parts
 
 
 # ------------------------------------------------------------------ what comes

@@ -12,12 +12,12 @@ from typing import Any, cast
 import pytest
 from imaged_job import TwoHosts, kept, lose_snapshot, place
 
-from understudy.recovery.control import pb
-from understudy.recovery.spanning import cpu_images
-from understudy.recovery.spanning.bequest import NotLeft
-from understudy.recovery.spanning.cpu_images import FOLDER
-from understudy.recovery.spanning.estate import Estate
-from understudy.recovery.spanning.image_file import Taken
+from understudy.recovery.base.control import pb
+from understudy.recovery.spanning.leader import cpu_images
+from understudy.recovery.spanning.leader.bequest import NotLeft
+from understudy.recovery.spanning.leader.cpu_images import FOLDER
+from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.spanning.ranks.image_file import Taken
 
 
 @pytest.fixture

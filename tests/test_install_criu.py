@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.migration.criu import look_at
+from understudy.recovery.machine.criu import look_at
 
 SCRIPT = Path(__file__).resolve().parent.parent / "deploy" / "install-criu"
 

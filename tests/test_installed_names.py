@@ -13,7 +13,7 @@ import proxied
 import pytest
 import torch
 
-from understudy.recovery.own_modules import PACKAGE, module_command, name_of
+from understudy.recovery.base.own_modules import PACKAGE, module_command, name_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("campaigns", "examples", "proxy_client", "proxy_server", "protos", "recovery", "replay")
@@ -44,7 +44,7 @@ def former_names(text: str) -> list[str]:
         "from recovery.planner import plan", "import replay", "    from protos import control_pb2",
         "import recovery.facts as facts", 'code = "import sys; from replay import Log"',
         'run("-m", "recovery.proxyd")', "python -m proxy_server.spawner",
-        'setattr("recovery.floors.FLOOR", 0)', 'sys.modules["proxy_client"]',
+        'setattr("recovery.upkeep.floors.FLOOR", 0)', 'sys.modules["proxy_client"]',
     ],
 )  # fmt: skip
 def test_a_former_name_is_noticed(line: str) -> None:
@@ -112,7 +112,7 @@ def test_our_commands_and_packages_work_inside_a_job_as_outside(tmp_path: Path) 
     script.write_text(
         "import subprocess, sys, torch\n"
         "x = torch.ones(3, device='cuda')\n"
-        "import understudy.recovery.planner, understudy.replay\n"
+        "import understudy.recovery.planning.planner, understudy.replay\n"
         "assert understudy.__file__ and understudy.__version__ != '0+checkout'\n"
         f"done = subprocess.run({[*module_command('recovery.recoveryctl'), 'drill', '--list']!r})\n"
         "print('sum', int(x.sum()), 'status', done.returncode)\n"

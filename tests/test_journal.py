@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from small_disks import tiny_file_system
 
-from understudy.recovery import journal
-from understudy.recovery.adoption import restored_job
-from understudy.recovery.control import pb
-from understudy.recovery.journal import JournalError
-from understudy.recovery.journaling import journaled_job
-from understudy.recovery.rendezvous import Notes, Store
+from understudy.recovery.base.control import pb
+from understudy.recovery.rendezvous.store import Notes, Store
+from understudy.recovery.takeover import journal
+from understudy.recovery.takeover.adoption import restored_job
+from understudy.recovery.takeover.journal import JournalError
+from understudy.recovery.takeover.journaling import journaled_job
 
 
 def signed(content: pb.Journal) -> bytes:

@@ -8,9 +8,9 @@ import pytest
 from executor_harness import COMMUNICATOR_CREATE, Harness
 
 from understudy import replay
-from understudy.recovery import evidence
-from understudy.recovery.evidence import commit_facts, facts_of
-from understudy.recovery.facts import CommitFacts
+from understudy.recovery.host import evidence
+from understudy.recovery.host.evidence import commit_facts, facts_of
+from understudy.recovery.planning.facts import CommitFacts
 
 IRRELEVANT = {1, 2, 5, 6}
 """Words of a row of which facts say nothing: where log and manifest lie, how long the manifest is."""

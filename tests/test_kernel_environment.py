@@ -18,7 +18,7 @@ from running_proxyd import RunningProxyd, running_proxyd
 from training_run import installed
 
 from understudy.proxy_client.session import _check_openmp
-from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.base.control import blocking_channel, pb, rpc
 
 SCRIPT = proxied.WORKLOADS / "kernel_environment.py"
 PLAIN = ("ATEN_CPU_CAPABILITY=default", "MKL_CBWR=COMPATIBLE", "ONEDNN_MAX_CPU_ISA=SSE41")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from executor_harness import Harness
 
-from understudy.recovery.noticed import ENDED, last_words
+from understudy.recovery.job.noticed import ENDED, last_words
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from native_reference import native_losses
 from proxied import until
 from training_run import Training
 
-from understudy.recovery.spanning.cpu_images import FOLDER
+from understudy.recovery.spanning.leader.cpu_images import FOLDER
 
 pytestmark = pytest.mark.timeout(900)  # three hosts on one machine
 

@@ -13,18 +13,18 @@ import grpc.aio
 import pytest
 from led_job import SOON_S, TOKEN, Leader, Member, becomes
 
-from understudy.recovery.adoption import restored_job
-from understudy.recovery.control import answer, pb, rpc
-from understudy.recovery.facts import FaultKind
-from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import SESSION_LOST, Job, Session
-from understudy.recovery.journaling import journaled_job
-from understudy.recovery.processes import Watched
+from understudy.recovery.base.control import answer, pb, rpc
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.homes import SpanningHomes
-from understudy.recovery.spanning.member import NotAdmitted
-from understudy.recovery.spanning.remote import RemoteProcess, SteerFailed, absent_server
-from understudy.recovery.status_text import status_lines
-from understudy.recovery.view import view_of
+from understudy.recovery.spanning.member.member import NotAdmitted
+from understudy.recovery.spanning.ranks.remote import RemoteProcess, SteerFailed, absent_server
+from understudy.recovery.state.jobs import SESSION_LOST, Job, Session
+from understudy.recovery.takeover.adoption import restored_job
+from understudy.recovery.takeover.journaling import journaled_job
+from understudy.recovery.text.status_text import status_lines
+from understudy.recovery.text.view import view_of
 
 
 def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folder: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery.drills import Drill
-from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import Job, ScheduledDrill, Session
-from understudy.recovery.leases import Leases
-from understudy.recovery.servers import ServerPool
+from understudy.recovery.drills.spec import Drill
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.state.jobs import Job, ScheduledDrill, Session
 
 NAMES = ["cpu:0", "cpu:1", "cpu:2"]
 

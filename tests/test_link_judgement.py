@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from understudy.recovery.membership.link_judgement import Matrix, Seen, judge_links
+from understudy.recovery.planning.link_judgement import Matrix, Seen, judge_links
 
 
 def matrix(hosts: str, *broken: str, silent: str = "", unplugged: str = "") -> Matrix:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.replay import Log, LogError, LogWriter, RemoteError, create_log
 
 KIND_SEED, KIND_FREE, KIND_SYNCHRONIZE = 8, 3, 18

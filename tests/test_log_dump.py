@@ -30,10 +30,10 @@ from executor_harness import (
     vector,
 )
 
-from understudy.recovery import log_commands
-from understudy.recovery.log_text import Buffers, Origin, lines, log_table, sentence, state_names
-from understudy.recovery.runtime_directory import SHARED_MEMORY
-from understudy.recovery.tables import make_console
+from understudy.recovery.commands import log as log_commands
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
+from understudy.recovery.text.log_text import Buffers, Origin, lines, log_table, sentence, state_names
+from understudy.recovery.text.tables import make_console
 from understudy.replay import Log, LogError, LogFiller, LogWalk, LogWriter, copy_records, create_log
 
 ALL = 1 << 62

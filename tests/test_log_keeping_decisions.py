@@ -8,13 +8,21 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery.jobs import LogCounts
-from understudy.recovery.offline_replay import NotReplayed, _check
-from understudy.recovery.persistence.log_keeping import LATE_S, LogKeeping
-from understudy.recovery.persistence.log_messages import Copied, Drop, Follow, Rank, Trouble, decode, encode
-from understudy.recovery.persistence.log_reach import Laid
+from understudy.recovery.daemon.offline_replay import NotReplayed, _check
+from understudy.recovery.persistence.log.log_keeping import LATE_S, LogKeeping
+from understudy.recovery.persistence.log.log_messages import (
+    Copied,
+    Drop,
+    Follow,
+    Rank,
+    Trouble,
+    decode,
+    encode,
+)
+from understudy.recovery.persistence.log.log_reach import Laid
+from understudy.recovery.persistence.log.stored_log import StoredCommit
 from understudy.recovery.persistence.settings import PersistenceSettings
-from understudy.recovery.persistence.stored_log import StoredCommit
+from understudy.recovery.state.jobs import LogCounts
 
 CAP = 1 << 20
 

@@ -13,12 +13,12 @@ import grpc.aio
 import pytest
 from linked_hosts import Host, Span
 
-from understudy.recovery.control import OPTIONS, address, asynchronous_channel, pb, rpc
-from understudy.recovery.meeting import MOST_KEYS_AT_ONCE, MeetingService, RendezvousService
-from understudy.recovery.membership.certificates import issue, load, make_authority
-from understudy.recovery.membership.links import Links
-from understudy.recovery.passage import Leader, NotPassedOn, Passage
-from understudy.recovery.rendezvous import LONGEST_KEY, Store
+from understudy.recovery.base.control import OPTIONS, address, asynchronous_channel, pb, rpc
+from understudy.recovery.membership.network.certificates import issue, load, make_authority
+from understudy.recovery.membership.network.links import Links
+from understudy.recovery.rendezvous.forwarder import Leader, NotPassedOn, Passage
+from understudy.recovery.rendezvous.services import MOST_KEYS_AT_ONCE, MeetingService, RendezvousService
+from understudy.recovery.rendezvous.store import LONGEST_KEY, Store
 
 LONG_MS = 60_000
 
@@ -366,7 +366,7 @@ def test_readers_that_gave_up_are_forgotten_and_wake_nobody() -> None:
 
 
 def test_a_store_that_is_full_says_so_and_frees_what_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.recovery.rendezvous.LARGEST_STORE", 100)
+    monkeypatch.setattr("understudy.recovery.rendezvous.store.LARGEST_STORE", 100)
 
     async def main() -> None:
         store = Store()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from etcd_server import free_port
 
-from understudy.recovery.control import pb
-from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.config.cluster_options import parse_endpoints
 from understudy.recovery.membership.membership import Membership
-from understudy.recovery.membership.options import parse_endpoints
+from understudy.recovery.membership.network.certificates import issue, make_authority
 from understudy.recovery.membership.settings import MembershipSettings
-from understudy.recovery.settings import BadInput
 
 NOW = datetime.now(UTC)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdServer, free_port, running_etcd
 
-from understudy.recovery.membership.embedded import KEPT_EVENTS, EmbeddedStore, StoreMachine
-from understudy.recovery.membership.etcd import EtcdStore
-from understudy.recovery.membership.options import parse_endpoints
-from understudy.recovery.membership.store import (
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.config.cluster_options import parse_endpoints
+from understudy.recovery.membership.stores.embedded import KEPT_EVENTS, EmbeddedStore, StoreMachine
+from understudy.recovery.membership.stores.etcd import EtcdStore
+from understudy.recovery.membership.stores.store import (
     ClusterStore,
     Compacted,
     Delete,
@@ -24,7 +25,6 @@ from understudy.recovery.membership.store import (
     Unchanged,
     Unreachable,
 )
-from understudy.recovery.settings import BadInput
 
 WITHIN_S = 20.0
 Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]

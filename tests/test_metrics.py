@@ -17,12 +17,12 @@ from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
 from training_run import installed
 
-from understudy.recovery.control import pb
-from understudy.recovery.jobs import Job
-from understudy.recovery.metrics import MOST_JOBS, Metrics
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.settings import BadInput, parse_address
-from understudy.recovery.timing import Timing
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.config.settings import BadInput, parse_address
+from understudy.recovery.daemon.metrics import MOST_JOBS, Metrics
+from understudy.recovery.state.jobs import Job
 
 TINY = proxied.WORKLOADS / "tiny.py"
 

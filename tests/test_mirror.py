@@ -11,9 +11,9 @@ import pytest
 from mirrors import JOB, RUN, ObjectServer, Stores, assert_whole, contents_of
 
 from understudy.recovery.persistence import StoreError
-from understudy.recovery.persistence.mirror import Mirror
-from understudy.recovery.persistence.remote import Remote
-from understudy.recovery.persistence.retention import Retention
+from understudy.recovery.persistence.remote.mirror import Mirror
+from understudy.recovery.persistence.remote.second_tier import Remote
+from understudy.recovery.persistence.stores.retention import Retention
 from understudy.recovery.persistence.tiers import MirrorTier
 
 ALL = Retention(keep_last=100)

@@ -17,10 +17,9 @@ import mirrors
 import pytest
 from mirrors import JOB, RUN, ObjectServer, Stores, assert_whole, contents_of, new_bucket
 
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.persistence.catalogue import StoredSet
-from understudy.recovery.persistence.mirror import Mirror
-from understudy.recovery.persistence.mirror_messages import (
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.persistence.remote.mirror import Mirror
+from understudy.recovery.persistence.remote.mirror_messages import (
     Answer,
     Copied,
     Copy,
@@ -31,8 +30,9 @@ from understudy.recovery.persistence.mirror_messages import (
     decode_answer,
     encode,
 )
-from understudy.recovery.persistence.remote import Remote
-from understudy.recovery.persistence.retention import Retention
+from understudy.recovery.persistence.remote.second_tier import Remote
+from understudy.recovery.persistence.stores.catalogue import StoredSet
+from understudy.recovery.persistence.stores.retention import Retention
 from understudy.recovery.persistence.tiers import MirrorTier
 
 KEEP = Retention(keep_last=2)
@@ -146,7 +146,7 @@ class RunningUploader:
     """The real process, asked as proxyd asks it."""
 
     def __init__(self, directory: Path, url: str) -> None:
-        command = [*module_command("recovery.persistence.uploader"), str(directory)]
+        command = [*module_command("recovery.persistence.remote.uploader"), str(directory)]
         self.process = subprocess.Popen(
             [*command, "--job", JOB, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 from mirrors import JOB, RUN, Stores, assert_whole, new_bucket, object_server
 
-from understudy.recovery.jobs import CopyCounts
-from understudy.recovery.persistence.mirroring import CompleteSet, Mirroring
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.persistence.remote.mirroring import CompleteSet, Mirroring
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from understudy.recovery.timing import Timing
+from understudy.recovery.state.jobs import CopyCounts
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from running_node import Node
 from test_metrics import a_free_port, scrape
 from test_persistence import STEPS, assert_bits, kill_everything, persisted_step
 
-from understudy.recovery.own_modules import name_of
+from understudy.recovery.base.own_modules import name_of
 from understudy.recovery.persistence.tiers import MirrorTier
 
 variables = test_proxyd_recovery.variables  # the fixture
@@ -44,7 +44,7 @@ def note(node: Node) -> str:
 
 
 def uploaders() -> list[psutil.Process]:
-    return [p for p in processes() if name_of("recovery.persistence.uploader") in command_of(p)]
+    return [p for p in processes() if name_of("recovery.persistence.remote.uploader") in command_of(p)]
 
 
 def assert_mirror_bits(url: str, folder: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 from mirrors import RUN, Stores, contents_of
 from test_persistence_decisions import made_up_commit
 
-from understudy.recovery.jobs import CopyCounts
-from understudy.recovery.persistence.catalogue import find_set
-from understudy.recovery.persistence.mirror_messages import (
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.persistence.persistence import Persistence
+from understudy.recovery.persistence.remote.mirror_messages import (
     Copied,
     Copy,
     Failed,
@@ -24,15 +25,14 @@ from understudy.recovery.persistence.mirror_messages import (
     decode_target,
     encode,
 )
-from understudy.recovery.persistence.mirroring import Mirroring
-from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.persistence.request import Discard, Release, Written
-from understudy.recovery.persistence.retention import Retention
+from understudy.recovery.persistence.remote.mirroring import Mirroring
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from understudy.recovery.persistence.writer import RunStores
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.settings import BadInput
-from understudy.recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.persistence.stores.catalogue import find_set
+from understudy.recovery.persistence.stores.retention import Retention
+from understudy.recovery.persistence.writing.request import Discard, Release, Written
+from understudy.recovery.persistence.writing.writer import RunStores
+from understudy.recovery.state.jobs import CopyCounts
+from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
 OF = "understudy-1.rank-0"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.membership.settings import MembershipSettings
-from understudy.recovery.migration.planned import PlannedMoves
-from understudy.recovery.planner import Plan, PlanName, Rewind
-from understudy.recovery.settings import DeviceSpec, Settings
+from understudy.recovery.planning.planner import Plan, PlanName, Rewind
+from understudy.recovery.upkeep.planned_moves import PlannedMoves
 
 
 def moved_meanwhile(session: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from migratable_run import MigratableRun, skip_without_criu
 from proxied import WORKLOADS, left_behind, python, until
 
-from understudy.recovery.errors import ExitStatus
+from understudy.recovery.base.errors import ExitStatus
 
 BELONGINGS = WORKLOADS / "migration" / "belongings.py"
 

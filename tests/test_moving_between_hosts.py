@@ -487,7 +487,7 @@ def place(worker: Counted) -> str:
     """As its init sees it."""
     asked = worker.home.run(
         sys.executable, "-P", "-c",
-        "import sys; from understudy.recovery.migration.orders import ask_init; "
+        "import sys; from understudy.recovery.migration.relay.orders import ask_init; "
         "print(ask_init(sys.argv[1], {'do': 'where'})['place'])", f"{worker.relay}/s",
     )  # fmt: skip
     return asked.strip()

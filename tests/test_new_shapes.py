@@ -14,14 +14,15 @@ import pytest
 from native_reference import native_reference
 from running_proxyd import RunningProxyd
 
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
 DICTIONARY = 256 << 10
 STEPS = 160
 SMALL_DICTIONARY = f"""
 import sys
 from functools import partial
-from understudy.recovery import proxyd, proxyd_settings
+from understudy.recovery import proxyd
+from understudy.recovery.config import proxyd_settings
 proxyd_settings.Settings = partial(proxyd_settings.Settings, dictionary_bytes={DICTIONARY})
 sys.exit(proxyd.main())
 """

@@ -14,13 +14,13 @@ from proxied import until
 from running_proxyd import running_proxyd
 from training_run import installed
 
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
-from understudy.recovery.persistence.layout import in_use, store_path
-from understudy.recovery.persistence.old_runs import remove_old_runs
-from understudy.recovery.persistence.writer import RunStores
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.settings import BadInput
+from understudy.recovery.persistence.stores.catalogue import StoredSet, read_catalogue
+from understudy.recovery.persistence.stores.layout import in_use, store_path
+from understudy.recovery.persistence.stores.old_runs import remove_old_runs
+from understudy.recovery.persistence.writing.writer import RunStores
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from understudy.recovery.persistence.adapter import HOLD_S
-from understudy.recovery.persistence.pacing import LEAST_STEPS, Meter, Pacing, Spent
+from understudy.recovery.persistence.tuning.adapter import HOLD_S
+from understudy.recovery.persistence.tuning.pacing import LEAST_STEPS, Meter, Pacing, Spent
 
 LOOK_S = 0.05
 BYTES = 100 << 20

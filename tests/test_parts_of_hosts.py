@@ -13,25 +13,25 @@ import grpc
 import pytest
 from test_persistence_decisions import made_up_commit
 
-from understudy.recovery import adoption, journaling
-from understudy.recovery.control import pb
-from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import CopyCounts
-from understudy.recovery.persistence.part_writer import PartWriter
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.injector import Refused
 from understudy.recovery.persistence.persistence import Persistence, run_name
-from understudy.recovery.persistence.request import Discard, Persist, Release, Written
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from understudy.recovery.persistence.writer import RunStores
-from understudy.recovery.rehearsal import rehearse
-from understudy.recovery.snapshot_leases import SnapshotLeases
-from understudy.recovery.spanning.deputy import Deputy
-from understudy.recovery.spanning.far_parts import FarParts
-from understudy.recovery.spanning.member import MemberSide, NotAdmitted
-from understudy.recovery.spanning.member_parts import NO_STORAGE, MemberParts
+from understudy.recovery.persistence.writing.part_writer import PartWriter
+from understudy.recovery.persistence.writing.request import Discard, Persist, Release, Written
+from understudy.recovery.persistence.writing.writer import RunStores
+from understudy.recovery.spanning.leader.far_parts import FarParts
+from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
+from understudy.recovery.spanning.member.member_parts import NO_STORAGE, MemberParts
 from understudy.recovery.spanning.persisting import begin_persisting
-from understudy.recovery.spanning.remote import SteerFailed
-from understudy.recovery.spanning.span import Span, Stored
+from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.spanning.way_on import way_on
+from understudy.recovery.state.jobs import CopyCounts
+from understudy.recovery.state.snapshot_leases import SnapshotLeases
+from understudy.recovery.state.span import Span, Stored
+from understudy.recovery.takeover import adoption, journaling
+from understudy.recovery.upkeep.rehearsal import rehearse
 
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
 STORE = Path("/store")

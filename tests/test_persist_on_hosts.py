@@ -18,9 +18,9 @@ from proxied import until
 from test_snapshot_export import assert_same
 from training_run import execute_natively
 
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
-from understudy.recovery.persistence.checking import problems_of
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.persistence.restore.checking import problems_of
+from understudy.recovery.persistence.stores.catalogue import StoredSet, read_catalogue
 
 SCRIPT = proxied.WORKLOADS / "resumable.py"
 EVERY = 20

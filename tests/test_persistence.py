@@ -21,13 +21,13 @@ from running_node import Node, runtime_directories
 from test_proxyd_recovery import FLOATS, PARAMETER, PRIVATE, expected
 from zygotes import descendants
 
-from understudy.recovery.own_modules import module_command, name_of
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.own_modules import module_command, name_of
+from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.catalogue import StoredSet, read_catalogue
-from understudy.recovery.persistence.checking import problems_of
-from understudy.recovery.persistence.reading import SetReader
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.settings import BadInput
+from understudy.recovery.persistence.restore.checking import problems_of
+from understudy.recovery.persistence.restore.reading import SetReader
+from understudy.recovery.persistence.stores.catalogue import StoredSet, read_catalogue
 
 STEPS = 200_000
 """More than any test waits for."""
@@ -66,7 +66,7 @@ def newest_complete(store: Path) -> StoredSet:
 
 
 def writers() -> list[psutil.Process]:
-    return [p for p in processes() if name_of("recovery.persistence.writer") in command_of(p)]
+    return [p for p in processes() if name_of("recovery.persistence.writing.writer") in command_of(p)]
 
 
 def _runs(process: psutil.Process) -> bool:

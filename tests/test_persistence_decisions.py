@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery.jobs import CopyCounts, Session
 from understudy.recovery.persistence import Store, StoreError
-from understudy.recovery.persistence.layout import stores_of
 from understudy.recovery.persistence.persistence import RETRY_S, Persistence
-from understudy.recovery.persistence.request import (
+from understudy.recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.persistence.stores.layout import stores_of
+from understudy.recovery.persistence.writing.request import (
     Discard,
     Persist,
     Release,
@@ -22,9 +22,9 @@ from understudy.recovery.persistence.request import (
     decode_request,
     encode,
 )
-from understudy.recovery.persistence.settings import PersistenceSettings
-from understudy.recovery.persistence.writer import RankStores, RunStores
-from understudy.recovery.snapshot_leases import SnapshotLeases
+from understudy.recovery.persistence.writing.writer import RankStores, RunStores
+from understudy.recovery.state.jobs import CopyCounts, Session
+from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
 RUN, OTHER_RUN = "understudy-1.rank-0", "understudy-1.rank-0-1"
 

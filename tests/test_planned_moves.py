@@ -17,8 +17,8 @@ from running_node import LONG_S, RANK, Node
 from running_proxyd import RunningProxyd
 from test_proxyd_recovery import LAUNCH, expected
 
-from understudy.recovery.errors import ExitStatus
-from understudy.recovery.own_modules import module_command
+from understudy.recovery.base.errors import ExitStatus
+from understudy.recovery.base.own_modules import module_command
 
 variables = test_proxyd_recovery.variables  # the fixture
 

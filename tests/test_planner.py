@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from made_up_facts import WORLD, commit, died, lost_ranks, parameters, rank, restarts
 
-from understudy.recovery.facts import (
+from understudy.recovery.base.naming_ranks import named, placed
+from understudy.recovery.planning.facts import (
     BufferFacts,
     CommitFacts,
     Facts,
@@ -17,8 +18,7 @@ from understudy.recovery.facts import (
     Phase,
     RankFacts,
 )
-from understudy.recovery.naming_ranks import named, placed
-from understudy.recovery.planner import (
+from understudy.recovery.planning.planner import (
     Lose,
     PlanName,
     Reload,

@@ -11,11 +11,18 @@ import former_planner
 import pytest
 from made_up_jobs import large_job, small_job
 
-from understudy.recovery import planner
-from understudy.recovery.cuts import connected
-from understudy.recovery.facts import BufferFacts, CommitFacts, Facts, FaultFacts, FaultKind, RankFacts
-from understudy.recovery.planner import PlanName, consistent_floor, plan
-from understudy.recovery.restarts import Restart
+from understudy.recovery.planning import planner
+from understudy.recovery.planning.cuts import connected
+from understudy.recovery.planning.facts import (
+    BufferFacts,
+    CommitFacts,
+    Facts,
+    FaultFacts,
+    FaultKind,
+    RankFacts,
+)
+from understudy.recovery.planning.planner import PlanName, consistent_floor, plan
+from understudy.recovery.planning.restarts import Restart
 
 MANY = int(os.environ.get("UNDERSTUDY_TEST_PLANS", "2000"))
 """Random jobs; 10,000 and more by hand."""

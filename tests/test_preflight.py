@@ -16,12 +16,12 @@ from proxied import until
 from running_proxyd import running_proxyd
 from test_commands import run
 
-from understudy.recovery.jobs import Session
-from understudy.recovery.migration import process_tree
-from understudy.recovery.migration.obstacles import obstacles, sentence
-from understudy.recovery.migration.process_tree import parse_maps, read_tree
-from understudy.recovery.migration.sockets import Kind, parse_internet
-from understudy.recovery.own_modules import module_command
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.migration.preflight import process_tree
+from understudy.recovery.migration.preflight.obstacles import obstacles, sentence
+from understudy.recovery.migration.preflight.process_tree import parse_maps, read_tree
+from understudy.recovery.migration.preflight.sockets import Kind, parse_internet
+from understudy.recovery.state.jobs import Session
 
 READY = "import os, sys, time; print('ready', file=open(sys.argv[1], 'w')); time.sleep(1000)"
 

@@ -22,10 +22,10 @@ from test_proxyd_recovery import expected, understudy_processes
 from test_training import EXAMPLES
 from training_run import RunFailed
 
-from understudy.recovery import journal
-from understudy.recovery.control import pb
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.processes import start_ticks
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine.processes import start_ticks
+from understudy.recovery.takeover import journal
 
 variables = test_proxyd_recovery.variables  # the fixture
 

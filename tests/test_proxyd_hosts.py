@@ -18,8 +18,8 @@ from proxied import until
 from running_node import Node
 from running_proxyd import RunningProxyd, running_proxyd
 
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.own_modules import module_command
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.base.own_modules import module_command
 
 variables = test_proxyd_recovery.variables  # the fixture
 

@@ -18,8 +18,8 @@ from proxied import until
 from running_proxyd import RunningProxyd
 from test_proxyd_recovery import understudy_processes
 
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
 pytestmark = [
     pytest.mark.skipif(

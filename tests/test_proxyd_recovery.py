@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from understudy.recovery.errors import ExitStatus
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.base.errors import ExitStatus
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("understudy.proxy_server._server") is None,
@@ -50,7 +50,7 @@ def work(rank: int, world: int, steps: int) -> None:
     import torch_version  # type: ignore[import-not-found]
 
     from understudy import replay
-    from understudy.recovery.control import blocking_channel, pb, rpc
+    from understudy.recovery.base.control import blocking_channel, pb, rpc
 
     with blocking_channel(os.environ["UNDERSTUDY_SOCKET"]) as channel:
         session = rpc.DaemonStub(channel).OpenSession(

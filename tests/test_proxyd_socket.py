@@ -13,14 +13,14 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from understudy.recovery.control import OPTIONS
-from understudy.recovery.daemon import _bind
-from understudy.recovery.inheritance import remove_leftovers
-from understudy.recovery.processes import start_ticks
-from understudy.recovery.rendezvous import Store
-from understudy.recovery.runtime_directory import RuntimeDirectory
-from understudy.recovery.settings import BadInput
-from understudy.recovery.socket_path import claim, default_socket, is_answering
+from understudy.recovery.base.control import OPTIONS
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.daemon.daemon import _bind
+from understudy.recovery.machine.processes import start_ticks
+from understudy.recovery.machine.runtime_directory import RuntimeDirectory
+from understudy.recovery.machine.socket_path import claim, default_socket, is_answering
+from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.takeover.inheritance import remove_leftovers
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from test_training import EXAMPLES
 from training_run import driver
 
-from understudy.recovery.conclusion import DRILL_NEVER_FIRED
+from understudy.recovery.run.conclusion import DRILL_NEVER_FIRED
 
 KILLS = 44
 FIRST = 4  # the first minibatch to be struck: shapes are learnt, replicas known

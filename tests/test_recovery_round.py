@@ -10,16 +10,16 @@ import grpc
 import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
-from understudy.recovery.control import pb
-from understudy.recovery.facts import FaultFacts, FaultKind
-from understudy.recovery.homes import Homes
-from understudy.recovery.jobs import Job, Session
-from understudy.recovery.leases import Leases
-from understudy.recovery.planner import Plan, PlanName, Reload
-from understudy.recovery.recovery_round import Round, RoundFailed, _all
-from understudy.recovery.replicas import Copy
-from understudy.recovery.restarts import Restart
-from understudy.recovery.timing import Timing
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.job.recovery_round import Round, RoundFailed, _all
+from understudy.recovery.planning.facts import FaultFacts, FaultKind
+from understudy.recovery.planning.planner import Plan, PlanName, Reload
+from understudy.recovery.planning.replicas import Copy
+from understudy.recovery.planning.restarts import Restart
+from understudy.recovery.state.jobs import Job, Session
 
 
 def a_round(job: Job) -> Round:

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from made_up_ranks import a_job, end_server_of
 
-from understudy.recovery.coordinator import MOST_ROUNDS, Coordinator
-from understudy.recovery.homes import Homes, NoHome
-from understudy.recovery.jobs import Session
-from understudy.recovery.leases import Leases
+from understudy.recovery.host.homes import Homes, NoHome
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.job.coordinator import MOST_ROUNDS, Coordinator
+from understudy.recovery.state.jobs import Session
 
 TIMES = 3 * MOST_ROUNDS
 SOON_S = 20.0

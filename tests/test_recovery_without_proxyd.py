@@ -12,7 +12,7 @@ from proxied import until
 from running_node import Node
 
 from understudy import replay
-from understudy.recovery.faults import BY_NAME
+from understudy.recovery.drills.fault_table import BY_NAME
 
 variables = test_proxyd_recovery.variables  # the fixture
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery import rehearsal
-from understudy.recovery.injector import Refused
-from understudy.recovery.persistence.restorer import NotRestored
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.persistence.restore.restorer import NotRestored
+from understudy.recovery.upkeep import rehearsal
 
 
 def rehearsed(monkeypatch: pytest.MonkeyPatch, durable: list[Any], read: Any) -> tuple[list[int], str]:

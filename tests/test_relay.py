@@ -13,8 +13,8 @@ from migratable_run import MigratableRun, skip_without_namespaces
 from proxied import left_behind, until
 
 from understudy.proxy_client.relayed import wanted
-from understudy.recovery.migration.images import MANIFEST, Damaged, seal, verify
-from understudy.recovery.migration.moving import Tool, first_error
+from understudy.recovery.migration.process.images import MANIFEST, Damaged, seal, verify
+from understudy.recovery.migration.process.moving import Tool, first_error
 
 STORES = proxied.WORKLOADS / "migration" / "stores.py"
 
@@ -102,7 +102,8 @@ def below_a_relay(folder: Path, code: str) -> subprocess.Popen[str]:
     relays = folder / "relays"
     relays.mkdir(mode=0o700)
     start = (
-        TAKE_SIGNALS + "from understudy.recovery.migration.relay import main; import sys; main(sys.argv[1:])"
+        TAKE_SIGNALS
+        + "from understudy.recovery.migration.relay.relaying import main; import sys; main(sys.argv[1:])"
     )
     return subprocess.Popen(
         [sys.executable, "-P", "-c", start, sys.executable, "-c", code], cwd=folder,
@@ -114,7 +115,7 @@ def below_a_relay(folder: Path, code: str) -> subprocess.Popen[str]:
 def test_whether_namespaces_can_be_made_is_tried_without_a_fork_of_this_process() -> None:
     """In proxyd, gRPC's handlers of forks abort such a child, or it waits for ever."""
     code = (
-        "import os; from understudy.recovery.migration.namespaces import trouble_making\n"
+        "import os; from understudy.recovery.migration.process.namespaces import trouble_making\n"
         "os.register_at_fork(before=lambda: os._exit(9))\n"
         "print(trouble_making() or 'none')"
     )
@@ -148,7 +149,7 @@ def test_a_worker_that_dies_of_a_signal_takes_its_relay_along(tmp_path: Path) ->
 def test_a_command_that_cannot_be_started_ends_with_127(tmp_path: Path) -> None:
     skip_without_namespaces()
     (tmp_path / "relays").mkdir(mode=0o700)
-    start = "from understudy.recovery.migration.relay import main; main(['/no/such/python'])"
+    start = "from understudy.recovery.migration.relay.relaying import main; main(['/no/such/python'])"
     done = subprocess.run(
         [sys.executable, "-P", "-c", start], env={"UNDERSTUDY_RELAYS": str(tmp_path / "relays")},
         capture_output=True, text=True, timeout=60, check=False,

@@ -22,10 +22,10 @@ from understudy.proxy_server.host_identity import HostIdentity
 from understudy.proxy_server.remote_state import Asker, RemoteReplica, StateNotFetched
 from understudy.proxy_server.shared_state import PREFIX, fetch_shared
 from understudy.proxy_server.state_copy import NO_CONTENT, Wanted
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.membership.certificates import issue, make_authority
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.processes import start_ticks
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.machine.processes import start_ticks
+from understudy.recovery.membership.network.certificates import issue, make_authority
 
 TOKEN = b"t" * 32
 VALUES = [1.0, 2.0, 3.0, 4.0]

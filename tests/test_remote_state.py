@@ -31,7 +31,7 @@ from understudy.proxy_server.remote_state import (
     serve_state,
 )
 from understudy.proxy_server.state_copy import CHUNK_BYTES, Wanted
-from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.membership.network.certificates import issue, make_authority
 from understudy.replay import digest
 
 NOW = datetime.now(UTC)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from understudy.recovery.facts import BufferFacts, Manifest
-from understudy.recovery.replicas import AGREED_CHANGES, Deviation, ReplicaGroups
+from understudy.recovery.planning.facts import BufferFacts, Manifest
+from understudy.recovery.planning.replicas import AGREED_CHANGES, Deviation, ReplicaGroups
 from understudy.replay import digest
 
 WEIGHT, BIAS, PRIVATE = 10, 11, 12

@@ -13,14 +13,14 @@ from test_snapshots import LIMIT, order, send, taken
 
 from understudy import replay
 from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.catalogue import read_run
-from understudy.recovery.persistence.checking import problems_of
-from understudy.recovery.persistence.layout import store_path
-from understudy.recovery.persistence.mapped import MappedAreas
-from understudy.recovery.persistence.parts import split
-from understudy.recovery.persistence.reading import Damaged, SetReader, StoreError
-from understudy.recovery.persistence.restoring import find, restore
-from understudy.recovery.persistence.writer import holdings, read_source
+from understudy.recovery.persistence.restore.checking import problems_of
+from understudy.recovery.persistence.restore.reading import Damaged, SetReader, StoreError
+from understudy.recovery.persistence.restore.restoring import find, restore
+from understudy.recovery.persistence.stores.catalogue import read_run
+from understudy.recovery.persistence.stores.layout import store_path
+from understudy.recovery.persistence.stores.parts import split
+from understudy.recovery.persistence.writing.mapped import MappedAreas
+from understudy.recovery.persistence.writing.writer import holdings, read_source
 
 SERIAL = 3
 HUGE_PAGE = 2 << 20

@@ -7,9 +7,17 @@ from typing import Any
 
 from made_up_facts import WORLD, died, rank, restarts
 
-from understudy.recovery.facts import BufferFacts, CommitFacts, Facts, FaultFacts, Manifest, Phase, RankFacts
-from understudy.recovery.planner import Plan, PlanName, Rewind, consistent_floor, plan
-from understudy.recovery.replicas import Copy
+from understudy.recovery.planning.facts import (
+    BufferFacts,
+    CommitFacts,
+    Facts,
+    FaultFacts,
+    Manifest,
+    Phase,
+    RankFacts,
+)
+from understudy.recovery.planning.planner import Plan, PlanName, Rewind, consistent_floor, plan
+from understudy.recovery.planning.replicas import Copy
 
 WEIGHT, BIAS, LOSS, GRADIENT = 10, 11, 12, 13
 DIED = died(1)

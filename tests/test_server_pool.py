@@ -14,8 +14,8 @@ import pytest
 from proxied import until
 
 from understudy.proxy_server.spawner import enter_gpu, visible_gpu
-from understudy.recovery.servers import ServerPool
-from understudy.recovery.settings import BadInput, DeviceSpec, refuse_missing_gpus
+from understudy.recovery.config.settings import BadInput, DeviceSpec, refuse_missing_gpus
+from understudy.recovery.host.servers import ServerPool
 
 SPAWNER = """
 import json, os, pathlib, signal, subprocess, sys

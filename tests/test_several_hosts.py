@@ -15,8 +15,8 @@ from proxied import until
 from running_proxyd import running_proxyd
 from training_run import installed
 
-from understudy.recovery.control import blocking_channel, pb, rpc
-from understudy.recovery.membership.certificates import issue, make_authority
+from understudy.recovery.base.control import blocking_channel, pb, rpc
+from understudy.recovery.membership.network.certificates import issue, make_authority
 
 PORT = 9400
 

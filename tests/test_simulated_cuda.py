@@ -16,7 +16,7 @@ from native_reference import native_losses
 from proxied import WORKLOADS
 from training_run import Training
 
-from understudy.recovery.recovery_round import PARK_S
+from understudy.recovery.job.recovery_round import PARK_S
 
 TESTS = Path(__file__).parent
 DRIVER_LOST = 86

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.base.control import blocking_channel, pb, rpc
 
 LATE_S = 0.4
 

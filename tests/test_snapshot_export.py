@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from stored_training import leave_a_snapshot
 from training_run import execute_natively
 
-from understudy.recovery.own_modules import module_command
+from understudy.recovery.base.own_modules import module_command
 
 SCRIPT = proxied.WORKLOADS / "resumable.py"
 MORE = 15

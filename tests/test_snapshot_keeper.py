@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from understudy import replay
-from understudy.recovery.jobs import CopyCounts
+from understudy.recovery.config.settings import BadInput, parse_interval, parse_share
 from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.persistence.request import Persist
 from understudy.recovery.persistence.settings import PersistenceSettings
-from understudy.recovery.settings import BadInput, parse_interval, parse_share
-from understudy.recovery.snapshot_leases import SnapshotLeases
-from understudy.recovery.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
+from understudy.recovery.persistence.writing.request import Persist
+from understudy.recovery.state.jobs import CopyCounts
+from understudy.recovery.state.snapshot_leases import SnapshotLeases
+from understudy.recovery.upkeep.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
 
 
 class Log(SimpleNamespace):

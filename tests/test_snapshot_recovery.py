@@ -19,7 +19,7 @@ from running_proxyd import running_proxyd
 from test_roll_forward import PARKED_INSIDE
 from training_run import ROOT
 
-from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.base.control import blocking_channel, pb, rpc
 
 SMALL = ("--layers", "2", "--width", "48", "--batch-size", "4", "--block-size", "32", "--dropout", "0.1")
 SNAPSHOT, REPLICA, ROLL_FORWARD = "restore-snapshot-replay", "restart-copy-replay", "roll-forward"

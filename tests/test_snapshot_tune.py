@@ -21,16 +21,17 @@ from running_node import Node
 from small_disks import tiny_file_system
 from typer.testing import CliRunner
 
-from understudy.recovery import snapshot_commands, tuning
-from understudy.recovery.job_watch import JobWatch, Pace, RankSample, Sample, name_of_job
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.persistence import probe
-from understudy.recovery.persistence.advice import Advice, Known, Slowdown, advise, usable
-from understudy.recovery.persistence.probe import Point, Timings, medians, points
-from understudy.recovery.persistence.tuner import CannotTune
-from understudy.recovery.proxyd_settings import settings_of
-from understudy.recovery.settings import BadInput
-from understudy.recovery.tuning import Order, at_once, known_of, running, slowdown_of
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.commands import snapshots as snapshot_commands
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.persistence.tuning import probe
+from understudy.recovery.persistence.tuning.advice import Advice, Known, Slowdown, advise, usable
+from understudy.recovery.persistence.tuning.probe import Point, Timings, medians, points
+from understudy.recovery.persistence.tuning.tuner import CannotTune
+from understudy.recovery.tuning import tune as tuning
+from understudy.recovery.tuning.job_watch import JobWatch, Pace, RankSample, Sample, name_of_job
+from understudy.recovery.tuning.tune import Order, at_once, known_of, running, slowdown_of
 
 GB = 10**9
 TIMINGS = Timings("uring", "", GB, 3, {1: 1.0, 2: 1.5, 3: 2.4}, {1: 1.2, 2: 1.0, 4: 1.1}, 10.0 * GB)
@@ -126,7 +127,7 @@ def holds_a_nameless_file(run: subprocess.Popen[bytes]) -> bool:
 MAKING = """
 import sys, threading
 from pathlib import Path
-from understudy.recovery.persistence import probe
+from understudy.recovery.persistence.tuning import probe
 
 class Slow:
     needed_slot_bytes = staticmethod(lambda sizes: 4096)

@@ -12,7 +12,7 @@ from soak import soak
 from soak_faults import DURING_RECOVERY, RANKS, WEIGHTS, minibatches, schedule
 from soak_report import as_markdown, percentile
 
-from understudy.recovery.faults import BY_NAME
+from understudy.recovery.drills.fault_table import BY_NAME
 
 SEED = 20261121
 FAULTS = 10

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from understudy.recovery.control import pb
-from understudy.recovery.membership.links import NoLink
-from understudy.recovery.migration.homes import Away
-from understudy.recovery.migration.moves import Moves
-from understudy.recovery.settings import DeviceSpec, Settings
+from understudy.recovery.base.control import pb
+from understudy.recovery.config.settings import DeviceSpec, Settings
+from understudy.recovery.membership.network.links import NoLink
+from understudy.recovery.migration.relay.homes import Away
+from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.spanning.spans import Spans
 
 SOON_S = 10.0

@@ -9,11 +9,11 @@ from made_up_ranks import a_coordinator, a_job, log_of, step, stub_of
 from simulation.snapshots import Snapshot
 
 from understudy import replay
-from understudy.recovery.evidence import rank_facts
-from understudy.recovery.facts import Facts, FaultFacts, FaultKind
-from understudy.recovery.jobs import Job
-from understudy.recovery.planner import goes_back_a_minibatch
-from understudy.recovery.validation import FIRST, ValidationSchedule
+from understudy.recovery.host.evidence import rank_facts
+from understudy.recovery.planning.facts import Facts, FaultFacts, FaultKind
+from understudy.recovery.planning.planner import goes_back_a_minibatch
+from understudy.recovery.state.jobs import Job
+from understudy.recovery.upkeep.validation import FIRST, ValidationSchedule
 
 
 def orders(job: Job) -> set[int]:
@@ -72,7 +72,7 @@ def test_a_lone_ranks_snapshots_for_validations_take_a_hundredth_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("understudy.recovery.validation.time.monotonic", lambda: now)
+    monkeypatch.setattr("understudy.recovery.upkeep.validation.time.monotonic", lambda: now)
     job = a_job(1)
     schedule = ValidationSchedule(job, 10)
     session, log = job.sessions[0], log_of(job, 0)

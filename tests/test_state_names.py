@@ -7,7 +7,12 @@ from pathlib import Path
 import proxied
 import pytest
 
-from understudy.recovery.persistence.description import Omitted, TensorPlace, Undescribed, read_description
+from understudy.recovery.persistence.writing.description import (
+    Omitted,
+    TensorPlace,
+    Undescribed,
+    read_description,
+)
 
 
 def test_models_and_optimizers_of_many_kinds_are_described_as_by_their_state_dict(tmp_path: Path) -> None:

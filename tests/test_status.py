@@ -14,14 +14,15 @@ import pytest
 import test_proxyd_recovery
 from running_node import Node
 
-from understudy.recovery import asking, status_command
-from understudy.recovery.control import pb
-from understudy.recovery.errors import BadInput, Failure, NobodyAnswers
-from understudy.recovery.own_modules import module_command
-from understudy.recovery.pace import StepClock
-from understudy.recovery.status_text import COLUMNS, rank_lines, status_lines
-from understudy.recovery.tables import make_console, ranks_table, status_json
-from understudy.recovery.view import MOST_ROWS, numbers, view_of
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput, Failure, NobodyAnswers
+from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.commands import status as status_command
+from understudy.recovery.run import asking
+from understudy.recovery.state.pace import StepClock
+from understudy.recovery.text.status_text import COLUMNS, rank_lines, status_lines
+from understudy.recovery.text.tables import make_console, ranks_table, status_json
+from understudy.recovery.text.view import MOST_ROWS, numbers, view_of
 
 variables = test_proxyd_recovery.variables  # the fixture
 

@@ -16,11 +16,11 @@ from linked_hosts import Host, Span
 from proxied import WORKLOADS, until
 from training_run import installed
 
-from understudy.recovery.meeting import MeetingService
-from understudy.recovery.membership.certificates import issue, load, make_authority
-from understudy.recovery.membership.links import Links
-from understudy.recovery.passage import Leader, Passage
-from understudy.recovery.worker_store import SOCKET, WorkerStore
+from understudy.recovery.membership.network.certificates import issue, load, make_authority
+from understudy.recovery.membership.network.links import Links
+from understudy.recovery.rendezvous.forwarder import Leader, Passage
+from understudy.recovery.rendezvous.services import MeetingService
+from understudy.recovery.rendezvous.worker_store import SOCKET, WorkerStore
 
 SCRIPT = WORKLOADS / "migration" / "shared_store.py"
 LONG_S = 120.0

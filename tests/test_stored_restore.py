@@ -20,10 +20,10 @@ from running_proxyd import running_proxyd
 from test_snapshot_recovery import Killer, steps_of
 
 from understudy import replay
-from understudy.recovery.errors import ExitStatus
-from understudy.recovery.evidence import LogManifests
-from understudy.recovery.facts import Manifest
-from understudy.recovery.own_modules import module_command, name_of
+from understudy.recovery.base.errors import ExitStatus
+from understudy.recovery.base.own_modules import module_command, name_of
+from understudy.recovery.host.evidence import LogManifests
+from understudy.recovery.planning.facts import Manifest
 
 MEMORY, STORAGE = "restore-snapshot-replay", "restore-stored-replay"
 STEPS = 3000
@@ -252,7 +252,7 @@ def read_storage(node: Node, count: int) -> bool:
 
 
 def readers() -> list[psutil.Process]:
-    return [p for p in processes() if name_of("recovery.persistence.restoring") in command_of(p)]
+    return [p for p in processes() if name_of("recovery.persistence.restore.restoring") in command_of(p)]
 
 
 def kill_reader() -> bool:

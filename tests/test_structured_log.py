@@ -10,7 +10,7 @@ import sys
 def test_each_line_begins_with_when_how_bad_and_what() -> None:
     code = (
         "import structlog\n"
-        "from understudy.recovery.structured_log import configure\n"
+        "from understudy.recovery.base.structured_log import configure\n"
         "configure()\n"
         "structlog.get_logger().warning('fault', rank=1, kind='server-died')\n"
         "structlog.get_logger().debug('not shown')\n"

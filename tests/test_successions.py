@@ -12,18 +12,18 @@ import pytest
 from heirs import HEIR, ID, LEADER, NUMBERS, Away, Clock, Keeper, first_store, heir, leader, stream
 from led_job import TOKEN, Leader, Member, becomes
 
-from understudy.recovery.control import pb
-from understudy.recovery.coordinator import Coordinator
-from understudy.recovery.elsewhere import Elsewhere
-from understudy.recovery.jobs import Job, Session
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.timing import Timing
+from understudy.recovery.desk.elsewhere import Elsewhere
+from understudy.recovery.history.report import account_of_adoption, adoption_entry
+from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.membership.records import read
-from understudy.recovery.report import account_of_adoption, adoption_entry
-from understudy.recovery.spanning.estate import Estate
 from understudy.recovery.spanning.leadership import claim_as_heir
-from understudy.recovery.spanning.member import NotAdmitted
-from understudy.recovery.spanning.span import Span
-from understudy.recovery.spanning.succession import Succession, take_over
-from understudy.recovery.timing import Timing
+from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.spanning.member.member import NotAdmitted
+from understudy.recovery.spanning.member.succession import Succession, take_over
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.span import Span
 
 
 class Lost:

@@ -1,4 +1,4 @@
-"""Times are handed down (recovery/timing.py), not written over in a module."""
+"""Times are handed down (recovery/base/timing.py), not written over in a module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.timing import Timing
+from understudy.recovery.base.timing import Timing
 
 TESTS = Path(__file__).resolve().parent
 WRITTEN_OVER = re.compile(r"""setattr\([^)]*["'](?:[\w.]*\.)?[A-Z_]+_S["']""")
@@ -25,7 +25,7 @@ def test_no_test_writes_over_a_time_of_a_module() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ['setattr(floors, "IDLE_S", 0)', "setattr('understudy.recovery.floors.IDLE_S', 0)"]
+    "line", ['setattr(floors, "IDLE_S", 0)', "setattr('understudy.recovery.upkeep.floors.IDLE_S', 0)"]
 )
 def test_a_time_that_is_written_over_is_noticed(line: str) -> None:
     assert WRITTEN_OVER.search(line)

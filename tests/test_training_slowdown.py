@@ -22,7 +22,7 @@ from slowdown_runs import Native, blocks_of, durable_sets
 from training_run import RunFailed
 from training_state import bytes_of, same
 
-from understudy.recovery.costs.goodput_costs import Keeping, Persisting, parse_costs
+from understudy.recovery.costs.given.goodput_costs import Keeping, Persisting, parse_costs
 
 ROOT = Path(__file__).resolve().parent.parent
 TURN = Turn(

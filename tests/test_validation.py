@@ -12,7 +12,7 @@ from executor_harness import OPERATOR, PHASE, Harness, vector
 from training_run import driver
 
 FORWARD, OPTIMIZER = 0, 1
-FLIP_BIT = 10  # recovery/faults.py
+FLIP_BIT = 10  # recovery/drills/fault_table.py
 
 
 def begin_second_minibatch(h: Harness) -> None:

@@ -13,12 +13,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from understudy.recovery import activity as activity_module
-from understudy.recovery.activity import ASK_NS, Activity, ProcessState, process_state
-from understudy.recovery.collective_watch import Arrival, CollectiveWatch, Member, arrivals
-from understudy.recovery.facts import FaultKind
-from understudy.recovery.progress import SECOND, Finding, Position, Progress
-from understudy.recovery.watch import Watch
+from understudy.recovery.machine import activity as activity_module
+from understudy.recovery.machine.activity import ASK_NS, Activity, ProcessState, process_state
+from understudy.recovery.planning.collective_watch import Arrival, CollectiveWatch, Member, arrivals
+from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.planning.progress import SECOND, Finding, Position, Progress
+from understudy.recovery.upkeep.watch import Watch
 
 LOOK_NS = SECOND // 50
 TIMEOUT_NS = 300 * SECOND

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from understudy.proxy_client import proxyd_store
-from understudy.recovery.rendezvous import LONGEST_KEY, MOST_DONE_OF_WORKERS, SPARE_NOTES, Notes, Store
-from understudy.recovery.worker_store import LONGEST_ID, SOCKET, WorkerStore
+from understudy.recovery.rendezvous.store import LONGEST_KEY, MOST_DONE_OF_WORKERS, SPARE_NOTES, Notes, Store
+from understudy.recovery.rendezvous.worker_store import LONGEST_ID, SOCKET, WorkerStore
 
 
 def text(value: bytes) -> str:
@@ -189,7 +189,7 @@ def test_a_request_that_makes_no_sense_gets_an_error_and_changes_nothing(
 def test_a_client_that_says_nothing_or_too_much_harms_nobody(
     tmp_path: Path, store: WorkerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("understudy.recovery.worker_store.LONGEST_LINE", 1 << 16)
+    monkeypatch.setattr("understudy.recovery.rendezvous.worker_store.LONGEST_LINE", 1 << 16)
 
     async def hostile() -> bytes:
         serving = asyncio.create_task(store.run())

@@ -19,10 +19,10 @@ from running_proxyd import running_proxyd
 from training_run import installed
 
 from understudy.recovery import proxyd, proxyrun, recoveryctl
-from understudy.recovery.conclusion import NOTHING_PROTECTED
-from understudy.recovery.drill_refusals import FLAG
-from understudy.recovery.errors import ExitStatus
-from understudy.recovery.proxyrun_options import parse
+from understudy.recovery.base.errors import ExitStatus
+from understudy.recovery.config.proxyrun_options import parse
+from understudy.recovery.drills.refusals import FLAG
+from understudy.recovery.run.conclusion import NOTHING_PROTECTED
 
 variables = test_proxyd_recovery.variables  # the fixture
 PROGRAMS: dict[str, Callable[[], int]] = {

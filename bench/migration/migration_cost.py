@@ -20,7 +20,7 @@ from migration_ways import PARTS, WAYS, Sample, Unavailable
 from rich.table import Table
 from training_run import RunFailed
 
-from understudy.recovery.tables import make_console
+from understudy.recovery.text.tables import make_console
 
 Results = dict[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 from running_proxyd import running_proxyd
 from training_run import NATIVE_ATTEMPTS, ROOT, RunFailed, Training, execute, installed
 
-from understudy.recovery.control import blocking_channel, pb, rpc
+from understudy.recovery.base.control import blocking_channel, pb, rpc
 
 PARTS = ("detect", "restart", "copy", "communicators", "replay", "dump", "ship", "restore")
 """`restart`: all stand still, a plan is made, those that stay go back, a warm server attaches.

@@ -21,7 +21,7 @@ from overheads_results import (
 from steady_cost import Spread
 
 from understudy.campaigns.report.statistics import NO_DIFFERENCE, Estimate
-from understudy.recovery.costs import paper
+from understudy.recovery.costs.given import paper
 
 TITLE = "Table 3 in full, measured here"
 NOT_MEASURED = "Not measured: `make bench-overheads` has not been run where this page was made."

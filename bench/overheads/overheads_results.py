@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from steady_cost import Spread
 
 from understudy.campaigns.report.statistics import Estimate, estimate
-from understudy.recovery.costs import paper
-from understudy.recovery.costs.formulas import optimal_frequency
+from understudy.recovery.costs.given import paper
+from understudy.recovery.costs.models.formulas import optimal_frequency
 
 DISK, MEMORY, CHECKFREQ = "PC_disk", "PC_mem", "CheckFreq"
 PERIODIC = (DISK, MEMORY, CHECKFREQ)

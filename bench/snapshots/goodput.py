@@ -18,9 +18,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from understudy.recovery.costs.goodput_costs import BadCosts, Costs, example, read_costs
-from understudy.recovery.costs.goodput_model import BadTrace, Row, Trace, evaluate, read_trace
-from understudy.recovery.tables import make_console
+from understudy.recovery.costs.given.goodput_costs import BadCosts, Costs, example, read_costs
+from understudy.recovery.costs.models.goodput_model import BadTrace, Row, Trace, evaluate, read_trace
+from understudy.recovery.text.tables import make_console
 
 NOT_MEASURED = "NOT MEASURED"
 TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "a100_spot_preemptions.csv"

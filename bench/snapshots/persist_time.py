@@ -26,7 +26,7 @@ from persist_ways import one_rank
 from restore_measure import restore_times
 from rich.console import Console
 
-from understudy.recovery.tables import make_console
+from understudy.recovery.text.tables import make_console
 
 SIZES = (16, 64, 256, 500)
 FULL = Effort(SIZES, rounds=11, sweep_megabytes=256, sweep_rounds=9, limit_s=120)

@@ -27,7 +27,7 @@ from typing import Any
 from rich.progress import track
 from rich.table import Table
 
-from understudy.recovery.tables import make_console
+from understudy.recovery.text.tables import make_console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

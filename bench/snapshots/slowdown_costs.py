@@ -23,7 +23,7 @@ from slowdown_plan import Row, by_way
 from slowdown_runs import LONGEST_S, SCRIPT, Native
 from training_run import RunFailed, Training, execute, installed, under_proxy
 
-from understudy.recovery.costs.goodput_costs import Keeping, Persisting
+from understudy.recovery.costs.given.goodput_costs import Keeping, Persisting
 
 STALLING = {"torch.save", "dcp.save", "GPM"}
 CONCURRENT = {"PCcheck": 2, OURS: BASE.slots - 1}

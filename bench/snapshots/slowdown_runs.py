@@ -20,11 +20,11 @@ from running_proxyd import RunningProxyd, running_proxyd
 from slowdown_plan import Segment, Turn, spelled
 from training_run import RunFailed, Training, execute_natively
 
-from understudy.recovery.own_modules import name_of
+from understudy.recovery.base.own_modules import name_of
 
 SCRIPT = "bench/workloads/adam_gpt.py"
 LONGEST_S = 600.0
-WRITER = name_of("recovery.persistence.writer")
+WRITER = name_of("recovery.persistence.writing.writer")
 LOOK_S = 0.1
 """Between two looks at memory."""
 

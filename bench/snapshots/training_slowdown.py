@@ -25,7 +25,7 @@ from slowdown_measure import SWEEP, SWEEP_INTERVAL, Effort, Measurement, varied
 from slowdown_plan import Row, Turn, row_of, with_longer
 from training_run import RunFailed
 
-from understudy.recovery.tables import make_console
+from understudy.recovery.text.tables import make_console
 
 INTERVALS = (1, 10, 25, 50, 100)
 FULL = Effort(INTERVALS, 40, rounds=6, of_rounds=2, sweep_rounds=3, limit_s=3600)

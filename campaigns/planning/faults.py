@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from understudy.recovery.faults import FAULTS
+from understudy.recovery.drills.fault_table import FAULTS
 
 
 class Native(Enum):

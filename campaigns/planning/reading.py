@@ -15,7 +15,7 @@ from understudy.campaigns.files import content, short
 from understudy.campaigns.planning.faults import KINDS
 from understudy.campaigns.planning.spec import DATA, MODELS, Campaign
 from understudy.campaigns.planning.variants import VARIANTS
-from understudy.recovery.errors import BadInput
+from understudy.recovery.base.errors import BadInput
 
 LARGEST_FILE = 1 << 20
 DEEPEST = 8

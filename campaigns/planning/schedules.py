@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from understudy.campaigns.planning.faults import KINDS, Fault
-from understudy.recovery.costs.goodput_model import BadTrace, read_trace
+from understudy.recovery.costs.models.goodput_model import BadTrace, read_trace
 
 FIRST = 3
 """The first step that a drawn fault may strike: before it, shapes are learnt and DDP makes its buckets."""

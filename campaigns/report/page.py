@@ -24,7 +24,7 @@ from understudy.campaigns.report.sections.surroundings import failures, gates, p
 from understudy.campaigns.report.sections.wall import split, timelines
 from understudy.campaigns.report.statistics import Estimate
 from understudy.campaigns.results.records import Run
-from understudy.recovery.errors import BadInput
+from understudy.recovery.base.errors import BadInput
 
 HTML, JSON, FIGURES, SNAPSHOTS = "report.html", "report.json", "figures", "snapshots"
 """Names below a campaign's folder; the last is where files of bench/snapshots may lie."""

@@ -2,7 +2,7 @@
 
 Paper 002 (ECRL): 8 suites, one seed, 4 of 6 GPUs (RTX 4090 and 3090), ResNets on CIFAR; its reference
 checkpoints, too. Paper 001 (just-in-time checkpoints): tables 6 and 7; its tables 4 and 5 are in
-`recovery/costs/paper.py`. Seconds, if nothing else is said.
+`recovery/costs/given/paper.py`. Seconds, if nothing else is said.
 """
 
 from __future__ import annotations

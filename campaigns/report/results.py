@@ -22,7 +22,7 @@ from understudy.campaigns.planning.schedules import Schedule
 from understudy.campaigns.planning.variants import VARIANTS
 from understudy.campaigns.results.records import PARTS, Run
 from understudy.campaigns.running.manifest import LARGEST_FILE, MANIFEST, RECORD
-from understudy.recovery.errors import BadInput
+from understudy.recovery.base.errors import BadInput
 
 RUNS = "runs"
 LEAST_S, MOST = 1e-6, 1e9

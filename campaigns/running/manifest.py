@@ -22,7 +22,7 @@ from understudy.campaigns.planning.spec import Campaign, Suite, is_undisturbed
 from understudy.campaigns.planning.variants import REFERENCE
 from understudy.campaigns.results.records import Run
 from understudy.durable import json_object, sync_folder
-from understudy.recovery.errors import BadInput, Failure
+from understudy.recovery.base.errors import BadInput, Failure
 
 MANIFEST = "campaign.json"
 RECORD = "run.json"

@@ -30,7 +30,7 @@ from understudy.campaigns.running.environments import Unavailable
 from understudy.campaigns.running.manifest import Manifest, Planned
 from understudy.campaigns.running.own_processes import kill_all
 from understudy.campaigns.running.supervisor import OUTPUT, End, Ended, Order, supervise
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
 LAST_LINES = 6
 PREFIX, MEMORY = "us-", "memory"

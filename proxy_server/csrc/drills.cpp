@@ -1,4 +1,4 @@
-// Faults injected on purpose, at exact records (recovery/faults.py says what each is for).
+// Faults injected on purpose, at exact records (recovery/drills/fault_table.py says what each is for).
 #include <signal.h>
 #include <unistd.h>
 

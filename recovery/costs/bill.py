@@ -9,10 +9,10 @@ from itertools import combinations
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from understudy.recovery.costs.inputs import SECONDS_PER_DAY, Inputs
-from understudy.recovery.costs.rungs import Failure
-from understudy.recovery.costs.ways import Waste, Way, terms_of, waste_of
-from understudy.recovery.errors import BadInput
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.costs.given.inputs import SECONDS_PER_DAY, Inputs
+from understudy.recovery.costs.models.rungs import Failure
+from understudy.recovery.costs.models.ways import Waste, Way, terms_of, waste_of
 
 if TYPE_CHECKING:
     import numpy

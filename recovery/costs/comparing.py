@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from understudy.recovery.base.errors import BadInput
 from understudy.recovery.costs.bill import HOURS_PER_MONTH
-from understudy.recovery.costs.inputs import Inputs
-from understudy.recovery.costs.simulation import one_job
-from understudy.recovery.costs.ways import Way, waste_of
-from understudy.recovery.errors import BadInput
+from understudy.recovery.costs.given.inputs import Inputs
+from understudy.recovery.costs.models.simulation import one_job
+from understudy.recovery.costs.models.ways import Way, waste_of
 
 MONTH_S = HOURS_PER_MONTH * 3600
 QUANTILE = 1.96

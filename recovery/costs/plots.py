@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from understudy.recovery.base.errors import BadInput
 from understudy.recovery.costs.bill import HOURS_PER_MONTH, LARGEST, Bill, fractions
 from understudy.recovery.costs.comparing import influences
-from understudy.recovery.costs.inputs import Inputs
+from understudy.recovery.costs.given.inputs import Inputs
 from understudy.recovery.costs.text import TITLES
-from understudy.recovery.errors import BadInput
 
 MOST_BARS = 10
 

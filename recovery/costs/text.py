@@ -10,7 +10,7 @@ from rich.table import Table
 
 from understudy.recovery.costs.bill import HOURS_PER_MONTH, LATE_AT_MOST, Bill
 from understudy.recovery.costs.comparing import Simulated
-from understudy.recovery.costs.reading import Read
+from understudy.recovery.costs.given.reading import Read
 
 TITLES = {
     "periodic": "periodic checkpoints",

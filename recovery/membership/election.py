@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from understudy.recovery.membership.store import ClusterStore, ClusterStoreError, LeaseEnded, Unchanged
+from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, LeaseEnded, Unchanged
 
 AGAIN_S = 0.5
 """After the store did not answer."""

@@ -10,11 +10,17 @@ from typing import Protocol
 
 import structlog
 
-from understudy.recovery.control import pb
-from understudy.recovery.membership.agreement import HostState, Verdict, Vote, judge
-from understudy.recovery.membership.followed import Followed
+from understudy.recovery.base.control import pb
 from understudy.recovery.membership.records import VERSION, BadRecord, Keys, read, written
-from understudy.recovery.membership.store import ClusterStore, ClusterStoreError, Delete, Put, Unchanged
+from understudy.recovery.membership.stores.followed import Followed
+from understudy.recovery.membership.stores.store import (
+    ClusterStore,
+    ClusterStoreError,
+    Delete,
+    Put,
+    Unchanged,
+)
+from understudy.recovery.planning.agreement import HostState, Verdict, Vote, judge
 
 log = structlog.get_logger()
 

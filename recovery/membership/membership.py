@@ -11,24 +11,24 @@ import grpc
 import grpc.aio
 import structlog
 
-from understudy.recovery.background import BackgroundTasks
-from understudy.recovery.control import pb
-from understudy.recovery.membership.agreement import Vote
-from understudy.recovery.membership.certificates import Credentials, load
-from understudy.recovery.membership.data_probe import DataProbe
-from understudy.recovery.membership.embedded import EmbeddedStore
-from understudy.recovery.membership.endpoint import AddService, HostsService, listen
+from understudy.recovery.base.background import BackgroundTasks
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.timing import TIMING, Timing
+from understudy.recovery.machine import criu
 from understudy.recovery.membership.hosts import Hosts, Nobody, Peers
-from understudy.recovery.membership.links import Links
-from understudy.recovery.membership.peers import TlsPeers
+from understudy.recovery.membership.network.certificates import Credentials, load
+from understudy.recovery.membership.network.data_probe import DataProbe
+from understudy.recovery.membership.network.endpoint import AddService, HostsService, listen
+from understudy.recovery.membership.network.links import Links
+from understudy.recovery.membership.network.peers import TlsPeers
 from understudy.recovery.membership.records import VERSION, Keys
 from understudy.recovery.membership.registration import NameTaken, Registration
 from understudy.recovery.membership.settings import MembershipSettings
-from understudy.recovery.membership.store import ClusterStore, ClusterStoreError
+from understudy.recovery.membership.stores.embedded import EmbeddedStore
+from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError
 from understudy.recovery.membership.this_host import this_machine
-from understudy.recovery.migration import criu
-from understudy.recovery.settings import BadInput
-from understudy.recovery.timing import TIMING, Timing
+from understudy.recovery.planning.agreement import Vote
 
 log = structlog.get_logger()
 
@@ -219,7 +219,7 @@ def _version_of_criu() -> str:
 def _store(settings: MembershipSettings, credentials: Credentials | None) -> ClusterStore:
     if not settings.endpoints:
         return EmbeddedStore()
-    from understudy.recovery.membership.etcd import EtcdStore  # its libraries are seldom needed
+    from understudy.recovery.membership.stores.etcd import EtcdStore  # its libraries are seldom needed
 
     secret = grpc.ssl_channel_credentials()  # without ours etcd will refuse, and say so in status
     if credentials is not None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from understudy.recovery.control import pb
+from understudy.recovery.base.control import pb
 from understudy.recovery.membership.settings import is_name
 
 VERSION = 1

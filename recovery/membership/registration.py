@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import structlog
 
-from understudy.recovery.control import pb
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.records import BadRecord, Keys, read, written
-from understudy.recovery.membership.store import (
+from understudy.recovery.membership.stores.store import (
     ClusterStore,
     ClusterStoreError,
     Delete,
@@ -19,7 +20,6 @@ from understudy.recovery.membership.store import (
     Put,
     Unchanged,
 )
-from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 

@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 import structlog
 
-from understudy.recovery.control import answer, pb, trouble
-from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import Session
-from understudy.recovery.migration.criu import find
-from understudy.recovery.migration.namespaces import innermost_pid, pid_here
-from understudy.recovery.migration.orders import ask_init
-from understudy.recovery.migration.survey import lasting_obstacles, trouble_of_machine
-from understudy.recovery.processes import Watched
+from understudy.recovery.base.control import answer, pb, trouble
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.machine.criu import find
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.migration.preflight.survey import lasting_obstacles, trouble_of_machine
+from understudy.recovery.migration.process.namespaces import innermost_pid, pid_here
+from understudy.recovery.migration.relay.orders import ask_init
+from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from understudy.recovery.config.settings import DRIVERS, BadInput
 from understudy.recovery.membership.settings import is_name
-from understudy.recovery.settings import DRIVERS, BadInput
 
 _DEVICE = re.compile(rf"({'|'.join(DRIVERS)}):(0|[1-9][0-9]{{0,3}})")
 

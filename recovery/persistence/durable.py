@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.recovery.facts import CommitFacts
+from understudy.recovery.planning.facts import CommitFacts
 
 
 @dataclass(frozen=True)

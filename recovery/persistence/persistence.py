@@ -1,8 +1,8 @@
 """proxyd's part of persistent snapshots: which sets go to storage, and when a step is complete on all ranks.
 
-A set of snapshots in host memory that counts (recovery/snapshots.py) is offered here.  If one is due it is
-leased, so that device servers keep its memory, and the job's writer copies it into stores.  It counts as
-durable when every rank's part is; then older ones may go.  Trouble with storage is told in `recoveryctl
+A set of snapshots in host memory that counts (recovery/upkeep/snapshots.py) is offered here.  If one is due
+it is leased, so that device servers keep its memory, and the job's writer copies it into stores.  It counts
+as durable when every rank's part is; then older ones may go.  Trouble with storage is told in `recoveryctl
 status` and never holds up training.
 """
 
@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 import structlog
 
 from understudy import replay
-from understudy.recovery.evidence import facts_of
-from understudy.recovery.jobs import Job, Session
+from understudy.recovery.base.timing import TIMING, Timing
+from understudy.recovery.host.evidence import facts_of
 from understudy.recovery.persistence.durable import Durable
-from understudy.recovery.persistence.log_keeping import LogKeeping
-from understudy.recovery.persistence.mirroring import CompleteSet, Mirroring
-from understudy.recovery.persistence.pacing import Pacing
-from understudy.recovery.persistence.part_writer import Parts, PartWriter
-from understudy.recovery.persistence.request import Discard, Release, Written
+from understudy.recovery.persistence.log.log_keeping import LogKeeping
+from understudy.recovery.persistence.remote.mirroring import CompleteSet, Mirroring
 from understudy.recovery.persistence.settings import PersistenceSettings, Writing
-from understudy.recovery.spanning.span import Stored
-from understudy.recovery.timing import TIMING, Timing
+from understudy.recovery.persistence.tuning.pacing import Pacing
+from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
+from understudy.recovery.persistence.writing.request import Discard, Release, Written
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.span import Stored
 
 log = structlog.get_logger()
 

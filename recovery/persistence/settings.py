@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy import replay
-from understudy.recovery.errors import BadInput
-from understudy.recovery.persistence.retention import DEFAULT, Retention
+from understudy.recovery.base.errors import BadInput
+from understudy.recovery.persistence.stores.retention import DEFAULT, Retention
 
 IMAGE_LEASES = 2
 """Of those that a log has: CPU images need one, and one more while the next ones are taken."""

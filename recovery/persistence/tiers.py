@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 from understudy import replay
-from understudy.recovery.persistence.catalogue import Catalogue, StoredSet, read_catalogue
-from understudy.recovery.persistence.checking import problems_of
-from understudy.recovery.persistence.fetched import as_stored
-from understudy.recovery.persistence.mirror import Mirror, where
-from understudy.recovery.persistence.mirror_manifest import MirroredPart, MirroredSet
-from understudy.recovery.persistence.reading import Damaged
-from understudy.recovery.persistence.remote import Remote, SetName, is_url
+from understudy.recovery.persistence.remote.fetched import as_stored
+from understudy.recovery.persistence.remote.mirror import Mirror, where
+from understudy.recovery.persistence.remote.mirror_manifest import MirroredPart, MirroredSet
+from understudy.recovery.persistence.remote.second_tier import Remote, SetName, is_url
+from understudy.recovery.persistence.restore.checking import problems_of
+from understudy.recovery.persistence.restore.reading import Damaged
+from understudy.recovery.persistence.stores.catalogue import Catalogue, StoredSet, read_catalogue
 
 
 class Tier(Protocol):

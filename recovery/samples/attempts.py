@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.recovery.errors import BadInput
+from understudy.recovery.base.errors import BadInput
 
 _NAME = re.compile(r"attempt-(\d{5})(?:\.(.+))?\.json")
 MOST = 99_999

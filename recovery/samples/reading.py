@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from understudy.recovery.errors import BadInput
+from understudy.recovery.base.errors import BadInput
 from understudy.recovery.samples.records import Beginning, parse
 from understudy.recovery.samples.run import RankRecord, Run
 

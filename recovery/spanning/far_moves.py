@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.recovery.coordinator import Coordinator
-from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import Job, Session
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.migration.places import Place
-from understudy.recovery.migration.planned import undisturbed
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.upkeep.planned_moves import undisturbed
 
 if TYPE_CHECKING:
-    from understudy.recovery.sessions import Desk
+    from understudy.recovery.desk.sessions import Desk
     from understudy.recovery.spanning.homes import SpanningHomes
 
 MOST_TRIES = 3

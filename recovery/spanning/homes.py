@@ -9,12 +9,12 @@ from pathlib import Path
 
 import structlog
 
-from understudy.recovery.homes import Homes, NoHome
-from understudy.recovery.jobs import Session
-from understudy.recovery.leases import Leases
-from understudy.recovery.servers import Server, ServerPool
-from understudy.recovery.spanning.lead import Lead
-from understudy.recovery.spanning.remote import RemoteServer, SteerFailed
+from understudy.recovery.host.homes import Homes, NoHome
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.spanning.leader.lead import Lead
+from understudy.recovery.spanning.ranks.remote import RemoteServer, SteerFailed
+from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
 

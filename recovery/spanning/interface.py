@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from understudy import replay
-from understudy.recovery.control import pb
-from understudy.recovery.homes import Homes
-from understudy.recovery.jobs import Job, Session
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.homes import Homes
 from understudy.recovery.migration.places import Place
-from understudy.recovery.persistence.part_writer import Parts, PartWriter
-from understudy.recovery.persistence.request import Written
-from understudy.recovery.spanning.deputy import Deputy
+from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
+from understudy.recovery.persistence.writing.request import Written
+from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.state.jobs import Job, Session
 
 
 class Started(Protocol):

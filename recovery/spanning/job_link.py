@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from understudy.recovery.control import pb, rpc
-from understudy.recovery.injector import Refused
-from understudy.recovery.membership.links import caller
-from understudy.recovery.spanning.estate import NotKept
-from understudy.recovery.spanning.member import MemberSide, NotAdmitted
+from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.membership.network.links import caller
+from understudy.recovery.spanning.member.estate import NotKept
+from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.spans import Spans

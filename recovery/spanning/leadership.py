@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from understudy.recovery.control import pb
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.election import Deposed, Leadership, lead
 from understudy.recovery.membership.records import VERSION, BadRecord, read, written
-from understudy.recovery.membership.store import (
+from understudy.recovery.membership.stores.store import (
     ClusterStore,
     ClusterStoreError,
     Delete,
@@ -20,7 +21,6 @@ from understudy.recovery.membership.store import (
     Put,
     Unchanged,
 )
-from understudy.recovery.timing import TIMING, Timing
 
 log = structlog.get_logger()
 

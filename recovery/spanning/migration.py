@@ -9,23 +9,23 @@ from pathlib import Path
 import structlog
 
 from understudy import replay
-from understudy.recovery.control import pb
-from understudy.recovery.homes import Homes
-from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import Job, Session
-from understudy.recovery.migration.dumping import Passenger
-from understudy.recovery.migration.imaging import Image, image_of
-from understudy.recovery.migration.moves import Callbacks, Moves
-from understudy.recovery.migration.reception import NotSent
-from understudy.recovery.migration.shipping import Shipped, send_worker
-from understudy.recovery.processes import Watched
-from understudy.recovery.servers import ServerPool
-from understudy.recovery.sessions import Desk
-from understudy.recovery.spanning.deputy import Deputy
-from understudy.recovery.spanning.mark import read_mark
-from understudy.recovery.spanning.member import MemberSide
-from understudy.recovery.spanning.remote import absent_server
-from understudy.recovery.spanning.span import Span
+from understudy.recovery.base.control import pb
+from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.migration.process.imaging import Image, image_of
+from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.moves import Callbacks, Moves
+from understudy.recovery.migration.transfer.reception import NotSent
+from understudy.recovery.migration.transfer.shipping import Shipped, send_worker
+from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.spanning.member.member import MemberSide
+from understudy.recovery.spanning.ranks.mark import read_mark
+from understudy.recovery.spanning.ranks.remote import absent_server
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()
 

@@ -14,50 +14,50 @@ import grpc
 import structlog
 
 from understudy import replay
-from understudy.recovery.background import Complaints
-from understudy.recovery.control import answer, pb, rpc, trouble
-from understudy.recovery.drills import Drill
-from understudy.recovery.homes import Homes
-from understudy.recovery.injector import Refused
-from understudy.recovery.jobs import Job, Session
-from understudy.recovery.journaling import journaled_job
-from understudy.recovery.membership.agreement import HostState
-from understudy.recovery.membership.link_judgement import judge_links
-from understudy.recovery.membership.links import NoLink
+from understudy.recovery.base.background import Complaints
+from understudy.recovery.base.control import answer, pb, rpc, trouble
+from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.drills.spec import Drill
+from understudy.recovery.history.report import drill_of
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.membership import Membership
+from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.membership.records import VERSION
-from understudy.recovery.membership.store import ClusterStoreError
-from understudy.recovery.migration.compatible import why_not
-from understudy.recovery.migration.moves import Moves
+from understudy.recovery.membership.stores.store import ClusterStoreError
 from understudy.recovery.migration.places import Place
-from understudy.recovery.passage import Leader
-from understudy.recovery.persistence.part_writer import PartWriter
-from understudy.recovery.persistence.request import Written
+from understudy.recovery.migration.transfer.compatible import why_not
+from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.persistence.settings import on_several_hosts
-from understudy.recovery.rendezvous import Store
-from understudy.recovery.report import drill_of
-from understudy.recovery.runtime_directory import RuntimeDirectory
-from understudy.recovery.servers import ServerPool
-from understudy.recovery.sessions import Desk
-from understudy.recovery.spanning.bequest import Bequest, Sources
-from understudy.recovery.spanning.cpu_images import FOLDER, CpuImages
-from understudy.recovery.spanning.deputy import Deputy
-from understudy.recovery.spanning.description import description
-from understudy.recovery.spanning.doors import Doors
-from understudy.recovery.spanning.estate import Estates
+from understudy.recovery.persistence.writing.part_writer import PartWriter
+from understudy.recovery.persistence.writing.request import Written
+from understudy.recovery.planning.agreement import HostState
+from understudy.recovery.planning.link_judgement import judge_links
+from understudy.recovery.rendezvous.forwarder import Leader
+from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.far_moves import FarMoves
-from understudy.recovery.spanning.far_parts import FarParts
 from understudy.recovery.spanning.homes import SpanningHomes
 from understudy.recovery.spanning.job_link import JobLinkService
-from understudy.recovery.spanning.lead import Lead
+from understudy.recovery.spanning.leader.bequest import Bequest, Sources
+from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
+from understudy.recovery.spanning.leader.doors import Doors
+from understudy.recovery.spanning.leader.far_parts import FarParts
+from understudy.recovery.spanning.leader.lead import Lead
+from understudy.recovery.spanning.leader.mirror import Feed
 from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of
-from understudy.recovery.spanning.member import MemberSide, NotAdmitted
-from understudy.recovery.spanning.member_parts import MemberParts
+from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.spanning.member.estate import Estates
+from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
+from understudy.recovery.spanning.member.member_parts import MemberParts
+from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.spanning.migration import Migration
-from understudy.recovery.spanning.mirror import Feed
-from understudy.recovery.spanning.span import Span
-from understudy.recovery.spanning.succession import Succession
+from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.way_on import way_on
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.span import Span
+from understudy.recovery.takeover.journaling import journaled_job
 
 log = structlog.get_logger()
 

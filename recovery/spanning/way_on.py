@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from understudy.recovery.jobs import Job
+from understudy.recovery.state.jobs import Job
 
 
 def way_on(job: Job) -> str:

@@ -50,7 +50,7 @@ IMPORTS = {
     ),
     "control": (
         "understudy.recovery.proxyd", "understudy.recovery.proxyrun", "understudy.recovery.recoveryctl",
-        "understudy.recovery.daemon", "understudy.recovery.allocation",
+        "understudy.recovery.daemon.daemon", "understudy.recovery.machine.allocation",
     ),
 }  # fmt: skip
 FOR_SPEED = {"control": ("typer._adapters", "coolname", "grpc._channel")}

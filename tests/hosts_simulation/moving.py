@@ -22,18 +22,20 @@ from hosts_simulation.lives import LIFE, HostsLoop, Life, run
 from hosts_simulation.network import Network, Server
 from hosts_simulation.outcome import Outcome
 from hosts_simulation.workers import Conversation, Copy, Machine, Process, Relay, in_model
-from understudy.recovery import background
-from understudy.recovery.control import pb
-from understudy.recovery.migration import dumping, guests, homes, moves, shipping
-from understudy.recovery.migration.dumping import Passenger
-from understudy.recovery.migration.header import VERSION, Here, Refusal
-from understudy.recovery.migration.homes import Away
-from understudy.recovery.migration.moves import Moves
-from understudy.recovery.migration.orders import OrderRefused
-from understudy.recovery.migration.reception import NotSent
-from understudy.recovery.migration.shipping import send_worker
-from understudy.recovery.migration.whereabouts import Place
-from understudy.recovery.runtime_directory import SHARED_MEMORY
+from understudy.recovery.base import background
+from understudy.recovery.base.control import pb
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
+from understudy.recovery.migration.incoming import guests
+from understudy.recovery.migration.relay import homes
+from understudy.recovery.migration.relay.homes import Away
+from understudy.recovery.migration.relay.orders import OrderRefused
+from understudy.recovery.migration.relay.whereabouts import Place
+from understudy.recovery.migration.transfer import dumping, moves, shipping
+from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.header import VERSION, Here, Refusal
+from understudy.recovery.migration.transfer.moves import Moves
+from understudy.recovery.migration.transfer.reception import NotSent
+from understudy.recovery.migration.transfer.shipping import send_worker
 
 HOSTS = ("a", "b", "c")
 WORKER_PID = 77

@@ -1,6 +1,7 @@
 """One worker's copies on all hosts, and the relays that watch them: processes, which outlive a proxyd.
 
-The rules of a relay's init are the real ones (recovery/migration/whereabouts.py); CRIU and signals are not.
+The rules of a relay's init are the real ones (recovery/migration/relay/whereabouts.py); CRIU and signals are
+not.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from hosts_simulation.lives import LIFE, Life
-from understudy.recovery.control import pb
-from understudy.recovery.migration import whereabouts
-from understudy.recovery.migration.orders import OrderRefused, parse
-from understudy.recovery.migration.whereabouts import NotMoved, Place, Whereabouts
+from understudy.recovery.base.control import pb
+from understudy.recovery.migration.relay import whereabouts
+from understudy.recovery.migration.relay.orders import OrderRefused, parse
+from understudy.recovery.migration.relay.whereabouts import NotMoved, Place, Whereabouts
 
 if TYPE_CHECKING:
     from hosts_simulation.moving import World
@@ -53,7 +54,7 @@ class Copy:
 
 
 class Process:
-    """As understudy.recovery.processes.Watched, of a process of a machine that this proxyd looks at."""
+    """As recovery.machine.processes.Watched, of a process of a machine that this proxyd looks at."""
 
     def __init__(self, pid: int, started: int = 0) -> None:
         self.pid, self.start_ticks = pid, started

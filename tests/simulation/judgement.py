@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from understudy.recovery.coordinator import MOST_ROUNDS
+from understudy.recovery.job.coordinator import MOST_ROUNDS
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -6,18 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from understudy.recovery.injector import Refused
-from understudy.recovery.leases import Leases
+from understudy.recovery.config.settings import DeviceSpec, Settings
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.migration.places import Place
-from understudy.recovery.migration.planned import PlannedMoves
-from understudy.recovery.servers import ServerPool
-from understudy.recovery.settings import DeviceSpec, Settings
-from understudy.recovery.snapshots import SnapshotKeeper
+from understudy.recovery.upkeep.planned_moves import PlannedMoves
+from understudy.recovery.upkeep.snapshots import SnapshotKeeper
 
 if TYPE_CHECKING:
     from simulation.schedules import Move
     from simulation.world import World
-    from understudy.recovery.sessions import Desk
+    from understudy.recovery.desk.sessions import Desk
 
 
 class Moves:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simulation.log import SEGMENT_RECORDS, Commit
-from understudy.recovery.facts import Facts, Phase, RankFacts
+from understudy.recovery.planning.facts import Facts, Phase, RankFacts
 
 if TYPE_CHECKING:
     from simulation.device import Device

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, cast
 
 from simulation.device import Device
 from simulation.programs import mix
-from understudy.recovery.servers import Server
-from understudy.recovery.spawner import SpawnerError
+from understudy.recovery.host.servers import Server
+from understudy.recovery.host.spawner import SpawnerError
 
 if TYPE_CHECKING:
     from simulation.world import World
 
 
 class Pool:
-    """As much of `understudy.recovery.servers.ServerPool` as a coordinator uses."""
+    """As much of `understudy.recovery.host.servers.ServerPool` as a coordinator uses."""
 
     def __init__(self, world: World, spares: int) -> None:
         self._world = world

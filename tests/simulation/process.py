@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from understudy.recovery.control import pb
+from understudy.recovery.base.control import pb
 
 
 class Process:
-    """Stands in for `understudy.recovery.processes.Watched`."""
+    """Stands in for `understudy.recovery.machine.processes.Watched`."""
 
     def __init__(self, pid: int, kill: Callable[[], None] = lambda: None) -> None:
         self.pid, self._kill = pid, kill

@@ -9,7 +9,7 @@ from typing import Any
 from simulation.log import Commit, Log
 from simulation.programs import Do, Record
 from understudy import replay
-from understudy.recovery import roll_forward
+from understudy.recovery.planning import roll_forward
 
 
 class RollForwardRefused(Exception):

@@ -14,8 +14,8 @@ import grpc
 
 from simulation.programs import mix
 from understudy import replay
-from understudy.recovery.control import pb
-from understudy.recovery.jobs import Job
+from understudy.recovery.base.control import pb
+from understudy.recovery.state.jobs import Job
 
 if TYPE_CHECKING:
     from simulation.device import Device

@@ -12,10 +12,10 @@ from simulation.fabric import Violation
 from simulation.log import SEGMENT_RECORDS, Commit
 from simulation.programs import mix
 from simulation.snapshots import Snapshot
-from understudy.recovery.evidence import facts_of
-from understudy.recovery.jobs import Session
+from understudy.recovery.host.evidence import facts_of
 from understudy.recovery.persistence.durable import Durable
-from understudy.recovery.persistence.restorer import NotRestored
+from understudy.recovery.persistence.restore.restorer import NotRestored
+from understudy.recovery.state.jobs import Session
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -29,27 +29,27 @@ from simulation.steering import Decisions, Stub
 from simulation.storage import Storage
 from simulation.virtual_time import VirtualLoop
 from understudy import replay
-from understudy.recovery import recovery_round
-from understudy.recovery.control import address, pb
-from understudy.recovery.coordinator import Coordinator
-from understudy.recovery.evidence import rank_facts
-from understudy.recovery.facts import Facts
-from understudy.recovery.floors import FloorKeeper
-from understudy.recovery.homes import Homes
-from understudy.recovery.jobs import Job as RecoveryJob
-from understudy.recovery.jobs import Session
-from understudy.recovery.leases import Leases
+from understudy.recovery.base.control import address, pb
+from understudy.recovery.base.timing import TIMING
+from understudy.recovery.host.evidence import rank_facts
+from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.job import recovery_round
+from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job.recovery_round import policy
+from understudy.recovery.machine.processes import Watched
 from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.persistence.restorer import Restorer
-from understudy.recovery.planner import ENDS, MAXIMUM_ATTEMPTS, Plan, PlanName, plan
-from understudy.recovery.processes import Watched
-from understudy.recovery.recovery_round import policy
-from understudy.recovery.restarts import Restart
-from understudy.recovery.roll_forward import RollForward
-from understudy.recovery.servers import Server, ServerPool
-from understudy.recovery.snapshots import LOOK_S, SnapshotKeeper
-from understudy.recovery.timing import TIMING
-from understudy.recovery.validation import ValidationSchedule
+from understudy.recovery.persistence.restore.restorer import Restorer
+from understudy.recovery.planning.facts import Facts
+from understudy.recovery.planning.planner import ENDS, MAXIMUM_ATTEMPTS, Plan, PlanName, plan
+from understudy.recovery.planning.restarts import Restart
+from understudy.recovery.planning.roll_forward import RollForward
+from understudy.recovery.state.jobs import Job as RecoveryJob
+from understudy.recovery.state.jobs import Session
+from understudy.recovery.upkeep.floors import FloorKeeper
+from understudy.recovery.upkeep.snapshots import LOOK_S, SnapshotKeeper
+from understudy.recovery.upkeep.validation import ValidationSchedule
 
 LONGEST = 4000.0
 """Virtual seconds after which a job should have ended, whatever happened to it."""

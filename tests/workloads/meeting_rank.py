@@ -17,13 +17,13 @@ import torch
 from understudy.proxy_server.backends import BackendFactory
 from understudy.proxy_server.daemon_channel import daemon_channel
 from understudy.proxy_server.rendezvous_store import RendezvousGate
-from understudy.recovery.control import address, pb, rpc
-from understudy.recovery.meeting import MeetingService, RendezvousService
-from understudy.recovery.membership.certificates import load
-from understudy.recovery.membership.endpoint import HostsService, listen
-from understudy.recovery.membership.links import Links
-from understudy.recovery.passage import Leader, OneHost
-from understudy.recovery.rendezvous import Store
+from understudy.recovery.base.control import address, pb, rpc
+from understudy.recovery.membership.network.certificates import load
+from understudy.recovery.membership.network.endpoint import HostsService, listen
+from understudy.recovery.membership.network.links import Links
+from understudy.recovery.rendezvous.forwarder import Leader, OneHost
+from understudy.recovery.rendezvous.services import MeetingService, RendezvousService
+from understudy.recovery.rendezvous.store import Store
 
 rank, host, data_address, certs, place = int(sys.argv[1]), *sys.argv[2:6]
 credentials = load(Path(certs), host)

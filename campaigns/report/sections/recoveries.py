@@ -10,7 +10,7 @@ from understudy.campaigns.report.blocks import NONE, Section, Table, number
 from understudy.campaigns.report.matrix import Matrix
 from understudy.campaigns.report.statistics import differences, estimate
 from understudy.campaigns.results.records import PARTS, Recovery, Run
-from understudy.recovery.costs.paper import TRANSPARENT, WORKLOADS
+from understudy.recovery.costs.given.paper import TRANSPARENT, WORKLOADS
 
 USER_LEVEL, PROXIED = "jit", ("transparent", "transparent+persist")
 IN_PLACE = frozenset({"rewind-in-place"})

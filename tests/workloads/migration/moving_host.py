@@ -19,29 +19,29 @@ from typing import Any
 import grpc.aio
 
 from understudy import replay
-from understudy.recovery.allocation import keep_freed_memory
-from understudy.recovery.control import pb
-from understudy.recovery.inheritance import remove_leftovers
-from understudy.recovery.membership.agreement import Vote
-from understudy.recovery.membership.certificates import load
-from understudy.recovery.membership.endpoint import HostsService, listen
-from understudy.recovery.membership.links import Links
-from understudy.recovery.migration.dumping import Passenger
-from understudy.recovery.migration.header import Here
-from understudy.recovery.migration.moves import Callbacks, Moves
-from understudy.recovery.migration.namespaces import pid_here, unshare
-from understudy.recovery.migration.orders import order
-from understudy.recovery.migration.reception import NotSent
-from understudy.recovery.migration.shipping import send_worker
-from understudy.recovery.processes import start_ticks
-from understudy.recovery.runtime_directory import RuntimeDirectory
+from understudy.recovery.base.control import pb
+from understudy.recovery.machine.allocation import keep_freed_memory
+from understudy.recovery.machine.processes import start_ticks
+from understudy.recovery.machine.runtime_directory import RuntimeDirectory
+from understudy.recovery.membership.network.certificates import load
+from understudy.recovery.membership.network.endpoint import HostsService, listen
+from understudy.recovery.membership.network.links import Links
+from understudy.recovery.migration.process.namespaces import pid_here, unshare
+from understudy.recovery.migration.relay.orders import order
+from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.header import Here
+from understudy.recovery.migration.transfer.moves import Callbacks, Moves
+from understudy.recovery.migration.transfer.reception import NotSent
+from understudy.recovery.migration.transfer.shipping import send_worker
+from understudy.recovery.planning.agreement import Vote
+from understudy.recovery.takeover.inheritance import remove_leftovers
 
 CLONE_NEWTIME = 0x80
 if shift := os.environ.pop("CLOCK_AHEAD_S", ""):
     unshare(CLONE_NEWTIME)  # it is entered by exec
     Path("/proc/self/timens_offsets").write_text(f"monotonic {shift} 0\nboottime {shift} 0\n")
     os.execv(sys.executable, [sys.executable, "-P", *sys.argv])
-RELAY = "from understudy.recovery.migration.relay import main; import sys; main(sys.argv[1:])"
+RELAY = "from understudy.recovery.migration.relay.relaying import main; import sys; main(sys.argv[1:])"
 name, address, certs, peers, socket = sys.argv[1:6]
 JOB = "j"
 

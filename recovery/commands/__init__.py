@@ -1,0 +1,1 @@
+"""`recoveryctl`: one file a command."""

@@ -1,0 +1,1 @@
+"""What proxyd and proxyrun were asked to do: options, settings, and how command lines speak."""

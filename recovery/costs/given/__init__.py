@@ -1,0 +1,1 @@
+"""What a bill is made of, and where each value comes from."""

@@ -1,0 +1,1 @@
+"""What failures cost: by formulas, and by simulated months."""

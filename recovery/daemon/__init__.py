@@ -1,0 +1,1 @@
+"""proxyd put together: its parts, its gRPC service, its metrics."""

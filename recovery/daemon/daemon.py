@@ -1,0 +1,204 @@
+"""proxyd running: pool, desk and services put together, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+import structlog
+
+from understudy.recovery.base.control import OPTIONS, address, pb, rpc
+from understudy.recovery.config.command_line import say
+from understudy.recovery.config.settings import BadInput, Settings, refuse_missing_gpus
+from understudy.recovery.daemon.metrics import Metrics, serve_metrics
+from understudy.recovery.daemon.node import describe_node, describe_ranks
+from understudy.recovery.daemon.service import DaemonService
+from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.history.recorder import recorder
+from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.host.spawner import default_command
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.machine.runtime_directory import RuntimeDirectory
+from understudy.recovery.machine.service_manager import ServiceManager
+from understudy.recovery.machine.socket_path import claim
+from understudy.recovery.machine.stop_signals import StopSignals, account_of_running
+from understudy.recovery.membership.membership import Membership
+from understudy.recovery.membership.network.data_network import DataNetwork, data_network
+from understudy.recovery.migration.transfer.header import Here
+from understudy.recovery.migration.transfer.moves import Moves
+from understudy.recovery.persistence.remote.first_contact import tell_of_first_contact
+from understudy.recovery.rendezvous.services import MeetingService, RendezvousService
+from understudy.recovery.rendezvous.store import FILE as STORE
+from understudy.recovery.rendezvous.store import Notes, Store
+from understudy.recovery.spanning.leader.cpu_images import FOLDER
+from understudy.recovery.spanning.spans import Spans
+from understudy.recovery.takeover.adoption import Successor
+from understudy.recovery.takeover.inheritance import Inheritance, claim_inheritance
+from understudy.recovery.takeover.journaling import Journaling
+
+log = structlog.get_logger()
+
+HISTORY_S = 2.0
+"""How long the last lines of the history are waited for."""
+SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, bool], list[str]]
+"""(proxyd's socket, runtime directory, driver, grace of device servers, network, exact) -> command."""
+
+
+async def serve(
+    settings: Settings,
+    ready: Callable[[], None] = lambda: None,
+    parent_pid: int = 0,
+    spawner_command: SpawnerCommand = default_command,
+) -> bool:
+    """Serve until SIGINT, SIGTERM, or the end of `parent_pid`; leaves nothing behind.
+
+    Answers whether it has served: it may be stopped before.  First adopts the jobs of a proxyd that died at
+    the same socket.  Raises ForTheUser if it cannot start.
+    """
+    manager = ServiceManager()
+    signals = StopSignals(lambda sentence: say("proxyd", sentence))
+    stop = signals.came
+    server = grpc.aio.server(options=OPTIONS)
+    with claim(settings.socket):
+        inheritance = claim_inheritance(settings, settings.log_directory)
+        _bind(server, settings.socket)
+    async with contextlib.AsyncExitStack() as cleanup:
+        cleanup.callback(settings.socket.unlink, missing_ok=True)
+        cleanup.push_async_callback(server.stop, 0)
+        runtime = (
+            inheritance.runtime if inheritance is not None else RuntimeDirectory.make(settings.log_directory)
+        )
+        leaving = contextlib.ExitStack()  # what was not adopted is left for another try
+        cleanup.push(leaving)
+        leaving.callback(runtime.release if inheritance is not None else runtime.remove)
+        network = data_network(settings.membership, must=inheritance is None)
+        command = spawner_command(
+            settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network,
+            settings.exact,
+        )  # fmt: skip
+        pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
+        cleanup.push_async_callback(pool.stop)
+        held = {session.device_index for session in _sessions(inheritance)}
+        drained = set(inheritance.journal.draining) if inheritance is not None else set()
+        for index in held | drained:
+            pool.lease(settings.devices.names[index])
+        starting = asyncio.create_task(pool.start())
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return False
+        refuse_missing_gpus(settings.devices, starting.result().gpus)
+        if settings.persist is not None:
+            settings.persist.make_directory()
+        store = Store(Notes(runtime.path / STORE))
+        desk = Desk(settings, runtime, pool, starting.result(), store)
+        desk.history = recorder()
+        cleanup.push_async_callback(asyncio.to_thread, desk.history.settle, HISTORY_S)
+        signals.running = lambda: account_of_running(
+            {job.name: len(job.active_sessions()) for job in desk.jobs.values()}
+        )
+        membership = Membership(
+            settings.membership, str(settings.socket),
+            lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
+            must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
+            timing=settings.timing,
+        )  # fmt: skip
+        look = asyncio.to_thread(Here.look, settings.membership.host, desk.installation.torch_version)
+        outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
+        moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
+        spans = Spans(desk, pool, membership, runtime, moves)
+        if inheritance is not None:
+            await Successor(inheritance, desk, pool).adopt()
+            leaving.pop_all()
+            leaving.callback(runtime.remove)
+        journaling = Journaling(desk, pool, runtime.path)
+        journaling.note()
+        desk.run_beside(journaling.run())
+        meeting = MeetingService(store, lambda: desk.job_hosts, lambda job: desk.worker_stores.get(job))
+        membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(meeting, other))
+        await moves.resume()
+        cleanup.push_async_callback(moves.close)
+        await membership.start()
+        cleanup.push_async_callback(membership.leave)
+        cleanup.push_async_callback(spans.stop)
+        desk.run_beside(spans.run())
+        service = DaemonService(desk, pool, membership, spans, settings.timing)
+        rpc.add_DaemonServicer_to_server(service, server)
+        rendezvous = RendezvousService(store, lambda job: desk.job_hosts.where(job))
+        rpc.add_RendezvousServicer_to_server(rendezvous, server)
+        if settings.metrics:
+            await _serve_metrics(desk, membership, settings.metrics, cleanup)
+        await server.start()
+        cleanup.push_async_callback(server.stop, 0.2)
+        cleanup.push_async_callback(desk.close, "proxyd was stopped")
+        log.info(
+            "ready", socket=str(settings.socket), devices=settings.devices.names, runtime=str(runtime.path)
+        )
+        _warn_of_little_memory(settings)
+        if settings.persist is not None and settings.persist.mirror is not None:
+            desk.run_beside(tell_of_first_contact(settings.persist.mirror.url))
+        gc.freeze()  # what is there by now stays: to look at all of it took longer than a recovery
+        ready()
+        manager.tell("READY=1")
+        await _stopped(stop, parent_pid)
+        log.info("stopping")
+        manager.tell("STOPPING=1")
+    return True
+
+
+async def _serve_metrics(
+    desk: Desk, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
+) -> None:
+    metrics = Metrics(desk.jobs, membership.status, desk.settings.timing)
+    desk.on_closed = metrics.forget
+    http = serve_metrics(metrics, address)
+    cleanup.callback(http.server_close)
+    cleanup.push_async_callback(asyncio.to_thread, http.shutdown)
+    log.info("metrics", address=address)
+
+
+def _bind(server: grpc.aio.Server, socket: Path) -> None:
+    """Nobody but us may connect, from the first moment on."""
+    previous = os.umask(0o177)
+    try:
+        server.add_insecure_port(address(socket))
+    except RuntimeError as problem:
+        raise BadInput(f"cannot listen at {socket}: {problem}") from problem
+    finally:
+        os.umask(previous)
+    os.chmod(socket, 0o600)
+
+
+async def _stopped(stop: asyncio.Event, parent_pid: int) -> None:
+    waits = [asyncio.create_task(stop.wait())]
+    if parent_pid:
+        try:
+            waits.append(asyncio.create_task(Watched(parent_pid).ended.wait()))
+        except ProcessLookupError:
+            return
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def _sessions(inheritance: Inheritance | None) -> list[pb.JournaledSession]:
+    jobs = inheritance.journal.jobs if inheritance is not None else []
+    return [session for job in jobs for session in job.sessions]
+
+
+def _warn_of_little_memory(settings: Settings) -> None:
+    """Shared memory that runs out kills processes (SIGBUS); containers get 64 MiB unless told otherwise."""
+    state = os.statvfs(settings.log_directory)
+    free = state.f_bavail * state.f_frsize
+    wanted = settings.segment_count * settings.segment_bytes * settings.devices.count
+    if free < min(wanted, 1 << 30):
+        log.warning(
+            "little shared memory: a full one ends workers with SIGBUS", free_bytes=free, may_need=wanted
+        )

@@ -1,0 +1,1 @@
+"""Opens and ends sessions, here and for leaders elsewhere, and wires what each job needs."""

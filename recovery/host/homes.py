@@ -1,0 +1,134 @@
+"""Where a job's ranks get their devices and device servers from: this host, or several."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from understudy.recovery.base.control import answer, pb, ran_out, trouble
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.spawner import SpawnerError
+from understudy.recovery.state.jobs import Session
+
+EMPTIED_S = 10.0
+"""How long the memory of a device is waited for whose server has died, seconds."""
+
+TRIED_S = 20.0
+"""How long a device may take to compute a little, its context included, seconds."""
+
+
+class NoHome(RuntimeError):
+    """A rank gets no device or no server; its text is a sentence."""
+
+
+class Homes:
+    """This host."""
+
+    def __init__(
+        self, pool: ServerPool, leases: Leases, emptied_s: float = EMPTIED_S, tried_s: float = TRIED_S
+    ) -> None:
+        self._pool = pool
+        self._leases = leases
+        self._emptied_s, self._tried_s = emptied_s, tried_s
+
+    async def ready(self, sessions: list[Session], suspicious: bool) -> None:
+        """Until all of these can be steered; `suspicious`: of what is between them.  Raises NoHome."""
+
+    def free_devices(self) -> int:
+        """That a rank whose own has failed could get."""
+        return len(self._leases.free())
+
+    def is_homeless(self, session: Session) -> bool:
+        """Whether it needs another device."""
+        return self._leases.is_homeless(session)
+
+    def fence(self, session: Session, reason: str) -> None:
+        """Its device has failed."""
+        self._leases.fence(session, reason)
+
+    def retire(self, server: Server) -> None:
+        """End it (SIGKILL) and let go of it, without waiting."""
+        self._pool.retire(server)
+
+    def fill(self) -> None:
+        """Start spares that are missing."""
+        self._pool.fill()
+
+    async def replacement(self, session: Session, stash: bool) -> Server:
+        """A ready server in place of the session's, whose process is ended if it is not yet.
+
+        `stash`: it lives on until its state has been copied.  A GPU that does not compute any more is fenced,
+        and the rank goes to another one.  Raises NoHome.
+        """
+        if stash:
+            session.server.retired = True
+            session.stash = session.server
+        else:
+            self._pool.retire(session.server)
+            if not await _device_emptied(session, self._emptied_s):
+                self.fence(
+                    session, f"its last server still held its memory {self._emptied_s:.0f} s after its end"
+                )
+        while True:
+            if self._leases.is_homeless(session) and not self._leases.move(session):
+                raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
+            wished = session.destination
+            device = session.device if wished is None else self._leases.name(wished)
+            server = await self._server_on(session, device)
+            if not (problem := await self._trouble_of(server) if session.on_gpu else ""):
+                return server
+            self._pool.retire(server)
+            if wished is not None:
+                raise NoHome(f"rank {session.rank} did not move to {device}: {problem}")
+            self.fence(session, problem)
+
+    async def _server_on(self, session: Session, device: str) -> Server:
+        try:
+            return await self._pool.take(device)
+        except SpawnerError as problem:
+            raise NoHome(f"rank {session.rank} got no new device server: {problem}") from problem
+
+    async def _trouble_of(self, server: Server) -> str:
+        """What keeps its device from computing; empty if it does.  Raises NoHome."""
+        try:
+            reply = await answer(server.stub.TryDevice(pb.TryDeviceRequest(), timeout=self._tried_s))
+        except asyncio.CancelledError:
+            self._pool.retire(server)
+            raise
+        except grpc.RpcError as problem:
+            # Of its own end the device need not be the cause: the round is tried again.
+            if not ran_out(problem):
+                self._pool.retire(server)
+                raise NoHome(f"a new device server on {server.device} ended: {trouble(problem)}") from problem
+            return f"a new device server there did not get it to compute within {self._tried_s:.0f} s"
+        return f"a new device server there was told: {reply.error}" if reply.error else ""
+
+    def could_serve(self, stash: Server, session: Session) -> bool:
+        """Whether a rank's former server, which has its state, could go on with it."""
+        return stash.process.running and not stash.suspect
+
+    def arrive(self, session: Session) -> None:
+        """The rank's new server holds its state."""
+        self._leases.arrive(session)
+
+    def read_from(self, holder: Server, reader: Session) -> str:
+        """The address at which the server of `reader` reads the state that another one holds."""
+        return f"unix:{holder.socket}"
+
+
+async def _device_emptied(session: Session, within_s: float) -> bool:
+    """Until a server that has died, or is being killed, has given back its device's memory: whether it has.
+
+    On the cpu driver there is memory enough for both, and what the log holds nobody else writes any more.  A
+    GPU may write into host memory until its context is gone.
+    """
+    process = session.server.process
+    if not session.on_gpu:
+        return True
+    try:
+        await asyncio.wait_for(process.memory_gone.wait(), within_s)
+    except TimeoutError:
+        return False
+    return True

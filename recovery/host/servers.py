@@ -1,0 +1,298 @@
+"""Device servers: started ahead of need, watched by pidfd, handed out, taken back or ended."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import structlog
+
+from understudy.recovery.base.background import BackgroundTasks
+from understudy.recovery.base.control import asynchronous_channel, pb, rpc, trouble
+from understudy.recovery.host.spawner import Installation, Spawner, SpawnerError
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.planning.facts import FaultKind
+
+log = structlog.get_logger()
+
+READY_WITHIN = 60.0
+"""Seconds a server may take from fork to its first answer."""
+SETTLE_S = 3.0
+"""For servers that are being forked while all are ended: it takes milliseconds."""
+_MOST_FAILED_STARTS = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the watch found: CLOCK_MONOTONIC nanoseconds, and a sentence.
+
+    `counts`: whether it tells against the record that was being run, or may have been a false alarm.
+    """
+
+    kind: FaultKind
+    happened_ns: int
+    noticed_ns: int
+    evidence: str
+    counts: bool
+
+
+def is_gpu(device: str) -> bool:
+    """Whether errors come late there, and a server's memory is the device's."""
+    return not device.startswith("cpu:")
+
+
+class Server:
+    """One device server process and our channel to it."""
+
+    def __init__(self, process: Watched, socket: Path, device: str) -> None:
+        self.process = process
+        self.socket = socket
+        self.device = device
+        self.channel = asynchronous_channel(socket)
+        self.stub = rpc.DeviceServerStub(self.channel)
+        self.data_address = ""
+        """Where device servers of other hosts read its state; empty: nowhere."""
+        self.retired = False
+        """Its end is our own doing, or known already."""
+        self.verdict: Verdict | None = None
+        """Why the watch ended it."""
+        self.generation = 0
+        """In which it was attached."""
+        self.failed_at = -1
+        """The last record whose call failed on it."""
+        self.suspect = False
+        """Its driver is not to be trusted any more."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    async def close(self) -> None:
+        """Let go of channel, pidfd and socket file of a process that ended."""
+        await self.channel.close()
+        self.process.close()
+        self.socket.unlink(missing_ok=True)
+
+
+class ServerPool:
+    """Keeps `spares` warm servers beside one for every device that no session holds.
+
+    On the cpu driver any server fits any device; a CUDA server is bound to its device when it is forked.
+    """
+
+    def __init__(self, devices: list[str], spares: int, runtime: Path, command: list[str]) -> None:
+        self._spares = spares
+        self._runtime = runtime
+        self._command = command
+        self._spawner = Spawner(command)
+        self._free = Counter(_affinity(device) for device in devices)
+        self._ready: dict[str, list[Server]] = {_affinity(device): [] for device in devices}
+        self._starting: Counter[str] = Counter()
+        self._awaited: Counter[str] = Counter()
+        self._failed_starts = 0
+        self._changed = asyncio.Condition()
+        self._servers: set[Server] = set()
+        self._background = BackgroundTasks("server pool")
+        self._names = secrets.token_hex(4)
+        self._stopping = False
+        self._number = 0
+        self.broken = ""
+        """A sentence, once servers cannot be started any more."""
+
+    async def start(self) -> Installation:
+        """Start the spawner and begin to fill the pool; raises SpawnerError."""
+        installation = await self._spawner.start()
+        self._background.start(self._follow_spawner())
+        self.fill()
+        return installation
+
+    def ready(self) -> int:
+        """Servers that could take over at once."""
+        return sum(len(servers) for servers in self._ready.values())
+
+    def spares(self) -> int:
+        """Ready servers beyond one for every free device."""
+        return max(0, self.ready() - sum(self._free.values()))
+
+    def a_spare(self, device: str) -> Server | None:
+        """A ready server that would fit `device`, if there is one."""
+        return next(iter(self._ready[_affinity(device)]), None)
+
+    async def take(self, device: str, timeout: float = READY_WITHIN) -> Server:
+        """A ready server for `device`; raises SpawnerError if there is none in time.
+
+        Call `fill` some time later: starting its replacement competes with what the taken one is needed for.
+        """
+        affinity = _affinity(device)
+        self._awaited[affinity] += 1
+        try:
+            if len(self._ready[affinity]) < self._awaited[affinity]:
+                self.fill()  # two ranks that wait for one spare need two servers
+            async with self._changed:
+                return await self._take(device, timeout)
+        finally:
+            self._awaited[affinity] -= 1
+
+    async def _take(self, device: str, timeout: float) -> Server:
+        """With `_changed` held."""
+        affinity = _affinity(device)
+        while True:
+            try:
+                await asyncio.wait_for(
+                    self._changed.wait_for(lambda: bool(self._ready[affinity]) or bool(self.broken)), timeout
+                )
+            except TimeoutError:
+                raise SpawnerError(f"no device server became ready within {timeout:.0f} s") from None
+            while self._ready[affinity]:
+                server = self._ready[affinity].pop(0)
+                if server.process.running:
+                    server.device = device
+                    return server
+                self._background.start(self.end(server))
+            if self.broken:
+                raise SpawnerError(self.broken)
+            self.fill()
+
+    @property
+    def servers(self) -> frozenset[Server]:
+        """All that run, ready or not."""
+        return frozenset(self._servers)
+
+    def adopt(self, server: Server) -> None:
+        """One that a predecessor started: it is ended with the others."""
+        self._servers.add(server)
+
+    def lease(self, device: str) -> None:
+        """A session holds `device`: the pool need not keep a server for it any more."""
+        self._free[_affinity(device)] -= 1
+
+    def unlease(self, device: str, fill: bool = True) -> None:
+        """`device` is free again."""
+        self._free[_affinity(device)] += 1
+        if fill:
+            self.fill()
+
+    def retire(self, server: Server) -> None:
+        """End it (SIGKILL) and let go of it, without waiting."""
+        server.retired = True
+        self._background.start(self.end(server))
+
+    async def end(self, server: Server, grace: float = 0.0) -> None:
+        """End a server (SIGKILL unless it is given `grace` seconds)."""
+        server.retired = True
+        await server.process.end(grace)
+        self._servers.discard(server)
+        await server.close()
+
+    async def stop(self) -> None:
+        """End every server and the spawner; all are gone when this returns."""
+        self._stopping = True
+        await self._spawner.settle(SETTLE_S)
+        await self._background.cancel()
+        await asyncio.gather(*(server.process.end(3.0) for server in self._servers))
+        await self._spawner.stop()
+        await asyncio.gather(*(server.close() for server in self._servers))
+        self._servers.clear()
+
+    def _wanted(self, affinity: str) -> int:
+        return max(0, self._free[affinity]) + self._spares + self._awaited[affinity]
+
+    def fill(self) -> None:
+        """Start what is missing."""
+        if self._stopping or self.broken:
+            return
+        for affinity, ready in self._ready.items():
+            for _ in range(self._wanted(affinity) - len(ready) - self._starting[affinity]):
+                self._starting[affinity] += 1
+                self._background.start(self._start_one(affinity))
+
+    async def _start_one(self, affinity: str) -> None:
+        self._number += 1
+        socket = self._runtime / f"server-{self._names}-{self._number}.sock"  # unlike those of a predecessor
+        server: Server | None = None
+        try:
+            server = Server(Watched(await self._spawner.spawn(socket, affinity)), socket, affinity)
+            self._servers.add(server)
+            await _answering(server)
+        except (SpawnerError, ProcessLookupError, grpc.RpcError, TimeoutError) as problem:
+            if server is not None:
+                self._servers.discard(server)
+                await server.process.end(0.0)
+                await server.close()
+            await self._start_failed(affinity, problem)
+            return
+        async with self._changed:
+            self._starting[affinity] -= 1
+            self._failed_starts = 0
+            self._ready[affinity].append(server)
+            self._changed.notify_all()
+        log.debug("server ready", pid=server.pid, device=affinity)
+        self._background.start(self._follow_idle(server))
+
+    async def _start_failed(self, affinity: str, problem: Exception) -> None:
+        text = (
+            trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem) or type(problem).__name__
+        )
+        log.error("a device server did not start", device=affinity, problem=text)
+        async with self._changed:
+            self._starting[affinity] -= 1
+            self._failed_starts += 1
+            if self._failed_starts >= _MOST_FAILED_STARTS:
+                self.broken = f"device servers do not start: {text}"
+                self._changed.notify_all()
+        self.fill()
+
+    async def _follow_idle(self, server: Server) -> None:
+        """Replace a server that dies while nobody uses it."""
+        await server.process.ended.wait()
+        ready = self._ready[_affinity(server.device)]
+        if server in ready:
+            log.warning("an idle device server died", pid=server.pid)
+            ready.remove(server)
+            self._servers.discard(server)
+            await server.close()
+            self.fill()
+
+    async def _follow_spawner(self) -> None:
+        while True:
+            status = await self._spawner.wait()
+            log.error("the spawner ended; another one is started", status=status)
+            self._spawner = Spawner(self._command)
+            try:
+                await self._spawner.start()
+            except SpawnerError as problem:
+                async with self._changed:
+                    self.broken = str(problem)
+                    self._changed.notify_all()
+                return
+            self.fill()
+
+
+async def _answering(server: Server) -> None:
+    """Until its Health answers; raises if it ends before."""
+    asked = asyncio.ensure_future(_ask(server))
+    ended = asyncio.ensure_future(server.process.ended.wait())
+    try:
+        await asyncio.wait({asked, ended}, timeout=READY_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            raise SpawnerError("it ended while it started" if ended.done() else "it did not answer in time")
+        asked.result()
+    finally:
+        asked.cancel()
+        ended.cancel()
+
+
+async def _ask(server: Server) -> None:
+    reply = await server.stub.Health(pb.HealthRequest(), wait_for_ready=True, timeout=READY_WITHIN)
+    server.data_address = reply.data_address
+
+
+def _affinity(device: str) -> str:
+    """What a server is bound to: nothing in particular on the cpu driver."""
+    return device if is_gpu(device) else "cpu:0"

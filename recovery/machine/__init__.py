@@ -1,0 +1,1 @@
+"""What the operating system tells and takes: processes, sockets, directories, GPUs, CRIU."""

@@ -1,0 +1,1 @@
+"""Who speaks to whom: certificates, channels, and who reaches whom."""

@@ -1,0 +1,1 @@
+"""What hosts share: etcd, or memory where there is one host."""

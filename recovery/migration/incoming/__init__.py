@@ -1,0 +1,1 @@
+"""Workers that came from other hosts."""

@@ -1,0 +1,1 @@
+"""What stays with the launcher while a worker is elsewhere."""

@@ -1,0 +1,1 @@
+"""A worker on its way from host to host."""

@@ -1,0 +1,485 @@
+"""Workers that come and go between hosts, as one proxyd sees it: what others ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from understudy import replay
+from understudy.recovery.base.background import BackgroundTasks
+from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.machine.processes import start_ticks
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
+from understudy.recovery.membership.network.links import caller
+from understudy.recovery.migration.incoming.guest_directories import GuestDirectories
+from understudy.recovery.migration.incoming.guest_records import GuestRecords
+from understudy.recovery.migration.incoming.guests import Guest, Stage
+from understudy.recovery.migration.process.image_folders import ARRIVING, place_for, remove_unfinished
+from understudy.recovery.migration.relay.fostering import Foster
+from understudy.recovery.migration.relay.homes import Away, Homes, Lost
+from understudy.recovery.migration.relay.orders import OrderRefused, order
+from understudy.recovery.migration.transfer.delivery import Delivery
+from understudy.recovery.migration.transfer.header import (
+    VERSION,
+    Here,
+    Refusal,
+    check_fit,
+    check_form,
+    is_home,
+)
+
+log = structlog.get_logger()
+
+DECISION_S = 150.0
+"""So long what has arrived waits for its source to go on."""
+ENDED_S = 3600.0
+"""So long the home of a worker that has ended can hear of it."""
+PART_S = 60.0
+MOST_ARRIVING = 8
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """For whoever runs the job."""
+
+    arrived: Callable[[pb.WorkerHeader, int, Path], None] = lambda *_: None
+    """A worker runs here: what was told of it, its pid as seen from here, its log's directory."""
+    left: Callable[[pb.WorkerHeader, str], None] = lambda *_: None
+    """It does not any more: "ended", "moved to HOST", "dropped"."""
+    free_devices: Callable[[], int] = lambda: MOST_ARRIVING
+    """So many workers can be taken in, those that are on their way included."""
+
+
+class Moves(rpc.MovesServicer):  # type: ignore[misc]
+    """Of one proxyd."""
+
+    def __init__(
+        self,
+        here: Here,
+        runtime: Path,
+        channel_to: Callable[[str], grpc.aio.Channel],
+        callbacks: Callbacks | None = None,
+        images: Path | None = None,
+        outputs: Path | None = None,
+    ) -> None:
+        """`channel_to`: raises NoLink; `images`: where they lie meanwhile ($TMPDIR or shared memory).
+
+        `outputs`: where what workers print goes whose relay is gone ($TMPDIR).
+        """
+        self.here = here
+        self.channel_to = channel_to
+        self.callbacks = callbacks or Callbacks()
+        self.images = images
+        self._outputs = outputs or Path(tempfile.gettempdir())
+        self.guests: dict[str, Guest] = {}
+        """By the directory of the relay: the newest."""
+        self.homes = Homes(here.host, runtime, channel_to)
+        self.dumped: set[Path] = set()
+        """Relays of workers of which somebody here makes a dump, to send or to keep it."""
+        self._runtime = runtime
+        self._moves: dict[str, Guest] = {}
+        self._directories = GuestDirectories(runtime)
+        self._background = BackgroundTasks("moves")
+        self._arriving = 0
+        self._under_way: set[asyncio.Task[pb.MoveReply]] = set()
+        self.decision_s, self.ended_s = DECISION_S, ENDED_S
+        self._records = GuestRecords(runtime)
+
+    # ------------------------------------------------------------------ beginning and end
+    async def resume(self) -> None:
+        """Go on with what a proxyd that died has left in the runtime directory; before other hosts ask."""
+        for place in {SHARED_MEMORY, Path(tempfile.gettempdir()), self.images or SHARED_MEMORY}:
+            await asyncio.to_thread(remove_unfinished, place)
+        for record in sorted(self._records.read(), key=lambda one: int(one.count)):
+            try:
+                await self._adopt(record)
+            except OSError as problem:
+                log.error("a worker from elsewhere cannot be adopted", job=record.header.job,
+                          rank=record.header.rank, problem=str(problem))  # fmt: skip
+        for guest in list(self._moves.values()):
+            if guest.stage is Stage.MOVED and not guest.at_home and self._is_last(guest):
+                await guest.moved()
+                await guest.drop()
+                guest.cleared = True
+        await asyncio.to_thread(self._directories.remove_abandoned)
+        self.homes.resume()
+
+    async def _adopt(self, record: pb.GuestRecord) -> None:
+        header = record.header
+        found = check_form(header)
+        if is_home(header, self.here.host):
+            return await self._adopt_at_home(record)
+        delivery = Delivery(header, found, found.relay / "none", at_home=False)
+        delivery.take_over()
+        guest = Guest(delivery, record.source, self.here)
+        place = await guest.adopt(record)
+        self._moves[header.move] = guest
+        if guest.stage is not Stage.RESTORED:
+            self.guests[header.relay] = guest
+        if guest.stage is Stage.MOVED:
+            guest.cleared = True
+            return
+        self._directories.take_over(found.runtime)
+        if place == "away":  # nobody has let it run in time
+            return await self._drop(guest)
+        self.note(guest)
+        log.info("a worker from elsewhere was adopted", job=header.job, rank=header.rank, place=place)
+        if guest.stage is Stage.RESTORED:
+            self._background.start(self._await_decision(guest))
+            return
+        guest.decided.set()
+        self._background.start(self._await_end(guest))
+        if header.orphaned:
+            self._background.start(self._foster(guest))
+        if place == "held":
+            with contextlib.suppress(OrderRefused):
+                await order(found.relay, "resume")
+        elif place == "bound":
+            self._background.start(self._decide(guest))
+        self.callbacks.arrived(header, guest.pid, found.log)
+
+    async def _adopt_at_home(self, record: pb.GuestRecord) -> None:
+        """One that was coming back: its source, which asks until it is answered, must hear that it has."""
+        header = record.header
+        found = check_form(header)
+        guest = Guest(Delivery(header, found, found.relay / "none", at_home=True), record.source, self.here)
+        place = await guest.adopt(record)
+        guest.close()
+        if guest.stage is not Stage.MOVED:
+            if place == "guest":
+                with contextlib.suppress(OrderRefused):
+                    await order(found.relay, "resume")
+                place = await guest.place()
+            if place == "away":  # it was never let run
+                return self._records.remove(header.move)
+            self._returned(guest)
+            if place:
+                self.callbacks.arrived(header, guest.pid, found.log)
+        self._moves[header.move] = guest
+        guest.cleared = True
+
+    def _returned(self, guest: Guest) -> None:
+        """It runs at home again; that it has come stays known.  Raises OSError."""
+        guest.stage, guest.moved_to, guest.cleared = Stage.MOVED, self.here.host, True
+        self.note(guest)
+        self.homes.forget(guest.places.relay)
+
+    async def _decide(self, guest: Guest) -> None:
+        """Whether it runs where it was to go."""
+        away = Away(guest.leaving_to, guest.leaving_move, sure=False)
+        try:
+            refused = await self.homes.start_there_surely(away)
+        except Lost as problem:
+            return await guest.lose(str(problem))
+        if not refused:
+            with contextlib.suppress(OrderRefused):
+                await order(guest.places.relay, "gone")
+            return await self.moved(guest, guest.leaving_to)
+        try:
+            await order(guest.places.relay, "resume")
+        except OrderRefused:  # it has been killed meanwhile
+            return await guest.lose()
+        guest.stay()
+        self.note(guest)
+
+    def _is_last(self, guest: Guest) -> bool:
+        """Whether what lies in its directories is its own."""
+        relay = guest.header.relay
+        return all(one.count <= guest.count for one in self._moves.values() if one.header.relay == relay)
+
+    def note(self, guest: Guest) -> None:
+        """Raises OSError."""
+        self._records.write(guest.record())
+
+    async def moved(self, guest: Guest, host: str) -> None:
+        """It has moved on; that it has stays known."""
+        guest.stage, guest.moved_to = Stage.MOVED, host
+        self.note(guest)
+        await guest.moved()
+        await guest.drop()
+        guest.cleared = True
+        self._directories.leave(guest.places.runtime)
+
+    def host_is_lost(self, host: str, sentence: str) -> None:
+        """Relays here of workers there end, and workers that may run there do not go on here."""
+        self.homes.give_up(host, sentence)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """As Membership.services wants it."""
+        rpc.add_MovesServicer_to_server(self, server)
+
+    async def close(self) -> None:
+        """proxyd stops: workers from elsewhere end."""
+        await self._background.cancel()
+        await self.homes.close()
+        for guest in list(self.guests.values()):
+            await self._drop(guest)
+
+    # ------------------------------------------------------------------ arriving
+    async def ConsiderWorker(self, header: Any, context: Any) -> pb.MoveReply:
+        try:
+            if header.version != VERSION:
+                raise Refusal(f"it is sent in version {header.version}, and {VERSION} is spoken here")
+            await asyncio.to_thread(check_fit, header, self.here)
+        except Refusal as refusal:
+            return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
+        return pb.MoveReply()
+
+    async def ReceiveWorker(self, parts: AsyncIterator[pb.WorkerPart], context: Any) -> pb.MoveReply:
+        began = time.monotonic()
+        guest: Guest | None = None
+        try:
+            if self._arriving >= MOST_ARRIVING:
+                raise Refusal(f"{MOST_ARRIVING} workers are arriving already")
+            self._arriving += 1
+            try:
+                guest = await self._receive(parts, caller(context))
+            finally:
+                self._arriving -= 1
+        except Refusal as refusal:
+            log.warning("a worker was not taken in", source=caller(context), reason=str(refusal))
+            return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
+        self._background.start(self._await_decision(guest))
+        return pb.MoveReply(state=guest.stage.value, seconds=time.monotonic() - began)
+
+    async def _receive(self, parts: AsyncIterator[pb.WorkerPart], source: str) -> Guest:
+        parts = aiter(parts)
+        first = await _following(parts)
+        if first is None or first.WhichOneof("part") != "header":
+            raise Refusal("it does not say what comes")
+        header = first.header
+        found = check_form(header)
+        await asyncio.to_thread(check_fit, header, self.here)
+        if self._arriving + self._await_their_start() > self.callbacks.free_devices():
+            raise Refusal("it has no free device")
+        at_home = is_home(header, self.here.host)
+        if header.move in self._moves or any(
+            one.header.relay == header.relay and not one.cleared for one in self._moves.values()
+        ):
+            raise Refusal("it is here already")
+        if at_home and not self.homes.expects(found.relay, source):
+            raise Refusal(f"no worker is away from {header.relay}")
+        ours = found.runtime == self._runtime
+        if at_home != ours and not (ours and header.orphaned):  # its relay has ended, and it comes back
+            raise Refusal(f"{found.runtime} is another one's")
+        self._directories.enter(found.runtime)
+        delivery: Delivery | None = None
+        making = asyncio.ensure_future(asyncio.to_thread(self._images_folder, header.image_bytes))
+        try:
+            images = await asyncio.shield(making)
+            delivery = Delivery(header, found, images, at_home)
+            guest = Guest(delivery, source, self.here)
+            self._moves[header.move] = guest
+            await asyncio.to_thread(delivery.begin)
+            while (part := await _following(parts)) is not None:
+                await asyncio.to_thread(delivery.take, part)
+            if not delivery.complete:
+                raise Refusal("a part of it is missing")
+        except BaseException:  # who sends may hang up, and once more while this is cleared away
+            forgetting = self._forget(header, found.runtime, making, delivery)
+            await asyncio.shield(self._background.start(forgetting))
+            raise
+        guest.stage = Stage.READY
+        return guest
+
+    def _await_their_start(self) -> int:
+        """How many have come and do not run yet."""
+        stages = (Stage.READY, Stage.RESTORING, Stage.RESTORED)
+        return sum(guest.stage in stages for guest in self._moves.values())
+
+    async def _forget(
+        self, header: pb.WorkerHeader, runtime: Path, making: asyncio.Future[Path], delivery: Delivery | None
+    ) -> None:
+        """Nothing stays of what has not arrived."""
+        try:
+            if delivery is not None:
+                await asyncio.to_thread(delivery.discard)
+            else:
+                with contextlib.suppress(Refusal, OSError):
+                    (await making).rmdir()
+        finally:
+            self._moves.pop(header.move, None)
+            self._directories.leave(runtime)
+
+    def _images_folder(self, wanted: int) -> Path:
+        """Where there is room; raises Refusal."""
+        try:
+            return Path(tempfile.mkdtemp(prefix=ARRIVING, dir=place_for(wanted, self.images)))
+        except OSError as problem:
+            raise Refusal(f"no images can be written: {problem.strerror}") from problem
+
+    async def _await_decision(self, guest: Guest) -> None:
+        """Who does not come back has kept its worker, or restores it."""
+        while True:
+            try:
+                async with asyncio.timeout(self.decision_s):
+                    await guest.decided.wait()
+                    return
+            except TimeoutError:
+                async with guest.turn:  # it may be being restored, or let run
+                    if guest.stage in (Stage.READY, Stage.RESTORED):
+                        log.warning("a worker's source did not come back", source=guest.source)
+                        return await self._drop(guest)
+
+    async def FinishMove(self, request: Any, context: Any) -> pb.MoveReply:
+        return await self._to_its_end(self._finish, request, context)
+
+    async def StartWorker(self, request: Any, context: Any) -> pb.MoveReply:
+        return await self._to_its_end(self._start, request, context)
+
+    async def AbandonMove(self, request: Any, context: Any) -> pb.MoveReply:
+        return await self._to_its_end(self._abandon, request, context)
+
+    async def _to_its_end(
+        self, what: Callable[[Guest], Awaitable[pb.MoveReply | None]], request: Any, context: Any
+    ) -> pb.MoveReply:
+        """One after the other, and also if whoever asked is gone: grpc cancels what nobody waits for."""
+
+        async def work() -> pb.MoveReply:
+            guest = self._moves.get(request.move)
+            if guest is None or guest.source != caller(context):
+                return self._unknown(request)
+            async with guest.turn:
+                here = self._moves.get(request.move) is guest
+                return (await what(guest) if here else None) or self._unknown(request)
+
+        task = asyncio.ensure_future(work())
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _finish(self, guest: Guest) -> pb.MoveReply | None:
+        if guest.stage is not Stage.READY:
+            return None
+        guest.stage = Stage.RESTORING
+        try:
+            seconds = await guest.restore()
+        except Refusal as refusal:
+            await self._drop(guest)
+            return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
+        output = str(self._fostering(guest).path("stdout")) if guest.header.orphaned else ""
+        return pb.MoveReply(state=guest.stage.value, pid=guest.pid, seconds=seconds, output=output)
+
+    async def _start(self, guest: Guest) -> pb.MoveReply | None:
+        fresh = guest.stage is Stage.RESTORED
+        try:
+            if fresh and guest.header.orphaned:
+                await asyncio.to_thread(self._fostering(guest).prepare)
+            if fresh:
+                self._supervise(guest)
+                guest.count = 1 + max(one.count for one in self._moves.values())
+                self.note(guest)
+            await guest.start()
+        except (Refusal, OSError) as refusal:
+            await self._drop(guest)
+            return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
+        if fresh:
+            guest.decided.set()
+            if guest.at_home:
+                self._returned(guest)
+                await self.homes.returned(guest.places.relay)
+                guest.close()
+            else:
+                self.guests[guest.header.relay] = guest
+                self._background.start(self._await_end(guest))
+                if guest.header.orphaned:
+                    self._background.start(self._foster(guest))
+            log.info("a worker arrived", job=guest.header.job, rank=guest.header.rank, source=guest.source,
+                     worker=guest.pid)  # fmt: skip
+            self.callbacks.arrived(guest.header, guest.pid, guest.places.log)
+        return pb.MoveReply(state=guest.stage.value, pid=guest.pid)
+
+    def _fostering(self, guest: Guest) -> Foster:
+        return Foster(guest, self._outputs)
+
+    async def _foster(self, guest: Guest) -> None:
+        """Its home will not hear of its end."""
+        await self._fostering(guest).run()
+        if guest.stage is Stage.ENDED:
+            await self._drop(guest)
+
+    def _supervise(self, guest: Guest) -> None:
+        with contextlib.suppress(replay.LogError):  # whoever opens a session for it will say so
+            ours = os.getpid()
+            replay.Log(str(guest.places.log)).supervise(ours, start_ticks(ours))
+
+    async def _await_end(self, guest: Guest) -> None:
+        await guest.await_end()
+        if guest.stage is Stage.ENDED:
+            self._background.start(self._drop_unless_asked(guest))
+        how = f"moved to {guest.moved_to}" if guest.stage is Stage.MOVED else guest.stage.value
+        self.callbacks.left(guest.header, how)
+
+    async def _drop_unless_asked(self, guest: Guest) -> None:
+        """Its home, which hears of the end and then has it dropped, may be lost."""
+        await asyncio.sleep(self.ended_s)
+        await self._drop(guest)
+
+    async def _abandon(self, guest: Guest) -> pb.MoveReply | None:
+        if guest.stage not in (Stage.READY, Stage.RESTORED):
+            return None
+        await self._drop(guest)
+        return pb.MoveReply(state=guest.stage.value)
+
+    def _unknown(self, request: Any) -> pb.MoveReply:
+        return pb.MoveReply(error=f"host {self.here.host} knows of no such move ({request.move[:64]})")
+
+    async def _drop(self, guest: Guest) -> None:
+        """Nothing of it stays here."""
+        if self._moves.pop(guest.header.move, None) is None or guest.stage is Stage.MOVED:
+            return
+        if self.guests.get(guest.header.relay) is guest:
+            del self.guests[guest.header.relay]
+        guest.decided.set()
+        await guest.drop()
+        self._records.remove(guest.header.move)
+        self._directories.leave(guest.places.runtime)
+
+    # ------------------------------------------------------------------ following
+    async def FollowWorker(
+        self, requests: AsyncIterator[pb.FollowRequest], context: Any
+    ) -> AsyncIterator[pb.FollowReply]:
+        requests = aiter(requests)
+        first = await anext(requests, None)
+        guest = self.guests.get(first.relay) if first is not None else None
+        if guest is None or first is None or guest.header.home != caller(context):
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"host {self.here.host} has no such worker")
+            return
+        guest.hear(first)
+        hearing = asyncio.create_task(self._hear(guest, requests, first))
+        try:
+            async for reply in guest.tell(first):
+                yield reply
+        finally:
+            hearing.cancel()
+
+    async def _hear(
+        self, guest: Guest, requests: AsyncIterator[pb.FollowRequest], first: pb.FollowRequest
+    ) -> None:
+        request: pb.FollowRequest | None = first
+        while request is not None:
+            guest.hear(request)
+            if request.ended:  # its end has arrived there; or nobody is there any more
+                self._background.start(self._drop(guest))
+                return
+            request = await anext(requests, None)
+
+
+async def _following(parts: AsyncIterator[pb.WorkerPart]) -> pb.WorkerPart | None:
+    """Raises Refusal if the source has fallen silent."""
+    try:
+        async with asyncio.timeout(PART_S):
+            return await anext(parts, None)
+    except TimeoutError:
+        raise Refusal("its source has fallen silent") from None

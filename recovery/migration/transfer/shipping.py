@@ -1,0 +1,165 @@
+"""Sending a worker to another host: dumped and stopped here, shipped, restored there; one of them runs.
+
+Until its source says `StartWorker` the other copy is stopped; once it may have been said, the one here is
+bound (whereabouts.py), whatever happens to this proxyd.  So there are never two that run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from understudy.recovery.base.control import pb
+from understudy.recovery.migration.relay.homes import Away, Lost
+from understudy.recovery.migration.relay.orders import OrderRefused, order
+from understudy.recovery.migration.transfer.dumping import Dumping, Passenger
+from understudy.recovery.migration.transfer.moves import Moves
+from understudy.recovery.migration.transfer.parcel import Packed, parts, read_ahead
+from understudy.recovery.migration.transfer.reception import NotSent, Reception
+
+log = structlog.get_logger()
+
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """It runs there."""
+
+    pid: int
+    """As seen from there."""
+    host: str
+    bytes: int
+    dump_s: float
+    ship_s: float
+    restore_s: float
+    switch_s: float
+    """From there being a copy until it runs."""
+    total_s: float
+
+
+async def send_worker(
+    moves: Moves, passenger: Passenger, destination: str, patience_s: float = PATIENCE_S
+) -> Shipped:
+    """To a host of the cluster; its device server must be parked, or gone.  Raises NotSent."""
+    return await asyncio.shield(_Sending(moves, passenger, destination, patience_s).run())
+
+
+class _Sending(Dumping):
+    def __init__(self, moves: Moves, passenger: Passenger, destination: str, patience_s: float) -> None:
+        super().__init__(moves, passenger, secrets.token_hex(16), patience_s)
+        self._destination = destination
+        self._there = Reception(moves, destination, self.move, self.who())
+
+    async def run(self) -> Shipped:
+        with self.alone():
+            return await self._send()
+
+    async def _send(self) -> Shipped:
+        began = time.monotonic()
+        await self.check()
+        self.moves.homes.trust(self._destination)
+        dumped = await self.dump()
+        stopped = time.monotonic()
+        try:
+            header, files = await asyncio.to_thread(self._pack, dumped)
+            await self._there.take_in(header, read_ahead(parts(header, files)))
+            shipped = time.monotonic()
+            restored = await self._there.restore()
+            ready = time.monotonic()
+        except BaseException as problem:
+            await self._undo()
+            if isinstance(problem, OSError):
+                raise NotSent(f"{self.who()} stays: {problem.strerror or problem}") from problem
+            raise
+        pid = restored.pid
+        await self._switch()
+        ended = time.monotonic()
+        await asyncio.to_thread(shutil.rmtree, self.passenger.directory, True)
+        log.info("a worker left", job=self.passenger.job, rank=self.passenger.rank,
+                 destination=self._destination, bytes=self._there.sent)  # fmt: skip
+        return Shipped(
+            pid=pid, host=self._destination, bytes=self._there.sent, dump_s=float(dumped["dump_s"]),
+            ship_s=shipped - stopped, restore_s=restored.seconds,
+            switch_s=ended - ready, total_s=ended - began,
+        )  # fmt: skip
+
+    async def check(self) -> None:
+        """And whether it could run there."""
+        if self._destination == self.moves.here.host:
+            raise NotSent(f"{self.who()} is on host {self._destination} already")
+        await super().check()
+        try:
+            header = self.header()
+        except OSError as problem:
+            raise NotSent(f"{self.who()} was not moved: {problem.strerror}") from problem
+        await self._there.consider(header)
+
+    def _pack(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[Packed]]:
+        """Raises OSError."""
+        images = sorted(Path(str(dumped["images"])).glob("*.img"))
+        logs = sorted(path for path in self.passenger.directory.iterdir() if path.is_file())
+        files = [Packed("image", path) for path in images] + [Packed("log", path) for path in logs]
+        # Where its relay is, its output so far is.
+        files += [Packed("output", path, hollow=self.guest is None) for path in self.outputs()]
+        return self.header_of_dump(dumped, images, logs), files
+
+    async def _undo(self) -> None:
+        """It goes on here; the other copy was never let run."""
+        with contextlib.suppress(NotSent):
+            await self._there.abandon()
+        await self._resume()
+
+    async def _resume(self) -> None:
+        try:
+            await self.resume()
+        except OrderRefused as problem:
+            raise NotSent(f"{self.who()} was not moved, and does not go on: {problem}") from problem
+
+    # ------------------------------------------------------------------ the switch
+    async def _switch(self) -> None:
+        """From here on there is no way back unless the other host says that it does not run there."""
+        away = Away(self._destination, self.move, sure=False)
+        try:
+            if self.guest is None:
+                self.moves.homes.note(self.relay, away)
+            else:
+                self.guest.leaving_to, self.guest.leaving_move = self._destination, self.move
+                self.moves.note(self.guest)
+            await order(self.relay, "yield")
+        except (OrderRefused, OSError) as problem:
+            self.moves.homes.forget(self.relay)
+            await self._undo()
+            raise NotSent(f"{self.who()} was not moved: {problem}") from problem
+        try:
+            refused = await self.moves.homes.start_there_surely(away, asked=False)
+        except Lost as problem:
+            await self._lose(str(problem))
+            raise NotSent(f"{self.who()} is lost: {problem}") from problem
+        if refused:
+            self.moves.homes.forget(self.relay)
+            await self._resume()
+            raise NotSent(f"{self.who()} was not moved: {refused}")
+        with contextlib.suppress(OrderRefused):  # it has been killed meanwhile
+            await order(self.relay, "gone")
+        if self.guest is not None:
+            await self.moves.moved(self.guest, self._destination)
+        else:
+            sure = Away(self._destination, self.move, sure=True)
+            self.moves.homes.note(self.relay, sure)
+            self.moves.homes.follow(self.relay, sure)
+
+    async def _lose(self, why: str) -> None:
+        """It may run there, so it must not go on here."""
+        if self.guest is not None:
+            return await self.guest.lose(why)
+        away = Away(self._destination, self.move, sure=False)
+        self.moves.homes.follow(self.relay, away)  # which ends it

@@ -1,0 +1,1 @@
+"""From a stored set to a checkpoint that scripts load."""

@@ -1,0 +1,1 @@
+"""The log behind a stored set, frame by frame."""

@@ -1,0 +1,1 @@
+"""The second tier: a directory at any fsspec URL."""

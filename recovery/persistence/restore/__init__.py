@@ -1,0 +1,1 @@
+"""From storage back into logs, every byte checked."""

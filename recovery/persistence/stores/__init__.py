@@ -1,0 +1,1 @@
+"""Where stores lie, what they hold, and what of it may go."""

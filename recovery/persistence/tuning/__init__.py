@@ -1,0 +1,1 @@
+"""How often, and how many at a time: measured, computed (PCcheck, section 3.4), and adapted."""

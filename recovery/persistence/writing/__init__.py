@@ -1,0 +1,1 @@
+"""From host memory into stores: the process that writes, and what it is told."""

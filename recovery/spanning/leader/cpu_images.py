@@ -1,0 +1,426 @@
+"""Images of workers, so that a rank comes back though its host is gone (`--cpu-image-every`).
+
+Those of workers on other hosts lie here, and those of our own at our heir (bequest.py).
+
+An image is of use only with device state that its worker and all other ranks can go back to: the set of
+snapshots that counts when it is taken, and the log from there on.  Both are kept, on every rank, for as long
+as the images are the newest ones: a *pair*.  Then the rank's worker runs once more from its image on, while
+the other ranks replay their logs beside it; it computes what it computed before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+import structlog
+
+from understudy import replay
+from understudy.recovery.base.control import pb, trouble
+from understudy.recovery.base.timing import TIMING, Timing
+from understudy.recovery.membership.network.links import NoLink
+from understudy.recovery.migration.relay.homes import Away, Lost
+from understudy.recovery.migration.transfer.moves import Moves
+from understudy.recovery.migration.transfer.parcel import read_ahead
+from understudy.recovery.migration.transfer.reception import NotSent, Reception
+from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft
+from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
+from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed
+from understudy.recovery.state.jobs import Job, Session
+
+if TYPE_CHECKING:
+    from understudy.recovery.spanning.leader.lead import Lead
+
+log = structlog.get_logger()
+
+FOLDER = ".cpu-images"
+"""Below --persist; no job has a name like that."""
+AGAIN_S = 10.0
+"""After one that was not taken."""
+PRESSED_S = 5.0
+"""Between two, where a log is filling up with what only newer images can let go."""
+HOLDER = "CPU images"
+
+Worker = tuple[str, int, int]
+"""Host, pid, start time: an image is of that very process."""
+
+
+class Place(Protocol):
+    """Of a snapshot in its rank's log: of a commit, or what is told of one."""
+
+    @property
+    def log_offset(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+
+@dataclass
+class Pair:
+    """A set of snapshots, and an image of each worker that is not on our host; or what we have inherited."""
+
+    serial: int
+    ranks: frozenset[int]
+    commits: Mapping[int, Place]
+    """Of the snapshots, by rank."""
+    folder: Path
+    inherited: bool = False
+    """It has images of the former leader's workers only."""
+    images: dict[int, Taken] = field(default_factory=dict)
+    workers: dict[int, set[Worker]] = field(default_factory=dict)
+    """Those that the images are of, and those that have come from them since."""
+
+    @property
+    def step(self) -> int:
+        """Minibatches that are behind all of it."""
+        return max(commit.step for commit in self.commits.values())
+
+
+class CpuImages:
+    """Of one job that we lead."""
+
+    def __init__(
+        self, job: Job, lead: Lead, moves: Moves, folder: Path, every_s: float,
+        timing: Timing = TIMING,
+    ) -> None:  # fmt: skip
+        """`folder`: of all jobs' images here; `every_s`: the least time between two."""
+        self._job, self._lead, self._moves = job, lead, moves
+        self._folder = folder / lead.here / job.name
+        self._every_s, self._timing = every_s, timing
+        self._due_s = 0.0
+        self._pair: Pair | None = None
+        self._taking: Pair | None = None
+        self._begun_s = 0.0
+        self._count = 0
+        self._problem = "none has been taken yet"
+        self.bequest: Bequest | None = None
+        """To whoever leads the job on if our host is lost."""
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a former run, or of a proxyd before us
+
+    def close(self) -> None:
+        """The job is over."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------ what is kept
+    def kept_from(self, session: Session) -> int:
+        """Log offset from which on its log is needed; 0: it is not."""
+        pairs = [pair for pair in (self._pair, self._taking) if pair is not None]
+        offsets = [pair.commits[session.rank].log_offset for pair in pairs if session.rank in pair.commits]
+        return min(offsets, default=0)
+
+    def _keep(self) -> None:
+        sessions = self._job.active_sessions()
+        pairs = [pair for pair in (self._pair, self._taking) if pair is not None]
+        self._job.leases.hold(HOLDER, [pair.serial for pair in pairs], sessions)
+        for session in sessions:
+            session.log.log_kept_from = self.kept_from(session)
+            imaged = self._pair is not None and session.rank in self._pair.workers
+            session.cpu_image_step = self._pair.step if imaged and self._pair is not None else 0
+
+    def _drop(self, why: str) -> None:
+        """The pair is of no use any more."""
+        if self._pair is not None:
+            log.warning("CPU images are of no use any more", job=self._job.name, reason=why)
+            shutil.rmtree(self._pair.folder, ignore_errors=True)
+            self._pair = None
+            if self.bequest is not None and self.bequest.heir:
+                self._lead.run_beside(self.bequest.void(why))
+        self._problem, self._due_s = why, 0.0
+
+    def inherit(self, estate: Estate, former: str) -> None:
+        """What that host, which led the job before us, has left to us; raises OSError."""
+        folder = self._folder / "inherited"
+        make_folder(folder.parent)
+        estate.folder.rename(folder)
+        with contextlib.suppress(OSError):  # another estate, which never came to count
+            estate.folder.parent.rmdir()
+        images = {
+            rank: replace(taken, path=folder / taken.path.name) for rank, taken in estate.images.items()
+        }
+        workers = {told.rank: {(former, told.worker.pid, told.worker.start_ticks)} for told in estate.ranks}
+        self._pair = Pair(estate.serial, frozenset(estate.cut), estate.cut, folder, True, images, workers)
+        self._keep()
+
+    # ------------------------------------------------------------------ taking
+    def offer(
+        self, serial: int, sessions: Sequence[Session], commits: Mapping[int, replay.Commit], *, pressed: bool
+    ) -> None:
+        """A set of snapshots that counts, of these commits by rank; taken if images are due.
+
+        `pressed`: a log is filling up.
+        """
+        now = time.monotonic()
+        if self._taking is not None:
+            return
+        away = [session for session in sessions if session.host]
+        if self._pair is not None:
+            why = self._why_useless(self._pair, sessions) if away else "all ranks run on the leading host now"
+            if why:
+                self._drop(why)
+                self._keep()
+        due = now >= self._due_s or (pressed and now >= self._begun_s + PRESSED_S)
+        if not due or not away:
+            return
+        if fixed := [session.rank for session in away if not session.relay]:
+            return self._tell(f"rank {fixed[0]} was not started with proxyrun --migratable")
+        self._begun_s, self._due_s = now, now + self._every_s
+        self._count += 1
+        ranks = frozenset(session.rank for session in sessions)
+        self._taking = Pair(serial, ranks, dict(commits), self._folder / str(self._count))
+        self._keep()
+        self._lead.run_beside(self._take(self._taking, away, pressed))
+
+    async def _take(self, pair: Pair, away: Sequence[Session], pressed: bool) -> None:
+        """One worker after the other: who stands still may keep the others waiting."""
+        generation, paused_s = self._job.generation, 0.0
+        try:
+            await asyncio.to_thread(make_folder, pair.folder)
+            for session in away:
+                pair.workers[session.rank] = {_worker(session)}
+                paused_s += await self._take_one(pair, session)
+            self._check(pair, generation)
+            if self.bequest is not None:
+                paused_s += await self._leave(self.bequest, pair, generation)
+        except (BadImage, SteerFailed, OSError) as problem:
+            self._not_taken(pair, _text(problem), pressed)
+        except BaseException as problem:
+            over = isinstance(problem, asyncio.CancelledError)
+            self._not_taken(pair, "the job is over" if over else f"it failed: {problem!r}", pressed)
+            raise
+        else:
+            former, self._pair, self._taking = self._pair, pair, None
+            self._keep()
+            if former is not None:
+                await asyncio.to_thread(shutil.rmtree, former.folder, True)
+            self._tell("")
+            size = sum(image.bytes for image in pair.images.values())
+            seconds = time.monotonic() - self._begun_s
+            heir = self.bequest.heir if self.bequest is not None else ""
+            log.info("CPU images were taken", job=self._job.name, step=pair.step, bytes=size,
+                     heir=heir, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
+
+    def _check(self, pair: Pair, generation: int) -> None:
+        """That it is of use; raises BadImage."""
+        why = self._why_useless(pair, self._job.active_sessions())
+        if not why and self._job.generation != generation:
+            why = "a recovery came between"
+        if why:
+            raise BadImage(why)
+
+    async def _leave(self, bequest: Bequest, pair: Pair, generation: int) -> float:
+        """Images of our own workers, to our heir, if there is any; raises BadImage."""
+        here = [session for session in self._job.active_sessions() if not session.host]
+        pair.workers.update({session.rank: {_worker(session)} for session in here})
+        try:
+            paused_s = await bequest.leave(pair, here)
+        except NotLeft as problem:
+            self.not_left(str(problem), pair)
+            return 0.0
+        try:
+            self._check(pair, generation)
+        except BadImage as problem:
+            await bequest.void(str(problem))
+            raise
+        self._tell_here("")
+        return paused_s
+
+    def not_left(self, why: str, pair: Pair | None = None) -> None:
+        """Nobody would lead the job on if our host were lost."""
+        pair = pair or self._pair
+        for session in self._job.active_sessions():
+            if not session.host and pair is not None:
+                pair.workers.pop(session.rank, None)
+                session.cpu_image_step = 0
+        self._tell_here(why)
+        self._due_s = min(self._due_s, time.monotonic() + AGAIN_S)
+
+    def _tell_here(self, problem: str) -> None:
+        note = f"if the host that leads its job is lost, the job may end: {problem}" if problem else ""
+        for session in self._job.active_sessions():
+            if not session.host:
+                session.cpu_image_note = note
+
+    def _not_taken(self, pair: Pair, why: str, pressed: bool) -> None:
+        self._taking = None
+        shutil.rmtree(pair.folder, ignore_errors=True)
+        if pressed:
+            why = f"a log was filling up, and no newer ones could be taken: {why}"
+            self._drop(why)
+        self._due_s = time.monotonic() + min(AGAIN_S, self._every_s)
+        self._keep()
+        self._tell(why)
+
+    def _tell(self, problem: str) -> None:
+        self._problem = problem or self._problem
+        note = f"if its host is lost, its rank may not come back: {problem}" if problem else ""
+        for session in self._job.active_sessions():
+            if session.host and note and session.cpu_image_note != note:
+                log.warning("no CPU image was taken", job=self._job.name, rank=session.rank, reason=problem)
+            if session.host:
+                session.cpu_image_note = note
+
+    async def _take_one(self, pair: Pair, session: Session) -> float:
+        """Answers how long its worker stood still; raises BadImage, SteerFailed, OSError."""
+        await self._lead.steering.flush(session)  # the lease of what goes with it
+        path = pair.folder / f"rank-{session.rank}"
+        file = await asyncio.to_thread(ImageFile, path, self._job.name, session.rank)
+        try:
+            paused_s = await self._receive(pair, session, file)
+            await asyncio.to_thread(file.finish)
+        except TimeoutError as problem:  # which is an OSError, too
+            raise BadImage(f"host {session.host} has fallen silent") from problem
+        except (grpc.RpcError, NoLink) as problem:
+            why = trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
+            raise BadImage(f"host {session.host}: {why}") from problem
+        except OSError as problem:
+            raise BadImage(f"{path} cannot be written: {problem.strerror}") from problem
+        finally:
+            await asyncio.to_thread(file.close)
+        pair.images[session.rank] = file.taken()
+        return paused_s
+
+    async def _receive(self, pair: Pair, session: Session, file: ImageFile) -> float:
+        """Raises BadImage, OSError, TimeoutError, NoLink, grpc.RpcError."""
+        member = self._lead.members.get(session.host)
+        if member is None:
+            raise BadImage(f"rank {session.rank} has moved meanwhile")
+        request = pb.TakeImageRequest(rank=session.rank, serial=pair.serial, **self._lead.credentials())
+        call = member.stub().TakeImage(request)
+        answers, last = aiter(call), pb.ImagePart()
+        try:
+            while True:
+                async with asyncio.timeout(self._timing.image_part_s):
+                    answer = await anext(answers, None)
+                if answer is None:
+                    return float(last.paused_s)
+                if answer.error:
+                    raise BadImage(f"host {session.host}: {answer.error[:300]}")
+                if answer.HasField("part"):
+                    await asyncio.to_thread(file.take, answer.part)
+                last = answer
+        finally:
+            call.cancel()
+
+    def _why_useless(self, pair: Pair, sessions: Sequence[Session]) -> str:
+        """Empty: all ranks can go back to it."""
+        if {session.rank for session in sessions} != pair.ranks:
+            return "workers have been started anew, or have ended"
+        for session in sessions:
+            known = pair.workers.get(session.rank)
+            if known is not None and _worker(session) not in known:
+                return f"rank {session.rank} has moved since they were taken"
+            page, commit = session.log, pair.commits[session.rank]
+            places = [kept.commit.log_offset for kept in page.snapshots() if kept.serial == pair.serial]
+            if commit.log_offset not in places:
+                return f"the snapshot that goes with them is gone on rank {session.rank}"
+            if page.freed_segments * page.segment_bytes > commit.log_offset:
+                return f"the log of rank {session.rank} does not reach back to them"
+            if session.host and known is None and not pair.inherited:
+                return f"rank {session.rank} was on the leading host when they were taken"
+        return ""
+
+    # ------------------------------------------------------------------ bringing back
+    def bring_back(self, lost: Sequence[Session]) -> str:
+        """Have these ranks, whose hosts are gone, come back with the next recovery; or why they cannot."""
+        pair = self._pair
+        if pair is None:
+            return f"no CPU image of it is kept: {self._problem}"
+        sessions = self._job.active_sessions()
+        why = self._why_useless(pair, sessions)
+        if not why and self._job.departed:
+            why = "a rank has ended already"
+        if not why and any(session.rank not in pair.images for session in lost):
+            why = "it was on another host when they were taken"
+        if why:
+            return f"its CPU image is of no use: {why}"
+        for session in lost:
+            session.returning = pair.serial
+        for session in sessions:
+            session.log.snapshot_floor = pair.serial
+            session.log.snapshot_suspended = False
+        return ""
+
+    async def send(self, session: Session, destination: str) -> pb.Transfer:
+        """Its worker as it was, to another host or to ours, where it runs then; raises NotMoved."""
+        try:
+            return await asyncio.shield(self._send(session, destination))
+        except (NotSent, BadImage, OSError) as problem:
+            raise NotMoved(_text(problem)) from problem
+
+    async def _send(self, session: Session, destination: str) -> pb.Transfer:
+        pair, span, began = self._pair, self._job.span, time.monotonic()
+        if pair is None or session.rank not in pair.images or span is None:
+            raise BadImage(f"there is no CPU image of rank {session.rank}")
+        taken = pair.images[session.rank]
+        header = pb.WorkerHeader()
+        header.CopyFrom(taken.header)
+        header.move, header.orphaned, header.generation = secrets.token_hex(16), True, self._job.generation
+        mark = pb.SpanMark(
+            token=span.token, leader=self._lead.here, hosts=span.hosts, recoveries=session.recoveries,
+            device=session.destination_device,
+        )  # fmt: skip
+        header.more = mark.SerializeToString()
+        there = Reception(self._moves, destination, header.move, f"the worker of rank {session.rank}")
+        self._moves.homes.trust(destination)
+        await there.consider(header)
+        try:
+            await there.take_in(header, read_ahead(read_parts(taken.path, header)))
+            shipped = time.monotonic()
+            restored = await there.restore()
+        except BaseException:
+            self._lead.run_beside(_abandon(there))
+            raise
+        ready = time.monotonic()
+        away = Away(destination, header.move, sure=False)
+        try:
+            refused = await self._moves.homes.start_there_surely(away, asked=False)
+        except Lost as problem:
+            await self._lead.lost_hosts.leave_for_dead(destination, restored.pid)
+            raise NotSent(str(problem)) from problem
+        if refused:
+            raise NotSent(f"the worker of rank {session.rank} was not started: {refused}")
+        source = session.host
+        session.note = (
+            f"host {source} was lost: it came back as it was at step {pair.step} or later, and what it "
+            f"prints goes to {restored.output} on host {destination}"
+        )
+        log.warning("a rank came back", job=self._job.name, rank=session.rank, source=source,
+                    destination=destination, step=pair.step, output=restored.output)  # fmt: skip
+        ended = time.monotonic()
+        return pb.Transfer(
+            source=source, destination=destination, bytes=there.sent, ship_s=shipped - began,
+            restore_s=restored.seconds, switch_s=ended - ready, total_s=ended - began,
+        )  # fmt: skip
+
+    def came_back(self, session: Session) -> None:
+        """Its worker runs again, from its image: should that be lost, too, the image is as good as before."""
+        if self._pair is not None and session.rank in self._pair.workers:
+            self._pair.workers[session.rank].add(_worker(session))
+
+
+async def _abandon(there: Reception) -> None:
+    try:
+        await there.abandon()
+    except NotSent as problem:
+        log.debug("a host was not told that a worker does not come", problem=str(problem))
+
+
+def _worker(session: Session) -> Worker:
+    return session.host, session.worker.pid, session.worker.start_ticks
+
+
+def _text(problem: BaseException) -> str:
+    if isinstance(problem, SteerFailed):
+        return problem.details()
+    if isinstance(problem, OSError):
+        return f"{problem.filename}: {problem.strerror}"
+    return str(problem)

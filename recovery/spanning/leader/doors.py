@@ -1,0 +1,70 @@
+"""What a leader does with sessions of its own host."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from understudy import replay
+from understudy.recovery.base.control import pb
+from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.spanning.migration import Migration
+from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed, absent_server
+from understudy.recovery.state.jobs import Session
+
+
+class Doors:
+    """Of one proxyd."""
+
+    def __init__(self, desk: Desk, pool: ServerPool, migration: Migration) -> None:
+        self._desk, self._pool, self._migration = desk, pool, migration
+
+    def take_remote(self, session: Session) -> None:
+        """It has opened."""
+        self._desk.elsewhere.take_remote(session)
+
+    def tell(self, report: pb.FaultReport) -> None:
+        """A device server's report."""
+        self._desk.elsewhere.tell(report)
+
+    def follow(self, session: Session) -> None:
+        """Its server is another one."""
+        self._desk.follow(session)
+
+    def note(self) -> None:
+        """For whoever leads after us."""
+        self._desk.note()
+
+    async def send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+        """Raises NotMoved."""
+        try:
+            return await self._migration.send(session, destination, stash, session.destination_device)
+        except Refused as refusal:
+            raise NotMoved(str(refusal)) from refusal
+
+    def leaves_here(self, session: Session) -> None:
+        """Its device is free, if it is sound."""
+        self._desk.leases.release(session)
+        session.worker.ended.set()
+        session.worker.close()
+
+    def expect(self, session: Session) -> asyncio.Future[tuple[Path, int, str]]:
+        """It comes here."""
+        return self._migration.expect(session.job.name, session.rank)
+
+    def leaves_remote(self, session: Session, directory: Path, pid: int, relay: str) -> None:
+        """It has come; raises SteerFailed and LogError."""
+        page = replay.Log(str(directory))
+        try:
+            index, device = self._migration.take_device(session.destination_device)
+            worker = Watched(pid)
+        except (Refused, ProcessLookupError) as problem:
+            page.lose(f"it came to a host that cannot have it: {problem}")
+            raise SteerFailed(str(problem)) from problem
+        session.host, session.log, session.directory, session.worker = "", page, directory, worker
+        session.device_index, session.device, session.relay = index, device, relay
+        session.server, session.hollow = absent_server(device), True
+        self._desk.leases.hold(session)

@@ -1,0 +1,508 @@
+"""The leader's side of a job on several hosts: ranks of its members, as if they were here."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import structlog
+
+from understudy import replay
+from understudy.recovery.base.background import BackgroundTasks
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.servers import Verdict
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.machine.runtime_directory import RuntimeDirectory
+from understudy.recovery.membership.network.links import Links
+from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.spanning.leader.attendance import Attendance
+from understudy.recovery.spanning.leader.bequest import Bequest
+from understudy.recovery.spanning.leader.cpu_images import CpuImages
+from understudy.recovery.spanning.leader.lost_hosts import LostHosts
+from understudy.recovery.spanning.leader.member_link import MemberLink
+from understudy.recovery.spanning.leader.mirror import Mirror
+from understudy.recovery.spanning.leader.openings import Openings
+from understudy.recovery.spanning.leader.steering import Steering
+from understudy.recovery.spanning.leader.turns import Turns
+from understudy.recovery.spanning.ranks.remote import (
+    NotMoved,
+    RemoteProcess,
+    RemoteServer,
+    SteerFailed,
+    absent_server,
+)
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.span import Span
+
+log = structlog.get_logger()
+
+ASK_S, REPLACE_S, MOVE_S, ARRIVES_S = 10.0, 90.0, 1500.0, 30.0
+
+
+class Lead:
+    """Of one job."""
+
+    def __init__(
+        self,
+        job: Job,
+        span: Span,
+        links: Links,
+        runtime: RuntimeDirectory,
+        openings: Openings,
+        here: str,
+    ) -> None:
+        """`here`: the name of this host."""
+        self.here = here
+        self.job = job
+        self.span = span
+        self.links = links
+        self._runtime = runtime
+        self._openings = openings
+        self.members: dict[str, MemberLink] = {}
+        self.mirrors: dict[Session, Mirror] = {}
+        self._background = BackgroundTasks(f"lead {job.name}")
+        self._arriving: dict[int, tuple[Session, str, asyncio.Future[pb.RankDescription]]] = {}
+        self.turns = Turns(job)
+        self.steering = Steering(self)
+        self._replacements = 0
+        self._attendance = Attendance(job, span)
+        self._astray: set[int] = set()
+        """Ranks on their way to another host, or of which nobody knows whether they went."""
+        self.room_for: Callable[[Sequence[Session]], bool] = lambda _: False
+        """Whether ranks of lost hosts find a device elsewhere."""
+        self.bequest: Bequest | None = None
+        """To the host that leads the job on if ours is lost, if anything can be left to it."""
+        self.images: CpuImages | None = None
+        """Of workers, if any are taken."""
+        self.lost_hosts = LostHosts(self, self._attendance)
+        self._for_moves: set[str] = set()
+        """Hosts that take part only because a rank was to go there."""
+
+    def start(self) -> None:
+        """Go on with the members that are known."""
+        for host in sorted(self.span.members):
+            self.add(host)
+        self._background.start(self.steering.pass_orders_on())
+        assert self.span.leading is not None
+        self._background.start(self.span.leading.run())
+        if self.bequest is not None:
+            self._background.start(self.bequest.run())
+
+    def note(self) -> None:
+        """Write down what has changed, for who follows if proxyd dies."""
+        self._openings.note()
+
+    async def settle(self) -> None:
+        """Before anything is done that was decided: whoever leads the job on knows of it."""
+        if self.bequest is not None:
+            await self.bequest.settle_job()
+
+    def credentials(self) -> dict[str, Any]:
+        """Of every request to a member."""
+        assert self.span.leading is not None
+        return {"job": self.job.name, "token": self.span.token, "leadership": self.span.leading.token}
+
+    def add(self, host: str) -> None:
+        """It takes part, or does again."""
+        if host not in self.members or self.members[host].lost:
+            self.span.members.add(host)
+            link = self.members[host] = MemberLink(self, host)
+            link.following = self._background.start(link.follow())
+        self.members[host].hurry.set()
+
+    def join(self, host: str) -> None:
+        """It is to open ranks."""
+        self._for_moves.discard(host)
+        self.add(host)
+
+    def _let_go(self, host: str) -> None:
+        """A rank that was to go there has not, and nobody else of the job is there."""
+        member = self.members.get(host)
+        wanted = host in self.span.destinations or host not in self._for_moves
+        if member is None or wanted or self.of(member):
+            return
+        self._for_moves.discard(host)
+        self.span.members.discard(host)
+        del self.members[host]
+        if member.following is not None:
+            member.following.cancel()
+        self._openings.note()
+
+    def let_go_of_members(self, why: str) -> None:
+        """They follow somebody else; whatever we still had for them must not reach them."""
+        for member in self.members.values():
+            member.lost = why
+            member.connected.clear()
+            if member.following is not None:
+                member.following.cancel()
+
+    def run_beside(self, work: Coroutine[None, None, None]) -> None:
+        """As long as we lead."""
+        self._background.start(work)
+
+    async def close(self) -> None:
+        """The job is over."""
+        await self._background.cancel()
+        if self.images is not None:
+            self.images.close()
+        self.turns.close()
+        if self.bequest is not None:
+            self.bequest.close()
+        if self.span.leading is not None:
+            await self.span.leading.resign()
+
+    # ------------------------------------------------------------------ what members tell
+    def take(self, member: MemberLink, news: pb.MemberNews) -> None:
+        """Raises LogError."""
+        if news.whole:
+            for session in self.of(member):
+                if session.rank not in news.present:
+                    self._not_there(session)
+        for one in news.described:
+            if self.lost_hosts.ends(member, one):
+                continue
+            session = self.described(member, one)
+            # By a leader before us, or by us if we are at it; nobody else gets it to go on.
+            hollow = one.server.pid > 0 and not one.holds_state and not session.rolling
+            if one.parked or hollow:
+                message = "a recovery broke off its collectives, and died with the proxyd that led it"
+                self._openings.tell(
+                    pb.FaultReport(
+                        job=self.job.name, rank=one.rank, generation=session.generation, kind="collective",
+                        message=message, record_index=session.log.cursor_index,
+                    )
+                )  # fmt: skip
+        self._apply(member, news)
+        if news.complete:
+            self._has_told(member)
+
+    def _not_there(self, session: Session) -> None:
+        """Its worker ended unheard, or went to another host by a move that nobody heard the end of."""
+        if session.rank in self._astray:
+            later = asyncio.get_running_loop().call_later
+            later(ARRIVES_S, self._ended_unless_found, session, session.worker)
+        else:
+            self.worker_ended(session)
+
+    def _ended_unless_found(self, session: Session, worker: Watched) -> None:
+        if session.worker is worker:
+            self.worker_ended(session)
+
+    def _has_told(self, member: MemberLink) -> None:
+        member.heard.set()
+        self._attendance.told(member.host)
+        self._openings.note()
+        self.lost_hosts.lose_missing()
+
+    def _apply(self, member: MemberLink, news: pb.MemberNews) -> None:
+        for one in news.ranks:
+            session = self._session(member, one.rank)
+            if session is not None:
+                self.took(session, one)
+        for end in news.servers_ended:
+            session = self._session(member, end.rank)
+            if session is not None:
+                self._server_ended(session, end)
+        for fault in news.faults:
+            if self._session(member, fault.rank) is not None and fault.job == self.job.name:
+                self._openings.tell(fault)
+        for left in news.workers_ended:
+            session = self._session(member, left.rank)
+            if left.HasField("last"):
+                self._ended_unheard(member, left.last)
+            elif session is not None and _same(session.worker, left.worker):
+                self.worker_ended(session)
+
+    def _ended_unheard(self, member: MemberLink, last: pb.RankDescription) -> None:
+        """The newest end of a rank there: while nobody followed, or of a former leader's time."""
+        session = self._session(member, last.rank)
+        if session is None and last.rank not in self.job.sessions.keys() | self.job.departed.keys():
+            session = self._open(member, last)
+        elif session is not None and _same(session.worker, last.worker):
+            self.mirrors[session].describe_anew(last)
+        if session is not None:
+            self.worker_ended(session)
+
+    def took(self, session: Session, news: pb.RankNews) -> None:
+        """From the host where it runs; raises LogError."""
+        mirror, server = self.mirrors[session], session.server
+        mirror.apply(news)
+        if news.migratable:
+            session.obstacles = () if news.migratable == "yes" else (news.migratable[:300],)
+        if isinstance(server, RemoteServer) and news.moved_ns | news.quiet_since_ns | news.stuck_ns:
+            server.quiet_since_ns = mirror.here_ns(news.quiet_since_ns) if news.quiet_since_ns else 0
+            server.moved_ns = mirror.here_ns(news.moved_ns) if news.moved_ns else 0
+            server.stuck_ns = news.stuck_ns
+
+    def _server_ended(self, session: Session, end: pb.ServerEnd) -> None:
+        mirror = self.mirrors[session]
+        for server in (session.server, session.stash):
+            if server is None or not _same(server.process, end.server):
+                continue
+            assert isinstance(server.process, RemoteProcess)
+            if end.verdict and server.verdict is None:
+                server.verdict = Verdict(
+                    FaultKind(end.verdict), mirror.here_ns(end.happened_ns), mirror.here_ns(end.noticed_ns),
+                    end.evidence, counts=end.counts,
+                )  # fmt: skip
+            if end.killed_ns and server is session.server and not session.killed_ns:
+                session.killed_ns = mirror.here_ns(end.killed_ns)
+            server.process.has_ended(mirror.here_ns(end.noticed_ns))
+
+    def worker_ended(self, session: Session) -> None:
+        """We are told, or know better than to wait for it."""
+        assert isinstance(session.worker, RemoteProcess)
+        session.worker.has_ended()
+
+    def gone(self, member: MemberLink) -> None:
+        """It knows nothing of the job: its ranks have ended."""
+        for session in self.of(member):
+            self.worker_ended(session)
+        self._has_told(member)
+
+    def described(self, member: MemberLink, one: pb.RankDescription) -> Session:
+        """A rank there, new or known; raises LogError."""
+        arriving = self._arriving.get(one.rank)
+        if arriving is not None and arriving[1] == member.host and not arriving[2].done():
+            arriving[2].set_result(one)
+            return arriving[0]
+        session = self._session(member, one.rank)
+        elsewhere = self.job.sessions.get(one.rank)
+        if session is None and elsewhere is not None and elsewhere.active:
+            return elsewhere if one.leaving else self._has_come(elsewhere, member, one)
+        if session is None or not _same(session.worker, one.worker):
+            if session is not None:
+                self.worker_ended(session)
+            return self._open(member, one)
+        self.mirrors[session].describe_anew(one)
+        server = session.server
+        if not _same(server.process, one.server) and not server.retired:
+            # Its proxyd has started anew meanwhile, and ended that one.
+            assert isinstance(server.process, RemoteProcess)
+            server.process.has_ended()
+        return session
+
+    def _open(self, member: MemberLink, one: pb.RankDescription) -> Session:
+        directory = self._runtime.rank_directory(self.job.name, one.rank, self.job.openings)
+        self.job.openings += 1
+        mirror = Mirror(directory, one)
+        session = Session(
+            job=self.job, rank=one.rank, world=one.world, device=one.device, device_index=one.device_index,
+            asked_index=one.asked_index, threads=one.threads, directory=mirror.directory, log=mirror.log,
+            worker=RemoteProcess(one.worker, self.sender(member, one.rank)),
+            server=self._server(member, one.rank, one), generation=one.generation, relay=one.relay,
+            host=member.host, hollow=not one.holds_state, restored_commit=one.restored_commit,
+            resumed_commit=one.resumed_commit,
+            state="lost" if one.lost else "running",
+        )  # fmt: skip
+        session.server.generation = one.generation
+        if not one.server.pid and isinstance(session.server.process, RemoteProcess):
+            session.server.process.has_ended()  # it had just come there: as good as one that died
+        self.mirrors[session] = mirror
+        self._openings.take_remote(session)
+        return session
+
+    def _server(
+        self, member: MemberLink, rank: int, told: pb.RankDescription | pb.ReplaceServerReply
+    ) -> RemoteServer:
+        process = RemoteProcess(told.server, self.sender(member, rank))
+        steer = self.steering.steer
+        return RemoteServer(member.host, process, told.device, told.socket, told.data_address, steer)
+
+    def _session(self, member: MemberLink, rank: int) -> Session | None:
+        session = self.job.sessions.get(rank)
+        return session if session is not None and session.host == member.host else None
+
+    def of(self, member: MemberLink) -> list[Session]:
+        """Ranks there."""
+        return [session for session in self.job.sessions.values() if session.host == member.host]
+
+    async def ended(self, session: Session) -> None:
+        """A rank of another host: its worker may still have to hear why."""
+        if session.host in self.members and self.members[session.host].connected.is_set():
+            try:
+                await self.steering.flush(session)
+            except SteerFailed as problem:
+                log.debug("a host was not told of an end", host=session.host, problem=problem.details())
+        self._drop_mirror(session)
+
+    # ------------------------------------------------------------------ ranks move
+    async def move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+        """Its worker to another host, where it then has a device and no server; raises SteerFailed."""
+        if session.moving is not None:
+            raise SteerFailed(f"the worker of rank {session.rank} is being moved already")
+        session.moving = asyncio.Event()
+        try:
+            return await self._move(session, destination, stash)
+        except replay.LogError as problem:
+            raise SteerFailed(f"rank {session.rank} arrived without a log: {problem}") from problem
+        finally:
+            session.moving.set()
+            session.moving = None
+
+    async def _move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+        coming = destination == self.here
+        expected = None if coming else asyncio.get_running_loop().create_future()
+        arrives = self._openings.expect(session) if coming else None
+        if expected is not None:
+            if destination not in self.span.members:
+                self._for_moves.add(destination)
+            self.add(destination)
+            self._expect(session, destination, expected)
+            self._openings.note()  # whoever leads after us must look there
+        try:
+            transfer = await self._send(session, destination, stash)
+            former = session.worker
+            if arrives is not None:
+                directory, pid, relay = await asyncio.wait_for(arrives, ARRIVES_S)
+                self._openings.leaves_remote(session, directory, pid, relay)
+                self._drop_mirror(session)
+            elif expected is not None:
+                self.members[destination].hurry.set()
+                described = await asyncio.wait_for(expected, ARRIVES_S)
+                self._settle(session, self.members[destination], described)
+        except NotMoved:
+            self._expect_no_more(session, destination)
+            self._let_go(destination)
+            raise
+        except TimeoutError:
+            raise SteerFailed(f"host {destination} does not tell that rank {session.rank} arrived") from None
+        finally:  # if nobody knows how it went, the rank may be there
+            self._arriving.pop(session.rank, None)
+            self._for_moves.discard(destination)
+        self._expect_no_more(session, destination)
+        if self.images is not None and session.returning:
+            self.images.came_back(session)
+        session.transfer = transfer
+        if isinstance(former, RemoteProcess):
+            former.has_ended()  # whoever follows it goes on with the other one
+        log.warning("a rank has moved", job=self.job.name, rank=session.rank, source=transfer.source,
+                    destination=destination, total_s=round(transfer.total_s, 3))  # fmt: skip
+        return transfer
+
+    def _expect(self, session: Session, host: str, described: asyncio.Future[pb.RankDescription]) -> None:
+        self._arriving[session.rank] = session, host, described
+        self._astray.add(session.rank)
+        self.span.destinations.add(host)
+
+    def _expect_no_more(self, session: Session, host: str) -> None:
+        self._arriving.pop(session.rank, None)
+        self._astray.discard(session.rank)
+        if all(destination != host for _, destination, _ in self._arriving.values()):
+            self.span.destinations.discard(host)
+
+    async def _send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+        former, member = session.server, self.members.get(session.host)
+        retired, former.retired = former.retired, True
+        if self.images is not None and self.lost_hosts.awaits(session):
+            transfer = await self.images.send(session, destination)
+        elif member is None:
+            try:
+                transfer = await self._openings.send(session, destination, stash)
+            except NotMoved:
+                former.retired = retired
+                raise
+        else:
+            request = pb.MoveRankRequest(
+                rank=session.rank, destination=destination, stash=stash, device=session.destination_device,
+                **self.credentials(),
+            )  # fmt: skip
+            try:
+                reply = await member.ask("MoveRank", request, MOVE_S)
+            except SteerFailed:
+                former.retired = retired
+                raise
+            if reply.error:
+                former.retired = retired
+                raise NotMoved(reply.error)
+            transfer = reply.transfer
+        if stash:
+            session.stash = former
+        elif isinstance(former.process, RemoteProcess):
+            former.process.has_ended()
+        return transfer
+
+    def _settle(self, session: Session, member: MemberLink, one: pb.RankDescription) -> None:
+        """Our session of a rank that has come there; raises LogError."""
+        directory = self._runtime.rank_directory(self.job.name, one.rank, self.job.openings)
+        self.job.openings += 1
+        mirror = Mirror(directory, one)
+        if session.host:
+            self._drop_mirror(session)
+        else:
+            self._openings.leaves_here(session)
+        self.mirrors[session] = mirror
+        session.host, session.log, session.directory = member.host, mirror.log, mirror.directory
+        session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
+        session.worker = RemoteProcess(one.worker, self.sender(member, one.rank))
+        session.server, session.hollow = absent_server(one.device), True
+
+    def _has_come(self, session: Session, member: MemberLink, one: pb.RankDescription) -> Session:
+        """It went there while nobody led the job, by the order of a leader that died; raises LogError."""
+        log.warning("a rank is found elsewhere", job=self.job.name, rank=one.rank, host=member.host)
+        former = session.worker
+        self._settle(session, member, one)
+        self._expect_no_more(session, member.host)
+        if isinstance(former, RemoteProcess):
+            former.has_ended()
+        session.server.retired = False  # it has none, which is as good as one that died
+        self._openings.follow(session)
+        return session
+
+    def _drop_mirror(self, session: Session) -> None:
+        mirror = self.mirrors.pop(session, None)
+        if mirror is not None:
+            shutil.rmtree(mirror.directory, ignore_errors=True)
+
+    # ------------------------------------------------------------------ what members are told
+    async def replace(self, session: Session, stash: bool) -> RemoteServer:
+        """Another server for its rank; raises SteerFailed."""
+        member = self.members[session.host]
+        former = session.server
+        former.retired = True
+        self._replacements += 1
+        request = pb.ReplaceServerRequest(
+            rank=session.rank, stash=stash, number=self._replacements, former=former.process.message(),
+            **self.credentials(),
+        )  # fmt: skip
+        reply = await member.ask("ReplaceServer", request, REPLACE_S)
+        if reply.error:
+            raise SteerFailed(reply.error)
+        if stash:
+            session.stash = former
+        elif isinstance(former.process, RemoteProcess):
+            former.process.has_ended()
+        session.device, session.device_index = reply.device, reply.device_index
+        return self._server(member, session.rank, reply)
+
+    def end_server(self, session: Session, server: RemoteServer) -> None:
+        """Without waiting."""
+        server.retired = True
+        process = server.process.message()
+        request = pb.EndServerRequest(rank=session.rank, server=process, **self.credentials())
+        self._background.start(self._try(server.host, "EndServer", request))
+
+    def sender(self, member: MemberLink, rank: int) -> Any:
+        """Of signals to processes there."""
+
+        def send(process: RemoteProcess, number: signal.Signals) -> None:
+            request = pb.SignalRankRequest(
+                rank=rank, process=process.message(), number=int(number), **self.credentials()
+            )
+            self._background.start(self._try(member.host, "SignalRank", request))
+
+        return send
+
+    async def _try(self, host: str, method: str, request: Any) -> None:
+        try:
+            await self.members[host].ask(method, request, ASK_S)
+        except SteerFailed as problem:
+            log.warning("a host did not do as it was told", job=self.job.name, host=host, what=method,
+                        problem=problem.details())  # fmt: skip
+
+
+def _same(process: Any, told: pb.Process) -> bool:
+    return (process.pid, process.start_ticks) == (told.pid, told.start_ticks)

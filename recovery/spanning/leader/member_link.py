@@ -1,0 +1,95 @@
+"""A leader's connection to one of the other hosts of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import structlog
+
+from understudy import replay
+from understudy.recovery.base.control import answer, code_of, pb, ran_out, rpc, trouble
+from understudy.recovery.membership.network.links import NoLink
+from understudy.recovery.spanning.member.member import NO_MEMBER
+from understudy.recovery.spanning.ranks.remote import SteerFailed
+
+if TYPE_CHECKING:
+    from understudy.recovery.spanning.leader.lead import Lead
+
+log = structlog.get_logger()
+
+AGAIN_S, LONGEST_AGAIN_S = 0.2, 2.0
+
+
+class MemberLink:
+    """One of the job's other hosts."""
+
+    def __init__(self, lead: Lead, host: str) -> None:
+        self.host = host
+        self._lead = lead
+        self.connected = asyncio.Event()
+        self.heard = asyncio.Event()
+        """It has told of all its ranks, or has none, or is lost."""
+        self.trouble = "it has not been reached yet"
+        self.hurry = asyncio.Event()
+        """It has just become a member."""
+        self.following: asyncio.Task[None] | None = None
+        self.times = 0
+        """How often it has been reached."""
+        self.lost = ""
+        """Why it is given up, if so."""
+
+    def stub(self) -> rpc.JobLinkStub:
+        """Raises NoLink."""
+        return rpc.JobLinkStub(self._lead.links.to(self.host))
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+        pause = AGAIN_S
+        leading = self._lead.span.leading
+        assert leading is not None
+        while not self.lost:
+            await leading.holds.wait()
+            try:
+                stream = self.stub().FollowRanks(pb.FollowRanksRequest(**self._lead.credentials()))
+                async for news in stream:
+                    self._lead.take(self, news)
+                    if news.complete:
+                        self.times += 1
+                        log.info("follows", job=self._lead.job.name, host=self.host)
+                        self.connected.set()
+                    pause = AGAIN_S
+                self.trouble = f"{self.host} has ended the conversation"
+            except (grpc.RpcError, NoLink, replay.LogError) as problem:
+                self.trouble = trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
+                code = code_of(problem) if isinstance(problem, grpc.RpcError) else None
+                if code is grpc.StatusCode.PERMISSION_DENIED and self.trouble == NO_MEMBER:
+                    self._lead.gone(self)
+                if self.connected.is_set():
+                    log.warning("a host of a job is not reached", job=self._lead.job.name, host=self.host,
+                                problem=self.trouble)  # fmt: skip
+            self.connected.clear()
+            if _is_cancelled():  # grpc.aio may tell of that as of a call that failed
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self.hurry.wait()
+            self.hurry.clear()
+            pause = min(2 * pause, LONGEST_AGAIN_S)
+
+    async def ask(self, method: str, request: Any, timeout: float) -> Any:
+        """Raises SteerFailed."""
+        try:
+            return await answer(getattr(self.stub(), method)(request, timeout=timeout))
+        except NoLink as problem:
+            raise SteerFailed(str(problem)) from problem
+        except grpc.RpcError as problem:
+            said = f"host {self.host}: {trouble(problem)}"
+            raise SteerFailed(said, ran_out=ran_out(problem)) from problem
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,275 @@
+"""In place of a job's coordinator where another host leads: tells the leader, and does as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.servers import Server
+from understudy.recovery.spanning.leader.mirror import Feed
+from understudy.recovery.spanning.member.estate import Estates
+from understudy.recovery.spanning.member.member_parts import MemberParts
+from understudy.recovery.spanning.ranks.in_turn import InTurn
+from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
+
+BEAT_S = 0.02
+"""Between two messages, if there is anything to tell."""
+ENOUGH_BYTES = 2 << 20
+"""In one message; the next rank goes into another."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What our watch knows of a server: CLOCK_MONOTONIC, nanoseconds."""
+
+    quiet_since_ns: int = 0
+    stuck_ns: int = 0
+    moved_ns: int = 0
+
+
+class Deputy:
+    """Of one job."""
+
+    def __init__(
+        self, job: Job, leases: Leases, pace: Callable[[Server], Pace],
+        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, estates: Estates,
+    ) -> None:  # fmt: skip
+        self._job = job
+        self._describe = describe
+        self.parts = parts
+        self.estates = estates
+        self._leases = leases
+        self._pace = pace
+        self._feeds: dict[int, Feed] = {}
+        self._steered: set[int] = set()
+        self._standing: set[int] = set()
+        self._faults: dict[int, pb.FaultReport] = {}
+        self._ended: dict[int, pb.RankEnd] = {}
+        """Newest ends of ranks here, for a leader that comes back."""
+        self._news = pb.MemberNews()
+        self._woken = asyncio.Event()
+        self._follower = 0
+        self._over = False
+        self.followed_at = time.monotonic()
+        """When a leader was last there to hear."""
+        self.newest_leadership = 0
+        self.replacing = InTurn()
+        """Device servers, as the leader wants it."""
+        self.left_behind: dict[int, Server] = {}
+        """Of ranks that have gone elsewhere."""
+
+    # ------------------------------------------------------------------ as a coordinator
+    corruption: pb.JournaledCorruption | None = None
+
+    @property
+    def restoring(self) -> bool:
+        """Whether the leader steers servers here."""
+        return bool(self._steered)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a recovery is under way here."""
+        return bool(self._steered)
+
+    def stands(self, session: Session) -> bool:
+        """Whether its server stands still on purpose."""
+        return session.rank in self._standing
+
+    def server_died(self, session: Session) -> None:
+        """A session's server has died: nothing of it runs any more."""
+        if session.log.device_lost:
+            self._leases.fence(session, session.log.device_message)
+        self._add_news(session)
+        self._news.servers_ended.append(server_end(session))
+        self._woken.set()
+
+    def tell(self, report: pb.FaultReport) -> None:
+        """A device server's."""
+        session = self._job.sessions.get(report.rank)
+        if session is None or not session.active:
+            return
+        if report.kind == "validation":
+            self._standing.add(report.rank)
+        self._faults[report.rank] = report
+        self._add_news(session)
+        self._news.faults.append(report)
+        self._woken.set()
+
+    def worker_left(self, session: Session) -> None:
+        """Its worker ended, and its log is about to go."""
+        news, last = self._feed(session).whole(session.rank), self._describe(session)
+        end = pb.RankEnd(
+            rank=session.rank, worker=session.worker.message(),
+            clean=session.log.session_state == SESSION_CLOSED, message=session.log.lost_message,
+        )  # fmt: skip
+        self._news.ranks.append(news)
+        self._news.workers_ended.append(end)
+        self._ended[session.rank] = pb.RankEnd(last=last)
+        self._ended[session.rank].MergeFrom(end)
+        self._forget(session.rank)
+        self._woken.set()
+
+    def collective_hung(self, session: Session, happened_ns: int, evidence: str, counts: bool) -> None:
+        """The leader watches collectives."""
+
+    def corruption_found(self, session: Session, message: str, trusted: Mapping[int, int]) -> bool:
+        """The leader compares replicas."""
+        return False
+
+    async def finish(self) -> None:
+        """There is nothing to wait for."""
+
+    async def cancel(self) -> None:
+        """There is nothing to stop; what is to be told still is."""
+        self.estates.close()
+        self._over = True
+        self._woken.set()
+
+    # ------------------------------------------------------------------ as the leader wants it
+    @property
+    def ended(self) -> list[int]:
+        """Ranks that ran here, and that nobody has opened here since."""
+        here = [session.rank for session in self._job.sessions.values() if session.state != "ended"]
+        return [rank for rank in self._ended if rank not in here]
+
+    def moved_out(self, session: Session, left_behind: Server | None) -> None:
+        """Its rank goes on elsewhere: the leader knows.  `left_behind`: who still has its state."""
+        self._forget(session.rank)
+        if left_behind is not None:
+            self.left_behind[session.rank] = left_behind
+
+    def arrived(self, session: Session, described: pb.RankDescription) -> None:
+        """From another host."""
+        self._ended.pop(session.rank, None)
+        self._news.described.append(described)
+        self._woken.set()
+
+    def adopted(self, session: Session, account: pb.AdoptReply) -> None:
+        """From a proxyd that died: what its device server stands at."""
+        if account.fault.kind:
+            self.tell(account.fault)
+        elif account.parked:
+            self._steered.add(session.rank)
+
+    def opened(self, session: Session) -> None:
+        """A new session: how its rank ended before matters no more."""
+        self._ended.pop(session.rank, None)
+
+    def steered(self, session: Session, method: str, succeeded: bool) -> None:
+        """The leader has had a device server do something."""
+        rank = session.rank
+        if method in ("Park", "Hold", "Attach", "Rewind", "Restore"):
+            self._steered.add(rank)
+            self._standing.discard(rank)
+            session.state = "recovering" if session.state == "running" else session.state
+        if method in ("Rewind", "Restore", "Attach"):
+            self._feed(session).went_back()
+        if method == "Restore" and succeeded:
+            session.hollow = False
+        if method in ("Resume", "LetGo") and succeeded:
+            self._steered.discard(rank)
+            if method == "Resume":
+                self._standing.discard(rank)
+                self._faults.pop(rank, None)
+            session.state = "running" if session.state == "recovering" else session.state
+
+    def replaced(self, session: Session) -> None:
+        """It got another server."""
+        self._faults.pop(session.rank, None)
+        self._steered.add(session.rank)
+
+    def whole(self, session: Session, *, anew: bool = False) -> pb.RankNews:
+        """All there is to know of one rank; `anew`: by a leader that knows nothing of it."""
+        return self._feed(session).whole(session.rank, anew=anew)
+
+    def follow(self) -> tuple[int, list[pb.MemberNews]]:
+        """Begin to tell a leader, who knows nothing: its number, and what goes behind the descriptions."""
+        self._follower += 1
+        self._news = pb.MemberNews()
+        self.followed_at = time.monotonic()
+        for feed in self._feeds.values():
+            feed.begin()
+        messages = [pb.MemberNews(workers_ended=[self._ended[rank]]) for rank in self.ended]
+        standing = pb.MemberNews(faults=self._faults.values(), complete=True)
+        for session in self._job.active_sessions():
+            if not session.server.process.running:
+                standing.servers_ended.append(server_end(session))
+        return self._follower, [*messages, standing]
+
+    async def next(self, follower: int) -> list[pb.MemberNews] | None:
+        """What has happened since; None once there is another follower, or the job is over."""
+        while follower == self._follower:
+            with contextlib.suppress(TimeoutError):  # unlike wait_for, it never loses a cancellation
+                async with asyncio.timeout(BEAT_S):
+                    await self._woken.wait()
+            self._woken.clear()
+            if follower != self._follower:
+                return None
+            over = self._over
+            self.followed_at = time.monotonic()
+            news, self._news = self._news, pb.MemberNews()
+            messages = [news]
+            for session in self._job.sessions.values():
+                if session.state == "ended":
+                    continue
+                told = self._told(session)
+                if told.blocks or told.manifests:
+                    if messages[0].ByteSize() > ENOUGH_BYTES:  # what ends goes last
+                        messages.insert(0, pb.MemberNews())
+                    messages[0].ranks.append(told)
+            messages = [message for message in messages if message.ByteSize()]
+            if messages:
+                return messages
+            if over:
+                return None
+        return None
+
+    @property
+    def faults(self) -> list[pb.FaultReport]:
+        """At which servers stand, and nobody has done anything about it."""
+        return list(self._faults.values())
+
+    def is_steered(self, session: Session) -> bool:
+        """Whether a leader has had its server stand still."""
+        return session.rank in self._steered
+
+    def _told(self, session: Session) -> pb.RankNews:
+        news = self._feed(session).news(session.rank)
+        pace = self._pace(session.server)
+        news.quiet_since_ns, news.stuck_ns = pace.quiet_since_ns, pace.stuck_ns
+        news.moved_ns, news.migratable = pace.moved_ns, session.migratable
+        return news
+
+    def _add_news(self, session: Session) -> None:
+        self._news.ranks.append(self._feed(session).whole(session.rank))
+
+    def _feed(self, session: Session) -> Feed:
+        if session.rank not in self._feeds:
+            self._feeds[session.rank] = Feed(session.log)
+        return self._feeds[session.rank]
+
+    def _forget(self, rank: int) -> None:
+        self._feeds.pop(rank, None)
+        self._steered.discard(rank)
+        self._standing.discard(rank)
+        self._faults.pop(rank, None)
+
+
+def server_end(session: Session) -> pb.ServerEnd:
+    """Of the present server, which has ended."""
+    server = session.server
+    end = pb.ServerEnd(
+        rank=session.rank, server=server.process.message(), killed_ns=session.killed_ns,
+        noticed_ns=server.process.ended_ns or time.monotonic_ns(),
+    )  # fmt: skip
+    if (verdict := server.verdict) is not None:
+        end.verdict, end.happened_ns, end.noticed_ns = (
+            verdict.kind.value, verdict.happened_ns, verdict.noticed_ns,
+        )  # fmt: skip
+        end.evidence, end.counts = verdict.evidence, verdict.counts
+    return end

@@ -1,0 +1,1 @@
+"""A rank as one host tells another of it."""

@@ -1,0 +1,333 @@
+"""Takes over the jobs of a proxyd that died: its device servers have gone on with their logs all the while.
+
+The journal says what there was; processes, logs and the servers themselves say what is there now.  What has
+been missed meanwhile (a death, a failed call, a recovery that was cut short) is told to the job's
+coordinator, which then does as it always does.  Nothing is signalled but what listens at a device server's
+socket in the journal's own directory, or was started for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+
+from understudy import replay
+from understudy.recovery.base.control import pb, trouble
+from understudy.recovery.base.own_modules import name_of
+from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.history.report import drill_of
+from understudy.recovery.host.servers import Server, ServerPool, Verdict
+from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.machine.activity import process_state
+from understudy.recovery.machine.processes import Watched, start_ticks
+from understudy.recovery.machine.socket_path import listening_pid
+from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.planning.facts import CommitFacts, FaultKind, RankFacts
+from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.spanning.ranks.remote import absent_server
+from understudy.recovery.state.jobs import Ended, Job, ScheduledDrill, Session
+from understudy.recovery.state.span import GivenUp, Span, Stored
+from understudy.recovery.takeover.inheritance import Inheritance
+from understudy.recovery.takeover.journal import last_touched
+
+log = structlog.get_logger()
+
+ADOPT_S = 20.0
+"""How long a server may take to say how it stands: it may be in the middle of a rewind."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A device server of the journal.  `account`: what it said, if it holds the state of its rank."""
+
+    server: Server
+    account: pb.AdoptReply | None
+    newest_generation: int = 0
+    half_prepared: bool = False
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A session of the journal, and what its server said."""
+
+    session: Session
+    account: pb.AdoptReply | None
+    newest_generation: int
+    cut_short: bool
+    """A recovery of this rank was under way."""
+
+
+class Successor:
+    """Puts what a predecessor left on the desk."""
+
+    def __init__(self, inheritance: Inheritance, desk: Desk, pool: ServerPool) -> None:
+        self._runtime = inheritance.runtime.path
+        self._journal = inheritance.journal
+        self._desk = desk
+        self._pool = pool
+        self._away_since = last_touched(self._runtime)
+        self._asked: set[tuple[int, int]] = set()
+
+    async def adopt(self) -> None:
+        """All jobs; nobody else has begun to use the desk."""
+        self._desk.leases.fenced.update(self._journal.fenced)
+        self._desk.leases.draining.update(self._journal.draining)
+        taken = [await self._take_job(job) for job in self._journal.jobs]
+        for written in self._journal.servers:  # spares, and those that were being started: they have no state
+            if (written.process.pid, written.process.start_ticks) not in self._asked:
+                self._pool.retire(self._known(written))
+        for job, sessions in taken:
+            self._install(job, sessions)
+
+    # ------------------------------------------------------------------ what is there
+    async def _take_job(self, written: pb.JournaledJob) -> tuple[Job, list[Taken]]:
+        job = restored_job(written)
+        self._remove_strays(written)
+        found = await asyncio.gather(*(self._take_session(job, session) for session in written.sessions))
+        taken = [one for one in found if one is not None]
+        job.generation = max([written.generation, *(one.newest_generation for one in taken)])
+        return job, taken
+
+    def _remove_strays(self, written: pb.JournaledJob) -> None:
+        """Logs that were being made or removed when proxyd died: their workers ask again, or have ended."""
+        known = {Path(session.directory).name for session in written.sessions}
+        for path in (self._runtime / written.name).glob("rank-*"):
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+
+    async def _take_session(self, job: Job, written: pb.JournaledSession) -> Taken | None:
+        device = self._desk.settings.devices.names[written.device_index]
+        directory = self._runtime / job.name / written.directory
+        candidates = [getattr(written, name) for name in ("server", "stash") if written.HasField(name)]
+        found = await asyncio.gather(*(self._ask(server, job.name, written.rank) for server in candidates))
+        found = found or [Found(absent_server(device), None)]  # it had just come from another host
+        newest = max(one.newest_generation for one in found)
+        chosen = next((one for one in found if one.account is not None), found[0])
+        for other in found:
+            if other is not chosen:
+                self._pool.retire(other.server)
+        try:
+            opened = replay.Log(str(directory))
+        except replay.LogError as problem:
+            log.error("a session cannot be adopted", job=job.name, rank=written.rank, problem=str(problem))
+            self._pool.retire(chosen.server)
+            self._pool.unlease(device)
+            return None
+        account = chosen.account
+        session = Session(
+            job=job, rank=written.rank, world=written.world, device=device, device_index=written.device_index,
+            asked_index=written.asked_index, threads=written.threads, directory=directory, log=opened,
+            worker=Watched.of(written.worker.pid, written.worker.start_ticks), server=chosen.server,
+            state="lost" if written.lost else "running", recoveries=written.recoveries, note=written.note,
+            generation=written.generation if account is None else account.generation, hollow=account is None,
+            restored_commit=0 if account is None else account.restored_commit,
+            resumed_commit=written.resumed_commit if account is None else account.restored_commit,
+            drills_seen=set(written.drills_seen), durable=[_durable(one) for one in written.durable],
+            mirrored_step=written.mirrored_step, relay=written.relay,
+            destination=written.destination if written.HasField("destination") else None,
+        )  # fmt: skip
+        session.server.suspect = chosen is not found[0]  # it was about to be replaced
+        session.server.generation = job.generation if account is None else account.attached_generation
+        cut_short = account.parked if account is not None else any(one.half_prepared for one in found)
+        return Taken(session, account, newest, cut_short)
+
+    def _known(self, written: pb.JournaledServer) -> Server:
+        """A server of the journal; as ended if there is no such process, or it is none of ours."""
+        process, socket = written.process, self._runtime / written.socket
+        self._asked.add((process.pid, process.start_ticks))
+        watched = Watched.of(process.pid, process.start_ticks)
+        ours = listening_pid(socket) == process.pid or started_for(process.pid, self._runtime)
+        if watched.running and not ours:
+            watched.close()
+            watched = Watched.gone(process.pid, process.start_ticks)
+        server = Server(watched, socket, written.device)
+        server.data_address = written.data_address
+        self._pool.adopt(server)
+        return server
+
+    async def _ask(self, written: pb.JournaledServer, job: str, rank: int) -> Found:
+        """One that cannot be used is ended, and why is remembered."""
+        server = self._known(written)
+        if not server.process.running:
+            return Found(server, None)
+        state = process_state(server.pid)
+        if state is not None and state.stopped:
+            await _end(server, FaultKind.SERVER_STOPPED, "it was stopped by a signal when proxyd came back")
+            return Found(server, None)
+        ourselves = pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid()))
+        try:
+            reply = await server.stub.Adopt(
+                pb.AdoptRequest(proxyd=ourselves), timeout=ADOPT_S, wait_for_ready=True
+            )
+        except grpc.RpcError as problem:
+            await _end(
+                server, FaultKind.SERVER_HUNG, f"it did not answer when proxyd came back: {trouble(problem)}"
+            )
+            return Found(server, None)
+        if reply.job != job or reply.rank != rank or not reply.holds_state:
+            await _end(server, FaultKind.SERVER_DIED, "it was only half prepared when proxyd died")
+            return Found(server, None, reply.newest_generation, half_prepared=True)
+        return Found(server, reply, reply.newest_generation)
+
+    # ------------------------------------------------------------------ what is done
+    def _install(self, job: Job, taken: Sequence[Taken]) -> None:
+        """Without a pause: from here on everybody else may look at the job."""
+        job.history = self._desk.history
+        if job.corruption is not None:
+            self._desk.run_beside(self._desk.elsewhere.go_on_repairing(job))
+        active = [one for one in taken if one.session.active and one.session.worker.running]
+        adoption = pb.Adoption(
+            job=job.name, at_ms=int(time.time() * 1000), away_s=max(0.0, time.time() - self._away_since),
+            former_pid=self._journal.proxyd.pid, pid=os.getpid(), ranks=len(active),
+            servers_lost=sum(one.account is None for one in active),
+            recovery_redone=job.decision is not None or any(one.cut_short for one in active),
+        )  # fmt: skip
+        job.decision = None  # it is made anew
+        for one in taken:
+            one.session.log.supervise(os.getpid(), start_ticks(os.getpid()))
+            one.session.log.snapshot_suspended = False  # whoever suspended them finds out again why
+            job.note_fired(one.session)
+        job.note_adoption(adoption)
+        self._desk.adopt(job, [one.session for one in taken])
+        log.warning(
+            "adopted", job=job.name, former=adoption.former_pid, away_s=round(adoption.away_s, 3),
+            ranks=adoption.ranks, servers_lost=adoption.servers_lost,
+            recovery_redone=adoption.recovery_redone,
+        )  # fmt: skip
+        coordinator = self._desk.coordinators[job.name]
+        for one in taken:
+            self._go_on_moving(
+                one,
+                coordinator if adoption.recovery_redone and isinstance(coordinator, Coordinator) else None,
+            )
+        for one in active:
+            if one.account is not None:
+                _tell(coordinator, one.session, one.account)
+
+    def _go_on_moving(self, taken: Taken, restorer: Coordinator | None) -> None:
+        """To the device where somebody wanted a rank: at once, with `restorer`, if a recovery is due."""
+        session = taken.session
+        leases = self._desk.leases
+        if session.destination is None:
+            if session.device_index in leases.draining:  # between two tries
+                leases.undrain(session.device_index)
+            return
+        name = leases.name(session.destination)
+        if taken.account is not None and session.server.device == name:  # it has its state there
+            leases.arrive(session)
+        elif session.active:
+            if restorer is not None:
+                restorer.move(session)
+            self._desk.run_beside(self._desk.planned.go_on(session))
+        else:
+            session.destination = None
+
+
+def _tell(coordinator: Coordinator | Deputy, session: Session, account: pb.AdoptReply) -> None:
+    """What the predecessor was told, or did, and died of before all was well again."""
+    fault = account.fault
+    if isinstance(coordinator, Deputy):
+        coordinator.adopted(session, account)
+        return
+    if fault.kind in ("call", "suspect"):
+        suspect = fault.kind == "suspect"
+        coordinator.call_failed(
+            session, session.server.generation, suspect, fault.message, fault.record_index
+        )
+    elif fault.kind == "collective":
+        coordinator.collective_failed(session, session.generation, fault.message, fault.record_index)
+    elif account.parked:
+        message = "a recovery broke off its collectives, and died with proxyd"
+        coordinator.collective_failed(session, session.generation, message, session.log.cursor_index)
+    elif fault.kind == "validation":
+        coordinator.validation_reached(session, session.generation)
+
+
+def started_for(pid: int, runtime: Path) -> bool:
+    """Whether a process is a device server, a fork of a spawner, with this runtime directory."""
+    try:
+        words = set(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+    except OSError:
+        return False
+    return {os.fsencode(name_of("proxy_server.spawner")), os.fsencode(runtime)} <= words
+
+
+async def _end(server: Server, kind: FaultKind, evidence: str) -> None:
+    """Until it has ended: what befell several ranks is noticed together."""
+    now = time.monotonic_ns()
+    server.verdict = Verdict(kind, now, now, evidence, counts=False)
+    await server.process.end(0.0)
+
+
+def restored_job(written: pb.JournaledJob) -> Job:
+    """A job as the journal knows it, but for its sessions."""
+    launcher = written.launcher
+    drills = [ScheduledDrill(drill_of(entry.drill), entry.slot, entry.fired) for entry in written.drills]
+    return Job(
+        name=written.name,
+        launcher=Watched.of(launcher.pid, launcher.start_ticks) if written.HasField("launcher") else None,
+        drills=drills,
+        ended=[_ended(end) for end in written.ends],
+        departed={departure.rank: departure.clean for departure in written.departures},
+        last_facts={departure.rank: _last_facts(departure) for departure in written.departures},
+        recoveries=list(written.recoveries),
+        adoptions=list(written.adoptions),
+        validations=written.validations,
+        not_replayable=written.not_replayable,
+        decision=written.decision if written.HasField("decision") else None,
+        corruption=written.corruption if written.HasField("corruption") else None,
+        generation=written.generation,
+        openings=written.openings,
+        span=_span(written.span) if written.HasField("span") else None,
+        guest=Path(written.span.guest) if written.span.guest else None,
+    )
+
+
+def _span(written: pb.JournaledSpan) -> Span:
+    members, awaited = set(written.members), set(written.awaited)
+    stored = Stored(written.stored_step, Path(written.stored_run)) if written.stored_run else None
+    return Span(
+        written.hosts, written.token, written.leader, members=members, awaited=awaited & members,
+        given_up={
+            GivenUp(one.host, one.process.pid, one.process.start_ticks) for one in written.given_up
+        },
+        stored=stored,
+    )  # fmt: skip
+
+
+def _ended(end: pb.JournaledEnd) -> Ended:
+    return Ended(
+        rank=end.status.rank, clean=end.clean, steps=end.steps, calls_per_step=end.calls_per_step,
+        bytes_per_step=end.bytes_per_step, replies_compared=end.replies_compared,
+        replies_different=end.replies_different, recent_calls=tuple(end.recent_calls), status=end.status,
+        automatic_commits=end.automatic_commits, records=end.records,
+    )  # fmt: skip
+
+
+def _last_facts(departure: pb.JournaledDeparture) -> RankFacts:
+    return RankFacts(
+        departure.rank, departure.generation, alive=False, commits=(_commit_facts(departure.newest),)
+    )
+
+
+def _durable(written: pb.JournaledDurable) -> Durable:
+    return Durable(
+        written.serial, Path(written.run), written.bytes, _commit_facts(written.commit), written.log_offset
+    )
+
+
+def _commit_facts(written: pb.JournaledCommit) -> CommitFacts:
+    words = list(written.communicators)
+    return CommitFacts(
+        written.number, written.step, members=tuple(written.members), call=written.call,
+        index=written.index,
+        communicators=tuple(zip(words[::3], words[1::3], words[2::3], strict=False)),
+    )  # fmt: skip

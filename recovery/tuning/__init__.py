@@ -1,0 +1,1 @@
+"""How often snapshots should be taken: asked of a running job."""

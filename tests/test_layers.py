@@ -1,0 +1,96 @@
+"""Imports in `recovery/` go down the table of its README, but for those that are named here."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent / "recovery"
+PACKAGE = "understudy.recovery"
+COMMANDS = "(this one)"
+UP = {
+    "spanning/far_moves.py -> desk/sessions.py",
+    "spanning/far_moves.py -> upkeep/planned_moves.py",
+    "spanning/leader/doors.py -> desk/sessions.py",
+    "spanning/member/member.py -> desk/sessions.py",
+    "spanning/member/succession.py -> takeover/adoption.py",
+    "spanning/migration.py -> desk/sessions.py",
+    "spanning/spans.py -> desk/sessions.py",
+    "spanning/spans.py -> takeover/journaling.py",
+    "state/jobs.py -> host/servers.py",
+    "state/jobs.py -> persistence/durable.py",
+    "state/span.py -> spanning/leadership.py",
+    "upkeep/planned_moves.py -> desk/sessions.py",
+}
+"""Those of today, for types alone as well.  This list may only get shorter."""
+MOST_FILES = 12
+
+
+def rows() -> list[tuple[str, str]]:
+    """Of the README's table: a folder, and where to begin in it."""
+    found = re.findall(
+        r"^\| (\S+|\(this one\)) \|.*\| `([\w/]+\.py)` \|$", (ROOT / "README.md").read_text(), re.M
+    )
+    return [(folder.strip("`"), begin) for folder, begin in found]
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """The folder of the table that each file is in."""
+    for path in sorted(ROOT.rglob("*.py")):
+        inside = path.relative_to(ROOT)
+        yield inside.parts[0] if len(inside.parts) > 1 else COMMANDS, path
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """Files of `recovery/`, wherever in the file that stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith(PACKAGE)]
+        else:
+            continue
+        for name in names:
+            place = ROOT.joinpath(*name.split(".")[2:])
+            found = [
+                one.with_suffix(".py") for one in (place, place.parent) if one.with_suffix(".py").is_file()
+            ]
+            yield from found[:1]
+
+
+def test_imports_go_down_but_for_those_that_are_known() -> None:
+    layers = [folder for folder, _ in rows()]
+    up = {
+        f"{path.relative_to(ROOT)} -> {other.relative_to(ROOT)}"
+        for folder, path in modules()
+        for other in imported(path)
+        if layers.index(other.relative_to(ROOT).parts[0] if other.parent != ROOT else COMMANDS)
+        < layers.index(folder)
+    }
+    assert up - UP == set(), "these go up: put what both need into a folder below"
+    assert UP - up == set(), "these are gone: take them from the list"
+
+
+def test_the_table_has_every_folder_once_and_a_file_to_begin_with() -> None:
+    table = rows()
+    assert sorted(folder for folder, _ in table) == sorted({folder for folder, _ in modules()})
+    for folder, begin in table:
+        assert (ROOT / begin if folder == COMMANDS else ROOT / folder / begin).is_file(), begin
+
+
+def test_the_readme_names_files_that_are_there() -> None:
+    _, _, text = (ROOT / "README.md").read_text().partition("## Where do I look?")
+    named = re.findall(r"`([\w]+/[\w/]+\.(?:py|h))`", text)
+    assert len(named) > 8
+    missing = [name for name in named if not (ROOT / name).is_file() and not (ROOT.parent / name).is_file()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for _, path in modules()}), ids=lambda path: path.name)
+def test_a_folder_has_at_most_a_dozen_files(folder: Path) -> None:
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_FILES
+    assert (folder / "__init__.py").read_text().startswith('"""')
