@@ -71,10 +71,10 @@ class _Later(Exception):
     """Proxyd lives, and waits itself: for etcd, or for the host that leads the job; the text says which."""
 
 
-def ask(path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def ask(path: str, request: dict[str, Any], limit_s: float, return_s: float = _RETURN_S) -> dict[str, Any]:
     """One request over a connection of its own, sent again until it is answered; raises RuntimeError.
 
-    `limit_s`: for a proxyd that lives.
+    `limit_s`: for a proxyd that lives; `return_s`: for one that died.
     """
     line = json.dumps(request).encode() + b"\n"
     began = lived = time.monotonic()
@@ -87,7 +87,7 @@ def ask(path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         except (OSError, ValueError) as problem:
             why = problem
         now = time.monotonic()
-        if now > lived + _RETURN_S or now > began + max(limit_s, _RETURN_S):
+        if now > lived + return_s or now > began + max(limit_s, return_s):
             raise RuntimeError(f"proxyd's store does not answer at {path}: {why}") from why
         time.sleep(_LONGEST_PAUSE_S)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,17 @@ import pytest
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("n", range(10))
 def test_alike(n): ...
+
+groups = pytest.mark.parametrize("group", range(6))
+
+@pytest.mark.drawn(3, by="group")
+@groups
+def test_prepared_together(group): ...
+
+@pytest.mark.drawn(3, by="group")
+@groups
+@pytest.mark.parametrize("what", "ab")
+def test_prepared_together_too(group, what): ...
 
 def test_by_itself(): ...
 """
@@ -62,18 +74,26 @@ def run(project: Path, number: int, *words: str, **variables: str) -> str:
 def counts(output: str) -> tuple[int, int, int]:
     """Tests that ran of each family, and of none."""
     ran = [line for line in output.splitlines() if "PASSED" in line]
-    alike, of_file = (sum(name in line for line in ran) for name in ("test_alike", "test_b.py"))
-    return alike, of_file, len(ran) - alike - of_file
+    alike, of_file, of_groups = (
+        sum(name in line for line in ran) for name in ("test_alike", "test_b.py", "together")
+    )
+    return alike, of_file, len(ran) - alike - of_file - of_groups
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]])
 def test_each_run_has_its_share_and_the_number_repeats_it(project: Path, workers: Sequence[str]) -> None:
     first, again = (run(project, 7, *workers) for _ in range(2))
-    assert counts(first) == (4, 2, 1), "a third of ten, half of a file's two and the one that always runs"
+    assert counts(first) in ((3, 2, 1), (4, 2, 1)), "a third of ten, half of two, and one that always runs"
     assert f"drawn by {drawing.VARIABLE}=7" in first
     names = [sorted(line.split()[-1] for line in one.splitlines() if "PASSED" in line and "%" in line)
              for one in (first, again)]  # fmt: skip
     assert names[0] == names[1]
+
+
+def test_what_is_prepared_together_is_drawn_together(project: Path) -> None:
+    ran = [line for line in run(project, 7).splitlines() if "PASSED" in line and "together" in line]
+    groups = {group for line in ran for group in re.findall(r"\[(?:\w-)?(\d)\]", line)}
+    assert len(ran) == 2 * (1 + 2) and len(groups) == 2
 
 
 @pytest.mark.parametrize(
@@ -90,6 +110,10 @@ def test_a_run_that_starts_everything_anew_has_all_of_them(project: Path) -> Non
 
 def test_many_runs_see_all_of_a_family() -> None:
     family = [f"test_a.py::test_alike[{n}]" for n in range(10)]
-    seen = [drawing.drawn(family, 4, str(number)) for number in range(40)]
-    assert {len(one) for one in seen} == {3} and set().union(*seen) == set(family)
-    assert drawing.drawn(family[::-1], 4, "7") == drawing.drawn(family, 4, "7"), "in whatever order they come"
+    seen = [drawing.drawn("f", family, 4, str(number)) for number in range(60)]
+    assert {len(one) for one in seen} == {2, 3} and set().union(*seen) == set(family)
+    assert 120 < sum(len(one) for one in seen) < 180
+    backwards = drawing.drawn("f", family[::-1], 4, "7")
+    assert backwards == drawing.drawn("f", family, 4, "7"), "in whatever order they come"
+    alone = [drawing.drawn("f", ["only"], 2, str(number)) for number in range(60)]
+    assert 15 < sum(len(one) for one in alone) < 45, "who is alone has its turns"

@@ -33,6 +33,7 @@ WITHOUT_SHADOWS = ("--shadow-limit", "4K")
 AHEAD = 4
 """Steps that ranks may do between two looks: a snapshot is ordered ahead of them."""
 
+READER = name_of("recovery.persistence.restore.restoring")
 TINY = proxied.python(proxied.WORKLOADS / "tiny.py", "--steps", "15000", "--payload", "20000")
 """Long enough for a few durable sets, also on a fast machine."""
 
@@ -211,7 +212,7 @@ def test_restore_is_done_again_if_who_reads_storage_or_a_new_server_is_killed_me
     node.train(STEPS, 30)
     train_until(node, only_on_storage, "a set that is on storage alone")
     count, first = 1, node.servers()
-    while not (read_storage(node, count) and kill_reader()):  # it may have read what it wanted
+    while not any(killed(reader) for reader in read_storage(node, count)):  # it may have read what it wanted
         await_recoveries(node, count)
         count, first = count + 1, node.servers()
     until(lambda: not set(first) & set(node.servers()), "new servers")
@@ -236,32 +237,40 @@ def test_successor_of_a_proxyd_that_died_amid_a_restore_does_it_again(node: Node
     assert STORAGE in {r["plan"] for r in node.finish()["recoveries"]}
 
 
-def read_storage(node: Node, count: int) -> bool:
-    """All servers die, the `count`th time: whether storage is being read; if not, none is needed."""
+def read_storage(node: Node, count: int) -> list[psutil.Process]:
+    """All servers die, the `count`th time: who reads storage then; nobody if none is needed.
+
+    They live for a tenth of a second, so they are looked for among proxyd's children alone.
+    """
     train_until(
         node, lambda ranks: only_on_storage(ranks) and min(rank.step for rank in ranks) >= 30 * count,
         "a set that is on storage alone",
     )  # fmt: skip
     kill_all_servers(node)
+    proxyd = psutil.Process(node.status().node.pid)
+    found: list[psutil.Process] = []
+
+    def read() -> bool:
+        found[:] = [one for one in proxyd.children() if READER in command_of(one)]
+        return bool(found)
 
     def back() -> bool:
         return all(rank.state == "running" and rank.recoveries >= count for rank in node.status().ranks)
 
-    until(lambda: readers() or back(), "a process that reads storage, or none is needed", 20)
-    return bool(readers())
+    until(lambda: read() or back(), "a process that reads storage, or none is needed", 20, 0.0)
+    return found
 
 
 def readers() -> list[psutil.Process]:
-    return [p for p in processes() if name_of("recovery.persistence.restore.restoring") in command_of(p)]
+    return [p for p in processes() if READER in command_of(p)]
 
 
-def kill_reader() -> bool:
-    """One of them, if there is one."""
-    found = readers()
-    for process in found:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    return bool(found)
+def killed(process: psutil.Process) -> bool:
+    """Whether it was still there."""
+    with contextlib.suppress(psutil.Error):
+        process.kill()
+        return True
+    return False
 
 
 def test_successor_of_a_proxyd_that_died_knows_what_is_on_storage(node: Node) -> None:

@@ -145,7 +145,6 @@ def test_a_store_that_waits_for_its_leader_is_asked_again_until_the_script_s_own
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For 60 s it was, and then the script ended: etcd may be away for longer than that."""
-    monkeypatch.setattr(proxyd_store, "_RETURN_S", 0.2)
     answers = [b'{"later": "nobody leads it"}'] * 20 + [b'{"count": 7}']
     asked: list[bytes] = []
     monkeypatch.setattr(proxyd_store, "_ask_once", lambda path, line: answered(answers[len(asked)], asked))
@@ -154,10 +153,10 @@ def test_a_store_that_waits_for_its_leader_is_asked_again_until_the_script_s_own
         asked.append(answer)
         return proxyd_store._checked(json.loads(answer))
 
-    assert proxyd_store.ask(str(tmp_path), {"do": "count"}, 600.0) == {"count": 7}
+    assert proxyd_store.ask(str(tmp_path), {"do": "count"}, 600.0, 0.2) == {"count": 7}
     asked.clear()
     with pytest.raises(RuntimeError, match=r"does not answer .* nobody leads it"):
-        proxyd_store.ask(str(tmp_path), {"do": "count"}, 0.3)
+        proxyd_store.ask(str(tmp_path), {"do": "count"}, 0.3, 0.2)
 
 
 def test_a_successor_serves_what_was_set_before(store: WorkerStore, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Tests of which each run has its share: `@pytest.mark.drawn(3)`, one in three, drawn anew for each run.
 
-What the mark stands on is the family that is drawn from: a function's parameters, or (`pytestmark`) the
-tests of a file.  It is for families whose members are much alike and dear: each run sees some, many runs all
-of them, and `make test-long` has all.  So has whoever names a file or a test, or selects by `-k` or `-m`.
+What the mark stands on is the family that is drawn from: a function's parameters, or (`pytestmark`) the tests
+of a file.  `drawn(3, by="group")` draws values of that parameter, the same for all functions of a file, where
+tests share what takes long.  It is for families whose members are much alike and dear: each run sees some,
+many runs all of them, and `make test-long` has all.  So has whoever names a file or a test, or selects by
+`-k` or `-m`.
 
 The number that the draw goes by is printed; UNDERSTUDY_TEST_DRAW repeats one.
 """
@@ -13,7 +15,8 @@ import os
 import random
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import durations
@@ -25,28 +28,47 @@ SEED = pytest.StashKey[str]()
 """Empty: all tests run that are selected."""
 
 
-def drawn(members: Sequence[str], one_in: int, seed: str) -> set[str]:
-    """Of a family, as many as its share is, rounded up."""
-    most = -(-len(members) // one_in)
-    return set(random.Random(f"{seed} {min(members)}").sample(sorted(members), most))
+@dataclass
+class Family:
+    """What is drawn from."""
+
+    one_in: int
+    members: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Whatever is drawn -> the ids of the tests that come with it."""
 
 
-def families(items: Iterable[pytest.Item]) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Family -> the ids of its tests; family -> one in how many.  The closest mark counts."""
-    members: dict[str, list[str]] = defaultdict(list)
-    shares: dict[str, int] = {}
+def drawn(family: str, members: Iterable[str], one_in: int, seed: str) -> set[str]:
+    """As many as its share is; where that is no whole number, now one less and now one more."""
+    known, chance = sorted(members), random.Random(f"{seed} {family}")
+    whole, rest = divmod(len(known), one_in)
+    return set(chance.sample(known, whole + (chance.randrange(one_in) < rest)))
+
+
+def families(items: Iterable[pytest.Item]) -> dict[str, Family]:
+    """By name.  The closest mark counts."""
+    found: dict[str, Family] = {}
     for item in items:
         for node, mark in item.iter_markers_with_node(MARK):
-            family = node.nodeid.partition("[")[0]
-            members[family].append(item.nodeid)
-            shares[family] = mark.args[0]
+            by = mark.kwargs.get("by", "")
+            name = f"{durations.file_of(item.nodeid)} {by}" if by else node.nodeid.partition("[")[0]
+            one = found.setdefault(name, Family(mark.args[0]))
+            one.members[_parameter(item, by) if by else item.nodeid].append(item.nodeid)
             break
-    return members, shares
+    return found
 
 
-def left_out(members: Mapping[str, Sequence[str]], shares: Mapping[str, int], seed: str) -> set[str]:
+def _parameter(item: Any, name: str) -> str:
+    return str(item.callspec.params[name])
+
+
+def left_out(known: Mapping[str, Family], seed: str) -> set[str]:
     """The ids of tests that are for other runs."""
-    return {one for family, ids in members.items() for one in set(ids) - drawn(ids, shares[family], seed)}
+    return {
+        test
+        for name, family in known.items()
+        for member in family.members.keys() - drawn(name, family.members, family.one_in, seed)
+        for test in family.members[member]
+    }
 
 
 # ------------------------------------------------------------------ the plugin
@@ -72,6 +94,6 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not (seed := config.stash[SEED]):
         return
-    left = left_out(*families(items), seed)
+    left = left_out(families(items), seed)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
     items[:] = [item for item in items if item.nodeid not in left]
