@@ -12,6 +12,8 @@ import pytest
 import simulated_device
 from training_run import Training
 
+pytestmark = pytest.mark.drawn(2)
+
 
 class Counters(NamedTuple):
     """Of a device server, since it began."""

@@ -55,6 +55,7 @@ def calls(folder: Path, every: int) -> list[list[list[list[Any]]]]:
     return [json.loads(file.read_text()) for file in files]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("every", [24, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.cold  # what fresh memory holds is up to the process's own beginning
 def test_every_kernel_that_leaves_bytes_or_changes_what_it_does_not_say_is_in_the_tables(
@@ -81,6 +82,7 @@ def test_every_kernel_that_leaves_bytes_or_changes_what_it_does_not_say_is_in_th
         assert leave == listed
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("every", [48, pytest.param(1, marks=pytest.mark.long)])
 def test_no_operator_of_pytorchs_databases_is_taken_for_one_that_does_not_replay(
     every: int, tmp_path: Path

@@ -120,6 +120,7 @@ def test_sharded_state_is_that_of_each_rank_and_is_not_given_to_another_number(f
     assert start(1, [str(SCRIPT), str(run), f"--steps={STEPS}", "--sharded"]) == [1]
 
 
+@pytest.mark.drawn(2)
 def test_the_example_goes_on_as_its_text_says(folder: Path) -> None:
     def example(run: str, steps: int, ranks: int) -> list[str]:
         words = [

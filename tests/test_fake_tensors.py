@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import proxied
+import pytest
 
 OTHERWISE = {
     # PyTorch's fakes of a CPU's tensors differ from a CPU's results, too
@@ -32,6 +33,7 @@ OTHERWISE = {
 """Entries of op_db whose fakes are otherwise than the device's results, and why."""
 
 
+@pytest.mark.drawn(2)
 def test_fakes_of_all_pytorchs_operators_are_as_the_devices_results_and_none_ends_the_process(
     tmp_path: Path,
 ) -> None:

@@ -183,6 +183,7 @@ def run_script(path: Path, *arguments: str, hash_seed: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.drawn(2)
 def test_the_example_finds_what_it_would_have_found_without_being_killed(tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[1] / "examples" / "resumable_search.py"
 

@@ -15,6 +15,8 @@ import pytest
 from jit_launch import environment, torchrun
 from start_ranks import free_port
 
+pytestmark = pytest.mark.drawn(2)
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "jit_faults.py"
 STEPS = 28

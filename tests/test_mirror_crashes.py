@@ -35,6 +35,8 @@ from understudy.recovery.persistence.stores.catalogue import StoredSet
 from understudy.recovery.persistence.stores.retention import Retention
 from understudy.recovery.persistence.tiers import MirrorTier
 
+pytestmark = pytest.mark.drawn(2)
+
 KEEP = Retention(keep_last=2)
 CHANGES = ("open", "mv", "rm_file", "makedirs")
 

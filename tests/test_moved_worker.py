@@ -12,6 +12,8 @@ from proxied import WORKLOADS, left_behind, python, until
 
 from understudy.recovery.base.errors import ExitStatus
 
+pytestmark = pytest.mark.drawn(3)
+
 BELONGINGS = WORKLOADS / "migration" / "belongings.py"
 
 STEPS, LONG = 30, 150

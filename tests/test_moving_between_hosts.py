@@ -17,6 +17,8 @@ from migratable_run import skip_without_criu
 from moving_hosts import LOADING, Counted, MovingHost, moving_hosts
 from proxied import until
 
+pytestmark = pytest.mark.drawn(3)
+
 
 @pytest.fixture
 def folder(folder: Path) -> Path:

@@ -12,6 +12,8 @@ import pytest
 from native_reference import native_reference
 from running_proxyd import running_proxyd
 
+pytestmark = pytest.mark.drawn(2)
+
 PHASE_RECORDS = 10
 """More than an optimizer step has here."""
 FIRST, APART = 60, 50

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from etcd_server import running_etcd
 from namespaces import Network, network
 from proxied import until
@@ -17,6 +18,8 @@ from training_run import installed
 
 from understudy.recovery.base.control import blocking_channel, pb, rpc
 from understudy.recovery.membership.network.certificates import issue, make_authority
+
+pytestmark = pytest.mark.drawn(2)
 
 PORT = 9400
 

@@ -44,6 +44,7 @@ def does(
         )  # fmt: skip
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -64,6 +65,7 @@ def test_the_host_cannot_touch_its_memory() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "touches\n"), done.stderr
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -92,6 +94,7 @@ def test_a_snapshot_is_taken_beside_what_the_device_has_to_do() -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, ["True"] * 3), done.stderr
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said", "told"),
     [
@@ -112,6 +115,7 @@ def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
     assert done.stderr.count(told) == 1
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -133,6 +137,7 @@ def test_a_commits_digests_are_made_on_the_device_unless_its_driver_is_too_old(d
     assert (refused in done.stderr) == (driver == "old")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "error"),
     [
@@ -163,6 +168,7 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
     assert done.losses == native_losses(training)
 
 
+@pytest.mark.drawn(2)
 def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> None:
     """Also where connections have broken: the device says nothing of that, and goes on waiting."""
     training = Training("char_gpt.py", 2, 8)
@@ -173,6 +179,7 @@ def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> N
     assert done.losses == native_losses(training)
 
 
+@pytest.mark.drawn(2)
 def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(folder: Path) -> None:
     """The server of rank 1 has died, and the next one stops before it comes to its first collective."""
     training = Training("char_gpt.py", 2, 8)
@@ -185,6 +192,7 @@ def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(fo
     assert done.losses == native_losses(training)
 
 
+@pytest.mark.drawn(2)
 def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(folder: Path) -> None:
     """Longer than a server may take for a record."""
     command = proxied.torchrun(2, WORKLOADS / "late_rank.py", "12")

@@ -14,6 +14,8 @@ from running_node import LONG_S, Node
 from test_metrics import a_free_port, scrape
 from test_persistence import assert_bits, complete_sets, persisted_step, writers
 
+pytestmark = pytest.mark.drawn(2)
+
 STEPS = 8_000
 STEPS_S = 30
 """So many are let go a second while a test waits, four minutes at most; the rest takes seconds."""

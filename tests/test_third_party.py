@@ -14,6 +14,8 @@ from native_reference import native_reference
 from proxied import WORKLOADS, python, torchrun
 from training_run import BIN, ROOT
 
+pytestmark = pytest.mark.drawn(2)
+
 SCRIPTS = WORKLOADS / "third_party"
 TEXT = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"
 DRILL = ("--drill", "kill-server rank=1 step=3 call=40")

@@ -37,6 +37,7 @@ def _program(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.title)
 def test_a_chapter_shows_what_its_commands_say(
     chapter: Chapter, folder: Path, person: dict[str, str]

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import proxied
+import pytest
 import torch
 
 ONLY_ON_CUDA = 90
@@ -24,6 +25,7 @@ def test_the_device_computes_what_only_cuda_has_as_the_cpu_computes_it_of_a_wide
     assert sum(samples for samples, _ in found.values()) > 1000
 
 
+@pytest.mark.drawn(2)
 def test_training_in_half_precision_with_what_autocast_takes_by_default_survives_a_fault(
     tmp_path: Path,
 ) -> None:
