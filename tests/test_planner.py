@@ -239,7 +239,14 @@ def test_ranks_that_died_together_come_back_from_their_snapshots() -> None:
     chosen = plan(Facts(both, died(0, 1)))
     assert chosen.name is PlanName.RESTORE_SNAPSHOT_REPLAY
     assert chosen.actions == (Reload(0, 5, fresh=True), Reload(1, 5, fresh=True))
-    assert "every replica died" in chosen.reason
+    assert "the device servers of ranks 0, 1 are gone, and only" in chosen.reason
+
+
+def test_of_a_server_that_runs_and_has_no_way_back_nobody_says_that_it_is_gone() -> None:
+    struck, inside = (rank(n, 9, alive=False, snapshots=(commit(5),)) for n in (0, 1))
+    chosen = plan(Facts((struck, replace(inside, sealed=True)), died(0)))
+    assert chosen.name is PlanName.RESTORE_SNAPSHOT_REPLAY
+    assert "the device servers of ranks 0 are gone, rank 1 stood inside its optimizer step" in chosen.reason
 
 
 def test_snapshot_that_only_one_rank_completed_is_not_used() -> None:

@@ -139,6 +139,7 @@ def rank_facts(
         unread=frozenset(rank for rank, times in session.unread.items() if times >= UNREAD_TRIES),
         begun=_begun(log, known[-1:]),
         host=session.host,
+        sealed=bool(log.sealed) and session.server.process.running,
     )
 
 

@@ -118,7 +118,8 @@ class RankFacts:
     and its worker comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose
     state its server could not read, though it was tried again.  `begun`: communicators that it has made since
     its newest commit, and how many ranks each of them has.  `host`: where its device server runs; empty: on
-    the host that plans.
+    the host that plans.  `sealed`: its server runs, and stands inside an optimizer step out of which no way
+    leads: nothing of its state is of any use, as if it were dead.
     """
 
     rank: int
@@ -141,6 +142,7 @@ class RankFacts:
     unread: frozenset[int] = frozenset()
     begun: tuple[tuple[Uid, int], ...] = ()
     host: str = ""
+    sealed: bool = False
 
     @property
     def newest(self) -> CommitFacts:

@@ -184,8 +184,13 @@ class Restarts:
         if missing is None:
             return f"what rank {rank.rank} saved at commit {commit.number} cannot be read any more"
         if not self._alive:
-            who = f"the device servers of ranks {named(other.rank for other in self._ranks)}"
-            return f"every replica died: {who} are gone, and only they held the state"
+            gone = [other.rank for other in self._ranks if not other.sealed]
+            inside = [other.rank for other in self._ranks if other.sealed]
+            lost = [f"the device servers of ranks {named(gone)} are gone"] if gone else []
+            if inside:
+                stood = "stood inside its optimizer step, where its driver keeps no pre-images"
+                lost.append(f"rank {named(inside)} {stood}")
+            return f"every replica died: {', '.join(lost)}, and only they held the state"
         if rank.unread:
             who = named(sorted(rank.unread))
             count = len(missing)
