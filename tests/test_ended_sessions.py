@@ -7,7 +7,7 @@ from typing import Any, cast
 import made_up_ranks
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.state.jobs import Ended
+from understudy.recovery.state.counts import Ended
 
 
 def _ended(rank: int, device: str = "cpu:0", replies_different: int = 0) -> Ended:

@@ -39,7 +39,8 @@ from understudy.recovery.history.recorder import (
     parse,
     read,
 )
-from understudy.recovery.state.jobs import DRILL_FIRED, Ended, Job, ScheduledDrill
+from understudy.recovery.state.counts import Ended, ScheduledDrill
+from understudy.recovery.state.jobs import DRILL_FIRED, Job
 from understudy.recovery.takeover.adoption import restored_job
 from understudy.recovery.text.tables import duration
 

@@ -12,7 +12,8 @@ from understudy.recovery.drills.spec import Drill
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
-from understudy.recovery.state.jobs import Job, ScheduledDrill, Session
+from understudy.recovery.state.counts import ScheduledDrill
+from understudy.recovery.state.jobs import Job, Session
 
 NAMES = ["cpu:0", "cpu:1", "cpu:2"]
 

@@ -22,7 +22,7 @@ from understudy.recovery.persistence.log.log_messages import (
 from understudy.recovery.persistence.log.log_reach import Laid
 from understudy.recovery.persistence.log.stored_log import StoredCommit
 from understudy.recovery.persistence.settings import PersistenceSettings
-from understudy.recovery.state.jobs import LogCounts
+from understudy.recovery.state.counts import LogCounts
 
 CAP = 1 << 20
 

@@ -17,7 +17,7 @@ from mirrors import JOB, RUN, Stores, assert_whole, new_bucket, object_server
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.persistence.remote.mirroring import CompleteSet, Mirroring
 from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from understudy.recovery.state.jobs import CopyCounts
+from understudy.recovery.state.counts import CopyCounts
 
 
 @contextlib.contextmanager

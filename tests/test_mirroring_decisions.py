@@ -31,7 +31,7 @@ from understudy.recovery.persistence.stores.catalogue import find_set
 from understudy.recovery.persistence.stores.retention import Retention
 from understudy.recovery.persistence.writing.request import Discard, Release, Written
 from understudy.recovery.persistence.writing.writer import RunStores
-from understudy.recovery.state.jobs import CopyCounts
+from understudy.recovery.state.counts import CopyCounts
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
 OF = "understudy-1.rank-0"

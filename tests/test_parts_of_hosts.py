@@ -27,7 +27,7 @@ from understudy.recovery.spanning.member.member_parts import NO_STORAGE, MemberP
 from understudy.recovery.spanning.persisting import begin_persisting
 from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.spanning.way_on import way_on
-from understudy.recovery.state.jobs import CopyCounts
+from understudy.recovery.state.counts import CopyCounts
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span, Stored
 from understudy.recovery.takeover import adoption, journaling

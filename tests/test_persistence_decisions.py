@@ -23,7 +23,8 @@ from understudy.recovery.persistence.writing.request import (
     encode,
 )
 from understudy.recovery.persistence.writing.writer import RankStores, RunStores
-from understudy.recovery.state.jobs import CopyCounts, Session
+from understudy.recovery.state.counts import CopyCounts
+from understudy.recovery.state.jobs import Session
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
 RUN, OTHER_RUN = "understudy-1.rank-0", "understudy-1.rank-0-1"

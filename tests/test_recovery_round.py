@@ -10,11 +10,12 @@ import grpc
 import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
+from understudy.recovery.base.background import all_of
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.job.recovery_round import Round, RoundFailed, _all
+from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.planning.facts import FaultFacts, FaultKind
 from understudy.recovery.planning.planner import Plan, PlanName, Reload
 from understudy.recovery.planning.replicas import Copy
@@ -42,7 +43,7 @@ def test_the_steps_of_a_round_are_cancelled_in_their_order_and_have_ended_when_i
 
     works = [endless(0), failing(1), endless(2), failing(3), *(endless(n) for n in range(4, 40))]
     with pytest.raises(RoundFailed, match="step 1"):
-        asyncio.run(_all(works))
+        asyncio.run(all_of(works))
     assert ended == [0, 2, *range(4, 40)]
 
 
@@ -56,7 +57,7 @@ def test_a_round_that_is_cancelled_cancels_its_steps() -> None:
             ended.append(number)
 
     async def main() -> None:
-        task = asyncio.create_task(_all([endless(n) for n in range(20)]))
+        task = asyncio.create_task(all_of([endless(n) for n in range(20)]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -220,7 +221,7 @@ def test_of_failures_that_nobody_waits_for_any_more_asyncio_does_not_complain(
         raise RuntimeError
 
     async def interrupted() -> None:
-        works = asyncio.gather(_all(fails() for _ in range(3)))
+        works = asyncio.gather(all_of(fails() for _ in range(3)))
         for _ in range(2):  # they begin, and have failed
             await asyncio.sleep(0)
         works.cancel()

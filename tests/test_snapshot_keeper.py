@@ -14,7 +14,7 @@ from understudy.recovery.config.settings import BadInput, parse_interval, parse_
 from understudy.recovery.persistence.persistence import Persistence
 from understudy.recovery.persistence.settings import PersistenceSettings
 from understudy.recovery.persistence.writing.request import Persist
-from understudy.recovery.state.jobs import CopyCounts
+from understudy.recovery.state.counts import CopyCounts
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.upkeep.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper
 

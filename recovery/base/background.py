@@ -1,17 +1,20 @@
-"""Tasks that nobody awaits: kept alive, their failures logged, cancelled together."""
+"""Tasks that nobody awaits: kept alive, failures logged, cancelled together; and some that are one step."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import structlog
 
 from understudy.recovery.base.timing import TIMING, Timing
 
 log = structlog.get_logger()
+
+Value = TypeVar("Value")
 
 
 class BackgroundTasks:
@@ -63,3 +66,25 @@ class Complaints:
             if trouble not in self._told:  # the message may be another one each time
                 self._told.add(trouble)
                 log.error("a look failed", owner=self._owner, subject=subject, exc_info=problem)
+
+
+async def all_of(works: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
+    """All at once; the first failure cancels the others.  Everything happens in the order of `works`.
+
+    A TaskGroup keeps its tasks in a set: in which order it cancels them changes from run to run.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Of those that have failed as well: asyncio complains of an exception that nobody has looked at.
+        await asyncio.gather(*tasks, return_exceptions=True)
+    failures = [task.exception() for task in tasks if not task.cancelled()]
+    for failure in failures:
+        if failure is not None:
+            raise failure
+    return [task.result() for task in tasks]

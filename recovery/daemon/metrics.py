@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.config.settings import BadInput, parse_address
-from understudy.recovery.state.jobs import CopyCounts, Job, LogCounts, Session
+from understudy.recovery.state.counts import CopyCounts, LogCounts
+from understudy.recovery.state.jobs import Job, Session
 
 log = structlog.get_logger()
 

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import structlog
 
 from understudy import replay
 from understudy.recovery.base.background import BackgroundTasks
-from understudy.recovery.base.control import answer, pb, trouble
+from understudy.recovery.base.control import pb
 from understudy.recovery.base.job_names import trouble_with
 from understudy.recovery.config.settings import Settings
+from understudy.recovery.desk.beginning import attach, make_log
 from understudy.recovery.desk.elsewhere import Elsewhere, is_cleaned_up
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.events import job_started, worker_moved
@@ -31,7 +31,6 @@ from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import Server, ServerPool
 from understudy.recovery.host.spawner import Installation, SpawnerError
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.job.recovery_round import policy
 from understudy.recovery.job.refusals import (
     check_drills,
     check_that_logs_can_move,
@@ -39,7 +38,7 @@ from understudy.recovery.job.refusals import (
     held,
     more_ranks_than_devices,
 )
-from understudy.recovery.machine.processes import Watched, start_ticks
+from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.migration.mover import move_worker
 from understudy.recovery.migration.preflight.survey import Survey
@@ -51,7 +50,8 @@ from understudy.recovery.rendezvous.worker_store import WorkerStore
 from understudy.recovery.spanning.interface import JobSpans, Started
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.persisting import begin_persisting
-from understudy.recovery.state.jobs import SESSION_CLOSED, Job, ScheduledDrill, Session
+from understudy.recovery.state.counts import ScheduledDrill
+from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
 from understudy.recovery.state.span import Span
 from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.planned_moves import PlannedMoves
@@ -63,7 +63,6 @@ log = structlog.get_logger()
 
 LEAVE_WITHIN = 5.0
 """Seconds workers get to end by themselves when their launcher is gone."""
-ATTACH_S = 30.0
 
 
 class Desk:
@@ -343,7 +342,7 @@ class Desk:
         job.openings += 1
         self._pool.lease(device)
         try:
-            made = self._make_log(directory, request)
+            made = make_log(directory, request, self.settings)
             server = await self._pool.take(device)
         except (SpawnerError, replay.LogError) as problem:
             self._pool.unlease(device)
@@ -362,7 +361,7 @@ class Desk:
         job.arm(session)
         self.validations[job.name].arm(session)
         self.note()
-        problem_text = await self._attach(session)
+        problem_text = await attach(session, self.settings.keeps_optimizer_preimages)
         self._background.start(self.follow_worker(session))
         self.follow(session)
         self._pool.fill()
@@ -373,33 +372,6 @@ class Desk:
         log.info("session opened", job=job.name, rank=session.rank, device=device, worker=worker.pid,
                  server=server.pid)  # fmt: skip
         return session
-
-    def _make_log(self, directory: Any, request: Any) -> replay.Log:
-        settings = self.settings
-        replay.create_log(
-            str(directory), rank=request.rank, world=request.world, segment_bytes=settings.segment_bytes,
-            segment_count=settings.segments_in(directory, request.world),
-            dictionary_bytes=settings.dictionary_bytes,
-            reply_bytes=settings.reply_bytes, shadow_bytes=settings.shadow_bytes,
-            snapshot_bytes=settings.snapshot_bytes if settings.snapshot_overhead else 0,
-            proxyd_pid=os.getpid(), proxyd_start_ticks=start_ticks(os.getpid()),
-            proxyd_grace_s=round(settings.adoption_grace_s),
-        )  # fmt: skip
-        return replay.Log(str(directory))
-
-    async def _attach(self, session: Session) -> str:
-        """Empty, or what went wrong."""
-        request = pb.AttachRequest(
-            job=session.job.name, rank=session.rank, world=session.world, threads=session.threads,
-            log_directory=str(session.directory),
-            policy=policy(session.world, self.settings.keeps_optimizer_preimages),
-            generation=session.job.generation, from_commit=0, run=True, worker=session.worker.message(),
-            token=session.job.token,
-        )  # fmt: skip
-        try:
-            return str((await answer(session.server.stub.Attach(request, timeout=ATTACH_S))).error)
-        except grpc.RpcError as problem:
-            return trouble(problem)
 
     async def _former_gone(self, job: Job, request: Any) -> None:
         """Wait for the cleanup of a session in the way, whose worker has ended or is another program."""

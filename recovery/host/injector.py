@@ -15,7 +15,8 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.drills.fault_table import BY_NAME, FAULTS, InjectedFault
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.host.servers import ServerPool
-from understudy.recovery.state.jobs import DRILL_FIRED, Job, ScheduledDrill, Session
+from understudy.recovery.state.counts import ScheduledDrill
+from understudy.recovery.state.jobs import DRILL_FIRED, Job, Session
 
 log = structlog.get_logger()
 

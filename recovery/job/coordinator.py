@@ -369,10 +369,8 @@ class Coordinator:
             await self._await_explanation()
         if self._noticed.nothing_broke and (reason := await self._cannot_go_back()):
             return self._leave_as_it_is(reason)
-        problem = ""
-        pause = PEER_DEATH_WITHIN
+        problem, pause, rounds = "", PEER_DEATH_WITHIN, 0
         result: Result | None = None
-        rounds = 0
         while result is None and rounds < MOST_ROUNDS:
             try:
                 result = await self._attempt(rounds + 1)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import structlog
 
+from understudy.recovery.base.background import all_of
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import concerned, rank_facts
@@ -119,7 +120,7 @@ class Round:
             self._drop_stash(session)
         survivors = [session for session in sessions if session.has_state]
         await self._let_steps_end(survivors)
-        await _all(self._park(session) for session in survivors)
+        await all_of(self._park(session) for session in survivors)
         for session in survivors:
             if session.rolling:
                 session.break_off_roll_forward()
@@ -178,7 +179,7 @@ class Round:
             last = chosen.cut.get(session.rank, BEGINNING).index
             session.durable = [durable for durable in session.durable if durable.commit.index <= last]
         await self._bring_back(of_rank, chosen.cut, [action for action in reloads if action.stored])
-        await _all(
+        await all_of(
             [
                 *(self._replace(of_rank[action.rank], action) for action in restarts),
                 *(
@@ -190,7 +191,7 @@ class Round:
             ]
         )
         result.attached_ns = time.monotonic_ns()
-        copied = await _all(
+        copied = await all_of(
             [
                 *(self._restore(of_rank, action) for action in restarts),
                 *(self._reload(of_rank[action.rank], action) for action in reloads),
@@ -200,8 +201,8 @@ class Round:
         for session in sessions:
             self._drop_stash(session)
         result.restored_ns = time.monotonic_ns()
-        await _all(self._rebuild(session) for session in sessions)
-        await _all(self._resume(session) for session in sessions)
+        await all_of(self._rebuild(session) for session in sessions)
+        await all_of(self._resume(session) for session in sessions)
         result.resumed_ns = time.monotonic_ns()
         self._storage_problem = ""
         return result
@@ -215,7 +216,7 @@ class Round:
             sets.setdefault(durable.serial, {})[action.rank] = durable
         for serial, of in sets.items():
             ranks = [of_rank[rank] for rank in of]
-            await _all(self._make_way(session) for session in ranks)
+            await all_of(self._make_way(session) for session in ranks)
             try:
                 if self._restorer is None:
                     raise NotRestored("proxyd has no storage for snapshots")
@@ -486,25 +487,3 @@ async def _answer(session: Session, what: str, call: Awaitable[Value]) -> Value:
 def _check(session: Session, what: str, error: str) -> None:
     if error:
         raise RoundFailed(f"rank {session.rank} could not {what}: {error}")
-
-
-async def _all(works: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
-    """All at once; the first failure cancels the others.  Everything happens in the order of `works`.
-
-    A TaskGroup keeps its tasks in a set: in which order it cancels them changes from run to run.
-    """
-    tasks = [asyncio.create_task(work) for work in works]
-    if not tasks:
-        return []
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        # Of those that have failed as well: asyncio complains of an exception that nobody has looked at.
-        await asyncio.gather(*tasks, return_exceptions=True)
-    failures = [task.exception() for task in tasks if not task.cancelled()]
-    for failure in failures:
-        if failure is not None:
-            raise failure
-    return [task.result() for task in tasks]

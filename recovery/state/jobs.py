@@ -12,7 +12,6 @@ from pathlib import Path
 from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.drills.fault_table import BY_NAME
-from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history import events
 from understudy.recovery.history.recorder import Recorder, new_id, now_ms
 from understudy.recovery.history.report import counts_of
@@ -20,6 +19,7 @@ from understudy.recovery.host.servers import Server, is_gpu
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.planning.facts import Phase, RankFacts
+from understudy.recovery.state.counts import CopyCounts, Ended, LogCounts, ScheduledDrill
 from understudy.recovery.state.pace import StepClock
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span
@@ -274,58 +274,6 @@ class Session:
                 default=0,
             ),
         )
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What is kept of a session when its log is gone."""
-
-    rank: int
-    clean: bool
-    steps: int
-    calls_per_step: int
-    bytes_per_step: int
-    replies_compared: int
-    replies_different: int
-    recent_calls: tuple[int, ...]
-    status: pb.RankStatus
-    automatic_commits: int = 0
-    """Made by size, where the program did not step."""
-    records: int = 0
-
-
-@dataclass
-class ScheduledDrill:
-    """A drill ordered for a job, and its place in the log of the rank it concerns."""
-
-    drill: Drill
-    slot: int = -1
-    fired: bool = False
-    account: str = ""
-    """What proxyd did when it fired."""
-
-
-@dataclass
-class CopyCounts:
-    """Of a job's sets of snapshots, on their way to storage or to the second tier."""
-
-    copied: int = 0
-    """Sets that are complete there."""
-    bytes: int = 0
-    """Of those; to the second tier all that was handed over."""
-    skipped: int = 0
-    """Sets that were due and were left out: no slot was free, or newer ones replaced them."""
-    failures: int = 0
-
-
-@dataclass
-class LogCounts:
-    """Of a job's logs, on their way to storage."""
-
-    bytes: int = 0
-    gaps: int = 0
-    """How often a log was let go of before it was there."""
-    failures: int = 0
 
 
 @dataclass(eq=False)

@@ -33,7 +33,8 @@ from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.planning.facts import CommitFacts, FaultKind, RankFacts
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.ranks.remote import absent_server
-from understudy.recovery.state.jobs import Ended, Job, ScheduledDrill, Session
+from understudy.recovery.state.counts import Ended, ScheduledDrill
+from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import GivenUp, Span, Stored
 from understudy.recovery.takeover.inheritance import Inheritance
 from understudy.recovery.takeover.journal import last_touched

@@ -15,7 +15,8 @@ from understudy.recovery.host.servers import Server, ServerPool
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.planning.facts import CommitFacts
-from understudy.recovery.state.jobs import Ended, Job, Session
+from understudy.recovery.state.counts import Ended
+from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
 from understudy.recovery.takeover import journal
 

@@ -91,12 +91,9 @@ class Lead:
         if self.bequest is not None:
             self._background.start(self.bequest.run())
 
-    def note(self) -> None:
-        """Write down what has changed, for who follows if proxyd dies."""
-        self._openings.note()
-
     async def settle(self) -> None:
-        """Before anything is done that was decided: whoever leads the job on knows of it."""
+        """Before anything is done that was decided: whoever leads the job after us knows of it."""
+        self._openings.note()
         if self.bequest is not None:
             await self.bequest.settle_job()
 

@@ -94,7 +94,6 @@ class LostHosts:
             session.server.retired = False
             self._lead.span.given_up.add(_worker(host, session.worker))
             self._lead.run_beside(self._await_return(session))
-        self._lead.note()
 
     async def leave_for_dead(self, host: str, pid: int) -> None:
         """It may have been let run there, and its rank goes on elsewhere: that host is lost.
@@ -102,7 +101,6 @@ class LostHosts:
         Until whoever leads the job after us knows it, too.
         """
         self._lead.span.given_up.add(GivenUp(host, pid))
-        self._lead.note()
         await self._lead.settle()
 
     async def _await_return(self, session: Session) -> None:
