@@ -8,6 +8,8 @@
 #include <iterator>
 #include <stdexcept>
 
+#include "tests/csrc/simulated_cuda/settings.h"
+
 namespace understudy::simulated {
 namespace {
 
@@ -16,7 +18,8 @@ constexpr int kPoison = 0xFB;  // of floating point a small negative number, of 
 
 }  // namespace
 
-Memory::Memory(uint64_t bytes) : bytes_(bytes) {
+Memory::Memory(uint64_t bytes)
+    : bytes_(bytes), room_(settings().shared != nullptr ? settings().shared : "", bytes) {
   const int file = memfd_create("simulated-cuda", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0)
     throw std::runtime_error("the simulated CUDA device has no memory");
@@ -36,7 +39,7 @@ void* Memory::take(uint64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto room =
       std::find_if(free_.begin(), free_.end(), [&](const auto& f) { return f.second >= whole; });
-  if (whole < bytes || room == free_.end()) return nullptr;
+  if (whole < bytes || room == free_.end() || !room_.take(whole)) return nullptr;
   const auto [offset, length] = *room;
   free_.erase(room);
   if (length > whole) free_[offset + whole] = length - whole;
@@ -57,6 +60,7 @@ void Memory::give_back(void* address) {
   uint64_t length = used->second;
   used_.erase(used);
   counts_.blocks--, counts_.bytes -= length;
+  room_.give_back(length);
   std::memset(kernels_ + offset, kPoison, length);
   auto behind = free_.lower_bound(offset);
   if (behind != free_.end() && behind->first == offset + length) {

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <optional>
 
+#include "tests/csrc/simulated_cuda/shared_room.h"
+
 namespace understudy::simulated {
 
 class Memory {
@@ -31,6 +33,7 @@ class Memory {
 
  private:
   uint64_t bytes_;
+  SharedRoom room_;
   uint8_t *device_, *kernels_;
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> free_, used_;  // offset -> bytes

@@ -29,6 +29,7 @@ const Settings& settings() {
                              number("SIMULATED_CUDA_DELAY_US", 0),
                              std::getenv("SIMULATED_CUDA_GONE"),
                              std::getenv("SIMULATED_CUDA_COUNTERS"),
+                             std::getenv("SIMULATED_CUDA_SHARED"),
                              number("SIMULATED_CUDA_NS_PER_KIB", 0)};
   return read;
 }

@@ -13,7 +13,8 @@ struct Settings {
   uint64_t item_delay_us;  // SIMULATED_CUDA_DELAY_US, 0: before each item of a stream
   const char* gone;  // SIMULATED_CUDA_GONE, none: a folder, where a file says that a device is (failures.h)
   const char*
-      counters;  // SIMULATED_CUDA_COUNTERS, none: a folder, where each process has a file with its own
+      counters;        // SIMULATED_CUDA_COUNTERS, none: a folder, where each process has a file with its own
+  const char* shared;  // SIMULATED_CUDA_SHARED, none: a folder, where processes on one GPU share its memory
   uint64_t copy_ns_per_kib;  // SIMULATED_CUDA_NS_PER_KIB, 0: of copies between host and device
 };
 
