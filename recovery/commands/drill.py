@@ -101,10 +101,13 @@ def _carried_out(path: Path, request: Any, timeout_s: float) -> str:
 def _stand(daemon: Any, request: Any) -> tuple[str, bool]:
     """Where the rank that is struck stands, and whether it has come as far as the drill."""
     drill = request.drill
-    for rank in daemon.GetStatus(pb.StatusRequest(), timeout=10).ranks:
+    status = daemon.GetStatus(pb.StatusRequest(), timeout=10)
+    waits = {job.name: f", and a recovery waits: {job.waits_for}" for job in status.jobs if job.waits_for}
+    for rank in status.ranks:
         if rank.rank == drill.rank and request.job in ("", rank.job):
             come = rank.step >= drill.step
-            return f"it is {rank.state} in step {rank.step}" + ("" if come else f" of {drill.step}"), come
+            still = "" if come else f" of {drill.step}"
+            return f"it is {rank.state} in step {rank.step}{still}{waits.get(rank.job, '')}", come
     return "it does not run any more", True
 
 
