@@ -12,7 +12,7 @@ import pytest
 import simulated_device
 from training_run import Training
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(3)
 
 
 class Counters(NamedTuple):

@@ -9,6 +9,8 @@ import pytest
 from compiled_programs import program
 from mistakes import Mistake, mistakes_of
 
+pytestmark = pytest.mark.drawn(2)
+
 STRESS = "copy_stress"
 
 

@@ -18,6 +18,8 @@ from training_run import BIN, ROOT
 from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.config.proxyrun_options import Order, parse
 
+pytestmark = pytest.mark.drawn(2)
+
 VERSIONS = ("1.33", "1.37")
 """Sidecars are stable from the first on; the second is the newest that the library knows."""
 PODS = pods()

@@ -18,6 +18,8 @@ import pytest
 from proxied import WORKLOADS, left_behind, until
 from training_run import BIN, ROOT, installed
 
+pytestmark = pytest.mark.drawn(2)
+
 DEPLOY = ROOT / "deploy"
 NOBODY = 65534
 

@@ -18,7 +18,7 @@ from simulation.layouts import Shape
 from simulation.run import Outcome, quiet, simulate, simulate_case
 from simulation.schedules import CALL_FAULTS, Fault, Move, Schedule
 
-SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 600)
+SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 400)
 PLAIN = Shape(
     data=2, tensor=1, pipeline=1, steps=3, batches=1, layers=1, sharded=False, private=False, norm=False,
     everybody=True, barrier=True, crossing=False, keeps=False, reads=0.0, automatic=0.0,

@@ -97,6 +97,7 @@ PLANS = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_fault_at_any_call_changes_no_value(kind: str, variables: dict[str, str], tmp_path: Path) -> None:
     report = drilled(variables, tmp_path, at_each_call(kind), steps=34)

@@ -154,6 +154,8 @@ import logging, os, random, signal, sys
 from pathlib import Path
 from understudy.hints import checkpoint, checkpoints, running
 
+pytestmark = pytest.mark.drawn(2)
+
 logging.basicConfig(level=logging.INFO)
 SENTINEL = object()
 goes_on = bool(os.listdir(sys.argv[1]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import instructions
 import pytest
 
+pytestmark = pytest.mark.drawn(2)
+
 GROWTH = 1.10
 
 

@@ -26,6 +26,8 @@ from native_reference import native_reference
 from understudy.jit.choosing import judge
 from understudy.jit.reading import Directory
 
+pytestmark = pytest.mark.drawn(2)
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "jit_places.py"
 PLACES: tuple[str, ...] = runpy.run_path(str(HERE / "workloads" / "jit_step_places.py"))["PLACES"]

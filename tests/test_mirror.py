@@ -16,6 +16,8 @@ from understudy.recovery.persistence.remote.second_tier import Remote
 from understudy.recovery.persistence.stores.retention import Retention
 from understudy.recovery.persistence.tiers import MirrorTier
 
+pytestmark = pytest.mark.drawn(2)
+
 ALL = Retention(keep_last=100)
 
 

@@ -11,6 +11,8 @@ import pytest
 from understudy.recovery.persistence.tuning.adapter import HOLD_S
 from understudy.recovery.persistence.tuning.pacing import LEAST_STEPS, Meter, Pacing, Spent
 
+pytestmark = pytest.mark.drawn(2)
+
 LOOK_S = 0.05
 BYTES = 100 << 20
 

@@ -29,6 +29,8 @@ from understudy.recovery.persistence.restore.checking import problems_of
 from understudy.recovery.persistence.restore.reading import SetReader
 from understudy.recovery.persistence.stores.catalogue import StoredSet, read_catalogue
 
+pytestmark = pytest.mark.drawn(2)
+
 STEPS = 200_000
 """More than any test waits for."""
 

@@ -212,6 +212,8 @@ def test_ranks_that_meet_while_proxyd_is_replaced_notice_nothing(node: Node) -> 
 
 WAITS = """
 import os, time
+
+pytestmark = pytest.mark.drawn(2)
 open({here!r}, "w")
 while not os.path.exists({go!r}):
     time.sleep(0.01)

@@ -24,10 +24,13 @@ from understudy.recovery.base.errors import ExitStatus
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("understudy.proxy_server._server") is None,
-    reason="the device server is not installed",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("understudy.proxy_server._server") is None,
+        reason="the device server is not installed",
+    ),
+    pytest.mark.drawn(2),
+]
 
 FLOATS = 4096
 FLOAT, TENSOR, DOUBLE, CONSTANT = 6, 1, 7, 17

@@ -91,6 +91,14 @@ def test_a_new_budget_is_what_the_run_took_unless_it_skipped_tests_of_the_file()
     }  # fmt: skip
 
 
+def test_a_file_of_which_a_run_has_a_share_keeps_the_budget_of_all_its_tests() -> None:
+    run = FullRun(files={"a": 2.1, "b": 2.1, "c": 90.0})
+    found = durations.new_budgets("abc", {"a": 50, "b": 50, "c": 50}, run, {"a", "c"})
+    assert found == {"a": 50, "b": 3, "c": 90}
+    drawn = durations.files_drawn_from()
+    assert "tests/test_odd_programs.py" in drawn and "tests/test_planner.py" not in drawn
+
+
 def test_heavy_files_go_first_and_their_tests_stay_in_order() -> None:
     names = ["light::1", "heavy::2", "light::2", "heavy::1", "unknown::1", "as light::1", "heavy::3"]
     items = [cast(pytest.Item, SimpleNamespace(nodeid=name)) for name in names]

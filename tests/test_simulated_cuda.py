@@ -18,6 +18,8 @@ from training_run import Training
 
 from understudy.recovery.job.recovery_round import PARK_S
 
+pytestmark = pytest.mark.drawn(2)
+
 TESTS = Path(__file__).parent
 DRIVER_LOST = 86
 OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}

@@ -18,6 +18,8 @@ from training_run import execute_natively
 
 from understudy.recovery.base.own_modules import module_command
 
+pytestmark = pytest.mark.drawn(2)
+
 SCRIPT = proxied.WORKLOADS / "resumable.py"
 MORE = 15
 """Steps behind the snapshot."""

@@ -24,7 +24,8 @@ constexpr uint64_t kPatienceNs = 500'000, kSnapshotPatienceNs = 100'000'000;
 constexpr uint64_t kValidationPatienceNs = 500'000'000;  // less than a server that sleeps is given
 constexpr useconds_t kMinibatchLookUs = 20;
 
-// As proxyd looks before it orders one (recovery/upkeep/snapshots.py): a part of the file system is for the logs.
+// As proxyd looks before it orders one (recovery/upkeep/snapshots.py): a part of the file system is for the
+// logs.
 bool has_room(const std::string& directory, uint64_t bytes) {
   struct statvfs all{};
   if (statvfs(directory.c_str(), &all) != 0) return false;

@@ -243,8 +243,8 @@ enum class ErrorKind : uint32_t {
   kLinAlg = 9,
   kBuffer = 10,
 };
-// Numbers of recovery/drills/fault_table.py. The server does them itself, but for those that only proxyd can do: there it
-// waits until proxyd has.
+// Numbers of recovery/drills/fault_table.py. The server does them itself, but for those that only proxyd can
+// do: there it waits until proxyd has.
 enum class DrillKind : uint32_t {
   kNone = 0,
   kKillServer = 1,

@@ -91,6 +91,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"drawn by {VARIABLE}={seed}"] if (seed := config.stash[SEED]) else []
 
 
+@pytest.hookimpl(trylast=True)  # of those that `-m` leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not (seed := config.stash[SEED]):
         return

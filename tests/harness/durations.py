@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -94,11 +94,19 @@ def complaints(files: Iterable[str], budgets: Mapping[str, int], taken: Mapping[
     return found + too_long(taken, {file: budget for file, budget in budgets.items() if file in there})
 
 
-def new_budgets(files: Iterable[str], budgets: Mapping[str, int], run: FullRun) -> dict[str, int]:
-    """Of whole seconds, at least 1.  A file that was skipped, or not run, keeps what it had."""
+def files_drawn_from(root: Path = ROOT) -> set[str]:
+    """Of which a run has only some of the tests (drawing.py)."""
+    return {file for file in files_of_tests(root) if "mark.drawn(" in (root / file).read_text()}
+
+
+def new_budgets(
+    files: Iterable[str], budgets: Mapping[str, int], run: FullRun, drawn: Collection[str] = ()
+) -> dict[str, int]:
+    """Of whole seconds, at least 1.  A file that was skipped, not run, or `drawn` from, keeps what it had."""
     found = {}
     for file in sorted(files):
-        least = budgets.get(file, 1) if file in run.skipping or file not in run.files else 1
+        partly = file in run.skipping or file in drawn or file not in run.files
+        least = budgets.get(file, 1) if partly else 1
         found[file] = max(least, math.ceil(run.files.get(file, 0)))
     return found
 
@@ -213,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"durations: there is no full run that can be read, or no budgets: {problem}", file=sys.stderr)
         return 1
     if chosen.write:
-        found = new_budgets(files_of_tests(), budgets, run)
+        found = new_budgets(files_of_tests(), budgets, run, files_drawn_from())
         BUDGETS.write_text(json.dumps(found, indent=1) + "\n")
         return 0
     wrong = complaints(files_of_tests(), budgets, run.files)
