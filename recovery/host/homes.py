@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 
@@ -35,6 +36,10 @@ class Homes:
 
     async def ready(self, sessions: list[Session], suspicious: bool) -> None:
         """Until all of these can be steered; `suspicious`: of what is between them.  Raises NoHome."""
+
+    def awaited(self, sessions: Sequence[Session]) -> str:
+        """What has to come before all of these can be steered, in a sentence; empty: nothing."""
+        return ""
 
     def free_devices(self) -> int:
         """That a rank whose own has failed could get."""

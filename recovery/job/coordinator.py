@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from enum import Enum, auto
 
 import structlog
 
@@ -18,6 +17,7 @@ from understudy.recovery.job.holding import hold, let_go
 from understudy.recovery.job.noticed import ENDED, Noticed
 from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.job.replayed_values import ReplayedValues
+from understudy.recovery.job.stages import Stage
 from understudy.recovery.job.standing import Standing
 from understudy.recovery.persistence.restore.restorer import Restorer
 from understudy.recovery.planning.facts import SERVERS_SOUND, FaultFacts, FaultKind
@@ -48,19 +48,6 @@ PEER_DEATH_WITHIN = 0.25
 """Seconds a failed collective waits for the notice of a death that explains it."""
 LONGEST_PAUSE = 16.0
 """Seconds between two plans, the most; each pause is twice the one before (networks heal, spares start)."""
-
-
-class _Stage(Enum):
-    """What a recovery's task does."""
-
-    GATHERING = auto()
-    """Ranks that are to be validated are awaited."""
-    PREPARING = auto()
-    """A round is about to begin."""
-    RESTORING = auto()
-    """A round steers the servers."""
-    REPLAYING = auto()
-    """All run; they are on their way back to where they were."""
 
 
 class Coordinator:
@@ -100,12 +87,12 @@ class Coordinator:
         self._tried: list[str] = []
         self._values = ReplayedValues(job)
         self._standing = Standing(job)
-        self._stage = _Stage.PREPARING
+        self._stage = Stage.PREPARING
 
     @property
     def restoring(self) -> bool:
         """Whether ranks are on their way to a common commit: floors must not move."""
-        return self._task is not None and self._stage in (_Stage.PREPARING, _Stage.RESTORING)
+        return self._task is not None and self._stage in (Stage.PREPARING, Stage.RESTORING)
 
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose: at the end of a minibatch that is validated."""
@@ -148,7 +135,7 @@ class Coordinator:
 
     def _repairs(self, generation: int) -> bool:
         """Whether the recovery on its way replaces communicators of that generation anyway."""
-        return generation < self._job.generation or self._stage is _Stage.PREPARING
+        return generation < self._job.generation or self._stage is Stage.PREPARING
 
     def call_failed(
         self, session: Session, generation: int, suspect: bool, message: str, record_index: int
@@ -203,7 +190,10 @@ class Coordinator:
 
         Since it was noticed or ordered a rank may have ended, or have begun a step out of which no way leads
         back.  Nobody ends any more, or begins one, once all are held: else those left would be given up.
+        What somebody ordered holds nobody up until etcd, or a host that is cut off, is back.
         """
+        if self._noticed.only_wishes and (waits := self._homes.awaited(self._concerned())):
+            return f"nobody can be steered for the moment: {waits}"
         held = [session for session in self._concerned() if session.has_state]
         for session in held:
             session.state = "recovering"
@@ -334,7 +324,7 @@ class Coordinator:
             self._start()
 
     def _start(self) -> None:
-        self._stage = _Stage.PREPARING if self._noticed.faults else _Stage.GATHERING
+        self._stage = Stage.PREPARING if self._noticed.faults else Stage.GATHERING
         self._values.begin()
         self._taken_back = (0, frozenset())
         self._noticed.reach_as_far_as_now()
@@ -361,7 +351,7 @@ class Coordinator:
 
     async def _deal_with_it(self) -> None:
         possible = bool(self._noticed.faults) or await self._can_validate()
-        self._stage = _Stage.PREPARING
+        self._stage = Stage.PREPARING
         if not possible:
             self._noticed.keep([])
             return await self._release()
@@ -375,7 +365,7 @@ class Coordinator:
             try:
                 result = await self._attempt(rounds + 1)
             except RoundFailed as failure:
-                self._stage = _Stage.PREPARING
+                self._stage = Stage.PREPARING
                 problem = str(failure)
                 log.warning("recovery round failed", job=self._job.name, attempt=rounds + 1, problem=problem)
                 for session in self._job.active_sessions():  # whoever wished to move it may try again
@@ -391,7 +381,7 @@ class Coordinator:
     async def _attempt(self, attempt: int) -> Result | None:
         """One plan carried out and replayed to the point of the fault; None if another fault came between."""
         self._interrupt.clear()
-        self._stage = _Stage.RESTORING
+        self._stage = Stage.RESTORING
         concerned, _ = self._round.concerned(self._noticed.facts().ranks)
         self._forget(self._job.oldest_generation(), [session.rank for session in concerned])
         self._job.generation += 1
@@ -409,7 +399,7 @@ class Coordinator:
     async def _restore_and_replay(self) -> Result:
         self._known = len(self._noticed.faults)
         result = await self._round.run(self._noticed.facts(), self._tried)
-        self._stage = _Stage.REPLAYING
+        self._stage = Stage.REPLAYING
         await self._replayed()
         return result
 
@@ -431,7 +421,10 @@ class Coordinator:
         everybody = await self._standing.everybody(lambda: bool(self._noticed.faults))
         if self._noticed.faults:
             return True
-        return everybody and goes_back_a_minibatch(self._round.facts(self._noticed.facts()))
+        waits = self._homes.awaited(
+            self._job.active_sessions()
+        )  # without etcd training goes on, no validation
+        return everybody and not waits and goes_back_a_minibatch(self._round.facts(self._noticed.facts()))
 
     async def _release(self) -> None:
         """Let ranks go on that stand at the end of a minibatch for a validation that does not come about."""

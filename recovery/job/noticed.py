@@ -96,6 +96,11 @@ class Noticed:
         return bool(self.faults) and all(fault.kind in SERVERS_SOUND for fault in self.faults)
 
     @property
+    def only_wishes(self) -> bool:
+        """Whether somebody ordered something, and that is all."""
+        return bool(self.faults) and all(fault.kind in WISHES for fault in self.faults)
+
+    @property
     def corruption(self) -> pb.JournaledCorruption | None:
         """The corruption that is being repaired: nobody else could tell any more which commits are right."""
         found = [fault for fault in self.faults if fault.kind is FaultKind.SILENT_CORRUPTION]

@@ -54,7 +54,7 @@ class SpanningHomes(Homes):
         job = self._lead.job
         try:
             while awaited := self._awaited(sessions):
-                waits_for = "; ".join(awaited.values())
+                waits_for = self.awaited(sessions)
                 if waits_for != job.waits_for:
                     log.warning("a recovery waits", job=job.name, waits_for=waits_for)
                     job.waits_for = waits_for
@@ -65,6 +65,10 @@ class SpanningHomes(Homes):
             job.waits_for = ""
         if suspicious:
             await self._look_at_links(sessions)
+
+    def awaited(self, sessions: Sequence[Session]) -> str:
+        """As Homes."""
+        return "; ".join(self._awaited(sessions).values())
 
     def _awaited(self, sessions: Sequence[Session]) -> dict[asyncio.Event, str]:
         """What has to come before any of these can be steered, each with a sentence."""
