@@ -246,8 +246,7 @@ def test_etcd_is_away_for_a_quarter_of_an_hour_in_mid_recovery(folder: Path) -> 
         os.kill(rank.server_pid, signal.SIGKILL)
         began = time.monotonic()
         until(lambda: waits(hosts), "the recovery waits, and says so", 60, ASK_EVERY_S)
-        until(lambda: time.monotonic() > began + QUARTER_S or not waits(hosts), "time is up",
-              QUARTER_S + 60, 1.0)  # fmt: skip
+        until(lambda: time.monotonic() > began + QUARTER_S, "time is up", QUARTER_S + 60, 10.0)
         assert waits(hosts)
         hosts.etcd.start()
         wait(hosts, runs)
