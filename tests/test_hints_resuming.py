@@ -23,6 +23,8 @@ from forked_calls import bits, cut_behind_every_checkpoint, dies_behind, in_a_pr
 
 from understudy.hints import checkpoint, checkpoints, running
 
+pytestmark = pytest.mark.drawn(2)
+
 SHORT = 3
 MANY = 100
 
@@ -153,8 +155,6 @@ SCRIPT = """
 import logging, os, random, signal, sys
 from pathlib import Path
 from understudy.hints import checkpoint, checkpoints, running
-
-pytestmark = pytest.mark.drawn(2)
 
 logging.basicConfig(level=logging.INFO)
 SENTINEL = object()

@@ -27,6 +27,8 @@ from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.takeover import journal
 
+pytestmark = pytest.mark.drawn(2)
+
 variables = test_proxyd_recovery.variables  # the fixture
 
 
@@ -212,8 +214,6 @@ def test_ranks_that_meet_while_proxyd_is_replaced_notice_nothing(node: Node) -> 
 
 WAITS = """
 import os, time
-
-pytestmark = pytest.mark.drawn(2)
 open({here!r}, "w")
 while not os.path.exists({go!r}):
     time.sleep(0.01)
