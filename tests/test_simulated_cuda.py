@@ -22,6 +22,7 @@ pytestmark = pytest.mark.drawn(2)
 
 TESTS = Path(__file__).parent
 DRIVER_LOST = 86
+KILLS = ("--drill", "driver-suspect rank=1 step=5 call=3")
 OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}
 
 
@@ -223,6 +224,30 @@ def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recove
     done = proxied.run(command, folder=folder, options=options, timeout_s=100)
     assert (done.status, done.output.count("right")) == (0, 3), done.output[-3000:]
     assert [one["fault"] for one in done.report["recoveries"]] == ["server-died"]
+
+
+def test_a_gpu_that_has_no_room_for_a_server_and_its_successor_costs_no_bit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the one that is left is not there yet when the other one goes on: the program found none.
+
+    Or there is not room enough to take its state over: then a replica has it, or a snapshot.
+    """
+    found = {}
+    for mebibytes, drills in ((400, ()), (62, KILLS), (66, KILLS)):
+        run = folder / str(mebibytes)
+        run.mkdir()
+        monkeypatch.setenv("SIMULATED_CUDA_SHARED", str(run))
+        monkeypatch.setenv("SIMULATED_CUDA_BYTES", str(mebibytes << 20))
+        command = proxied.torchrun(2, WORKLOADS / "full_gpu.py", "8")
+        done = proxied.run(command, folder=run, options=("--devices", "cuda:2", *drills), timeout_s=100)
+        assert done.status == 0, done.output[-3000:]
+        print([(one["plan"], one["reason"]) for one in done.report["recoveries"]])
+        assert all(one["recovered"] for one in done.report["recoveries"])
+        assert len(done.report["recoveries"]) == len(drills) / 2
+        found[mebibytes] = sorted(line for line in done.output.splitlines() if line.startswith("rank "))
+    assert len(found[400]) == 2 * 8
+    assert found[62] == found[66] == found[400]
 
 
 def test_the_executors_tests_pass_on_it() -> None:

@@ -24,9 +24,13 @@ def marked(mark: str) -> Iterator[psutil.Process]:
 
 
 def left_after(mark: str, within_s: float) -> list[psutil.Process]:
-    """Those that are still there when they have had so long to end."""
-    deadline = time.monotonic() + within_s
-    while (found := list(marked(mark))) and time.monotonic() < deadline:
+    """Those that are still there when they have had so long to end.
+
+    One that is just becoming another program shows no environment: nobody is there if two looks say so.
+    """
+    deadline, before = time.monotonic() + within_s, True
+    while ((found := list(marked(mark))) or before) and time.monotonic() < deadline:
+        before = bool(found)
         time.sleep(PAUSE_S)
     return found
 

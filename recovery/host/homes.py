@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 import grpc
@@ -109,6 +110,11 @@ class Homes:
                 raise NoHome(f"a new device server on {server.device} ended: {trouble(problem)}") from problem
             return f"a new device server there did not get it to compute within {self._tried_s:.0f} s"
         return f"a new device server there was told: {reply.error}" if reply.error else ""
+
+    async def emptied(self, server: Server) -> None:
+        """Until a server that is being ended has given back its GPU's memory: not for ever."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.process.memory_gone.wait(), self._emptied_s)
 
     def could_serve(self, stash: Server, session: Session) -> bool:
         """Whether a rank's former server, which has its state, could go on with it."""

@@ -80,6 +80,8 @@ class Round:
         self._decided, self._timing = decided, timing
         self._memory: dict[int, pb.StateMemory] = {}
         """Where the state of ranks lies that went back in this round."""
+        self._ending: list[Server] = []
+        """Whose memory on a GPU the ranks may need when they go on."""
         self._homes = homes
         self._restorer = restorer
         self._storage_problem = ""
@@ -200,6 +202,8 @@ class Round:
         result.copied_bytes = sum(copied)
         for session in sessions:
             self._drop_stash(session)
+        await all_of(self._homes.emptied(server) for server in self._ending)
+        self._ending.clear()
         result.restored_ns = time.monotonic_ns()
         await all_of(self._rebuild(session) for session in sessions)
         await all_of(self._resume(session) for session in sessions)
@@ -310,11 +314,16 @@ class Round:
             stash.retired = not stash.process.running  # of its death nobody was told meanwhile
         elif stash is not None and session.hollow and self._homes.could_serve(stash, session):
             # What came after it did not get as far as to hold what the sound one holds.
-            self._homes.retire(session.server)
+            self._retire(session, session.server)
             session.server, session.hollow, stash.retired = stash, False, False
         elif stash is not None:
-            self._homes.retire(stash)
+            self._retire(session, stash)
         session.stash = None
+
+    def _retire(self, session: Session, server: Server) -> None:
+        self._homes.retire(server)
+        if session.on_gpu:
+            self._ending.append(server)
 
     async def _rewind(self, session: Session, commit: int, *, connect: bool = False) -> None:
         """`connect`: it will be this server that goes on."""

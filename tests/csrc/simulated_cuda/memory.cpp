@@ -14,24 +14,25 @@ namespace understudy::simulated {
 namespace {
 
 constexpr uint64_t kUnit = 512;
-constexpr int kPoison = 0xFB;  // of floating point a small negative number, of indices far outside
+constexpr uint64_t kAddresses = 2;  // times the bytes: holes between blocks cost a GPU no memory, but pages
+constexpr int kPoison = 0xFB;       // of floating point a small negative number, of indices far outside
 
 }  // namespace
 
 Memory::Memory(uint64_t bytes)
     : bytes_(bytes), room_(settings().shared != nullptr ? settings().shared : "", bytes) {
   const int file = memfd_create("simulated-cuda", MFD_CLOEXEC);
-  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0)
+  if (file < 0 || ftruncate(file, static_cast<off_t>(kAddresses * bytes)) != 0)
     throw std::runtime_error("the simulated CUDA device has no memory");
   const auto map = [&](int protection) {
-    void* const at = mmap(nullptr, bytes, protection, MAP_SHARED, file, 0);
+    void* const at = mmap(nullptr, kAddresses * bytes, protection, MAP_SHARED, file, 0);
     if (at == MAP_FAILED) throw std::runtime_error("the simulated CUDA device's memory cannot be mapped");
     return static_cast<uint8_t*>(at);
   };
   device_ = map(PROT_NONE);
   kernels_ = map(PROT_READ | PROT_WRITE);
   close(file);
-  free_[0] = bytes / kUnit * kUnit;
+  free_[0] = kAddresses * bytes / kUnit * kUnit;
 }
 
 void* Memory::take(uint64_t bytes) {
@@ -39,7 +40,8 @@ void* Memory::take(uint64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto room =
       std::find_if(free_.begin(), free_.end(), [&](const auto& f) { return f.second >= whole; });
-  if (whole < bytes || room == free_.end() || !room_.take(whole)) return nullptr;
+  if (whole < bytes || counts_.bytes + whole > bytes_ || room == free_.end() || !room_.take(whole))
+    return nullptr;
   const auto [offset, length] = *room;
   free_.erase(room);
   if (length > whole) free_[offset + whole] = length - whole;
@@ -78,7 +80,7 @@ void Memory::give_back(void* address) {
 }
 
 bool Memory::holds(const void* address) const {
-  return address >= device_ && static_cast<const uint8_t*>(address) < device_ + bytes_;
+  return address >= device_ && static_cast<const uint8_t*>(address) < device_ + kAddresses * bytes_;
 }
 
 void* Memory::for_kernels(const void* address) const {
