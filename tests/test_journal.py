@@ -52,6 +52,7 @@ SPOILT: dict[str, Callable[[pb.Journal], Any]] = {
     "a device server of": lambda j: setattr(j.servers[0], "device", "floppy:0"),
     "is no directory of stores": lambda j: j.jobs[0].sessions[0].durable.append(pb.JournaledDurable(run="x")),
     "unknown drill": lambda j: j.jobs[0].drills.append(pb.JournaledDrill(drill=pb.Drill(kind="earthquake"))),
+    "no worker of a host": lambda j: j.jobs[0].span.given_up.add(host="b"),
 }
 
 

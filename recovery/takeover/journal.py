@@ -113,6 +113,10 @@ def _check_job(job: pb.JournaledJob, devices: int) -> None:
     _demand(not job.HasField("launcher") or _is_process(job.launcher), "a launcher is no process")
     for drill in job.drills:
         _demand(drill.drill.kind in BY_NAME and drill.drill.rank >= 0, "it names an unknown drill")
+    for one in job.span.given_up:
+        _demand(
+            1 <= one.process.pid <= _MOST_PIDS and bool(one.host), "it gives up what is no worker of a host"
+        )
     _demand_unique((session.rank for session in job.sessions), f"rank of job {job.name}")
     for session in job.sessions:
         _demand(0 <= session.rank < session.world, f"there is no rank {session.rank} of {session.world}")
