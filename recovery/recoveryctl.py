@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
-from understudy.recovery.commands import campaign as campaign_command
-from understudy.recovery.commands import certificates as certificate_commands
-from understudy.recovery.commands import cost as cost_command
-from understudy.recovery.commands import drill as drill_command
-from understudy.recovery.commands import history as history_command
-from understudy.recovery.commands import hosts as host_commands
-from understudy.recovery.commands import log as log_commands
-from understudy.recovery.commands import migration as migration_commands
-from understudy.recovery.commands import samples as samples_command
-from understudy.recovery.commands import snapshots as snapshot_commands
-from understudy.recovery.commands import status as status_command
+from understudy.recovery.commands import (
+    campaign,
+    certificates,
+    cost,
+    drill,
+    history,
+    hosts,
+    log,
+    migration,
+    samples,
+    snapshots,
+    status,
+)
 from understudy.recovery.config.command_line import (
     CONTEXT,
     STATUSES,
@@ -38,17 +40,17 @@ def _of_all(version: Annotated[bool, VERSION] = False) -> None:
     """Options of recoveryctl itself."""
 
 
-app.add_typer(log_commands.app, name="log")
-app.command("drill")(drill_command.drill)
-app.add_typer(snapshot_commands.app, name="snapshots")
-app.add_typer(samples_command.app, name="samples")
-migration_commands.add_to(app)
-app.add_typer(certificate_commands.app, name="certs")
-app.command("hosts")(host_commands.hosts)
-app.command("cost")(cost_command.cost)
-app.add_typer(campaign_command.app, name="campaign")
-app.command("history")(history_command.history)
-app.command("status")(status_command.status)
+app.add_typer(log.app, name="log")
+app.command("drill")(drill.drill)
+app.add_typer(snapshots.app, name="snapshots")
+app.add_typer(samples.app, name="samples")
+migration.add_to(app)
+app.add_typer(certificates.app, name="certs")
+app.command("hosts")(hosts.hosts)
+app.command("cost")(cost.cost)
+app.add_typer(campaign.app, name="campaign")
+app.command("history")(history.history)
+app.command("status")(status.status)
 
 
 def main() -> int:

@@ -215,9 +215,10 @@ class Desk:
 
     async def _decided(self, lead: Started | None) -> None:
         """Until what is known of a job, and is to be done now, outlives this proxyd, and this host."""
-        self.note()
         if lead is not None:
             await lead.settle()
+        else:
+            self.note()
 
     def adopt(self, job: Job, sessions: Sequence[Session]) -> None:
         """A job that a predecessor opened, with sessions whose devices the pool knows to be leased."""

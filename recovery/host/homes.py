@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 
 import grpc
+import structlog
 
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import Server, ServerPool
 from understudy.recovery.host.spawner import SpawnerError
 from understudy.recovery.state.jobs import Session
+
+log = structlog.get_logger()
 
 EMPTIED_S = 10.0
 """How long the memory of a device is waited for whose server has died, seconds."""
@@ -36,7 +38,7 @@ class Homes:
         self._emptied_s, self._tried_s = emptied_s, tried_s
 
     async def ready(self, sessions: list[Session], suspicious: bool) -> None:
-        """Until all of these can be steered; `suspicious`: of what is between them.  Raises NoHome."""
+        """Until all of these can be steered; `suspicious`: of what is between them."""
 
     def awaited(self, sessions: Sequence[Session]) -> str:
         """What has to come before all of these can be steered, in a sentence; empty: nothing."""
@@ -113,8 +115,12 @@ class Homes:
 
     async def emptied(self, server: Server) -> None:
         """Until a server that is being ended has given back its GPU's memory: not for ever."""
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(server.process.memory_gone.wait(), self._emptied_s)
+        except TimeoutError:
+            log.warning(
+                "a server that was left still holds its GPU's memory", device=server.device, pid=server.pid
+            )
 
     def could_serve(self, stash: Server, session: Session) -> bool:
         """Whether a rank's former server, which has its state, could go on with it."""

@@ -421,9 +421,8 @@ class Coordinator:
         everybody = await self._standing.everybody(lambda: bool(self._noticed.faults))
         if self._noticed.faults:
             return True
-        waits = self._homes.awaited(
-            self._job.active_sessions()
-        )  # without etcd training goes on, no validation
+        # Training goes on without etcd; it must not stand still for a validation.
+        waits = self._homes.awaited(self._job.active_sessions())
         return everybody and not waits and goes_back_a_minibatch(self._round.facts(self._noticed.facts()))
 
     async def _release(self) -> None:

@@ -113,10 +113,7 @@ class Round:
         sessions, _ = self.concerned(fault.ranks)
         for session in sessions:
             session.state = "recovering"
-        try:
-            await self._homes.ready(sessions, bool(tried) or fault.kind in LINKS)
-        except NoHome as problem:
-            raise RoundFailed(str(problem)) from problem
+        await self._homes.ready(sessions, bool(tried) or fault.kind in LINKS)
         self.begun = True
         for session in sessions:
             self._drop_stash(session)
