@@ -100,7 +100,7 @@ test-programs: setup  ## programs that others wrote, natively, proxied, and with
 test-needs: setup  ## CRIU, etcd and what else tests need, below build/, where it can be had; says what cannot
 	@$(PY) tests/harness/needs.py
 
-test: setup test-binaries test-needs  ## the whole test suite, against the installed packages
+test: setup test-binaries test-needs  ## all files of tests, of costly families a share, against the installed packages
 	@$(VENV)/bin/pytest -n $(WORKERS) $(DISTRIBUTION) --durations=30
 
 test-quick: setup test-binaries  ## the mission and the files that cost least, by their budgets three minutes

@@ -28,6 +28,7 @@ UP = {
 }
 """Those of today, for types alone as well.  This list may only get shorter."""
 MOST_FILES = 12
+IMPURE = {"asyncio", "grpc", "os", "random", "socket", "structlog", "subprocess", "threading", "time"}
 
 
 def rows() -> list[tuple[str, str]]:
@@ -73,6 +74,15 @@ def test_imports_go_down_but_for_those_that_are_known() -> None:
     }
     assert up - UP == set(), "these go up: put what both need into a folder below"
     assert UP - up == set(), "these are gone: take them from the list"
+
+
+def test_what_plans_knows_no_clock_no_process_and_no_wire() -> None:
+    files = (ROOT / "planning").glob("*.py")
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert names, "it imports something"
+    assert not {name.partition(".")[0] for name in names} & IMPURE
 
 
 def test_the_table_has_every_folder_once_and_a_file_to_begin_with() -> None:

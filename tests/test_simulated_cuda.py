@@ -24,7 +24,7 @@ pytestmark = pytest.mark.drawn(2)
 TESTS = Path(__file__).parent
 DRIVER_LOST = 86
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
-KILLS = ("--drill", "driver-suspect rank=1 step=5 call=3")
+SUSPECT = ("--drill", "driver-suspect rank=1 step=5 call=3")
 OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}
 
 
@@ -236,7 +236,7 @@ def test_a_gpu_that_has_no_room_for_a_server_and_its_successor_costs_no_bit(
     Or there is not room enough to take its state over: then a replica has it, or a snapshot.
     """
     found = {}
-    for mebibytes, drills in ((400, ()), (62, KILLS), (66, KILLS)):
+    for mebibytes, drills in ((400, ()), (62, SUSPECT), (66, SUSPECT)):
         run = folder / str(mebibytes)
         run.mkdir()
         monkeypatch.setenv("SIMULATED_CUDA_SHARED", str(run))
@@ -246,7 +246,7 @@ def test_a_gpu_that_has_no_room_for_a_server_and_its_successor_costs_no_bit(
         assert done.status == 0, done.output[-3000:]
         print([(one["plan"], one["reason"]) for one in done.report["recoveries"]])
         assert all(one["recovered"] for one in done.report["recoveries"])
-        assert len(done.report["recoveries"]) == len(drills) / 2
+        assert len(done.report["recoveries"]) == bool(drills)
         found[mebibytes] = sorted(LOSS.findall(done.output))  # lines of two ranks may run together
     assert len(found[400]) == 2 * 8
     assert found[62] == found[66] == found[400]

@@ -1,6 +1,5 @@
-"""Ranks whose parameters take argv[1] MiB, and as much again twice for Adam; prints losses as bits."""
+"""Two ranks whose parameters take argv[1] MiB, and as much again twice for Adam; print losses as bits."""
 
-import os
 import sys
 
 import torch
@@ -8,15 +7,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 MIB, STEPS = int(sys.argv[1]), 8
-ranks = int(os.environ.get("WORLD_SIZE", "1"))
-rank = int(os.environ.get("RANK", "0"))
-if ranks > 1:
-    dist.init_process_group("nccl")
+dist.init_process_group("nccl")
+rank = dist.get_rank()
 torch.cuda.set_device(rank)
 torch.manual_seed(0)
-model: torch.nn.Module = torch.nn.Linear(512, MIB * 512).cuda()
-if ranks > 1:
-    model = DistributedDataParallel(model, device_ids=[rank])
+model = DistributedDataParallel(torch.nn.Linear(512, MIB * 512).cuda(), device_ids=[rank])
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 for step in range(1, STEPS + 1):
     loss = model(torch.randn(2, 512, device="cuda") + rank).square().mean()
@@ -24,6 +19,5 @@ for step in range(1, STEPS + 1):
     optimizer.step()
     optimizer.zero_grad()
     print(f"rank {rank} step {step} {loss.item().hex()}", flush=True)
-if ranks > 1:
-    del model
-    dist.destroy_process_group()
+del model
+dist.destroy_process_group()
