@@ -54,7 +54,7 @@ class SpanningHomes(Homes):
         job = self._lead.job
         try:
             while awaited := self._awaited(sessions):
-                waits_for = self.awaited(sessions)
+                waits_for = "; ".join(awaited.values())
                 if waits_for != job.waits_for:
                     log.warning("a recovery waits", job=job.name, waits_for=waits_for)
                     job.waits_for = waits_for
