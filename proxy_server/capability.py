@@ -31,18 +31,25 @@ class Capability:
         return pb.Capability(**asdict(self))
 
 
-def find_capability(driver: str) -> tuple[Capability, int]:
-    """The capability of ``driver`` ("cpu" or "cuda") on this host, and how many GPUs it has for "cuda".
+def find_capability(driver: str) -> tuple[Capability, list[str]]:
+    """The capability of ``driver`` ("cpu" or "cuda") on this host, and for "cuda" the UUIDs of its GPUs.
+
+    They are in the order in which CUDA shows them, which need not be NVML's; "" for a part of one (MIG).
 
     Raises DriverUnavailable.
     """
     if driver == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Capability("cpu", "Understudy virtual device (cpu driver)", memory, 9, 0, 132, 0), 0
+        return Capability("cpu", "Understudy virtual device (cpu driver)", memory, 9, 0, 132, 0), []
     if driver == "cuda":
         properties = _properties_of_the_gpu()
-        count = properties.pop("count")
-        return Capability("cuda", **properties), count
+        uuids = properties.pop("uuids")
+        parts = [
+            name.strip().startswith("MIG-") for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        ]
+        return Capability("cuda", **properties), [
+            "" if index < len(parts) and parts[index] else uuid for index, uuid in enumerate(uuids)
+        ]
     raise DriverUnavailable(f"unknown driver '{driver}': use cpu or cuda")
 
 
@@ -54,7 +61,8 @@ import json, torch
 if torch.cuda.is_available():
     gpu = torch.cuda.get_device_properties(0)
     names = ("total_memory", "major", "minor", "multi_processor_count")
-    found = {"count": torch.cuda.device_count(), "device_name": gpu.name}
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    found = {"uuids": [f"GPU-{one.uuid}" for one in gpus], "device_name": gpu.name}
     found["cudnn_version"] = torch.backends.cudnn.version() or 0
     print(json.dumps({**found, **{name: getattr(gpu, name) for name in names}}))
 """

@@ -4,6 +4,7 @@ A fork of a process that has PyTorch imported, and never ran a kernel or opened 
 milliseconds and shares its memory. Speaks JSON lines: requests on stdin, answers on stdout.
 
     → {"spawn": {"socket": PATH, "device": "cpu:0"}}     ← {"spawned": {"pid": 123, "socket": PATH}}
+    → {"ended": 123}     ← {"status": 1, or -11 if SIGSEGV ended it, or null if that is not known}
     first line ← {"ready": {...}} or {"error": "sentence"}
 """
 
@@ -52,11 +53,20 @@ def visible_gpu(index: int, count: int) -> str:
     return (names if names != [""] else [str(number) for number in range(count)])[index % count]
 
 
+MOST_STATUSES = 64
+"""That are kept, of the servers that ended last."""
+_statuses: dict[int, int] = {}
+
+
 def reap(*_: object) -> None:
-    """Collect dead device servers; proxyd learns of them by pidfd."""
+    """Collect dead device servers; proxyd learns of them by pidfd, and may ask how they ended."""
     try:
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass
+        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            pid, status = ended
+            _statuses.pop(pid, None)  # of an older process of that number
+            _statuses[pid] = os.waitstatus_to_exitcode(status)
+            while len(_statuses) > MOST_STATUSES:
+                del _statuses[next(iter(_statuses))]
     except ChildProcessError:
         return
 
@@ -154,7 +164,7 @@ def main() -> None:
                 }
             )
             sys.exit(2)
-        capability, gpus = find_capability(arguments.driver)
+        capability, uuids = find_capability(arguments.driver)
     except (DriverUnavailable, ImportError) as error:
         answer({"error": str(error)})
         sys.exit(2)
@@ -162,10 +172,14 @@ def main() -> None:
         clear_leftovers(Path(arguments.shared_directory), arguments.host_name)
     proxyd = Identity(arguments.parent, process_start_ticks(arguments.parent))
     signal.signal(signal.SIGCHLD, reap)
-    answer({"ready": {"torch_version": installed, "capability": capability.__dict__, "gpus": gpus}})
+    answer({"ready": {"torch_version": installed, "capability": capability.__dict__, "gpu_uuids": uuids}})
     for line in sys.stdin:
         request = json.loads(line)
-        pid = spawn(request["spawn"], arguments, capability, gpus, proxyd)
+        if "ended" in request:
+            reap()
+            answer({"status": _statuses.get(request["ended"])})
+            continue
+        pid = spawn(request["spawn"], arguments, capability, len(uuids), proxyd)
         answer({"spawned": {"pid": pid, "socket": request["spawn"]["socket"]}})
 
 

@@ -13,9 +13,11 @@ import psutil
 import pytest
 from proxied import until
 
+from understudy.proxy_server import spawner
 from understudy.proxy_server.spawner import enter_gpu, visible_gpu
 from understudy.recovery.config.settings import BadInput, DeviceSpec, refuse_missing_gpus
-from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.machine.processes import Watched
 
 SPAWNER = """
 import json, os, pathlib, signal, subprocess, sys
@@ -81,3 +83,47 @@ def test_more_gpus_than_cuda_shows_are_refused(monkeypatch: pytest.MonkeyPatch) 
     refuse_missing_gpus(DeviceSpec("cpu", 2), 0)
     with pytest.raises(BadInput, match="--devices cuda:2: CUDA shows 1 on this host"):
         refuse_missing_gpus(DeviceSpec("cuda", 2), 1)
+
+
+ENDING = """
+import json, os, subprocess, sys
+
+print(json.dumps({"ready": {"torch_version": "2", "capability": {}}}), flush=True)
+children = {}
+for line in sys.stdin:
+    if "ended" in (request := json.loads(line)):
+        print(json.dumps({"status": children[request["ended"]].wait()}), flush=True)
+        continue
+    child = subprocess.Popen(["sleep", "100"])
+    children[child.pid] = child
+    print(json.dumps({"spawned": {"pid": child.pid}}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGSEGV, "SIGSEGV"), (signal.SIGABRT, "SIGABRT"), (signal.SIGKILL, "")]
+)
+def test_a_server_that_was_killed_is_told_from_one_that_crashed(
+    tmp_path: Path, number: signal.Signals, name: str
+) -> None:
+    async def scene() -> str:
+        pool = ServerPool([], 0, tmp_path, [sys.executable, "-c", ENDING])
+        await pool.start()
+        socket = tmp_path / "socket"
+        server = Server(Watched(await pool._spawner.spawn(socket, "cuda:0")), socket, "cuda:0")
+        server.process.send(number)
+        crash = await pool.crash_of(server)
+        await server.close()
+        await pool.stop()
+        return crash
+
+    assert asyncio.run(scene()) == name
+
+
+def test_the_spawner_keeps_how_the_servers_ended_that_did_so_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [(pid, signal.SIGSEGV) for pid in range(100, 200)] + [(150, 256 * 3), (0, 0)]
+    monkeypatch.setattr(os, "waitpid", lambda pid, options: ends.pop(0))
+    monkeypatch.setattr(spawner, "_statuses", {})
+    spawner.reap()
+    assert len(spawner._statuses) == spawner.MOST_STATUSES
+    assert (spawner._statuses[199], spawner._statuses[150]) == (-signal.SIGSEGV, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,11 @@ from understudy.recovery.planning.facts import FaultKind
 
 log = structlog.get_logger()
 
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
+"""Of which a process dies by what itself, or a driver in it, does.  SIGKILL is somebody else's, or the
+kernel's where memory is short."""
+ENDED_S = 10.0
+"""How long the end of a server is waited for that does not answer any more, seconds."""
 READY_WITHIN = 60.0
 """Seconds a server may take from fork to its first answer."""
 SETTLE_S = 3.0
@@ -199,6 +205,15 @@ class ServerPool:
         await self._spawner.stop()
         await asyncio.gather(*(server.close() for server in self._servers))
         self._servers.clear()
+
+    async def crash_of(self, server: Server) -> str:
+        """The signal of CRASHES by which a server has ended; empty: it has not, or otherwise."""
+        try:
+            await asyncio.wait_for(server.process.memory_gone.wait(), ENDED_S)
+            status = await asyncio.shield(asyncio.ensure_future(self._spawner.status_of(server.pid)))
+        except (TimeoutError, SpawnerError):
+            return ""
+        return signal.Signals(-status).name if status is not None and -status in CRASHES else ""
 
     def _wanted(self, affinity: str) -> int:
         return max(0, self._free[affinity]) + self._spares + self._awaited[affinity]

@@ -1,7 +1,8 @@
 """proxyd's side of the spawner: the process with PyTorch loaded that every device server is forked from.
 
 It speaks JSON lines: it says {"ready": {...}} or {"error": "sentence"} once, then answers each
-{"spawn": {"socket": ..., "device": ...}} with {"spawned": {"pid": ..., "socket": ...}}.
+{"spawn": {"socket": ..., "device": ...}} with {"spawned": {"pid": ..., "socket": ...}}, and {"ended": pid},
+of one whose pidfd says so, with {"status": ...}: negative, the signal that it died of; null, nobody knows.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Installation:
     capability: pb.Capability
     gpus: int = 0
     """That the cuda driver finds on this host."""
+    gpu_uuids: tuple[str, ...] = ()
+    """Of each of them, as NVML knows it; empty: it is a part of one (MIG)."""
 
 
 def default_command(
@@ -90,25 +93,35 @@ class Spawner:
         if not isinstance(ready, dict):
             raise SpawnerError(str(answer.get("error", f"the spawner said {answer!r}")))
         capability = pb.Capability(**ready.get("capability", {}))
-        return Installation(str(ready["torch_version"]), capability, int(ready.get("gpus", 0)))
+        uuids = tuple(map(str, ready.get("gpu_uuids", ())))
+        return Installation(str(ready["torch_version"]), capability, len(uuids), uuids)
 
     async def spawn(self, socket: Path, device: str) -> int:
         """Fork a device server; answers its pid.  Raises SpawnerError."""
+        answer = await self._asked({"spawn": {"socket": str(socket), "device": device}})
+        if "spawned" not in answer:
+            raise SpawnerError(str(answer.get("error", f"the spawner said {answer!r}")))
+        return int(answer["spawned"]["pid"])
+
+    async def status_of(self, pid: int) -> int | None:
+        """How a device server has ended that it forked: as a returncode; None if it knows nothing of it.
+
+        Not to be cancelled, as `spawn`: the next one who asks would get the answer.  Raises SpawnerError.
+        """
+        status = (await self._asked({"ended": pid})).get("status")
+        return status if isinstance(status, int) else None
+
+    async def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
         async with self._turn:
             process = self._process
             if process is None or process.stdin is None or process.returncode is not None:
                 raise SpawnerError("the device servers' spawner is not running")
             try:
-                process.stdin.write(
-                    json.dumps({"spawn": {"socket": str(socket), "device": device}}).encode() + b"\n"
-                )
+                process.stdin.write(json.dumps(request).encode() + b"\n")
                 await process.stdin.drain()
             except OSError as problem:
                 raise SpawnerError(f"the device servers' spawner ended: {problem}") from problem
-            answer = await self._answer()
-            if "spawned" not in answer:
-                raise SpawnerError(str(answer.get("error", f"the spawner said {answer!r}")))
-            return int(answer["spawned"]["pid"])
+            return await self._answer()
 
     async def settle(self, within_s: float) -> None:
         """Until whoever has asked for a server knows of it; one that was forked for nobody would live on."""

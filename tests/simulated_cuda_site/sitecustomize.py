@@ -72,7 +72,7 @@ if os.environ.get("SIMULATED_CUDA_LIBRARY"):
         _load(os.environ["SIMULATED_CUDA_LIBRARY"])
     elif "torch.cuda.get_device_properties" in _COMMAND:  # proxyd's question, to which a GPU would answer
         _properties = {
-            "count": int(os.environ.get("SIMULATED_CUDA_DEVICES", "1")),
+            "uuids": [f"GPU-{n:08}-0000" for n in range(int(os.environ.get("SIMULATED_CUDA_DEVICES", "1")))],
             "device_name": "simulated CUDA device", "total_memory": 2 << 30, "major": 9, "minor": 0,
             "multi_processor_count": 132, "cudnn_version": 0,
         }  # fmt: skip
