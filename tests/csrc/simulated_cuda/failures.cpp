@@ -5,10 +5,12 @@
 
 #include <array>
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <mutex>
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "tests/csrc/simulated_cuda/settings.h"
@@ -24,7 +26,7 @@ struct Wanted {
 std::array<Wanted, kPlaces> wanted;
 std::atomic<int> stuck{0};
 
-constexpr int kMemoryAllocation = 2, kUnknown = 999;
+constexpr int kMemoryAllocation = 2, kEccUncorrectable = 214, kUnknown = 999;
 
 struct Text {
   int code;
@@ -69,18 +71,36 @@ int due(Place place) {
   return left == 1 ? here.code.load() : 0;
 }
 
-void check_that_it_is_there() {
-  if (settings().gone == nullptr) return;
+// What the file of this device says; none: there is no file.
+std::optional<std::string> said_of_it() {
+  if (settings().gone == nullptr) return std::nullopt;
   const char* const shown = std::getenv("CUDA_VISIBLE_DEVICES");
   std::ifstream file(std::string(settings().gone) + "/" + (shown != nullptr ? shown : "0"));
+  if (!file) return std::nullopt;
   std::string how;
-  if (!file) return;
   std::getline(file, how);
+  return how;
+}
+
+// The same when this process first used it.
+const std::optional<std::string>& said_at_first() {
+  static const std::optional<std::string> said = said_of_it();
+  return said;
+}
+
+void check_that_it_is_there() {
+  const bool is_new = said_at_first().has_value();
+  const std::optional<std::string> how = said_of_it();
+  if (!how) return;
   while (how == "hangs") pause();
-  stick(kUnknown, "it is gone");
+  if (how == "crashes") std::raise(SIGSEGV);
+  if (how != "ecc" && how != "wrong") return stick(kUnknown, "it is gone");
+  if (!is_new) stick(kEccUncorrectable, "its memory has an error");
 }
 
 }  // namespace
+
+bool computes_wrongly() { return said_at_first() == "wrong"; }
 
 void fail_at(Place place, uint64_t nth, int code) {
   Wanted& here = wanted[static_cast<size_t>(place)];

@@ -13,8 +13,14 @@ inline constexpr int kPlaces = 4;
 void fail_at(Place place, uint64_t nth, int code);
 // To be called at each of them: throws c10::AcceleratorError if it is to fail, or if an error sticks. A
 // device is gone for all processes once the folder of SIMULATED_CUDA_GONE has a file of its name, as
-// CUDA_VISIBLE_DEVICES gives it: then it throws, or, where the file says "hangs", never returns.
+// CUDA_VISIBLE_DEVICES gives it: then it throws, or does what the file says:
+//   hangs     it never returns
+//   crashes   it ends the process, of SIGSEGV
+//   ecc       it has had an ECC error: for those that used it before; later ones find it sound
+//   wrong     the same, and for later ones it computes wrongly
 void check(Place place);
+// Whether a bit of each kernel's result is to be another one.
+bool computes_wrongly();
 // An item of a stream has failed: every call from here on says so.
 void stick(int code, const std::string& why);
 bool error_sticks();

@@ -259,6 +259,8 @@ std::vector<c10::Storage> host_views(const std::vector<c10::Storage>& storages) 
 void fill(const std::vector<c10::Storage>& to, const std::vector<c10::Storage>& from) {
   for (size_t i = 0; i < to.size(); i++)
     if (to[i].nbytes() != 0) std::memcpy(to[i].mutable_data(), from[i].data(), to[i].nbytes());
+  if (computes_wrongly() && !to.empty() && to[0].nbytes() != 0)
+    static_cast<uint8_t*>(to[0].mutable_data())[0] ^= 1;
 }
 
 // A result given as `out` that the kernel made larger, or conjugated lazily. Whether there was any.
