@@ -24,6 +24,7 @@ from proxied import until
 
 from understudy import replay
 from understudy.recovery.host.early_notice import EarlyNotice
+from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.host.homes import Homes
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
@@ -446,10 +447,11 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
             async def take(self, device: str) -> Any:
                 return server_on(device)
 
-        leases = SimpleNamespace(is_homeless=lambda session: False)
+        leases = SimpleNamespace(is_homeless=lambda session: False, health=GpuHealth())
         session: Any = SimpleNamespace(
-            server=SimpleNamespace(process=process), device=device, on_gpu=waits, destination=None, rank=0
-        )
+            server=SimpleNamespace(process=process), device=device, device_index=0, on_gpu=waits,
+            destination=None, rank=0,
+        )  # fmt: skip
         homes = Homes(cast(Any, Pool()), cast(Any, leases))
         taken = asyncio.create_task(homes.replacement(session, stash=False))
         for _ in range(10):
@@ -478,11 +480,13 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
                 return server_on(device)
 
         leases = SimpleNamespace(
-            fence=lambda session, reason: fenced.append(reason), is_homeless=lambda session: fenced, move=move
-        )
+            fence=lambda session, reason: fenced.append(reason),
+            is_homeless=lambda session: fenced, move=move, health=GpuHealth(),
+        )  # fmt: skip
         session: Any = SimpleNamespace(
-            server=SimpleNamespace(process=process), device="cuda:0", on_gpu=True, destination=None, rank=0
-        )
+            server=SimpleNamespace(process=process), device="cuda:0", device_index=0, on_gpu=True,
+            destination=None, rank=0,
+        )  # fmt: skip
         homes = Homes(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
         found = await homes.replacement(session, stash=False)
         assert found.device == "cuda:1"

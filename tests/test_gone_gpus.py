@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,17 @@ import grpc
 import proxied
 import pytest
 import simulated_device
+from compiled_programs import program
 from proxied import WORKLOADS
 
 from understudy.proxy_server import _server
 from understudy.proxy_server.device_server import trouble_of
 from understudy.recovery.base.control import pb
+from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.machine.processes import Watched
+from understudy.recovery.planning.gpu_verdict import Finding, Severity
 from understudy.recovery.state.jobs import Session
 
 UNKNOWN = "CUDA error: unknown error"
@@ -51,6 +55,8 @@ class Pool:
     def __init__(self, devices: dict[str, Trial]) -> None:
         self._devices = devices
         self.retired: list[str] = []
+        self.crash = ""
+        """What each server that ends has died of, by its own fault."""
 
     async def take(self, device: str) -> Any:
         async def tried(request: object, timeout: float) -> pb.TryDeviceReply:
@@ -61,18 +67,36 @@ class Pool:
     def retire(self, server: Any) -> None:
         self.retired.append(server.device)
 
+    async def crash_of(self, server: Any) -> str:
+        return self.crash
+
     def lease(self, device: str) -> None: ...
 
     def unlease(self, device: str, fill: bool = True) -> None: ...
 
 
+class Told(GpuHealth):
+    """What NVML tells of devices, by index."""
+
+    def __init__(self, found: dict[int, Finding]) -> None:
+        super().__init__()
+        self.found = found
+
+    async def finding(self, index: int) -> Finding | None:
+        return self.found.get(index)
+
+
+LOST = Finding(Severity.UNUSABLE, "NVML tells of it: it is lost")
+WORN = Finding(Severity.LEAVE, "NVML tells of it: 1 uncorrectable ECC error since the rank came there")
+
+
 class Node:
     """A rank on the first of some devices, whose server has died."""
 
-    def __init__(self, *trials: Trial) -> None:
+    def __init__(self, *trials: Trial, told: dict[int, Finding] | None = None) -> None:
         names = [f"cuda:{index}" for index in range(len(trials))]
         self.pool = Pool(dict(zip(names, trials, strict=True)))
-        self.leases = Leases(names, cast(Any, self.pool))
+        self.leases = Leases(names, cast(Any, self.pool), Told(told or {}))
         self.homes = Homes(cast(Any, self.pool), self.leases)
         job = SimpleNamespace(name="job", note_fired=lambda session: None, fired=lambda kind, rank: 0)
         dead = SimpleNamespace(device="its last one", process=Watched.gone(1, 1))
@@ -111,6 +135,57 @@ def test_a_gpu_whose_new_server_is_killed_during_the_trial_is_not_fenced() -> No
         node.replaced()
     assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
     assert node.pool.retired == ["its last one", "cuda:0"]
+
+
+def test_a_gpu_that_crashes_two_new_servers_is_fenced() -> None:
+    node = Node(_dies, _sound)
+    node.pool.crash = "SIGSEGV"
+    assert node.replaced() == "cuda:1"
+    assert node.leases.fenced == {0: "2 new device servers there died as they tried it, of SIGSEGV"}
+    assert node.pool.retired == ["its last one", "cuda:0", "cuda:0"]
+
+
+def test_a_gpu_that_crashes_one_new_server_and_computes_for_the_next_is_kept() -> None:
+    trials = iter([_dies, _sound])
+
+    async def next_trial() -> str:
+        return await next(trials)()
+
+    node = Node(next_trial, _sound)
+    node.pool.crash = "SIGABRT"
+    assert (node.replaced(), node.leases.fenced) == ("cuda:0", {})
+
+
+@pytest.mark.parametrize("trial", [_sound, _dies])
+def test_a_gpu_of_which_nvml_tells_that_it_is_lost_is_fenced_whatever_it_computes(trial: Trial) -> None:
+    node = Node(trial, _sound, told={0: LOST})
+    assert (node.replaced(), node.leases.fenced) == ("cuda:1", {0: LOST.sentence})
+    assert node.pool.retired == ["its last one", "cuda:0"]
+
+
+def test_a_gpu_with_an_ecc_error_is_left_for_another_one() -> None:
+    node = Node(_sound, _sound, told={0: WORN})
+    assert (node.replaced(), node.leases.fenced) == ("cuda:1", {0: WORN.sentence})
+
+
+def test_a_gpu_with_an_ecc_error_is_used_on_where_there_is_no_other() -> None:
+    node = Node(_sound, told={0: WORN})
+    assert (node.replaced(), node.leases.fenced) == ("cuda:0", {})
+    assert node.pool.retired == ["its last one"]
+
+
+def test_a_rank_without_another_gpu_does_not_stay_on_one_that_is_lost() -> None:
+    node = Node(_sound, told={0: LOST})
+    with pytest.raises(NoHome, match=r"cuda:0 of rank 3 is gone, and no other is free"):
+        node.replaced()
+
+
+def test_a_rank_does_not_move_to_a_gpu_of_which_nvml_tells_an_error() -> None:
+    node = Node(_sound, _sound, told={1: WORN})
+    node.session.destination = 1
+    with pytest.raises(NoHome, match=f"rank 3 did not move to cuda:1: {WORN.sentence}"):
+        node.replaced()
+    assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
 
 
 @pytest.mark.parametrize(
@@ -171,30 +246,78 @@ def test_a_processor_passes_the_trial() -> None:
 
 
 @pytest.fixture
-def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A folder in which a file makes a simulated GPU go."""
-    folder = tmp_path / "gone"
+def gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder in which a file makes a simulated GPU go; beside it that of NVML's stand-in."""
+    folder, nvml = tmp_path / "gone", tmp_path / "nvml"
     folder.mkdir()
+    nvml.mkdir()
     for name, value in simulated_device.environment().items():
         monkeypatch.setenv(name, value)
+    libraries = os.pathsep.join([os.environ["LD_LIBRARY_PATH"], str(program("stand_in_nvml"))])
+    monkeypatch.setenv("LD_LIBRARY_PATH", libraries)
+    monkeypatch.setenv("STAND_IN_NVML", str(nvml))
     monkeypatch.setenv("SIMULATED_CUDA_GONE", str(folder))
+    for index in range(4):
+        (nvml / f"GPU-{index:08}-0000").write_text(f"{OLD_ERRORS}\n")
+    return nvml
+
+
+OLD_ERRORS = "uncorrected 2"
 
 
 def _losses(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("step ")]
 
 
-@pytest.mark.parametrize("how", ["fails", pytest.param("hangs", marks=pytest.mark.long)])
-def test_a_training_goes_on_with_the_same_bits_when_a_gpu_is_gone(gone: None, folder: Path, how: str) -> None:
-    found = {}
-    for what in ("stays", how):
-        command = proxied.torchrun(2, WORKLOADS / "gone_gpu.py", what)
-        options = ("--devices", "cuda:3", "--hang-timeout", "8")
-        (folder / what).mkdir()
-        found[what] = proxied.run(command, folder=folder / what, options=options)
-        assert found[what].status == 0, found[what].output[-3000:]
-    assert len(_losses(found["stays"].output)) == 7
-    assert _losses(found[how].output) == _losses(found["stays"].output)
-    (recovery,) = found[how].report["recoveries"]
-    devices = [rank["device"] for rank in found[how].report["ranks"]]
+def _trained(folder: Path, devices: str, *words: str) -> proxied.Ended:
+    where = folder / "-".join([devices, *words]).replace(" ", "-")
+    where.mkdir()
+    options = ("--devices", f"{devices}:3", "--hang-timeout", "8")
+    command = proxied.torchrun(2, WORKLOADS / "gone_gpu.py", *words)
+    ended = proxied.run(command, folder=where, options=options)
+    assert ended.status == 0, ended.output[-3000:]
+    return ended
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a training whose device, a processor, stays."""
+    found = _losses(_trained(tmp_path_factory.mktemp("cpu"), "cpu", "stays").output)
+    assert len(found) == 7
+    return found
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["fails", "crashes", "wrong", pytest.param("hangs", marks=pytest.mark.long)],
+)
+def test_a_training_goes_on_with_the_same_bits_when_a_gpu_is_gone(
+    losses: list[str], gone: Path, folder: Path, how: str
+) -> None:
+    ended = _trained(folder, "cuda", how)
+    assert _losses(ended.output) == losses
+    (recovery,) = ended.report["recoveries"]
+    devices = [rank["device"] for rank in ended.report["ranks"]]
     assert (recovery["recovered"], devices) == (True, ["cuda:2", "cuda:1"])
+
+
+@pytest.mark.parametrize(
+    ("told", "device"),
+    [
+        ("uncorrected 3", "cuda:2"),
+        (OLD_ERRORS, "cuda:0"),
+        pytest.param("lost", "cuda:2", marks=pytest.mark.long),
+        pytest.param("hangs", "cuda:0", marks=pytest.mark.long),
+        pytest.param("crashes", "cuda:0", marks=pytest.mark.long),
+        pytest.param("mig 1", "cuda:0", marks=pytest.mark.long),
+    ],
+)
+def test_a_training_whose_server_dies_leaves_a_gpu_that_nvml_has_something_against(
+    losses: list[str], gone: Path, folder: Path, told: str, device: str
+) -> None:
+    """It computes as before, for each new server."""
+    ended = _trained(folder, "cuda", "ecc", told)
+    assert _losses(ended.output) == losses
+    (recovery,) = ended.report["recoveries"]
+    devices = [rank["device"] for rank in ended.report["ranks"]]
+    assert (recovery["recovered"], devices) == (True, [device, "cuda:1"])

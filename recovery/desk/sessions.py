@@ -25,6 +25,7 @@ from understudy.recovery.history.events import job_started, worker_moved
 from understudy.recovery.history.recorder import Recorder
 from understudy.recovery.host.early_notice import EarlyNotice
 from understudy.recovery.host.evidence import rank_facts
+from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Injector, Refused
 from understudy.recovery.host.leases import Leases
@@ -85,7 +86,8 @@ class Desk:
         self.runtime = runtime
         self._pool = pool
         self._store = store
-        self.leases = Leases(settings.devices.names, pool)
+        health = GpuHealth(installation.gpu_uuids[: settings.devices.count])
+        self.leases = Leases(settings.devices.names, pool, health)
         self._background = BackgroundTasks("sessions", settings.timing)
         self._keepers: dict[str, list[asyncio.Task[None]]] = {}
         self.snapshots: dict[str, SnapshotKeeper] = {}
@@ -105,6 +107,7 @@ class Desk:
         self.watch = Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s)
         self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
+        self._background.start(health.run())
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as the desk is open."""

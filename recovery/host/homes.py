@@ -12,6 +12,7 @@ from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import Server, ServerPool
 from understudy.recovery.host.spawner import SpawnerError
+from understudy.recovery.planning.gpu_verdict import Severity
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
@@ -19,12 +20,19 @@ log = structlog.get_logger()
 EMPTIED_S = 10.0
 """How long the memory of a device is waited for whose server has died, seconds."""
 
+MOST_CRASHES = 2
+"""New servers in a row that a device may crash; the first may have crashed by itself."""
+
 TRIED_S = 20.0
 """How long a device may take to compute a little, its context included, seconds."""
 
 
 class NoHome(RuntimeError):
     """A rank gets no device or no server; its text is a sentence."""
+
+
+class _Crashed(Exception):
+    """A new server died as it tried its device, of the signal that this names."""
 
 
 class Homes:
@@ -67,8 +75,8 @@ class Homes:
     async def replacement(self, session: Session, stash: bool) -> Server:
         """A ready server in place of the session's, whose process is ended if it is not yet.
 
-        `stash`: it lives on until its state has been copied.  A GPU that does not compute any more is fenced,
-        and the rank goes to another one.  Raises NoHome.
+        `stash`: it lives on until its state has been copied.  A GPU that does not compute any more, or of
+        which NVML tells what forbids its use, is fenced, and the rank goes to another one.  Raises NoHome.
         """
         if stash:
             session.server.retired = True
@@ -84,13 +92,59 @@ class Homes:
                 raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
             wished = session.destination
             device = session.device if wished is None else self._leases.name(wished)
-            server = await self._server_on(session, device)
-            if not (problem := await self._trouble_of(server) if session.on_gpu else ""):
+            if not session.on_gpu:
+                return await self._server_on(session, device)
+            server, problem = await self._tried(session, device)
+            if server is not None:
                 return server
-            self._pool.retire(server)
             if wished is not None:
                 raise NoHome(f"rank {session.rank} did not move to {device}: {problem}")
             self.fence(session, problem)
+
+    async def _tried(self, session: Session, device: str) -> tuple[Server | None, str]:
+        """A ready server on a device that may be used, or why it may not.  Raises NoHome."""
+        wished = session.destination
+        index = session.device_index if wished is None else wished
+        asked = asyncio.ensure_future(self._leases.health.finding(index))
+        server, problem = None, ""
+        try:
+            server, problem = await self._computing(session, device)
+            found = await asked if server is not None else None
+        except NoHome:
+            found = await asked
+            if found is None or found.severity is not Severity.UNUSABLE:
+                raise
+            problem = found.sentence
+        except asyncio.CancelledError:
+            if server is not None:
+                self._pool.retire(server)
+            raise
+        finally:
+            asked.cancel()
+        if server is None or found is None:
+            return server, problem
+        if found.severity is Severity.UNUSABLE or wished is not None or self._leases.free():
+            self._pool.retire(server)
+            return None, found.sentence
+        log.warning("a GPU is used on, as no other is free", device=device, reason=found.sentence)
+        return server, ""
+
+    async def _computing(self, session: Session, device: str) -> tuple[Server | None, str]:
+        """A ready server that has got its device to compute, or why none has.  Raises NoHome."""
+        crashes: list[str] = []
+        while len(crashes) < MOST_CRASHES:
+            server = await self._server_on(session, device)
+            try:
+                problem = await self._trouble_of(server)
+            except _Crashed as crash:
+                crashes.append(str(crash))
+                continue
+            if not problem:
+                return server, ""
+            self._pool.retire(server)
+            return None, problem
+        signals = " and ".join(dict.fromkeys(crashes))
+        return None, f"{len(crashes)} new device servers there died as they tried it, of {signals}"
 
     async def _server_on(self, session: Session, device: str) -> Server:
         try:
@@ -99,16 +153,24 @@ class Homes:
             raise NoHome(f"rank {session.rank} got no new device server: {problem}") from problem
 
     async def _trouble_of(self, server: Server) -> str:
-        """What keeps its device from computing; empty if it does.  Raises NoHome."""
+        """What keeps its device from computing; empty if it does.  Raises NoHome, and _Crashed.
+
+        Of a server that crashes there the driver need not be the cause (an abort for want of host memory
+        looks the same), so another one is asked.  One that is killed, or ends with a status, tells nothing:
+        whether the kernel's own end of a process for its memory, somebody's SIGKILL or a driver is behind it
+        cannot be told apart, and the round is tried again.
+        """
         try:
             reply = await answer(server.stub.TryDevice(pb.TryDeviceRequest(), timeout=self._tried_s))
         except asyncio.CancelledError:
             self._pool.retire(server)
             raise
         except grpc.RpcError as problem:
-            # Of its own end the device need not be the cause: the round is tried again.
             if not ran_out(problem):
+                crash = await self._pool.crash_of(server)
                 self._pool.retire(server)
+                if crash:
+                    raise _Crashed(crash) from problem
                 raise NoHome(f"a new device server on {server.device} ended: {trouble(problem)}") from problem
             return f"a new device server there did not get it to compute within {self._tried_s:.0f} s"
         return f"a new device server there was told: {reply.error}" if reply.error else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.state.jobs import Session
@@ -17,9 +18,10 @@ class Leases:
     One that is drained is kept free until that is undone; while a session holds it, it is yet to leave.
     """
 
-    def __init__(self, names: list[str], pool: ServerPool) -> None:
+    def __init__(self, names: list[str], pool: ServerPool, health: GpuHealth | None = None) -> None:
         self._names = names
         self._pool = pool
+        self.health = health or GpuHealth()
         self._holders: dict[int, Session] = {}
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
@@ -92,6 +94,7 @@ class Leases:
     def hold(self, session: Session) -> None:
         """The session has its device from here on."""
         self._holders[session.device_index] = session
+        self.health.begin(session.device_index)
 
     def release(self, session: Session) -> None:
         """The session has ended."""
@@ -127,6 +130,7 @@ class Leases:
         """A device that had failed is sound again, as somebody says."""
         del self.fenced[index]
         self._rehearsed.pop(index, None)
+        self.health.forget(index)
         if index not in self._holders and not self._barred(index):
             self._pool.unlease(self._names[index])
 
@@ -156,6 +160,7 @@ class Leases:
         del self._holders[left]
         session.device_index, session.device, session.destination = index, self._names[index], None
         self._holders[index] = session
+        self.health.begin(index)
         self._pool.lease(session.device)
         if not self._barred(left):
             self._pool.unlease(self._names[left], fill=False)

@@ -1,14 +1,18 @@
-"""Two ranks; in the fourth step the simulated GPU of the first is gone for all processes, as argv[1] says."""
+"""Two ranks; in the fourth step the simulated GPU of the first is gone for all processes, as argv[1] says.
+
+argv[2], if it is there, is what NVML tells of that GPU from then on.
+"""
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-HOW, STEPS, GONE_STEP = sys.argv[1], 7, 4
+HOW, STEPS, GONE_STEP, TOLD = sys.argv[1], 7, 4, sys.argv[2:]
 dist.init_process_group("nccl")
 rank = dist.get_rank()
 torch.cuda.set_device(rank)
@@ -19,6 +23,11 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 for step in range(1, STEPS + 1):
     loss = model(torch.randn(2, 8, device="cuda") + rank).square().mean()
     if rank == 0 and step == GONE_STEP and HOW != "stays":
+        for line in TOLD:
+            gpu = Path(os.environ["STAND_IN_NVML"], "GPU-00000000-0000")
+            while not gpu.with_name(f"{gpu.name}.asked").exists():
+                time.sleep(0.01)  # until proxyd knows what it told before
+            gpu.write_text(f"{line}\n")
         Path(os.environ["SIMULATED_CUDA_GONE"], "0").write_text(HOW)
     loss.backward()
     optimizer.step()
