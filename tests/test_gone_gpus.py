@@ -55,6 +55,8 @@ class Pool:
     def __init__(self, devices: dict[str, Trial]) -> None:
         self._devices = devices
         self.retired: list[str] = []
+        self.leased: list[str] = []
+        """For which it keeps no server ready."""
         self.crash = ""
         """What each server that ends has died of, by its own fault."""
 
@@ -70,9 +72,11 @@ class Pool:
     async def crash_of(self, server: Any) -> str:
         return self.crash
 
-    def lease(self, device: str) -> None: ...
+    def lease(self, device: str) -> None:
+        self.leased.append(device)
 
-    def unlease(self, device: str, fill: bool = True) -> None: ...
+    def unlease(self, device: str, fill: bool = True) -> None:
+        self.leased.remove(device)
 
 
 class Told(GpuHealth):
@@ -104,6 +108,7 @@ class Node:
             device="cuda:0", device_index=0, destination=None, on_gpu=True, rank=3, server=dead, job=job
         )
         self.session = cast(Session, session)
+        self.pool.lease(session.device)
         self.leases.hold(self.session)
 
     def replaced(self) -> str:
@@ -186,6 +191,30 @@ def test_a_rank_does_not_move_to_a_gpu_of_which_nvml_tells_an_error() -> None:
     with pytest.raises(NoHome, match=f"rank 3 did not move to cuda:1: {WORN.sentence}"):
         node.replaced()
     assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
+
+
+FELL_OFF = "NVML tells of it: Xid 79, it fell off the bus"
+
+
+def test_a_gpu_that_falls_off_the_bus_while_nobody_has_it_is_fenced() -> None:
+    node = Node(_sound, _sound, _sound)
+    for _ in range(2):
+        node.leases.health.on_unusable(1, FELL_OFF)
+    assert (node.leases.fenced, node.leases.free()) == ({1: FELL_OFF}, [2])
+    assert node.pool.leased == ["cuda:0", "cuda:1"]
+    node.leases.lift(1)
+    assert (node.leases.free(), node.pool.leased) == ([1, 2], ["cuda:0"])
+
+
+def test_a_gpu_that_falls_off_the_bus_is_fenced_behind_the_rank_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Node(_sound)
+    monkeypatch.setattr(node.leases.health, "unusable", lambda index: FELL_OFF)
+    node.leases.health.on_unusable(0, FELL_OFF)
+    assert node.leases.fenced == {}
+    node.leases.release(node.session)
+    assert (node.leases.fenced, node.pool.leased) == ({0: FELL_OFF}, ["cuda:0"])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import structlog
 from compiled_programs import program
 from proxied import until
 
@@ -25,6 +26,7 @@ from understudy.recovery.machine import nvml
 from understudy.recovery.planning.gpu_verdict import Reading, Severity, reading_of
 
 ONE, OTHER = "GPU-1", "GPU-2"
+OFF = "Xid 79, it fell off the bus"
 
 
 class Gpus:
@@ -122,6 +124,14 @@ def test_only_errors_since_a_rank_came_to_a_device_tell_against_it(gpus: Gpus) -
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize(("uuid", "reason"), [(ONE, "it is divided (MIG)"), (OTHER, "it is not there")])
+def test_it_is_said_of_a_gpu_that_nvml_can_say_nothing_about(gpus: Gpus, uuid: str, reason: str) -> None:
+    gpus.tell(ONE, "mig 1")
+    with structlog.testing.capture_logs() as said:
+        asyncio.run(_begun(GpuHealth([uuid]), 0))
+    assert [(one["device"], one["reason"]) for one in said] == [("cuda:0", reason)]
+
+
 @pytest.mark.parametrize("trouble", ["hangs", "crashes"])
 def test_nvml_that_hangs_or_crashes_is_no_verdict_and_holds_nobody_up(gpus: Gpus, trouble: str) -> None:
     async def scene() -> None:
@@ -200,19 +210,25 @@ def test_an_xid_that_comes_is_told_of_its_gpu_alone_and_outlives_the_next_rank_t
     gpus.tell(OTHER, "xid 13")
 
     async def scene(health: GpuHealth) -> None:
+        unusable: list[int] = []
+        health.on_unusable = lambda index, reason: unusable.append(index)
         assert await health.finding(0) is None  # that one came before
         gpus.tell(ONE, "xid 95", "xid 31", "xid 94", "xid 79")
         found = await _until_found(health, 0)
         while "79" not in found.sentence:
             found = await _until_found(health, 0)
         assert found.severity is Severity.UNUSABLE
-        assert found.sentence.endswith("Xid 94, a contained ECC error; Xid 79, it fell off the bus")
+        assert found.sentence.endswith("Xid 94, a contained ECC error; " + OFF)
+        assert (health.unusable(0), unusable) == (
+            "NVML tells of it: Xid 94, a contained ECC error; " + OFF,
+            [0],
+        )
         assert await health.finding(1) is None
         await _begun(health, 0)
         found = await health.finding(0)
-        assert found is not None and found.sentence == "NVML tells of it: Xid 79, it fell off the bus"
+        assert found is not None and found.sentence == "NVML tells of it: " + OFF
         health.forget(0)  # somebody has reset it
-        assert await health.finding(0) is None
+        assert (await health.finding(0), health.unusable(0)) == (None, "")
 
     _followed(gpus, [ONE, OTHER], scene)
 
@@ -228,7 +244,7 @@ def test_xids_are_followed_again_when_the_process_that_does_has_ended(gpus: Gpus
         gpus.tell(ONE, "lost", "xid 79")
         while "Xid 79" not in (found := await _until_found(health, 0)).sentence:
             pass
-        assert found.sentence == "NVML tells of it: Xid 79, it fell off the bus; it is lost"
+        assert found.sentence == f"NVML tells of it: {OFF}; it is lost"
 
     _followed(gpus, [ONE], scene, again_s=0.01)
 

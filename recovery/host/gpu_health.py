@@ -11,14 +11,22 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import structlog
 
 from understudy.recovery.base.background import BackgroundTasks
 from understudy.recovery.base.own_modules import module_command
-from understudy.recovery.planning.gpu_verdict import XIDS, Finding, Reading, Severity, judge, reading_of
+from understudy.recovery.planning.gpu_verdict import (
+    TROUBLES,
+    XIDS,
+    Finding,
+    Reading,
+    Severity,
+    judge,
+    reading_of,
+)
 
 log = structlog.get_logger()
 
@@ -42,6 +50,8 @@ class GpuHealth:
         self._xids: dict[int, list[int]] = {}
         self._tasks = BackgroundTasks("GPU health")
         self._absent = ""
+        self.on_unusable: Callable[[int, str], None] = lambda index, reason: None
+        """Called with a device that no server may have before it is reset, and the sentence that says why."""
         self.followed = asyncio.Event()
         """Xids that come from here on are noticed."""
 
@@ -73,6 +83,11 @@ class GpuHealth:
         self._before.pop(index, None)
         self._xids.pop(index, None)
 
+    def unusable(self, index: int) -> str:
+        """Why no server may have a device before it is reset, as far as its Xids tell; empty: none does."""
+        found = judge(None, None, self._xids.get(index, ()))
+        return found.sentence if found is not None and found.severity is Severity.UNUSABLE else ""
+
     async def finding(self, index: int) -> Finding | None:
         """What tells against a device where a server has failed."""
         now = await self._read(index)
@@ -97,8 +112,12 @@ class GpuHealth:
         return not none and not self._absent
 
     async def _begin(self, index: int) -> None:
-        if (now := await self._read(index)) is not None:
-            self._before.setdefault(index, now)
+        if (now := await self._read(index)) is None:
+            return
+        self._before.setdefault(index, now)
+        if now.mig or now.trouble:
+            why = "it is divided (MIG)" if now.mig else TROUBLES[now.trouble]
+            log.warning("NVML cannot say whether a GPU fails later", device=f"cuda:{index}", reason=why)
 
     async def _read(self, index: int) -> Reading | None:
         if not (uuid := self._uuid(index)):
@@ -149,6 +168,8 @@ class GpuHealth:
             known = self._xids.setdefault(index, [])
             if severity is not None and xid not in known:
                 known.append(xid)
+            if severity is Severity.UNUSABLE:
+                self.on_unusable(index, self.unusable(index))
 
 
 async def _messages(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:

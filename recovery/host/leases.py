@@ -22,6 +22,7 @@ class Leases:
         self._names = names
         self._pool = pool
         self.health = health or GpuHealth()
+        self.health.on_unusable = self._found_unusable
         self._holders: dict[int, Session] = {}
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
@@ -100,6 +101,8 @@ class Leases:
         """The session has ended."""
         if self._holders.get(session.device_index) is session:
             del self._holders[session.device_index]
+        if unusable := self.health.unusable(session.device_index):
+            self.fenced.setdefault(session.device_index, unusable)
         if not self._barred(session.device_index):
             self._pool.unlease(session.device)
 
@@ -125,6 +128,14 @@ class Leases:
         session.job.note_fired(session)
         if session.job.fired("device-gone", session.rank) > list(self._rehearsed.values()).count(struck):
             self._rehearsed[session.device_index] = struck
+
+    def _found_unusable(self, index: int, reason: str) -> None:
+        """Nobody new gets it; of the one who has it, the next server that is needed there tells."""
+        if index in self._holders or index in self._claimed:
+            return
+        if not self._barred(index):
+            self._pool.lease(self._names[index])
+        self.fenced.setdefault(index, reason)
 
     def lift(self, index: int) -> None:
         """A device that had failed is sound again, as somebody says."""

@@ -51,7 +51,7 @@ class Finding:
 
 UNUSABLE, LEAVE = Severity.UNUSABLE, Severity.LEAVE
 
-TROUBLES = {"lost": "it is lost", "reset": "it has to be reset", "unknown": "it is not there any more"}
+TROUBLES = {"lost": "it is lost", "reset": "it has to be reset", "unknown": "it is not there"}
 ACTIONS: Mapping[int, tuple[Severity, str]] = {
     1: (UNUSABLE, "its driver wants it reset"),
     2: (UNUSABLE, "its driver wants the host rebooted"),
