@@ -23,6 +23,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 for step in range(1, STEPS + 1):
     loss = model(torch.randn(2, 8, device="cuda") + rank).square().mean()
     if rank == 0 and step == GONE_STEP and HOW != "stays":
+        loss.item()  # behind the last step's commit: an error that is first met by its digests ends the job
         for line in TOLD:
             gpu = Path(os.environ["STAND_IN_NVML"], "GPU-00000000-0000")
             while not gpu.with_name(f"{gpu.name}.asked").exists():
