@@ -64,7 +64,7 @@ def _stream_base(torch_c: ModuleType) -> type:
 
         @property
         def priority(self) -> int:
-            return 0
+            return -(int(self.stream_id) % 2)
 
         @staticmethod
         def priority_range() -> tuple[int, int]:

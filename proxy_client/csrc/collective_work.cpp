@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue_inl.h>
 
 #include "proxy_client/csrc/session.h"
+#include "proxy_client/csrc/streams.h"
 
 namespace understudy::client {
 
@@ -20,7 +21,12 @@ void CollectiveWork::synchronize() {
     client::synchronize(replay::WaitFor::kBarrier, details_.barrier_of);
   } else if (LogWriter* log = log_if_open()) {
     raise_if_failed(*log);
+    blockCurrentStream();
   }
+}
+
+void CollectiveWork::blockCurrentStream() {
+  if (details_.mark != 0) wait_in_stream(current_stream(details_.device), details_.mark);
 }
 
 int CollectiveWork::sourceRank() const {

@@ -1,4 +1,5 @@
-// What a collective returns: nothing to wait for, because the log orders everything behind it.
+// What a collective returns. Where a script has one stream there is nothing to wait for, because the log
+// orders everything behind it; where it has several, the current one waits.
 #pragma once
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -15,6 +16,7 @@ class CollectiveWork final : public c10d::Work {
     int source = -1;                         // of a receive
     std::optional<at::Tensor> any_source{};  // where the server writes it if it is not known
     uint64_t barrier_of = 0;                 // a communicator: wait() is for the host
+    uint64_t mark = 0;                       // of its end, for streams that wait
   };
   CollectiveWork(int rank, Details details, std::vector<at::Tensor> outputs);
 
@@ -23,7 +25,7 @@ class CollectiveWork final : public c10d::Work {
   // Raises an asynchronous error that is already known.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
-  void blockCurrentStream() override {}
+  void blockCurrentStream() override;
   void abort() override {}
   int sourceRank() const override;
   std::vector<at::Tensor> result() override { return outputs_; }

@@ -1,15 +1,14 @@
 // Devices, streams and events for PyTorch's generic code.
 //
-// A session has one order of records, so streams are numbers that keep it: what is appended later runs later.
-// An event is therefore always "recorded", and waiting for one inside the device needs nothing.
+// A session has one order of records. While a script has made no stream, what is appended later runs later,
+// and to wait for an event inside the device needs nothing; from then on records tell of streams and events.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include <array>
-#include <atomic>
 #include <memory>
 
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/session.h"
+#include "proxy_client/csrc/streams.h"
 #include "replay/csrc/futex.h"
 
 namespace understudy::client {
@@ -19,12 +18,10 @@ using c10::Device;
 using c10::DeviceIndex;
 using c10::Stream;
 
-thread_local std::array<c10::StreamId, kMaxDevices> current_stream{};
-std::atomic<c10::StreamId> next_stream{1};
-
 struct Event {
   uint64_t recorded_at_ns = 0;
   uint64_t next_record = 0;  // when it was recorded
+  uint64_t stream = 0, mark = 0;
 };
 
 Stream stream_of(DeviceIndex device, c10::StreamId id) {
@@ -47,41 +44,55 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
     set_current_device_unchecked(device.index());
   }
 
-  Stream getStream(Device device) const override {
-    const DeviceIndex index = index_of(device);
-    return stream_of(index, current_stream.at(static_cast<size_t>(index)));
-  }
+  Stream getStream(Device device) const override { return current_stream(index_of(device)); }
   Stream getDefaultStream(Device device) const override { return stream_of(index_of(device), 0); }
-  Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
-  Stream getNewStream(Device device, int) const override {
-    return stream_of(index_of(device), next_stream++);
+  Stream getStreamFromGlobalPool(Device device, bool high_priority) const override {
+    return new_stream(index_of(device), high_priority);
   }
-  Stream exchangeStream(Stream stream) const override {
-    const DeviceIndex index = stream.device_index();
-    return stream_of(index, std::exchange(current_stream.at(static_cast<size_t>(index)), stream.id()));
+  Stream getNewStream(Device device, int priority) const override {
+    return new_stream(index_of(device), priority < 0);
   }
+  Stream exchangeStream(Stream stream) const override { return exchange_stream(stream); }
   void* getStreamNativeHandle(const Stream stream) const override {
     return reinterpret_cast<void*>(static_cast<intptr_t>(stream.id()));
   }
-  bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override { synchronize(replay::WaitFor::kStream); }
+  bool queryStream(const Stream& stream) const override {
+    return has_passed_all(static_cast<uint64_t>(stream.id()));
+  }
+  void synchronizeStream(const Stream& stream) const override {
+    if (!streams_in_use()) return synchronize(replay::WaitFor::kStream);
+    const uint64_t mark = mark_stream(stream);
+    wait_for_records_before(next_record(), static_cast<uint64_t>(stream.id()), mark);
+  }
   void synchronizeDevice(const DeviceIndex) const override { synchronize(); }
 
   // An event that may be asked for times waits for the device, so that elapsed_time() measures the device and
   // not how fast the worker appends. Other events cost nothing.
-  void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag flag) const override {
+  void record(void** event, const Stream& stream, const DeviceIndex,
+              const c10::EventFlag flag) const override {
     if (!*event) *event = std::make_unique<Event>().release();
-    if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronize(replay::WaitFor::kStream);
-    static_cast<Event*>(*event)->recorded_at_ns = replay::now_ns();
-    static_cast<Event*>(*event)->next_record = next_record();
+    if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronizeStream(stream);
+    const uint64_t mark = mark_stream(stream);
+    *static_cast<Event*>(*event) = {replay::now_ns(), next_record(), static_cast<uint64_t>(stream.id()),
+                                    mark};
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     const std::unique_ptr<Event> owned(static_cast<Event*>(event));
   }
-  void block(void*, const Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
+  void block(void* event, const Stream& stream) const override {
+    if (event && static_cast<Event*>(event)->stream != static_cast<uint64_t>(stream.id()))
+      wait_in_stream(stream, static_cast<Event*>(event)->mark);
+  }
+  bool queryEvent(void* event) const override {
+    return !event || has_passed(static_cast<Event*>(event)->next_record, static_cast<Event*>(event)->stream);
+  }
   void synchronizeEvent(void* event) const override {
-    if (event) wait_for_records_before(static_cast<Event*>(event)->next_record);
+    if (!event) return;
+    const Event& recorded = *static_cast<Event*>(event);
+    wait_for_records_before(recorded.next_record, recorded.stream, recorded.mark);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {
+    use_in_stream(data, stream);
   }
   double elapsedTime(void* begin, void* end, const DeviceIndex) const override {
     const auto at = [](void* event) {

@@ -8,6 +8,7 @@
 
 #include "proxy_client/csrc/client_tensor.h"
 #include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/streams.h"
 #include "proxy_client/csrc/virtual_memory.h"
 
 namespace understudy::client {
@@ -114,6 +115,8 @@ Tensor unfold(const Tensor& self, int64_t dimension, int64_t size, int64_t step)
 }
 Tensor view_as_real(const Tensor& self) { return at::native::view_as_real(self); }
 Tensor view_as_complex(const Tensor& self) { return at::native::view_as_complex(self); }
-void record_stream(Tensor&, at::Stream) {}
+void record_stream(Tensor& self, at::Stream stream) {
+  if (streams_in_use()) use_in_stream(locate(self).handle, stream);
+}
 
 }  // namespace understudy::client

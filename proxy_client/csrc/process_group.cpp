@@ -11,6 +11,7 @@
 #include "proxy_client/csrc/collective_types.h"
 #include "proxy_client/csrc/collective_work.h"
 #include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/streams.h"
 
 namespace understudy::client {
 namespace {
@@ -233,7 +234,7 @@ WorkPtr ProcessGroup::submit(const Request& request) {
                           request.output_splits.size() + request.input_splits.size()};
   // The same number on every rank, which that of a message is not.
   const bool between_all = !is_message(request.kind);
-  uint64_t of_all = 0;
+  uint64_t of_all = 0, mark = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ensure_communicator(log);
@@ -247,13 +248,17 @@ WorkPtr ProcessGroup::submit(const Request& request) {
     } else {
       append(log, Kind::kCollective, communicator_, words.size(),
              [&](uint64_t* body) { std::copy_n(words.data(), words.size(), body); });
+      mark = mark_work(device, communicator_);
     }
   }
   if (between_all) commit_after_collective(log, getSize(), of_all);
-  CollectiveWork::Details details{
-      request.type,       device,
-      header.sequence,    request.peer,
-      request.any_source, request.kind == CollectiveKind::kBarrier ? communicator_ : 0};
+  CollectiveWork::Details details{request.type,
+                                  device,
+                                  header.sequence,
+                                  request.peer,
+                                  request.any_source,
+                                  request.kind == CollectiveKind::kBarrier ? communicator_ : 0,
+                                  mark};
   return c10::make_intrusive<CollectiveWork>(getRank(), std::move(details), request.outputs);
 }
 
@@ -269,7 +274,9 @@ WorkPtr ProcessGroup::endCoalescing() {
   std::lock_guard<std::mutex> lock(mutex_);
   const std::optional<Group> group = std::exchange(group_, std::nullopt);
   LogWriter* log = log_if_open();
-  if (!group || group->bodies.empty() || !log) return nothing_to_do();
+  if (!group || !log) return nothing_to_do();
+  if (group->bodies.empty())  // of other calls, which began one by one
+    return nothing_to_do(communicator_ != 0 ? mark_work(bound_device(), communicator_) : 0);
   ensure_communicator(*log);
   std::vector<std::vector<uint64_t>> bodies{group_mark(CollectiveKind::kGroupBegin)};
   bodies.insert(bodies.end(), group->bodies.begin(), group->bodies.end());
@@ -279,12 +286,13 @@ WorkPtr ProcessGroup::endCoalescing() {
   } catch (const replay::RemoteError& error) {
     raise_as_torch_error(error);
   }
-  return nothing_to_do();
+  return nothing_to_do(mark_work(bound_device(), communicator_));
 }
 
-WorkPtr ProcessGroup::nothing_to_do() const {
-  return c10::make_intrusive<CollectiveWork>(
-      getRank(), CollectiveWork::Details{OpType::COALESCED, bound_device()}, Tensors{});
+WorkPtr ProcessGroup::nothing_to_do(uint64_t mark) const {
+  CollectiveWork::Details details{OpType::COALESCED, bound_device()};
+  details.mark = mark;
+  return c10::make_intrusive<CollectiveWork>(getRank(), std::move(details), Tensors{});
 }
 
 WorkPtr ProcessGroup::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {

@@ -93,7 +93,7 @@ class ProcessGroup final : public c10d::Backend {
     Tensors tensors;                            // theirs, which must not be freed before
   };
   WorkPtr submit(const Request& request);
-  WorkPtr nothing_to_do() const;
+  WorkPtr nothing_to_do(uint64_t mark = 0) const;
   c10::DeviceIndex device_of(const Request& request) const;
   void ensure_communicator(LogWriter& log);
 

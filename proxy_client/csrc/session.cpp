@@ -11,6 +11,7 @@
 #include "proxy_client/csrc/generators.h"
 #include "proxy_client/csrc/minibatch_contents.h"
 #include "proxy_client/csrc/settings.h"
+#include "proxy_client/csrc/streams.h"
 
 namespace understudy::client {
 namespace {
@@ -75,7 +76,8 @@ LogWriter& open_session(c10::DeviceIndex device) {
   send_settings(*s.writer);
   send_default_generator(*s.writer, device);
   s.device.store(device);
-  s.log.store(s.writer.get(), std::memory_order_release);
+  s.log.store(s.writer.get());
+  if (streams_in_use()) use_streams();
   return *s.writer;
 }
 
@@ -163,11 +165,11 @@ void raise_as_torch_error(const replay::RemoteError& error) {
   }
 }
 
-void synchronize(replay::WaitFor what, uint64_t communicator) {
+void synchronize(replay::WaitFor what, uint64_t of) {
   LogWriter* log = log_if_open();
   if (!log) return;
   call(
-      *log, Kind::kSynchronize, static_cast<uint64_t>(what), 1, [&](uint64_t* body) { *body = communicator; },
+      *log, Kind::kSynchronize, static_cast<uint64_t>(what), 1, [&](uint64_t* body) { *body = of; },
       [](const uint8_t*, size_t) {});
   commit_if_due();
 }
@@ -179,13 +181,31 @@ uint64_t next_record() {
 
 // A device that hangs, and a peer that does not come, are noticed while the server waits for them: so it is
 // asked to, in the end.
-void wait_for_records_before(uint64_t index) {
+void wait_for_records_before(uint64_t index, uint64_t stream, uint64_t mark) {
   LogWriter* log = log_if_open();
   if (!log) return;
   raise_if_failed(*log);
-  if (!log->wait_until_passed(index, kEventPatienceNs)) return synchronize(replay::WaitFor::kStream);
+  if (!log->wait_until_passed(index, stream, kEventPatienceNs))
+    return mark != 0 ? synchronize(replay::WaitFor::kMark, mark) : synchronize(replay::WaitFor::kStream);
   raise_if_failed(*log);
   commit_if_due();
+}
+
+bool has_passed(uint64_t index, uint64_t stream) {
+  LogWriter* log = log_if_open();
+  if (!log) return true;
+  raise_if_failed(*log);
+  return log->has_passed(index, stream);
+}
+
+bool has_passed_all(uint64_t stream) {
+  const LogWriter* log = log_if_open();
+  return !log || has_passed(log->end_of_stream(stream), stream);
+}
+
+// Whoever makes the first stream, or opens the session meanwhile, sees what the other has done.
+void use_streams() {
+  if (LogWriter* log = log_if_open()) log->use_streams(&stream_of_this_thread);
 }
 
 void begin_optimizer_phase() {

@@ -81,12 +81,20 @@ inline void raise_if_failed(const LogWriter& log) {
 
 // Waits until the device server has run everything appended so far, and for what else `what` says. Nothing to
 // do without a session.
-void synchronize(replay::WaitFor what = replay::WaitFor::kEverything, uint64_t communicator = 0);
+// `of`: the communicator of a barrier, or a mark.
+void synchronize(replay::WaitFor what = replay::WaitFor::kEverything, uint64_t of = 0);
 
 // The number of the next record; 0 without a session.
 uint64_t next_record();
-// Waits until the device has done all records before that one, and for nothing behind them.
-void wait_for_records_before(uint64_t index);
+// Waits until the device has done all records of `stream` before that one, and for nothing behind them;
+// `mark`: of the stream there, if it has one.
+void wait_for_records_before(uint64_t index, uint64_t stream, uint64_t mark);
+// Whether it has done them. Who asks until it has, waits.
+bool has_passed(uint64_t index, uint64_t stream);
+// Whether it has done all that there is of `stream`.
+bool has_passed_all(uint64_t stream);
+// Records say on which stream they lie, from here on, or from the session's beginning.
+void use_streams();
 
 // Commit marks (design §4). Nothing to do without a session.
 void begin_optimizer_phase();

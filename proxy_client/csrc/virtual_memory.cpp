@@ -19,6 +19,7 @@
 #include "proxy_client/csrc/memory_statistics.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"
+#include "proxy_client/csrc/streams.h"
 #include "replay/csrc/quick_lock.h"
 
 namespace understudy::client {
@@ -178,7 +179,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   // torch.accelerator asks here; torch.cuda comes to the same numbers through py_module.cpp.
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override { query_memory(replay::MemoryQuery::kEmptyCache); }
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // records keep their order
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override { use_in_stream(data, stream); }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
     return device_statistics(query_memory(replay::MemoryQuery::kRead));
   }
@@ -236,7 +237,10 @@ c10::DataPtr make_data_pointer(size_t bytes, c10::DeviceIndex device, uint64_t h
 }
 
 Buffer* buffer_of(const c10::StorageImpl& storage) noexcept {
-  const c10::DataPtr& data = const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
+  return buffer_of(const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks());
+}
+
+Buffer* buffer_of(const c10::DataPtr& data) noexcept {
   return data.get_deleter() == &delete_buffer ? static_cast<Buffer*>(data.get_context()) : nullptr;
 }
 

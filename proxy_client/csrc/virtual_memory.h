@@ -28,6 +28,7 @@ void need_room(size_t bytes, c10::DeviceIndex device);
 c10::DataPtr make_data_pointer(size_t bytes, c10::DeviceIndex device, uint64_t handle);
 // The buffer behind a storage that this library made; null for foreign ones (from_blob on a virtual address).
 Buffer* buffer_of(const c10::StorageImpl& storage) noexcept;
+Buffer* buffer_of(const c10::DataPtr& data) noexcept;
 
 // A tensor's handle, and how many bytes its storage begins behind the beginning of the buffer (not 0 only for
 // foreign storages).

@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 15;
+inline constexpr uint32_t kVersion = 16;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -62,13 +62,18 @@ enum class Kind : uint16_t {
   kEnd = 19,                  // sync; orderly end of the session
   kMemory = 20,               // aux = MemoryQuery; sync; the reply is a MemoryStatistics, not compared
   kEnvironment = 21,          // [bytes], text; what kernel_environment.h says of it
+  kStream = 22,               // aux = stream; what follows is enqueued there
+  kStreamMark = 23,  // aux = mark; [stream, communicator]; how far the stream has come, or the end of
+                     // what the communicator was given last, if it is not 0
+  kStreamWait = 24,  // aux = mark; [stream]; what follows there waits for that
+  kStreamUse = 25,   // aux = handle; [stream]; its memory may be freed only when the stream is through
 };
-inline constexpr uint16_t kKinds = 22;
+inline constexpr uint16_t kKinds = 26;
 
 enum class Phase : uint32_t { kForwardBackward = 0, kOptimizer = 1 };
 // Everything: also collectives in flight; the stream: not for those (whoever needs their results does); a
-// barrier: the communicator's newest.
-enum class WaitFor : uint64_t { kEverything = 0, kStream = 1, kBarrier = 2 };
+// barrier: the communicator's newest; a mark: that of an event.
+enum class WaitFor : uint64_t { kEverything = 0, kStream = 1, kBarrier = 2, kMark = 3 };
 enum class CommitKind : uint64_t { kStep = 0, kAutomatic = 1 };
 // What each is, and how it is read and set: torch_settings.h.
 enum class Setting : uint64_t {
@@ -138,6 +143,20 @@ inline bool is_sync(Kind k) {
   return k == Kind::kOperatorSync || k == Kind::kDeviceToHost || k == Kind::kGeneratorGet ||
          k == Kind::kSynchronize || k == Kind::kEnd || k == Kind::kMemory;
 }
+
+// ---- the script's streams. 0 is the default one; others are 2 * a number from 1, + 1 for a high priority. A
+// log has records of them from the first that is made: until then everything is on the default stream.
+inline constexpr uint64_t kStreams = 5;  // of the device: the default one, and four that the others share
+inline uint64_t place_of_stream(uint64_t stream) {
+  return stream < 2 ? 0 : 1 + (stream / 2 - 1) % (kStreams - 1);
+}
+// Whether it matters to a record on which stream it lies.
+inline bool is_enqueued(Kind k) {
+  return is_operator(k) || k == Kind::kAllocate || k == Kind::kResize || k == Kind::kHostToDevice ||
+         k == Kind::kDeviceToHost || k == Kind::kCollective;
+}
+// Whether it only keeps account: of memory, or of streams.
+inline bool is_account(Kind k) { return k == Kind::kFree || (k >= Kind::kStream && k <= Kind::kStreamUse); }
 
 // ---- memory of the device. What it is used for depends on the server's own past (a recovery, another
 // driver), so a replay does not compare these replies.
@@ -363,7 +382,9 @@ struct alignas(64) ControlPage {
   std::atomic<uint64_t> passed_index;   // the device has done all records before this one, perhaps more
 
   // Written by the device server now and then.
-  alignas(64) std::atomic<uint64_t> replies_compared, replies_different;
+  // Where a script has several streams, as passed_index, but for each of them alone; 0 elsewhere.
+  alignas(64) std::atomic<uint64_t> passed_of_stream[kStreams];
+  std::atomic<uint64_t> replies_compared, replies_different;
   std::atomic<uint64_t> median_calls_per_step, median_bytes_per_step;
   std::atomic<uint32_t> degraded;  // 1 = the log was cut under pressure: no recovery until the next commit
   std::atomic<uint32_t>
@@ -476,5 +497,6 @@ struct ManifestSetting {
   uint64_t setting, value;  // or kEnvironmentText, and the next eight bytes of the session's
 };
 inline constexpr uint64_t kEnvironmentText = 1 << 16;
+inline constexpr uint64_t kCurrentStream = kEnvironmentText + 1;  // the value: on which records lie
 
 }  // namespace understudy::replay

@@ -66,11 +66,33 @@ void LogWriter::append_together(Kind kind, uint64_t aux, const std::vector<std::
   for (const auto& body : bodies) bytes += sizeof(Record) + 8 * body.size();
   {
     std::lock_guard<QuickLock> lock(lock_);
+    if (stream_of_thread_.load(std::memory_order_relaxed) != nullptr) enter_stream();
     if (bytes <= map_.segment_bytes() / 2) make_room(bytes);
     for (const auto& body : bodies)
       write(kind, aux, body.size(), [&](uint64_t* to) { std::copy(body.begin(), body.end(), to); });
   }
   if (page().server_sleeping.load(std::memory_order_seq_cst) != 0) wake_server(kind);
+}
+
+void LogWriter::use_streams(uint64_t (*of_thread)()) {
+  const std::lock_guard<QuickLock> lock(lock_);
+  ends_[0].store(next_index_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  stream_of_thread_.store(of_thread);
+}
+
+void LogWriter::enter_stream() {
+  const uint64_t stream = stream_of_thread_.load(std::memory_order_relaxed)();
+  if (stream == stream_) return;
+  write(Kind::kStream, stream, 0, [](uint64_t*) {});
+  stream_ = stream;
+}
+
+// The record that is about to be published.
+void LogWriter::count_for_stream(Kind kind, uint64_t first_word) {
+  const bool names_it = kind == Kind::kStreamMark || kind == Kind::kStreamWait || kind == Kind::kStreamUse;
+  if (!names_it && !is_enqueued(kind)) return;
+  ends_[place_of_stream(names_it ? first_word : stream_)].store(
+      next_index_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
 void LogWriter::free_later(uint64_t handle) {
@@ -187,9 +209,24 @@ bool LogWriter::arrives_soon(const Arrived& arrived) const {
   return false;
 }
 
-bool LogWriter::wait_until_passed(uint64_t index, uint64_t patience_ns) {
+static uint64_t passed_records(const ControlPage& p, uint64_t stream) {
+  return std::max(p.passed_index.load(std::memory_order_acquire),
+                  p.passed_of_stream[place_of_stream(stream)].load(std::memory_order_acquire));
+}
+
+bool LogWriter::has_passed(uint64_t index, uint64_t stream) {
   ControlPage& p = page();
-  const auto passed = [&] { return p.passed_index.load(std::memory_order_acquire) >= index; };
+  const bool passed = passed_records(p, stream) >= index;
+  const std::unique_lock<std::mutex> alone(call_mutex_, std::try_to_lock);
+  if (!alone.owns_lock()) return passed;  // whoever waits has the server look
+  p.awaited_index.store(passed ? 0 : index);
+  if (!passed) wake_server(Kind::kSynchronize);
+  return passed;
+}
+
+bool LogWriter::wait_until_passed(uint64_t index, uint64_t stream, uint64_t patience_ns) {
+  ControlPage& p = page();
+  const auto passed = [&] { return passed_records(p, stream) >= index; };
   if (passed()) return true;
   const std::lock_guard<std::mutex> one_at_a_time(call_mutex_);
   p.awaited_index.store(index);
@@ -197,11 +234,11 @@ bool LogWriter::wait_until_passed(uint64_t index, uint64_t patience_ns) {
   wake_server(Kind::kSynchronize);
   bool over = arrives_soon(passed);
   // As long as the device gets on, so does the wait.
-  uint64_t seen_passed = p.passed_index.load(), until = now_ns() + 10 * patience_ns, given_until = until;
+  uint64_t seen_passed = passed_records(p, stream), until = now_ns() + 10 * patience_ns, given_until = until;
   // The server's look at what is awaited may come just before it is written: the first sleeps are short.
   for (long sleep_ms = 1; !over && p.session_state.load() != kLost && now_ns() < std::min(until, given_until);
        sleep_ms = std::min(2 * sleep_ms, kLivenessMilliseconds)) {
-    if (const uint64_t now_passed = p.passed_index.load();
+    if (const uint64_t now_passed = passed_records(p, stream);
         std::exchange(seen_passed, now_passed) != now_passed)
       given_until = until = now_ns() + 10 * patience_ns;
     if (p.cursor_index.load() < index)

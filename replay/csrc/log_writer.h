@@ -71,10 +71,22 @@ class LogWriter {
     raise_if_failed();
     exchange(kind, aux, words, std::forward<Fill>(fill), std::forward<Read>(read));
   }
-  // Waits until the device has done all records before `index`, and for nothing behind them. False if it has
-  // not `patience_ns` after it was given them, or at all within ten times that, or the session is lost: then
-  // whoever asks the server itself learns why.
-  bool wait_until_passed(uint64_t index, uint64_t patience_ns);
+  // Waits until the device has done all records of `stream` before `index`, and for nothing behind them.
+  // False if it has not `patience_ns` after it was given them, or at all within ten times that, or the
+  // session is lost: then whoever asks the server itself learns why.
+  bool wait_until_passed(uint64_t index, uint64_t stream, uint64_t patience_ns);
+  // Whether it has done them. Has the server find out, if nobody else waits for anything: who asks again
+  // learns of it.
+  bool has_passed(uint64_t index, uint64_t stream);
+
+  // From here on records say on which stream they lie: `of_thread` answers that of the calling thread.
+  void use_streams(uint64_t (*of_thread)());
+  // The index behind the last record that concerns `stream`; while there is one stream, behind the last.
+  uint64_t end_of_stream(uint64_t stream) const {
+    return stream_of_thread_.load(std::memory_order_relaxed) == nullptr
+               ? next_index_.load(std::memory_order_relaxed)
+               : ends_[place_of_stream(stream)].load(std::memory_order_relaxed);
+  }
   // The handle will be freed by the next record. Any thread; never waits for the server.
   void free_later(uint64_t handle);
 
@@ -118,6 +130,9 @@ class LogWriter {
   uint64_t write(Kind kind, uint64_t aux, size_t words, Fill&& fill) {
     if (!usable()) throw LogError("this process has no device session (closed, or a forked child)");
     if (is_operator(kind) && __builtin_expect(aux < oldest_template_, 0)) raise_retired();
+    if (__builtin_expect(stream_of_thread_.load(std::memory_order_relaxed) != nullptr, 0) &&
+        is_enqueued(kind))
+      enter_stream();
     std::vector<uint64_t>& frees = take_frees();
     const uint64_t bytes = sizeof(Record) + 8 * (frees.size() + words);
     const uint64_t offset = make_room(bytes);
@@ -127,8 +142,11 @@ class LogWriter {
     record->frees = static_cast<uint16_t>(frees.size());
     record->aux = aux;
     if (!frees.empty()) std::memcpy(record->body(), frees.data(), 8 * frees.size());
-    fill(record->body() + frees.size());
+    uint64_t* const body = record->body() + frees.size();
+    fill(body);
     frees.clear();
+    if (__builtin_expect(stream_of_thread_.load(std::memory_order_relaxed) != nullptr, 0))
+      count_for_stream(kind, words == 0 ? 0 : *body);
     return publish(record, offset + bytes);
   }
   std::vector<uint64_t>& take_frees() {
@@ -156,6 +174,8 @@ class LogWriter {
     p.tail.store(tail, std::memory_order_seq_cst);  // pairs with the look at server_sleeping in append()
     return index;
   }
+  void enter_stream();
+  void count_for_stream(Kind kind, uint64_t first_word);
   void collect_frees();
   uint64_t make_room_elsewhere(uint64_t bytes);
   void fill_segment();
@@ -187,6 +207,9 @@ class LogWriter {
   std::vector<uint32_t> free_segments_;
   std::vector<uint64_t> taken_frees_;
   uint64_t oldest_template_ = 0;  // templates of smaller ids are retired
+  std::atomic<uint64_t (*)()> stream_of_thread_{nullptr};
+  uint64_t stream_ = 0;  // of the records
+  std::array<std::atomic<uint64_t>, kStreams> ends_{};
 
   QuickLock free_lock_;  // innermost: never held while appending
   std::vector<uint64_t> pending_frees_;

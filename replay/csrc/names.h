@@ -26,7 +26,11 @@ inline const char* name_of(Kind kind) {
                                             "synchronize",
                                             "end",
                                             "memory",
-                                            "environment"};
+                                            "environment",
+                                            "stream",
+                                            "stream-mark",
+                                            "stream-wait",
+                                            "stream-use"};
   return static_cast<uint16_t>(kind) < kKinds ? names[static_cast<uint16_t>(kind)] : "unknown";
 }
 
