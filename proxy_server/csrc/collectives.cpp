@@ -218,6 +218,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
       if (!any) reach(c, message ? std::optional(running->call.peer) : std::nullopt);
       running->work = start_on(running->call, backend);
     });
+    c.newest = {running->work};
     begun.work = running->work;
     begun.may_miss_abort = driver_.device().is_cpu() && !message;
     if (driver_.device().is_cpu() && message)
@@ -328,7 +329,8 @@ bool Communicators::is_over(InFlight& f) {
   return f.waiting ? f.waiting->is_over() : f.work->isCompleted();
 }
 
-void Communicators::finish(std::list<InFlight>::iterator f, BufferTable& table) {
+// `told`: the script's stream is to wait, and where others go on it has told those, too.
+void Communicators::finish(std::list<InFlight>::iterator f, BufferTable& table, bool told) {
   try {
     const Waits waits(page_, f->id);
     wait(*f);
@@ -349,6 +351,7 @@ void Communicators::finish(std::list<InFlight>::iterator f, BufferTable& table) 
     });
     if (BufferTable::Buffer* b = table.find(buffer)) b->in_flight = still;
   }
+  if (!told) driver_.streams().on_each_other([&] { done.work->wait(); });
   done.finish();  // last: it may raise, and nothing is in flight any more
 }
 
@@ -370,9 +373,9 @@ void Communicators::wait_for_barrier(uint64_t communicator, BufferTable& table) 
     if (--f; f->communicator == communicator && f->name == barrier) return finish(f, table);
 }
 
-void Communicators::wait_for_queued() {
+void Communicators::wait_for_queued(const std::function<bool()>& over) {
   try {
-    queued_.wait(page_, aborted_);
+    queued_.wait(page_, aborted_, over);
   } catch (const c10::Error& e) {
     if (driver_.lost(e)) throw;
     throw CollectiveError(e.what_without_backtrace());

@@ -57,12 +57,17 @@ class Communicators {
   // Waits for what works on a buffer, and for nothing else: a peer may begin the rest only behind what comes
   // next.
   void wait_for(uint64_t buffer, BufferTable& table);
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+  // What a communicator was given last: one call, or those of a group. For streams of a GPU.
+  Works newest(uint64_t communicator) const;
+  // On the calling thread's current stream.
+  void wait_for_works(const Works& works, BufferTable& table);
   // For the newest barrier of a communicator, if there is one.
   void wait_for_barrier(uint64_t communicator, BufferTable& table);
   void wait_for_all(BufferTable& table);
   // For what was waited for above and on a GPU has only been queued: see Driver::before_waiting. Returns
-  // early if it is aborted; throws CollectiveError if it failed.
-  void wait_for_queued();
+  // early if it is aborted, or `over` says so; throws CollectiveError if it failed.
+  void wait_for_queued(const std::function<bool()>& over);
   // Finishes whatever has ended by itself; whether nothing is in flight.
   bool settled(BufferTable& table);
   // After abort(): lets the broken collectives end and forgets them.
@@ -109,6 +114,7 @@ class Communicators {
     std::set<std::optional<int64_t>> reached;  // by NCCL: all members (none is named), and single ones
     std::shared_ptr<Connecting> connecting;    // from its first use until there is a backend
     std::shared_ptr<Running> deferred;         // the last call that waits for that
+    Works newest;
   };
   struct InFlight {
     c10::intrusive_ptr<c10d::Work> work;  // none while it waits to be started
@@ -147,7 +153,7 @@ class Communicators {
   bool reachable() const;
   void check_reachable() const;
   BackendRequest request_for(const Communicator& c) const;
-  void finish(std::list<InFlight>::iterator f, BufferTable& table);
+  void finish(std::list<InFlight>::iterator f, BufferTable& table, bool told = false);
   void wait(InFlight& f);
   static bool is_over(InFlight& f);
   static uint64_t deadline_after_abort();

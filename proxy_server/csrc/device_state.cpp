@@ -135,6 +135,7 @@ void DeviceState::pass_the_device(bool waited) {
 
 uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_snapshot,
                              uint64_t step_digest) {
+  const OnDefaultStream together(driver_.streams());
   communicators_.wait_for_all(table_);
   const uint64_t number = table_.epoch() + 1;
   bool complete = true;

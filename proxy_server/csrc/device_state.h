@@ -95,6 +95,11 @@ class DeviceState {
   std::vector<uint8_t> generator_state(uint64_t id);
   void set_generator_state(uint64_t id, const uint8_t* state, uint64_t bytes);
   Settings& settings() { return settings_; }
+  // Goes on with records, on the stream on which they lie; and stands still again.
+  void begin_running();
+  void end_running() noexcept;
+  // A record of a stream: see log_format.h.
+  void run_stream_record(replay::Kind kind, uint64_t aux, Words words);
   void phase(replay::Phase phase);
 
   // Makes a commit at `position` and publishes it. Returns its number. `optimizer`: a step without pre-images
@@ -155,6 +160,7 @@ class DeviceState {
 
  private:
   void pass_the_device(bool waited = false);
+  void share_contents(c10::Stream stream);
   void keep_step_preimages(bool keep);
   replay::CommitEntry entry(uint64_t number) const;
   c10::Storage without_content(uint64_t bytes) const;

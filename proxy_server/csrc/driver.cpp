@@ -75,6 +75,7 @@ Driver::Driver(const std::string& spec) : device_(spec) {
                 " in this process: the cuda driver needs a GPU and a CUDA build of PyTorch");
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   }
+  streams_ = std::make_shared<ScriptStreams>(device_);
 }
 
 void Driver::enter_thread() const {
@@ -82,8 +83,12 @@ void Driver::enter_thread() const {
   if (device_.is_cuda()) c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
 }
 
-void Driver::announce_waiting() const {
-  if (device_.is_cuda() && before_waiting_ && entered_by_this_thread == this) before_waiting_();
+void Driver::announce_waiting(bool for_all) const {
+  if (!device_.is_cuda() || !before_waiting_ || entered_by_this_thread != this) return;
+  if (for_all || !streams_->several()) return before_waiting_([] { return false; });
+  c10::Event here(device_.type());
+  here.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  before_waiting_([&here] { return here.query(); });
 }
 
 c10::Storage Driver::allocate(uint64_t bytes) const { return allocate_on(device_, bytes); }
@@ -165,6 +170,7 @@ void Driver::copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t by
 std::vector<uint64_t> Driver::take(const std::vector<const c10::Storage*>& digested,
                                    const std::vector<HostCopy>& copies) const {
   if (device_.is_cuda() && !(digested.empty() && copies.empty())) {
+    const OnDefaultStream together(*streams_);
     announce_waiting();
     return staging_->take(digested, copies);
   }
@@ -196,7 +202,7 @@ void Driver::set_state(at::Generator& generator, const uint8_t* from, uint64_t b
 
 void Driver::synchronize() const {
   if (device_.is_cpu()) return;
-  announce_waiting();
+  announce_waiting(/*for_all=*/true);
   at::detail::getCUDAHooks().deviceSynchronize(device_.index());
 }
 

@@ -11,6 +11,7 @@
 #include "proxy_server/csrc/content.h"
 #include "proxy_server/csrc/digest_staging.h"
 #include "proxy_server/csrc/driver_errors.h"
+#include "proxy_server/csrc/script_streams.h"
 
 namespace understudy::server {
 
@@ -62,18 +63,22 @@ class Driver {
   void give_back_freed_memory() const;  // to the operating system, which a device does only when asked
   // To be called by the thread that runs operators: makes the device its current one.
   void enter_thread() const;
-  // What that thread does before it waits for a GPU, wherever it does so here.
-  void before_waiting(std::function<void()> act) { before_waiting_ = std::move(act); }
-  // The same for whoever goes on to wait for the device without us.
-  void announce_waiting() const;
+  // What that thread does before it waits for a GPU, wherever it does so here; `over` says when there is
+  // nothing to wait for any more.
+  using BeforeWaiting = std::function<void(const std::function<bool()>& over)>;
+  void before_waiting(BeforeWaiting act) { before_waiting_ = std::move(act); }
+  // The same for whoever goes on to wait for the current stream without us, or for all of them.
+  void announce_waiting(bool for_all = false) const;
+  ScriptStreams& streams() const { return *streams_; }
 
  private:
   c10::Storage allocate_on(c10::Device device, uint64_t bytes) const;
   void copy_from_host(const c10::Storage& to, uint64_t offset, uint64_t bytes, const void* from,
                       bool asynchronous) const;
   c10::Device device_;
-  std::function<void()> before_waiting_;
+  BeforeWaiting before_waiting_;
   std::shared_ptr<DigestStaging> staging_ = std::make_shared<DigestStaging>();  // copies share it
+  std::shared_ptr<ScriptStreams> streams_;                                      // and this
 };
 
 // Keeps contents for the rewind rules; storages of pre-images are used again (a fresh page costs more than a

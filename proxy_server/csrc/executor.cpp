@@ -7,7 +7,6 @@
 
 #include <algorithm>
 
-#include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/kept_blocks.h"
 #include "replay/csrc/futex.h"
 
@@ -31,7 +30,6 @@ constexpr int kFirstLooks = 64, kLooks = 50;  // between looks at the clock
 constexpr uint64_t kSpinNs = 200000;
 constexpr uint64_t kYieldNs = 4000000;
 constexpr uint64_t kCrowdedNs = 20000;  // to offer the core takes longer than this only if somebody takes it
-constexpr int kDriverLost = 86;         // exit status of a device server whose driver is lost
 
 int available_cores() {
   cpu_set_t set;
@@ -54,10 +52,10 @@ Executor::Session::Session(const AttachOptions& o, const BackendFactory& factory
       communicators(driver, log, factory),
       options(o),
       validation(log.page()),
-      passed(log.page(), driver.device()) {
+      passed(log.page(), driver) {
   state = std::make_unique<DeviceState>(driver, log, o.policy, communicators, o.threads);
   communicators.set_generation(o.generation);
-  driver.before_waiting([this] { communicators.wait_for_queued(); });
+  driver.before_waiting([this](const auto& over) { communicators.wait_for_queued(over); });
 }
 
 Executor::Executor(BackendFactory factory)
@@ -284,6 +282,7 @@ void Executor::thread_main() {
       }
       next = State::kEnded;
     }
+    s.state->end_running();
     s.log.page().sealed.store(s.state->table().sealed() ? 1 : 0, std::memory_order_release);
     std::lock_guard<std::mutex> lock(mutex_);
     held_ = next == State::kParked && !fault;
@@ -296,26 +295,6 @@ void Executor::thread_main() {
 
 // Whoever parks a rank takes it back, to before what fails meanwhile; whoever holds it may let it go on.
 bool Executor::goes_back_anyway() const { return park_requested_.load() && !hold_requested_.load(); }
-
-// The driver's context is lost, and with it all memory of the device: what proxyd does when a device server
-// dies is what is needed now.
-void Executor::end_with_the_driver(const Session& s, const std::exception& error) const {
-  auto& page = s.log.page();
-  const std::string name(sticky_error(error)), when = when_it_happened(s, error.what());
-  std::snprintf(page.lost_message, sizeof page.lost_message, "CUDA error: %s%s", name.c_str(), when.c_str());
-  std::fprintf(stderr,
-               "understudy: the driver of %s is lost for this device server (%s)%s; it ends, and another one "
-               "takes over\n",
-               s.options.device.c_str(), name.c_str(), when.c_str());
-  _exit(kDriverLost);
-}
-
-// Errors of a GPU come to light at whatever record looks next.
-std::string Executor::when_it_happened(const Session& s, const std::string& message) const {
-  if (!s.driver.device().is_cuda() || message.find("CUDA error: ") == std::string::npos) return {};
-  return " [in one of the records " + std::to_string(s.checked_index) + " to " + std::to_string(s.at.index) +
-         "; CUDA_LAUNCH_BLOCKING=1 in the script's environment finds out in which]";
-}
 
 // Waits until tail > s.at.offset. False: asked to park.
 bool Executor::wait_for_records(Session& s, uint64_t& tail) {
@@ -400,7 +379,7 @@ void Executor::relieve_pressure(Session& s, uint64_t idle_since_ns) {
 
 State Executor::run_records(Session& s) {
   auto& page = s.log.page();
-  s.state->settings().apply();
+  s.state->begin_running();
   load_drills(s);
   // Spin only where this rank has two cores to itself (worker and server).
   s.spins = available_cores() >= 2 * static_cast<int>(page.world);
@@ -495,7 +474,7 @@ void Executor::begin_record(Session& s, const Record& r, const uint64_t* frees) 
   // optimizer step (zero_grad) is then no longer part of it.
   const auto kind = static_cast<Kind>(r.kind);
   const bool optimizer = kind == Kind::kPhase && begins_optimizer(s, r);
-  if (optimizer || (s.commit_pending && kind != Kind::kFree && may_commit(s))) {
+  if (optimizer || (s.commit_pending && !replay::is_account(kind) && may_commit(s))) {
     Position here = s.at;
     here.call--;  // this record has not run
     make_commit(s, here, optimizer);

@@ -151,6 +151,7 @@ class Executor {
   void reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, replay::ErrorKind error,
              bool comparable = true);
   void ask_device(Session& s, const replay::Record& r) const;
+  bool pass_mark(Session& s, uint64_t mark);
   [[noreturn]] void end_with_the_driver(const Session& s, const std::exception& error) const;
   std::string when_it_happened(const Session& s, const std::string& message) const;
   void program_error(Session& s, const replay::Record& r, replay::ErrorKind kind, const std::string& message);

@@ -41,6 +41,7 @@ void DeviceState::begin_forward(replay::ControlPage& page) {
 }
 
 std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
+  driver_.streams().forget_marks();
   snapshots_.abandon();
   communicators_.forget_in_flight(table_);
   driver_.synchronize();
@@ -94,6 +95,7 @@ void DeviceState::check_content(const Manifest& manifest) {
 }
 
 std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
+  driver_.streams().forget_marks();
   auto& page = log_.page();
   snapshots_.abandon();
   communicators_.forget_in_flight(table_);

@@ -1,6 +1,7 @@
 #include "proxy_server/csrc/gpu_digests.h"
 
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -92,8 +93,11 @@ std::unique_ptr<GpuDigests> GpuDigests::load() {
 void GpuDigests::launch(void* function, uint64_t blocks, void** arguments) const {
   const int error = driver_.launch_kernel(function, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0,
                                           nullptr, arguments, nullptr);
-  TORCH_CHECK(error == 0, "CUDA error: our code for digests cannot be launched (",
-              name_of_error(driver_, error), ")");
+  if (error == 0) return;
+  // An error of the device that first comes to light here is PyTorch's to tell, by its code.
+  at::detail::getCUDAHooks().deviceSynchronize(at::detail::getCUDAHooks().current_device());
+  TORCH_CHECK(false, "CUDA error: our code for digests cannot be launched (", name_of_error(driver_, error),
+              ")");
 }
 
 void GpuDigests::need_room(uint64_t bytes) {

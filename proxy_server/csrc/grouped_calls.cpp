@@ -34,7 +34,9 @@ void Communicators::start_group(BufferTable& table) {
     TORCH_CHECK(work, "the backend started none of a group's calls");
     for (const Begun& begun : group->calls) begun.running->work = work;
   });
+  c.newest.clear();
   for (Begun begun : group->calls) {
+    c.newest.push_back(begun.running->work);
     begun.in_flight.work = begun.running->work;
     put_in_flight(c, std::move(begun), table);
   }

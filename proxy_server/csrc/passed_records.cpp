@@ -1,7 +1,6 @@
 #include "proxy_server/csrc/passed_records.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -25,50 +24,92 @@ void PassedRecords::given_to_gpu(uint64_t index) {
 }
 
 bool PassedRecords::idle(uint64_t index) {
-  if (device_.is_cpu()) return false;
+  if (driver_.device().is_cpu()) return false;
   const uint64_t awaited = page_.awaited_index.load();
   wanted_ = wanted_ || awaited != 0;
   if (!wanted_) return false;
   if (marked_ != index) mark(index);
   look();
-  return awaited > page_.passed_index.load(std::memory_order_relaxed) && !marks_.empty();
+  return awaited > page_.passed_index.load(std::memory_order_relaxed) &&
+         std::any_of(streams_.begin(), streams_.end(),
+                     [](const OfStream& one) { return !one.marks.empty(); });
 }
 
 void PassedRecords::stand_at(uint64_t index) {
-  marks_.clear();
+  forget();
   marked_ = 0;
+  for (size_t place = 0; place < streams_.size(); place++) {
+    streams_[place].passed = index;
+    page_.passed_of_stream[place].store(driver_.streams().several() ? index : 0);
+  }
   page_.passed_index.store(index);
+}
+
+void PassedRecords::all_passed(uint64_t index) {
+  if (driver_.device().is_cpu()) return;
+  driver_.streams().each([&](size_t place, c10::Stream) { publish(place, index); });
+  page_.passed_index.store(index);
+}
+
+void PassedRecords::current_passed(uint64_t index) {
+  if (driver_.device().is_cpu()) return;
+  if (!driver_.streams().several()) return all_passed(index);
+  publish(driver_.streams().current_place(), index);
+}
+
+// Marks in front of it have been passed, too.
+void PassedRecords::publish(size_t place, uint64_t passed) {
+  OfStream& one = streams_[place];
+  for (; !one.marks.empty() && one.marks.front().index <= passed; one.marks.pop_front())
+    spare_.push_back(std::move(one.marks.front().event));
+  one.passed = std::max(one.passed, passed);
+  if (driver_.streams().several()) page_.passed_of_stream[place].store(one.passed);
+}
+
+void PassedRecords::forget() {
+  for (OfStream& one : streams_) one.marks.clear();
 }
 
 // What goes wrong here goes wrong again at the next record that asks the device, where it is told.
 void PassedRecords::mark(uint64_t index) {
-  if (marks_.size() >= kMostMarks) return;
   try {
-    if (spare_.empty()) spare_.emplace_back(device_.type());
-    c10::Event event = std::move(spare_.back());
-    spare_.pop_back();
-    event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-    marks_.push_back({index, std::move(event)});
+    driver_.streams().each([&](size_t place, c10::Stream stream) {
+      OfStream& one = streams_[place];
+      if (one.marks.size() >= kMostMarks) return;
+      if (spare_.empty()) spare_.emplace_back(driver_.device().type());
+      c10::Event event = std::move(spare_.back());
+      spare_.pop_back();
+      event.record(stream);
+      one.marks.push_back({index, std::move(event)});
+    });
     marked_ = index;
   } catch (const std::exception&) {
-    marks_.clear();
+    forget();
   }
 }
 
 void PassedRecords::look() {
+  const uint64_t awaited = page_.awaited_index.load();
+  bool told = false;
   try {
-    uint64_t passed = 0;
-    for (; !marks_.empty() && marks_.front().event.query(); marks_.pop_front()) {
-      passed = marks_.front().index;
-      spare_.push_back(std::move(marks_.front().event));
-    }
-    if (passed == 0) return;
-    page_.passed_index.store(passed);
-    const uint64_t awaited = page_.awaited_index.load();
-    if (awaited != 0 && awaited <= passed) tell();
+    uint64_t all = ~0ull;
+    driver_.streams().each([&](size_t place, c10::Stream) {
+      OfStream& one = streams_[place];
+      const uint64_t before = one.passed;
+      for (; !one.marks.empty() && one.marks.front().event.query(); one.marks.pop_front()) {
+        one.passed = one.marks.front().index;
+        spare_.push_back(std::move(one.marks.front().event));
+      }
+      all = std::min(all, one.passed);
+      if (one.passed == before) return;
+      if (driver_.streams().several()) page_.passed_of_stream[place].store(one.passed);
+      told = told || (awaited != 0 && awaited <= one.passed);
+    });
+    if (all > page_.passed_index.load(std::memory_order_relaxed)) page_.passed_index.store(all);
   } catch (const std::exception&) {
-    marks_.clear();
+    forget();
   }
+  if (told) tell();
 }
 
 void PassedRecords::tell() {

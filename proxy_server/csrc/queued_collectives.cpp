@@ -43,14 +43,15 @@ void QueuedCollectives::add(std::string name, const CollectiveId& id, c10::intru
   queued_.push_back({std::move(name), id, std::move(work)});
 }
 
-void QueuedCollectives::wait(replay::ControlPage& page, const std::atomic<bool>& aborted) {
+void QueuedCollectives::wait(replay::ControlPage& page, const std::atomic<bool>& aborted,
+                             const std::function<bool()>& over) {
   for (; !queued_.empty(); queued_.pop_front()) {
     const Queued& first = queued_.front();
     if (!first.work->isCompleted()) {
       const Waits waits(page, first.id);
       const uint64_t since = replay::now_ns();
       while (!first.work->isCompleted()) {
-        if (aborted.load()) return;
+        if (aborted.load() || over()) return;
         const uint64_t waited = replay::now_ns() - since;
         if (waited < kAwakeNs)
           replay::cpu_relax();

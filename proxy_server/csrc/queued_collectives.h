@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <string>
 
 #include "replay/csrc/log_format.h"
@@ -38,9 +39,9 @@ class Waits {
 class QueuedCollectives {
  public:
   void add(std::string name, const CollectiveId& id, c10::intrusive_ptr<c10d::Work> work);
-  // Returns when the device has passed all of them, or `aborted` says so. Throws std::runtime_error if one
-  // failed.
-  void wait(replay::ControlPage& page, const std::atomic<bool>& aborted);
+  // Returns when the device has passed all of them, or `aborted` or `over` says so. Throws std::runtime_error
+  // if one failed.
+  void wait(replay::ControlPage& page, const std::atomic<bool>& aborted, const std::function<bool()>& over);
   void clear() { queued_.clear(); }
 
  private:

@@ -131,6 +131,15 @@ void Executor::ask_device(Session& s, const Record& r) const {
   }
 }
 
+// Waits for that alone; whether it is known.
+bool Executor::pass_mark(Session& s, uint64_t mark) {
+  const ScriptStreams::Mark* const known = s.driver.streams().find(mark);
+  if (known == nullptr || !known->event) return false;
+  s.communicators.wait_for_queued([known] { return known->event->query(); });
+  known->event->synchronize();
+  return true;
+}
+
 void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   const auto kind = static_cast<Kind>(r.kind);
   auto& page = s.log.page();
@@ -207,6 +216,7 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
           return reply(s, body, static_cast<const uint8_t*>(from.data()) + offset, bytes, ErrorKind::kNone);
         std::vector<uint8_t> content(bytes);
         s.driver.to_host(from, offset, bytes, content.data());
+        s.passed.current_passed(s.at.index + 1);
         return reply(s, body, content.data(), bytes, ErrorKind::kNone);
       }
       case Kind::kSeed:
@@ -255,6 +265,9 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
             break;
           case replay::WaitFor::kStream:
             break;
+          case replay::WaitFor::kMark:
+            if (!pass_mark(s, words.next())) break;
+            return reply(s, body, nullptr, 0, ErrorKind::kNone);
           case replay::WaitFor::kBarrier:
             s.communicators.wait_for_barrier(words.next(), s.state->table());
             break;
@@ -262,7 +275,13 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
             throw LogError("nobody knows what to wait for");
         }
         s.driver.synchronize();
+        s.passed.all_passed(s.at.index + 1);
         return reply(s, body, nullptr, 0, ErrorKind::kNone);
+      case Kind::kStream:
+      case Kind::kStreamMark:
+      case Kind::kStreamWait:
+      case Kind::kStreamUse:
+        return s.state->run_stream_record(kind, r.aux, words);
       case Kind::kMemory: {
         const auto report = report_memory(static_cast<replay::MemoryQuery>(r.aux), *s.state, s.driver);
         return reply(s, body, &report, sizeof report, ErrorKind::kNone, /*comparable=*/false);

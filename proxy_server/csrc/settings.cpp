@@ -116,6 +116,7 @@ void Settings::reset() {
   if (threads_ > 0) values_[static_cast<size_t>(Setting::kThreads)] = static_cast<uint64_t>(threads_);
   environment_.clear();
   launches_block_ = false;
+  stream_ = 0;
 }
 
 void Settings::load(const std::vector<ManifestSetting>& rows) {
@@ -124,6 +125,8 @@ void Settings::load(const std::vector<ManifestSetting>& rows) {
   for (const ManifestSetting& row : rows) {
     if (row.setting == replay::kEnvironmentText)
       environment.append(reinterpret_cast<const char*>(&row.value), sizeof row.value);
+    else if (row.setting == replay::kCurrentStream)
+      stream_ = row.value;
     else
       values_[number_of(row_of(row.setting, row.value))] = row.value;
   }
@@ -134,6 +137,7 @@ void Settings::load(const std::vector<ManifestSetting>& rows) {
 std::vector<ManifestSetting> Settings::manifest() const {
   std::vector<ManifestSetting> rows;
   for (size_t i = 0; i < values_.size(); i++) rows.push_back({i, values_[i]});
+  if (stream_ != 0) rows.push_back({replay::kCurrentStream, stream_});
   const std::string text = replay::environment_text(environment_);
   for (size_t at = 0; at < text.size(); at += sizeof(uint64_t)) {
     rows.push_back({replay::kEnvironmentText, 0});

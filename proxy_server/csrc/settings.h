@@ -34,6 +34,9 @@ class Settings {
   // As a session begins. Takes effect with apply(), as does load().
   void reset();
   void load(const std::vector<replay::ManifestSetting>& rows);
+  // On which records lie; the settings are only where it is kept.
+  uint64_t stream() const { return stream_; }
+  void set_stream(uint64_t stream) { stream_ = stream; }
   std::vector<replay::ManifestSetting> manifest() const;
 
   // On the executor's thread, of which two of them are.
@@ -58,6 +61,7 @@ class Settings {
   std::vector<std::string> environment_;
   mutable std::string allocator_;  // what its settings were made
   bool launches_block_ = false;
+  uint64_t stream_ = 0;
 };
 
 }  // namespace understudy::server
