@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import proxied
@@ -15,13 +13,13 @@ import pytest
 import simulated_device
 from native_reference import native_losses
 from proxied import WORKLOADS
+from simulated_case import TESTS, does
 from training_run import Training
 
 from understudy.recovery.job.recovery_round import PARK_S
 
 pytestmark = pytest.mark.drawn(2)
 
-TESTS = Path(__file__).parent
 DRIVER_LOST = 86
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
 SUSPECT = ("--drill", "driver-suspect rank=1 step=5 call=3")
@@ -33,20 +31,6 @@ def on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the suite runs on something else, too."""
     for name, value in simulated_device.environment().items():
         monkeypatch.setenv(name, value)
-
-
-def does(
-    case: str, script: str = "simulated_cuda_cases.py", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """One case of a script in workloads/; it may end before it has removed its log."""
-    folders = (TESTS / "harness", TESTS, TESTS.parent / "bench")
-    paths = os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/dev/shm") as shared_memory:
-        own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "UNDERSTUDY_SHARED_MEMORY": shared_memory}
-        return subprocess.run(
-            [sys.executable, str(WORKLOADS / script), case],
-            env=os.environ | own | variables, capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
 
 
 @pytest.mark.drawn(2)

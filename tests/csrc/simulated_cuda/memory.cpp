@@ -54,6 +54,8 @@ void* Memory::take(uint64_t bytes) {
   return device_ + offset;
 }
 
+void Memory::poison(void* address, uint64_t bytes) { std::memset(for_kernels(address), kPoison, bytes); }
+
 void Memory::give_back(void* address) {
   uint64_t offset = static_cast<uint64_t>(static_cast<uint8_t*>(address) - device_);
   const std::lock_guard<std::mutex> lock(mutex_);

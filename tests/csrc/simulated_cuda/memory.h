@@ -19,6 +19,7 @@ class Memory {
   void* take(uint64_t bytes);
   // Of what take() answered. What it holds becomes poison.
   void give_back(void* address);
+  void poison(void* address, uint64_t bytes);
   // Where kernels find what is at that address of the device.
   void* for_kernels(const void* address) const;
   bool holds(const void* address) const;

@@ -36,10 +36,23 @@ c10::Device device_at(int index) { return {c10::kCUDA, static_cast<c10::DeviceIn
 // after the last use. Of other streams the allocator knows only what it is told (recordStream).
 struct Block {
   void* address;
+  size_t bytes;
   int device;
   int64_t stream;
   std::set<int64_t> others;
 };
+
+// As PyTorch's allocator keeps it: its own stream may have it again at once, whoever still reads it
+// elsewhere; others only when all of them are through.
+struct Kept {
+  std::unique_ptr<Block> block;
+  std::vector<Event> readers;
+};
+std::mutex kept_mutex;
+std::vector<Kept>& kept() {
+  static auto* const blocks = new std::vector<Kept>;
+  return *blocks;
+}
 
 void wait_in_stream(Stream& waits, Event event) {
   if (event.stream == &waits) return;
@@ -47,13 +60,48 @@ void wait_in_stream(Stream& waits, Event event) {
 }
 
 void give_back(void* context) {
-  const std::unique_ptr<Block> block(static_cast<Block*>(context));
+  std::unique_ptr<Block> block(static_cast<Block*>(context));
   Stream& own = stream(block->device, block->stream);
   for (const int64_t id : block->others) {
     Stream& other = stream(block->device, id);
     wait_in_stream(own, {&other, other.newest()});
   }
-  own.enqueue([at = block->address, device = block->device] { memory(device).give_back(at); });
+  std::vector<Event> readers;
+  for (int64_t id = 0; id <= kPoolStreams; id++) {
+    Stream& other = stream(block->device, id);
+    const uint64_t newest = other.newest();
+    if (&other != &own && !other.passed(newest)) readers.push_back({&other, newest});
+  }
+  if (readers.empty())
+    return void(own.enqueue([at = block->address, device = block->device] { memory(device).give_back(at); }));
+  readers.push_back({&own, own.newest()});
+  const std::lock_guard<std::mutex> lock(kept_mutex);
+  kept().push_back({std::move(block), std::move(readers)});
+}
+
+void let_kept_go() {
+  const std::lock_guard<std::mutex> lock(kept_mutex);
+  std::erase_if(kept(), [](const Kept& one) {
+    for (const Event& reader : one.readers)
+      if (!reader.stream->passed(reader.number)) return false;
+    memory(one.block->device).give_back(one.block->address);
+    return true;
+  });
+}
+
+// Poison, as its stream comes to it.
+std::unique_ptr<Block> take_kept(int device, int64_t id, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(kept_mutex);
+  for (auto one = kept().begin(); one != kept().end(); ++one) {
+    const Block& block = *one->block;
+    if (block.device != device || block.stream != id || block.bytes != bytes) continue;
+    std::unique_ptr<Block> taken = std::move(one->block);
+    kept().erase(one);
+    taken->others.clear();
+    stream(device, id).enqueue([device, at = taken->address, bytes] { memory(device).poison(at, bytes); });
+    return taken;
+  }
+  return nullptr;
 }
 
 class Allocator final : public c10::DeviceAllocator {
@@ -62,16 +110,22 @@ class Allocator final : public c10::DeviceAllocator {
     const int device = current_device();
     if (bytes == 0) return {nullptr, device_at(device)};
     check(Place::kAllocate);
+    if (auto again = take_kept(device, current_stream_id(device), bytes)) {
+      void* const address = again->address;
+      return {address, again.release(), &give_back, device_at(device)};
+    }
+    let_kept_go();
     void* address = memory(device).take(bytes);
     if (address == nullptr) {  // what has been given back comes with the streams
       synchronize_device(device);
+      let_kept_go();
       address = memory(device).take(bytes);
     }
     const Memory::Counts counts = memory(device).counts();
     TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, "CUDA out of memory. Tried to allocate ", bytes,
                      " bytes. GPU ", device, " has a total capacity of ", memory(device).bytes(),
                      " bytes of which ", memory(device).bytes() - counts.bytes, " bytes is free.");
-    auto* const block = new Block{address, device, current_stream_id(device), {}};
+    auto* const block = new Block{address, bytes, device, current_stream_id(device), {}};
     return {address, block, &give_back, device_at(device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -79,7 +133,9 @@ class Allocator final : public c10::DeviceAllocator {
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {}
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
-    if (auto* const block = static_cast<Block*>(data.get_context())) block->others.insert(stream.id());
+    if (data.get_deleter() != &give_back) return;
+    auto* const block = static_cast<Block*>(data.get_context());
+    if (block->stream != stream.id()) block->others.insert(stream.id());
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const Memory::Counts counts = memory(device).counts();

@@ -1,0 +1,30 @@
+"""Runs one case of a script of cases, in a process of its own with a simulated CUDA device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from proxied import WORKLOADS
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def does(
+    case: str, script: str = "simulated_cuda_cases.py", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """One case of a script in workloads/; it may end before it has removed its log.
+
+    The environment is to have what simulated_device.environment() says.
+    """
+    folders = (TESTS / "harness", TESTS, TESTS.parent / "bench")
+    paths = os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/dev/shm") as shared_memory:
+        own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "UNDERSTUDY_SHARED_MEMORY": shared_memory}
+        return subprocess.run(
+            [sys.executable, str(WORKLOADS / script), case],
+            env=os.environ | own | variables, capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
