@@ -20,6 +20,7 @@
 #include "proxy_server/csrc/collective_calls.h"
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/queued_collectives.h"
+#include "proxy_server/csrc/storage_store.h"
 #include "proxy_server/csrc/words.h"
 #include "proxy_server/csrc/waiters.h"
 #include "replay/csrc/marks.h"

@@ -14,6 +14,7 @@
 #include "proxy_server/csrc/settings.h"
 #include "proxy_server/csrc/shadow_area.h"
 #include "proxy_server/csrc/snapshots.h"
+#include "proxy_server/csrc/storage_store.h"
 #include "replay/csrc/log_map.h"
 #include "replay/csrc/rewind.h"
 

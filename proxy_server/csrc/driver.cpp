@@ -7,26 +7,19 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
 #include <climits>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
-#include <utility>
 
 #include "proxy_server/csrc/cleared_memory.h"
-#include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/kept_blocks.h"
 #include "replay/csrc/digest.h"
-#include "replay/csrc/rewind.h"
 
 namespace understudy::server {
 namespace {
 
 thread_local const Driver* entered_by_this_thread = nullptr;
 
-constexpr uint64_t kPoolBytes = 2ull << 30;  // of pre-image storages kept for reuse
 constexpr int kLargestHeapBlock =
     32 << 20;  // bytes; the most that glibc takes from the heap and not from mmap
 
@@ -213,86 +206,6 @@ void Driver::give_back_freed_memory() const {
   } else {
     c10::getDeviceAllocator(device_.type())->emptyCache();
   }
-}
-
-c10::Storage StorageStore::copy(const c10::Storage& from) {
-  auto it = pool_.find(from.nbytes());
-  if (it == pool_.end() || from.nbytes() == 0) return fresh_copy(from);
-  it->second.wanted = true;
-  if (it->second.storages.empty()) return fresh_copy(from);
-  c10::Storage to = std::move(it->second.storages.back());
-  it->second.storages.pop_back();
-  pooled_bytes_ -= to.nbytes();
-  if (driver_.device().is_cpu()) {
-    std::memcpy(to.mutable_data(), from.data(), from.nbytes());
-    return to;
-  }
-  return fresh_copy(from);  // the caching allocator of the GPU already reuses memory
-}
-
-c10::Storage StorageStore::fresh_copy(const c10::Storage& from) {
-  try {
-    if (!gathers_ || !from.device().is_cuda() || from.nbytes() == 0) return driver_.duplicate(from);
-    gathered_.emplace_back(driver_.allocate(from.nbytes()), from);
-    return gathered_.back().first;
-  } catch (const c10::Error& e) {
-    if (!out_of_memory(e)) throw;
-    static std::once_flag told;
-    std::call_once(told, [this, &from] {
-      std::fprintf(
-          stderr,
-          "understudy: %s has no memory for a copy of %llu bytes as they are at the last commit. The "
-          "program goes on; a fault before the next commit cannot be undone in place, and needs a "
-          "replica or a snapshot. It is said only once\n",
-          driver_.device().str().c_str(), static_cast<unsigned long long>(from.nbytes()));
-    });
-    throw replay::NoRoom(e.what_without_backtrace());
-  }
-}
-
-// One launch for many copies, in words where there are whole ones, as wide as its loads get.
-void StorageStore::make_gathered() {
-  std::vector<at::Tensor> to, from;
-  const auto copy_those = [&](bool in_words) {
-    to.clear(), from.clear();
-    for (const auto& [copy, original] : gathered_) {
-      if ((original.nbytes() % sizeof(int64_t) == 0) != in_words) continue;
-      const at::ScalarType type = in_words ? at::kLong : at::kByte;
-      to.push_back(bytes_of(copy, 0, copy.nbytes()).view(type));
-      from.push_back(bytes_of(original, 0, original.nbytes()).view(type));
-    }
-    if (!to.empty()) at::_foreach_copy_(to, from);
-  };
-  copy_those(true), copy_those(false);
-  gathered_.clear();
-}
-
-c10::Storage StorageStore::hollow(const c10::Storage& from) const {
-  return c10::Storage(c10::Storage::use_byte_size_t(), from.nbytes(), c10::DataPtr(nullptr, driver_.device()),
-                      nullptr, false);
-}
-
-void StorageStore::recycle(Content&& content) {
-  c10::Storage storage = content.release();
-  if (!driver_.device().is_cpu() || storage.use_count() != 1 || storage.data() == nullptr) return;
-  if (pooled_bytes_ > sweep_bytes_ || pool_.size() > sweep_sizes_) sweep();
-  if (pooled_bytes_ + storage.nbytes() > kPoolBytes) return;
-  pooled_bytes_ += storage.nbytes();
-  pool_[storage.nbytes()].storages.push_back(std::move(storage));
-}
-
-// Shapes that never come back would fill the pool for good.
-void StorageStore::sweep() {
-  for (auto at = pool_.begin(); at != pool_.end();) {
-    if (std::exchange(at->second.wanted, false)) {
-      ++at;
-    } else {
-      pooled_bytes_ -= at->first * at->second.storages.size();
-      at = pool_.erase(at);
-    }
-  }
-  sweep_bytes_ = std::max(kFirstSweepBytes, 2 * pooled_bytes_);
-  sweep_sizes_ = std::max(kFirstSweepSizes, 2 * pool_.size());
 }
 
 }  // namespace understudy::server
