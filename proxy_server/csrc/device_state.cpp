@@ -88,6 +88,10 @@ void DeviceState::keep_step_preimages(bool keep) {
 }
 
 bool DeviceState::make_room() {
+  if (store_.give_up_idle_arena()) {
+    driver_.give_back_freed_memory();
+    return true;
+  }
   if (table_.undo_bytes() == 0) return false;
   if (!std::exchange(room_made_, true))
     std::fprintf(
@@ -98,6 +102,7 @@ bool DeviceState::make_room() {
         log_.page().rank, static_cast<unsigned long long>(table_.undo_bytes()));
   table_.make_room();
   store_.clear();
+  store_.give_up_arena();
   driver_.give_back_freed_memory();
   return true;
 }
@@ -183,6 +188,7 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
   if (const uint64_t serial = for_snapshot ? snapshots_.ordered(e.step) : 0; __builtin_expect(serial != 0, 0))
     begin_snapshot(serial, {e, std::move(more)});
   apply_floor();
+  store_.at_commit();
   publish_statistics();
   return number;
 }

@@ -57,16 +57,17 @@ class DeviceState {
     }
     store_.finish_copies();
   }
-  // For the program, which has found no memory: lets go of what is kept for going back. False if there is
-  // nothing.
+  // For the program, which has found no memory: lets go of memory for pre-images to come, or else of what is
+  // kept for going back. False if there is nothing.
   bool make_room();
   c10::Storage allocate_cleared(uint64_t bytes) {
-    try {
-      return driver_.allocate_cleared(bytes);
-    } catch (const c10::Error& e) {
-      if (!out_of_memory(e) || !make_room()) throw;
+    for (;;) {
+      try {
+        return driver_.allocate_cleared(bytes);
+      } catch (const c10::Error& e) {
+        if (!out_of_memory(e) || !make_room()) throw;
+      }
     }
-    return driver_.allocate_cleared(bytes);
   }
   // Storages of former pre-images, kept because a fresh page costs more than a copy.
   uint64_t spare_storage_bytes() const { return store_.pooled_bytes(); }

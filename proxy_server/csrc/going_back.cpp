@@ -46,6 +46,7 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   communicators_.forget_in_flight(table_);
   driver_.synchronize();
   const uint64_t bytes = table_.rewind(target);
+  store_.give_up_arena();  // new connections need memory too; and pre-images are copied when it returns
   auto& page = log_.page();
   begin_forward(page);
   page.commit_count.store(target, std::memory_order_release);
@@ -107,6 +108,7 @@ std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
   floor_offset_ = 0;
   start_of_session();
   table_.start_at(target);
+  store_.give_up_arena();
   shadows_.adopt({});
   if (target == 0) {
     communicators_.restore({});

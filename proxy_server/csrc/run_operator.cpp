@@ -277,12 +277,14 @@ void Executor::run_operator(Session& s, const Record& r, Words words) {
       });
       run_kernel(s, t, written, /*told=*/false);
     };
-    try {
-      run();
-    } catch (const c10::Error& e) {
-      if (!out_of_memory(e) || !may_run_again(t) || !s.state->make_room()) throw;
-      s.stack.clear();
-      run();
+    for (;;) {
+      try {
+        run();
+        break;
+      } catch (const c10::Error& e) {
+        if (!out_of_memory(e) || !may_run_again(t) || !s.state->make_room()) throw;
+        s.stack.clear();
+      }
     }
   }
   if (s.stack.size() < t.returns.size()) throw LogError("a call returned too little");

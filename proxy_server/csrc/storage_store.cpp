@@ -25,20 +25,23 @@ c10::Storage StorageStore::copy(const c10::Storage& from) {
   c10::Storage to = std::move(it->second.storages.back());
   it->second.storages.pop_back();
   pooled_bytes_ -= to.nbytes();
-  if (driver_.device().is_cpu()) {
-    std::memcpy(to.mutable_data(), from.data(), from.nbytes());
-    return to;
-  }
-  return fresh_copy(from);  // the caching allocator of the GPU already reuses memory
+  std::memcpy(to.mutable_data(), from.data(), from.nbytes());
+  return to;
 }
 
 c10::Storage StorageStore::fresh_copy(const c10::Storage& from) {
   try {
-    if (!gathers_ || !from.device().is_cuda() || from.nbytes() == 0) return driver_.duplicate(from);
-    gathered_.emplace_back(driver_.allocate(from.nbytes()), from);
-    return gathered_.back().first;
+    if (!from.device().is_cuda() || from.nbytes() == 0) return driver_.duplicate(from);
+    const auto place = arena_.take(from.nbytes());
+    c10::Storage to = place ? *place : driver_.allocate(from.nbytes());
+    if (gathers_)
+      gathered_.emplace_back(to, from);
+    else
+      bytes_of(to, 0, to.nbytes()).copy_(bytes_of(from, 0, from.nbytes()));
+    return to;
   } catch (const c10::Error& e) {
     if (!out_of_memory(e)) throw;
+    arena_.keep_away();
     static std::once_flag told;
     std::call_once(told, [this, &from] {
       std::fprintf(
@@ -67,6 +70,37 @@ void StorageStore::make_gathered() {
   };
   copy_those(true), copy_those(false);
   gathered_.clear();
+}
+
+// The program's contents stay out of the arena: they would be there for good, amid what comes and goes.
+void StorageStore::bring_back(Content& now, Content&& kept) {
+  if (!PreimageArena::holds(kept)) {
+    std::swap(now, kept);
+    return recycle(std::move(kept));
+  }
+  const c10::Storage from = kept.release();
+  const c10::Storage& to = now.storage();
+  if (to.device() == from.device() && to.nbytes() == from.nbytes() && to.data() != nullptr)
+    bytes_of(to, 0, to.nbytes()).copy_(bytes_of(from, 0, from.nbytes()));
+  else
+    now = driver_.duplicate(from);
+}
+
+void StorageStore::at_commit() {
+  arena_.device_passed();
+  arena_.adjust();
+}
+
+bool StorageStore::give_up_idle_arena() {
+  arena_.keep_away();
+  return arena_.give_up();
+}
+
+void StorageStore::give_up_arena() {
+  if (arena_.bytes() == 0) return;
+  driver_.synchronize();
+  arena_.device_passed();
+  arena_.give_up();
 }
 
 c10::Storage StorageStore::hollow(const c10::Storage& from) const {

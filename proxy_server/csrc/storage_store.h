@@ -8,14 +8,16 @@
 
 #include "proxy_server/csrc/content.h"
 #include "proxy_server/csrc/driver.h"
+#include "proxy_server/csrc/preimage_arena.h"
 
 namespace understudy::server {
 
-// Keeps contents for the rewind rules; storages of pre-images are used again (a fresh page costs more than a
-// copy), by size. Sizes that nobody asks for again are given up whenever the pool has doubled.
+// Keeps contents for the rewind rules. On the CPU storages of pre-images are used again (a fresh page costs
+// more than a copy), by size; sizes that nobody asks for again are given up whenever the pool has doubled. On
+// a GPU pre-images lie in an arena, as far as that goes.
 class StorageStore {
  public:
-  explicit StorageStore(const Driver& driver) : driver_(driver) {}
+  explicit StorageStore(const Driver& driver) : driver_(driver), arena_(driver) {}
   c10::Storage copy(const c10::Storage& from);  // throws replay::NoRoom
   // Until the next finish_copies() a GPU makes none: it then makes all of them at once.
   void gather_copies() { gathers_ = !driver_.device().is_cpu(); }
@@ -24,8 +26,17 @@ class StorageStore {
   }
   c10::Storage hollow(const c10::Storage& from) const;
   void recycle(Content&& content);
+  // `now` becomes what was kept of it; what it was is recycled.
+  void bring_back(Content& now, Content&& kept);
   static uint64_t bytes(const Content& content) { return content.nbytes(); }
   void clear() { pool_.clear(), pooled_bytes_ = 0; }
+
+  // At a commit, when the device has passed everything and what need not be kept has gone.
+  void at_commit();
+  // Memory that no pre-image lies in, for the program, which needs it. Whether there was any.
+  bool give_up_idle_arena();
+  // As far as no pre-image lies in it: the next commits get it again. Waits for the device.
+  void give_up_arena();
   uint64_t pooled_bytes() const { return pooled_bytes_; }
 
  private:
@@ -40,6 +51,7 @@ class StorageStore {
   void sweep();
 
   const Driver& driver_;
+  PreimageArena arena_;
   std::unordered_map<uint64_t, Spare> pool_;
   uint64_t pooled_bytes_ = 0;
   bool gathers_ = false;

@@ -48,8 +48,8 @@ class Capture {
   ~Capture() = default;
 };
 
-// `Store` knows how to keep contents: copy(content), which may throw NoRoom, hollow(content) (same size, no
-// content), recycle(content), bytes(content).
+// `Store` knows how to keep contents: copy(content), which may throw NoRoom, bring_back(content, its copy),
+// hollow(content) (same size, no content), recycle(content), bytes(content).
 template <class Content, class Store>
 class BufferTable {
  public:
@@ -209,8 +209,7 @@ class BufferTable {
         restored += store_.bytes(content);
         usage_.remove(store_.bytes(b.content));
         usage_.add(store_.bytes(content));
-        std::swap(b.content, content);
-        store_.recycle(std::move(content));
+        store_.bring_back(b.content, std::move(content));
         b.version++;
         b.saved = epoch_ == 0 ? 0 : epoch_ - 1;
       }

@@ -212,12 +212,10 @@ def no_room() -> None:
     with Harness() as h:
         h.new(1, list(OURS))
         h.commit()
-        h.add(1, 1)
-        h.commit()
         h.synchronize()
-        fail(simulated_device.ALLOCATE, OUT_OF_MEMORY)
+        fail(simulated_device.ALLOCATE, OUT_OF_MEMORY)  # there is no arena yet, which needs none
         h.add(1, 1)
-        print(h.read(1) == tuple(4 * one for one in OURS))
+        print(h.read(1) == tuple(2 * one for one in OURS))
         h.executor.park()
         try:
             h.executor.rewind(h.log.commit_count)
@@ -231,7 +229,7 @@ def no_room() -> None:
         h.executor.park()
         h.executor.rewind(h.log.commit_count)
         h.executor.resume()
-        print(h.read(1) == tuple(8 * one for one in OURS))
+        print(h.read(1) == tuple(4 * one for one in OURS))
 
 
 def no_room_in_a_step() -> None:

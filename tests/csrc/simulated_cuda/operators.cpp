@@ -11,6 +11,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/csrc/simulated_cuda/failures.h"
 #include "tests/csrc/simulated_cuda/host_views.h"
@@ -86,6 +88,25 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     current_stream().enqueue([to = host_view(self), from = host_view(source)] { to.copy_(from); });
   }
   return self;
+}
+
+// As CUDA's own: one launch for all, where they lie on the device and look alike.
+void foreach_copy_(at::TensorList self, at::TensorList from, bool non_blocking) {
+  TORCH_CHECK(self.size() == from.size(), "Tensor lists must have the same number of tensors");
+  bool at_once = true;
+  for (size_t i = 0; i < self.size(); i++)
+    at_once = at_once && self[i].is_cuda() && from[i].is_cuda() && self[i].sizes() == from[i].sizes();
+  if (!at_once) {
+    for (size_t i = 0; i < self.size(); i++) copy_(const_cast<at::Tensor&>(self[i]), from[i], non_blocking);
+    return;
+  }
+  check(Place::kLaunch);
+  counters().launches++;
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  for (size_t i = 0; i < self.size(); i++) pairs.emplace_back(host_view(self[i]), host_view(from[i]));
+  current_stream().enqueue([pairs = std::move(pairs)] {
+    for (const auto& [to, source] : pairs) to.copy_(source);
+  });
 }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
@@ -176,6 +197,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   implement("as_strided", TORCH_FN(as_strided));
   implement("copy_", TORCH_FN(copy_));
   implement("_copy_from", TORCH_FN(copy_from));
+  implement("_foreach_copy_", TORCH_FN(foreach_copy_));
   implement("resize_", TORCH_FN(resize_));
   implement("set_.source_Storage_storage_offset", TORCH_FN(set_));
   implement("record_stream", TORCH_FN(record_stream));
