@@ -56,6 +56,7 @@ def _open(device_index: int) -> str:
         "relay": os.environ.get("UNDERSTUDY_RELAY", ""),
         "torch_version": torch.__version__,
         "threads": torch.get_num_threads(),
+        "nccl": _nccl(os.environ),
     }
     reply = _converse(request)
     if reply.get("error"):
@@ -66,6 +67,12 @@ def _open(device_index: int) -> str:
     log_directory = str(reply["log_directory"])
     hooks.begin_session(place)
     return log_directory
+
+
+def _nccl(environment: Mapping[str, str]) -> list[str]:
+    """Those of the variables that proxyd may refuse (--exact strict); as text that can be sent."""
+    there = (f"{name}={environment[name]}" for name in ("NCCL_ALGO", "NCCL_PROTO") if name in environment)
+    return [one.encode(errors="replace").decode() for one in there]
 
 
 def _check_openmp(environment: Mapping[str, str], threads: int) -> None:

@@ -446,10 +446,10 @@ def _serve_other_hosts(service: DeviceService, address: str, identity: HostIdent
 
 def serve(
     socket: Path, device: str, daemon_socket: str, capability: Capability, proxyd: Identity, grace_s: float,
-    data_address: str, identity: HostIdentity | None, shared: Path | None, *, exact: bool = False,
+    data_address: str, identity: HostIdentity | None, shared: Path | None, *, exact: str = "off",
 ) -> None:  # fmt: skip
     """Run one device server until it is told to end, or its guardian finds that nobody needs it. Does not
-    return.  `exact`: only kernels that give the same bits each time.
+    return.  `exact`: what --exact says; on processors nothing is to be done for it.
     """
     _server.set_exact(exact)
     on_processors = capability.driver == "cpu"

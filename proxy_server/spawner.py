@@ -112,7 +112,7 @@ def spawn(
             Path(request["socket"]), device, arguments.daemon_socket, capability, proxyd,
             arguments.grace, arguments.data_address, _identity(arguments),
             Path(arguments.shared_directory) if arguments.shared_directory else None,
-            exact=bool(gpus) and not arguments.inexact,
+            exact=arguments.exact if gpus else "off",
         )  # fmt: skip
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the spawner's loop
         sys.stderr.write(f"understudy: a device server could not start: {error}\n")
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--certificates", default="", help="directory of this host's; empty: by itself")
     parser.add_argument("--host-name", default="", help="whose they are")
     parser.add_argument("--shared-directory", default="", help="on storage of all hosts; empty: none")
-    parser.add_argument("--inexact", action="store_true", help="GPUs' kernels as the script chooses them")
+    parser.add_argument("--exact", required=True, help="which kernels GPUs may run, as proxyd's")
     arguments = parser.parse_args()
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if arguments.driver == "cuda":

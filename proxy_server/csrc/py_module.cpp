@@ -10,12 +10,14 @@
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/executor.h"
+#include "proxy_server/csrc/settings.h"
 #include "proxy_server/csrc/wider_types.h"
 #include "replay/csrc/torch_settings.h"
 
 namespace py = pybind11;
 using understudy::server::AttachOptions;
 using understudy::server::BackendRequest;
+using understudy::server::Exact;
 using understudy::server::Executor;
 using understudy::server::FaultKind;
 using understudy::server::State;
@@ -55,6 +57,12 @@ const char* name_of(FaultKind kind) {
 
 using PythonFactory =
     std::function<c10::intrusive_ptr<c10d::Backend>(std::string, uint32_t, int64_t, int64_t, int64_t)>;
+
+void set_exact(const std::string& exact) {
+  if (exact != "off" && exact != "on" && exact != "strict")
+    throw py::value_error("exact must be off, on or strict, not " + exact);
+  understudy::server::set_exact(exact == "off" ? Exact::kOff : exact == "on" ? Exact::kOn : Exact::kStrict);
+}
 
 std::unique_ptr<Executor> make_executor(PythonFactory factory) {
   py::gil_scoped_release release;
@@ -129,8 +137,9 @@ PYBIND11_MODULE(_server, m) {
   m.attr("TORCH_VERSION") = UNDERSTUDY_TORCH_VERSION;
   m.attr("EQUIVALENT_OPERATORS") = understudy::server::equivalent_operators();
   m.attr("WIDENED_OPERATORS") = understudy::server::widened_operators();
-  m.def("set_exact", &understudy::server::set_exact, py::arg("exact"),
-        "Take only kernels that give the same bits each time, in all sessions of this process.");
+  m.def("set_exact", &set_exact, py::arg("exact"),
+        "'on' or 'strict': take only kernels that give the same bits each time, in all sessions of this "
+        "process. 'off': those that the script chooses. Raises ValueError.");
   m.def("keep_freed_memory", &understudy::server::keep_freed_memory,
         "Before this process has threads: what they free stays with it, in one heap.");
   m.def("touch_memory", &understudy::server::touch_memory, py::arg("bytes"), Release(),

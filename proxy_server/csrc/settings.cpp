@@ -21,7 +21,9 @@ using replay::Setting;
 using replay::SettingRow;
 using Values = std::array<uint64_t, replay::kSettings>;
 
-std::atomic<bool> only_exact{false};
+std::atomic<Exact> exactness{Exact::kOff};
+
+bool only_exact() { return exactness.load() != Exact::kOff; }
 
 // What makes libraries exact: cuBLAS has one workspace for each stream, NCCL adds in the order of its ring or
 // tree and not in that of switches.
@@ -77,9 +79,9 @@ void put_environment(const std::vector<std::string>& entries) {
 
 }  // namespace
 
-void set_exact(bool exact) { only_exact = exact; }
+void set_exact(Exact exact) { exactness = exact; }
 
-OnlyExact::OnlyExact() : changed_(only_exact && at::globalContext().deterministicAlgorithmsWarnOnly()) {
+OnlyExact::OnlyExact() : changed_(only_exact() && at::globalContext().deterministicAlgorithmsWarnOnly()) {
   if (changed_) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
 }
 OnlyExact::~OnlyExact() {
@@ -89,7 +91,7 @@ OnlyExact::~OnlyExact() {
 // What the script has chosen, but for what would give other bits each time.
 uint64_t Settings::effective(Setting setting) const {
   const auto value = [this](Setting of) { return values_[static_cast<size_t>(of)]; };
-  if (!only_exact) return value(setting);
+  if (!only_exact()) return value(setting);
   if (setting == Setting::kDeterministic && value(setting) == kAny) return kWarnOnly;
   if (setting == Setting::kFillUninitialized && value(Setting::kDeterministic) == kAny) return 0;
   if (setting == Setting::kCudnnBenchmark) return 0;  // it takes what happens to be fastest today
@@ -98,14 +100,19 @@ uint64_t Settings::effective(Setting setting) const {
 
 std::vector<std::string> Settings::effective_environment() const {
   std::vector<std::string> entries = environment_;
-  for (const std::string_view entry : kOfExact) {
-    const std::string_view name = entry.substr(0, entry.find('=') + 1);
-    const auto same = [&](const std::string& one) {
+  const auto of = [](std::string_view entry) {
+    return [name = entry.substr(0, entry.find('=') + 1)](const std::string& one) {
       return std::string_view(one).substr(0, name.size()) == name;
     };
-    if (only_exact && std::none_of(environment_.begin(), environment_.end(), same))
+  };
+  if (exactness.load() == Exact::kStrict)
+    for (const std::string_view entry : replay::kStrictNccl) {  // proxyd has refused a script with others
+      std::erase_if(entries, of(entry));
       entries.emplace_back(entry);
-  }
+    }
+  if (only_exact())
+    for (const std::string_view entry : kOfExact)
+      if (std::none_of(entries.begin(), entries.end(), of(entry))) entries.emplace_back(entry);
   return entries;
 }
 

@@ -11,8 +11,10 @@
 namespace understudy::server {
 
 // Of this process: sessions take only kernels that give the same bits each time, whatever the script says.
-// For GPUs, on which many add in any order unless told otherwise; on the CPU none does.
-void set_exact(bool exact);
+// For GPUs, on which many add in any order unless told otherwise; on the CPU none does. Strictly: NCCL also
+// reduces in one way wherever its ranks are.
+enum class Exact { kOff, kOn, kStrict };
+void set_exact(Exact exact);
 
 // For gradients of fused attention, which are exact only where what cannot be exact is refused.
 class OnlyExact {

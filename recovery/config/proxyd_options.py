@@ -193,10 +193,12 @@ class ProxydOptions(OfRuns):
         ),
     ] = "on"
     exact: Annotated[
-        Literal["on", "off"],
+        Literal["on", "strict", "off"],
         option(
             "--exact",
             "On GPUs: take kernels that give the same bits each time, as torch.use_deterministic_algorithms; "
+            "strict: NCCL also reduces by rings and its simple protocol alone, so that a rank that moves to "
+            "another GPU computes the same where rings have the same order there; "
             "off: a recovery restores the state of a correct run, not its bits.",
             RECOVERY,
         ),

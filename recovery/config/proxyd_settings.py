@@ -66,7 +66,7 @@ def settings_from(given: ProxydOptions) -> Settings:
         snapshot_overhead=parse_share(given.snapshot_overhead, "--snapshot-overhead"),
         snapshot_bytes=_area_bytes(given.snapshot_limit, "--snapshot-limit", devices),
         optimizer_preimages=given.optimizer_preimages,
-        exact=given.exact == "on",
+        exact=given.exact,
         validate_every=given.validate_every,
         hang_timeout_s=parse_seconds(given.hang_timeout, "--hang-timeout"),
         persist=_persistence(given),

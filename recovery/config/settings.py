@@ -60,8 +60,8 @@ class Settings:
     """Share of the time that snapshots may take; 0: none are taken."""
     snapshot_bytes: int = AREA_BYTES
     optimizer_preimages: str = "on"
-    exact: bool = True
-    """On GPUs: only kernels that give the same bits each time."""
+    exact: str = "on"
+    """On GPUs: whether only kernels that give the same bits each time are taken."""
     validate_every: int = 1000
     hang_timeout_s: float = 300.0
     cpu_image_every_s: float = 0.0

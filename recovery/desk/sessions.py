@@ -34,6 +34,7 @@ from understudy.recovery.host.spawner import Installation, SpawnerError
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.refusals import (
     check_drills,
+    check_nccl,
     check_that_logs_can_move,
     check_version,
     held,
@@ -312,6 +313,7 @@ class Desk:
         if job is None or job.closing:
             raise Refused(f"there is no job {request.job!r}: start the script with proxyrun")
         check_version(self.installation.torch_version, request.torch_version)
+        check_nccl(self.settings, request.nccl)
         if request.world < 1 or not 0 <= request.rank < request.world:
             raise Refused(f"rank {request.rank} of {request.world} is not possible")
         if not 0 <= request.device_index < self.settings.devices.count:

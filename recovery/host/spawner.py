@@ -41,7 +41,7 @@ class Installation:
 
 
 def default_command(
-    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: bool = True
+    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: str = "on"
 ) -> list[str]:
     """How the real spawner is started."""
     command = [*module_command("proxy_server.spawner")]
@@ -57,8 +57,9 @@ def default_command(
         str(os.getpid()),
         "--grace",
         str(grace_s),
+        "--exact",
+        exact,
         *network.options,
-        *([] if exact else ["--inexact"]),
     ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from understudy.recovery.config.settings import DeviceSpec
+from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.state.jobs import Job, Session
+from understudy.replay import STRICT_NCCL
 
 
 def held(holder: Session, request: Any) -> str:
@@ -55,6 +57,22 @@ def check_that_logs_can_move(directory: Path) -> None:
             f"a job that is --migratable needs its logs in {SHARED_MEMORY}, where other hosts look for them; "
             f"proxyd keeps them in {directory} (--log-dir)"
         )
+
+
+def check_nccl(settings: Settings, variables: Iterable[str]) -> None:
+    """`variables`: "NAME=value" of those of NCCL that the script has; raises Refused.
+
+    Names of algorithms and protocols are the same to NCCL in capitals and small letters.
+    """
+    if settings.exact != "strict" or settings.devices.kind != "cuda":
+        return
+    wanted = dict(entry.split("=", 1) for entry in STRICT_NCCL)
+    for name, _, value in (entry.partition("=") for entry in variables):
+        if name in wanted and value.lower() != wanted[name].lower():
+            raise Refused(
+                f"the script's environment says {name}={value:.200} and --exact strict "
+                f"{name}={wanted[name]}: unset {name}, or start proxyd with --exact on"
+            )
 
 
 def check_version(ours: str, theirs: str) -> None:

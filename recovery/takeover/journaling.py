@@ -70,6 +70,7 @@ def journal_of(desk: Desk, pool: ServerPool) -> pb.Journal:
         socket=str(settings.socket),
         devices=f"{settings.devices.kind}:{settings.devices.count}",
         optimizer_preimages=settings.keeps_optimizer_preimages,
+        exact=settings.exact,
         proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
         fenced=desk.leases.fenced,
         draining=sorted(desk.leases.draining),

@@ -17,6 +17,10 @@ inline constexpr std::string_view kLaunchBlocking = "CUDA_LAUNCH_BLOCKING";
 inline constexpr std::string_view kAllocator = "PYTORCH_ALLOC_CONF";
 inline constexpr std::string_view kAllocatorOfCuda = "PYTORCH_CUDA_ALLOC_CONF";  // its former name
 
+// What --exact strict makes of NCCL's: rings and trees add in other orders, and its protocols divide what
+// they add in other ways; which it takes depends on where its ranks are.
+inline constexpr std::string_view kStrictNccl[] = {"NCCL_ALGO=Ring", "NCCL_PROTO=Simple"};
+
 // By their beginnings: each library has many, and new ones come. What names a host's network, and not an
 // order of additions, is proxyd's (NCCL_SOCKET_IFNAME, NCCL_IB_HCA); threads are a setting.
 inline bool is_for_the_device(std::string_view name) {

@@ -9,6 +9,7 @@
 
 #include "replay/csrc/digest.h"
 #include "replay/csrc/futex.h"
+#include "replay/csrc/kernel_environment.h"
 #include "replay/csrc/log_view.h"
 #include "replay/csrc/log_writer.h"
 #include "replay/csrc/manifest.h"
@@ -497,6 +498,7 @@ PYBIND11_MODULE(_replay, m) {
   m.attr("COMMIT_RING") = kCommitRing;
   m.attr("SNAPSHOT_LEASES") = kSnapshotLeases;
   m.attr("SNAPSHOT_ORDERS") = kSnapshotOrders;
+  m.attr("STRICT_NCCL") = std::vector<std::string>(std::begin(kStrictNccl), std::end(kStrictNccl));
   bind_log(m);
   bind_log_copy(m);
   bind_life_watch(m);
