@@ -84,6 +84,16 @@ class Trainer(Harness):
         self.synchronize()
         self.committed[self.log.commit_count] = dict(self.values)
 
+    def idle(self, commits: int) -> None:
+        """Nothing is written, and peers keep up."""
+        self.log.floor_commit = 1 << 40
+        for _ in range(commits):
+            self.commit()
+            self.writer.append(PHASE, FORWARD, [])
+        self.synchronize()
+        self.log.floor_commit = self.log.commit_count
+        self.committed[self.log.commit_count] = dict(self.values)
+
     def step(self) -> int:
         """Answers how often its pre-images asked the allocator."""
         self.begin_step()
@@ -189,8 +199,7 @@ def a_rewind_leaves_none() -> None:
     with Trainer() as h:
         before = h.memory().bytes
         h.settle()
-        h.end_step()
-        h.end_step()
+        h.idle(2)
         h.add_one()
         h.synchronize()
         h.executor.park()
@@ -204,15 +213,13 @@ def room_for_the_program() -> None:
     """Of an arena in which nothing lies: the way back stays, and for long there is no arena."""
     with Trainer() as h:
         h.settle()
-        h.end_step()
-        h.end_step()
+        h.idle(2)
         print(h.take(101, 4096))
         h.add_one()
         print(h.goes_back(h.log.commit_count))
         h.writer.free_later(101)
         print([h.step() for _ in range(4)])
-        for _ in range(LONG):
-            h.end_step()
+        h.idle(LONG)
         print([h.step() for _ in range(5)])
 
 
@@ -238,8 +245,7 @@ def no_more_use() -> None:
         before = h.memory().bytes
         h.settle()
         print(round((h.memory().bytes - before) / BLOCK, 1))
-        for _ in range(2 * LONG):
-            h.end_step()
+        h.idle(2 * LONG)
         print(round((h.memory().bytes - before) / BLOCK, 1))
         print([h.step() for _ in range(5)])
 
@@ -250,8 +256,7 @@ def a_full_device() -> None:
         h.settle()
         before = h.memory()
         h.writer.append(ALLOCATE, 101, [before.free - (1 << 20)])
-        for _ in range(20):
-            h.end_step()
+        h.idle(2)
         print(round((before.bytes + before.free - (1 << 20) - h.memory().bytes) / BLOCK, 1))
         print([h.step() for _ in range(3)])
 
