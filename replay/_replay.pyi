@@ -12,6 +12,7 @@ class RewindError(RuntimeError): ...
 COMMIT_RING: int
 SNAPSHOT_LEASES: int
 SNAPSHOT_ORDERS: int
+STRICT_NCCL: list[str]
 
 class Commit:
     number: int
