@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 import simulated_device
 from native_reference import native_losses
+from simulated_case import does
 from training_run import Training
 
 SMALL = str(64 << 20)
 """Bytes of a device whose memory a case can use up."""
 
 
+@pytest.fixture(autouse=True)
+def on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in simulated_device.environment().items():
+        monkeypatch.setenv(name, value)
+
+
 def lines(case: str, **variables: str) -> list[str]:
-    done = simulated_device.run_case("simulated_arena_cases.py", case, **variables)
+    done = does(case, "simulated_arena_cases.py", **variables)
     print(done.stderr)
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()

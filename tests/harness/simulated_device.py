@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from compiled_programs import program
@@ -39,20 +37,6 @@ def environment(devices: int = 4) -> dict[str, str]:
         "PYTHONPATH": str(SITE),
         "LD_LIBRARY_PATH": str(driver),
     }
-
-
-def run_case(script: str, case: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """One case of a script in workloads/, which has the device; it may end before it has removed its log."""
-    tests = SITE.parent
-    own = environment() | variables
-    folders = (tests / "harness", tests, tests.parent / "bench", own["PYTHONPATH"])
-    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/dev/shm") as shared_memory:
-        own |= {"OMP_NUM_THREADS": "1", "UNDERSTUDY_SHARED_MEMORY": shared_memory}
-        return subprocess.run(
-            [sys.executable, str(tests / "workloads" / script), case],
-            env=os.environ | own | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
-            capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
 
 
 def load() -> ctypes.CDLL:
