@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 HISTORY_S = 2.0
 """How long the last lines of the history are waited for."""
-SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, bool], list[str]]
+SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, str], list[str]]
 """(proxyd's socket, runtime directory, driver, grace of device servers, network, exact) -> command."""
 
 
