@@ -16,6 +16,7 @@ from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.host.homes import NoHome
 from understudy.recovery.machine.processes import Watched
+from understudy.recovery.spanning.homes import SpanningHomes
 from understudy.recovery.spanning.job_link import JobLinkService
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.member.deputy import Deputy, Pace
@@ -252,3 +253,12 @@ class Leader:
     async def hears_of(self, rank: int) -> Session:
         await becomes(lambda: rank in self.job.sessions)
         return self.job.sessions[rank]
+
+
+def homes_of(leader: Leader) -> SpanningHomes:
+    """Where servers of the job's ranks come from; no host is cut off."""
+
+    async def none_cut_off(hosts: list[str]) -> frozenset[str]:
+        return frozenset()
+
+    return SpanningHomes(cast(Any, None), cast(Any, None), leader.lead, lambda host: {}, none_cut_off)

@@ -172,7 +172,7 @@ class SpanningHomes(Homes):
         problems = []
         for name in destinations:
             try:
-                await self._lead.move(session, name, stash)
+                await self._lead.relocations.move(session, name, stash)
                 return
             except SteerFailed as problem:
                 problems.append(problem.details())

@@ -45,7 +45,6 @@ from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.doors import Doors
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
-from understudy.recovery.spanning.leader.mirror import Feed
 from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.estate import Estates
@@ -54,6 +53,7 @@ from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.spanning.migration import Migration
 from understudy.recovery.spanning.ranks.description import description
+from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span

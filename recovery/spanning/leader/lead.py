@@ -10,7 +10,6 @@ from typing import Any
 
 import structlog
 
-from understudy import replay
 from understudy.recovery.base.background import BackgroundTasks
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.servers import Verdict
@@ -23,12 +22,12 @@ from understudy.recovery.spanning.leader.bequest import Bequest
 from understudy.recovery.spanning.leader.cpu_images import CpuImages
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.leader.mirror import Mirror
 from understudy.recovery.spanning.leader.openings import Openings
+from understudy.recovery.spanning.leader.relocations import ARRIVES_S, Relocations
 from understudy.recovery.spanning.leader.steering import Steering
 from understudy.recovery.spanning.leader.turns import Turns
+from understudy.recovery.spanning.ranks.mirror import Mirror
 from understudy.recovery.spanning.ranks.remote import (
-    NotMoved,
     RemoteProcess,
     RemoteServer,
     SteerFailed,
@@ -39,7 +38,7 @@ from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()
 
-ASK_S, REPLACE_S, MOVE_S, ARRIVES_S = 10.0, 90.0, 1500.0, 30.0
+ASK_S, REPLACE_S = 10.0, 90.0
 
 
 class Lead:
@@ -64,13 +63,10 @@ class Lead:
         self.members: dict[str, MemberLink] = {}
         self.mirrors: dict[Session, Mirror] = {}
         self._background = BackgroundTasks(f"lead {job.name}")
-        self._arriving: dict[int, tuple[Session, str, asyncio.Future[pb.RankDescription]]] = {}
         self.turns = Turns(job)
         self.steering = Steering(self)
         self._replacements = 0
         self._attendance = Attendance(job, span)
-        self._astray: set[int] = set()
-        """Ranks on their way to another host, or of which nobody knows whether they went."""
         self.room_for: Callable[[Sequence[Session]], bool] = lambda _: False
         """Whether ranks of lost hosts find a device elsewhere."""
         self.bequest: Bequest | None = None
@@ -78,8 +74,7 @@ class Lead:
         self.images: CpuImages | None = None
         """Of workers, if any are taken."""
         self.lost_hosts = LostHosts(self, self._attendance)
-        self._for_moves: set[str] = set()
-        """Hosts that take part only because a rank was to go there."""
+        self.relocations = Relocations(self, openings)
 
     def start(self) -> None:
         """Go on with the members that are known."""
@@ -112,18 +107,13 @@ class Lead:
 
     def join(self, host: str) -> None:
         """It is to open ranks."""
-        self._for_moves.discard(host)
+        self.relocations.takes_part(host)
         self.add(host)
 
-    def _let_go(self, host: str) -> None:
-        """A rank that was to go there has not, and nobody else of the job is there."""
-        member = self.members.get(host)
-        wanted = host in self.span.destinations or host not in self._for_moves
-        if member is None or wanted or self.of(member):
-            return
-        self._for_moves.discard(host)
-        self.span.members.discard(host)
-        del self.members[host]
+    def let_go(self, member: MemberLink) -> None:
+        """Nobody of the job is there, nor is to come."""
+        self.span.members.discard(member.host)
+        del self.members[member.host]
         if member.following is not None:
             member.following.cancel()
         self._openings.note()
@@ -178,7 +168,7 @@ class Lead:
 
     def _not_there(self, session: Session) -> None:
         """Its worker ended unheard, or went to another host by a move that nobody heard the end of."""
-        if session.rank in self._astray:
+        if self.relocations.may_arrive(session.rank):
             later = asyncio.get_running_loop().call_later
             later(ARRIVES_S, self._ended_unless_found, session, session.worker)
         else:
@@ -262,10 +252,9 @@ class Lead:
 
     def described(self, member: MemberLink, one: pb.RankDescription) -> Session:
         """A rank there, new or known; raises LogError."""
-        arriving = self._arriving.get(one.rank)
-        if arriving is not None and arriving[1] == member.host and not arriving[2].done():
-            arriving[2].set_result(one)
-            return arriving[0]
+        arrived = self.relocations.arrived(member, one)
+        if arrived is not None:
+            return arrived
         session = self._session(member, one.rank)
         elsewhere = self.job.sessions.get(one.rank)
         if session is None and elsewhere is not None and elsewhere.active:
@@ -324,111 +313,16 @@ class Lead:
                 await self.steering.flush(session)
             except SteerFailed as problem:
                 log.debug("a host was not told of an end", host=session.host, problem=problem.details())
-        self._drop_mirror(session)
+        self.drop_mirror(session)
 
-    # ------------------------------------------------------------------ ranks move
-    async def move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
-        """Its worker to another host, where it then has a device and no server; raises SteerFailed."""
-        if session.moving is not None:
-            raise SteerFailed(f"the worker of rank {session.rank} is being moved already")
-        session.moving = asyncio.Event()
-        try:
-            return await self._move(session, destination, stash)
-        except replay.LogError as problem:
-            raise SteerFailed(f"rank {session.rank} arrived without a log: {problem}") from problem
-        finally:
-            session.moving.set()
-            session.moving = None
-
-    async def _move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
-        coming = destination == self.here
-        expected = None if coming else asyncio.get_running_loop().create_future()
-        arrives = self._openings.expect(session) if coming else None
-        if expected is not None:
-            if destination not in self.span.members:
-                self._for_moves.add(destination)
-            self.add(destination)
-            self._expect(session, destination, expected)
-            self._openings.note()  # whoever leads after us must look there
-        try:
-            transfer = await self._send(session, destination, stash)
-            former = session.worker
-            if arrives is not None:
-                directory, pid, relay = await asyncio.wait_for(arrives, ARRIVES_S)
-                self._openings.leaves_remote(session, directory, pid, relay)
-                self._drop_mirror(session)
-            elif expected is not None:
-                self.members[destination].hurry.set()
-                described = await asyncio.wait_for(expected, ARRIVES_S)
-                self._settle(session, self.members[destination], described)
-        except NotMoved:
-            self._expect_no_more(session, destination)
-            self._let_go(destination)
-            raise
-        except TimeoutError:
-            raise SteerFailed(f"host {destination} does not tell that rank {session.rank} arrived") from None
-        finally:  # if nobody knows how it went, the rank may be there
-            self._arriving.pop(session.rank, None)
-            self._for_moves.discard(destination)
-        self._expect_no_more(session, destination)
-        if self.images is not None and session.returning:
-            self.images.came_back(session)
-        session.transfer = transfer
-        if isinstance(former, RemoteProcess):
-            former.has_ended()  # whoever follows it goes on with the other one
-        log.warning("a rank has moved", job=self.job.name, rank=session.rank, source=transfer.source,
-                    destination=destination, total_s=round(transfer.total_s, 3))  # fmt: skip
-        return transfer
-
-    def _expect(self, session: Session, host: str, described: asyncio.Future[pb.RankDescription]) -> None:
-        self._arriving[session.rank] = session, host, described
-        self._astray.add(session.rank)
-        self.span.destinations.add(host)
-
-    def _expect_no_more(self, session: Session, host: str) -> None:
-        self._arriving.pop(session.rank, None)
-        self._astray.discard(session.rank)
-        if all(destination != host for _, destination, _ in self._arriving.values()):
-            self.span.destinations.discard(host)
-
-    async def _send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
-        former, member = session.server, self.members.get(session.host)
-        retired, former.retired = former.retired, True
-        if self.images is not None and self.lost_hosts.awaits(session):
-            transfer = await self.images.send(session, destination)
-        elif member is None:
-            try:
-                transfer = await self._openings.send(session, destination, stash)
-            except NotMoved:
-                former.retired = retired
-                raise
-        else:
-            request = pb.MoveRankRequest(
-                rank=session.rank, destination=destination, stash=stash, device=session.destination_device,
-                **self.credentials(),
-            )  # fmt: skip
-            try:
-                reply = await member.ask("MoveRank", request, MOVE_S)
-            except SteerFailed:
-                former.retired = retired
-                raise
-            if reply.error:
-                former.retired = retired
-                raise NotMoved(reply.error)
-            transfer = reply.transfer
-        if stash:
-            session.stash = former
-        elif isinstance(former.process, RemoteProcess):
-            former.process.has_ended()
-        return transfer
-
-    def _settle(self, session: Session, member: MemberLink, one: pb.RankDescription) -> None:
+    # ------------------------------------------------------------------ ranks have moved
+    def settle_at(self, session: Session, member: MemberLink, one: pb.RankDescription) -> None:
         """Our session of a rank that has come there; raises LogError."""
         directory = self._runtime.rank_directory(self.job.name, one.rank, self.job.openings)
         self.job.openings += 1
         mirror = Mirror(directory, one)
         if session.host:
-            self._drop_mirror(session)
+            self.drop_mirror(session)
         else:
             self._openings.leaves_here(session)
         self.mirrors[session] = mirror
@@ -441,15 +335,16 @@ class Lead:
         """It went there while nobody led the job, by the order of a leader that died; raises LogError."""
         log.warning("a rank is found elsewhere", job=self.job.name, rank=one.rank, host=member.host)
         former = session.worker
-        self._settle(session, member, one)
-        self._expect_no_more(session, member.host)
+        self.settle_at(session, member, one)
+        self.relocations.expect_no_more(session, member.host)
         if isinstance(former, RemoteProcess):
             former.has_ended()
         session.server.retired = False  # it has none, which is as good as one that died
         self._openings.follow(session)
         return session
 
-    def _drop_mirror(self, session: Session) -> None:
+    def drop_mirror(self, session: Session) -> None:
+        """Its rank does not run at that host any more."""
         mirror = self.mirrors.pop(session, None)
         if mirror is not None:
             shutil.rmtree(mirror.directory, ignore_errors=True)
