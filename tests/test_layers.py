@@ -26,7 +26,6 @@ UP = {
     "spanning/spans.py -> desk/sessions.py",
     "spanning/spans.py -> takeover/journaling.py",
     "state/jobs.py -> host/servers.py",
-    "state/jobs.py -> persistence/durable.py",
     "state/span.py -> spanning/leadership.py",
     "upkeep/planned_moves.py -> desk/sessions.py",
 }

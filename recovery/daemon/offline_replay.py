@@ -32,7 +32,6 @@ from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.data_network import DataNetwork
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.log.log_reach import Laid, Reach, lay_out, log_sizes
 from understudy.recovery.persistence.restore.manifest import read_manifest
 from understudy.recovery.persistence.restore.restorer import Restorer
@@ -44,6 +43,7 @@ from understudy.recovery.planning.facts import FaultFacts, FaultKind
 from understudy.recovery.planning.planner import PlanName
 from understudy.recovery.rendezvous.services import RendezvousService
 from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 
 LOOK_S = 0.005

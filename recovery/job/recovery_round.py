@@ -17,12 +17,12 @@ from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import concerned, rank_facts
 from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.servers import Server
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.restore.restorer import NotRestored, Restorer
 from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import BEGINNING, Facts, FaultFacts, FaultKind
 from understudy.recovery.planning.planner import Lose, Plan, Reload, Rewind, plan
 from understudy.recovery.planning.restarts import Restart
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 
 log = structlog.get_logger()

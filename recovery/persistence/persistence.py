@@ -19,13 +19,13 @@ import structlog
 from understudy import replay
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import facts_of
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.log.log_keeping import LogKeeping
 from understudy.recovery.persistence.remote.mirroring import CompleteSet, Mirroring
 from understudy.recovery.persistence.settings import PersistenceSettings, Writing
 from understudy.recovery.persistence.tuning.pacing import Pacing
 from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
 from understudy.recovery.persistence.writing.request import Discard, Release, Written
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Stored
 

@@ -17,9 +17,9 @@ from understudy.recovery.history.recorder import Recorder, new_id, now_ms
 from understudy.recovery.history.report import counts_of
 from understudy.recovery.host.servers import Server, is_gpu
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.planning.facts import Phase, RankFacts
 from understudy.recovery.state.counts import CopyCounts, Ended, LogCounts, ScheduledDrill
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.pace import StepClock
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span

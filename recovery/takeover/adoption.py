@@ -29,11 +29,11 @@ from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.planning.facts import CommitFacts, FaultKind, RankFacts
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.ranks.remote import absent_server
 from understudy.recovery.state.counts import Ended, ScheduledDrill
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import GivenUp, Span, Stored
 from understudy.recovery.takeover.inheritance import Inheritance
