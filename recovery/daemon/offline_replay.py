@@ -26,7 +26,7 @@ from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.host.evidence import facts_of
 from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError, default_command
 from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.machine.processes import Watched, start_ticks
@@ -45,6 +45,7 @@ from understudy.recovery.rendezvous.services import RendezvousService
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server
 
 LOOK_S = 0.005
 STUCK_S = 300.0

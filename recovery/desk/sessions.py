@@ -28,7 +28,7 @@ from understudy.recovery.host.evidence import rank_facts
 from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Injector, Refused
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import Installation, SpawnerError
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.refusals import (
@@ -52,6 +52,7 @@ from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.persisting import begin_persisting
 from understudy.recovery.state.counts import ScheduledDrill
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
+from understudy.recovery.state.server import Server
 from understudy.recovery.state.span import Span
 from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.planned_moves import PlannedMoves

@@ -10,9 +10,10 @@ import structlog
 
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 

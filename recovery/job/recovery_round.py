@@ -16,7 +16,6 @@ from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import concerned, rank_facts
 from understudy.recovery.host.homes import Homes, NoHome
-from understudy.recovery.host.servers import Server
 from understudy.recovery.persistence.restore.restorer import NotRestored, Restorer
 from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import BEGINNING, Facts, FaultFacts, FaultKind
@@ -24,6 +23,7 @@ from understudy.recovery.planning.planner import Lose, Plan, Reload, Rewind, pla
 from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 Value = TypeVar("Value")

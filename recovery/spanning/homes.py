@@ -11,10 +11,11 @@ import structlog
 
 from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.ranks.remote import RemoteServer, SteerFailed
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 

@@ -15,12 +15,12 @@ from understudy.recovery.drills.fault_table import BY_NAME
 from understudy.recovery.history import events
 from understudy.recovery.history.recorder import Recorder, new_id, now_ms
 from understudy.recovery.history.report import counts_of
-from understudy.recovery.host.servers import Server, is_gpu
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import Phase, RankFacts
 from understudy.recovery.state.counts import CopyCounts, Ended, LogCounts, ScheduledDrill
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.pace import StepClock
+from understudy.recovery.state.server import Server, is_gpu
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span
 

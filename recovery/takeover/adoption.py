@@ -24,7 +24,7 @@ from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.base.own_modules import name_of
 from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.history.report import drill_of
-from understudy.recovery.host.servers import Server, ServerPool, Verdict
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
@@ -35,6 +35,7 @@ from understudy.recovery.spanning.ranks.remote import absent_server
 from understudy.recovery.state.counts import Ended, ScheduledDrill
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server, Verdict
 from understudy.recovery.state.span import GivenUp, Span, Stored
 from understudy.recovery.takeover.inheritance import Inheritance
 from understudy.recovery.takeover.journal import last_touched

@@ -11,12 +11,13 @@ import structlog
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.desk.sessions import Desk
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.planning.facts import CommitFacts
 from understudy.recovery.state.counts import Ended
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server
 from understudy.recovery.state.span import Span
 from understudy.recovery.takeover import journal
 

@@ -11,7 +11,6 @@ import structlog
 
 from understudy.recovery.base.background import Complaints
 from understudy.recovery.host.injector import Injector
-from understudy.recovery.host.servers import Server, Verdict, is_gpu
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import Activity
 from understudy.recovery.planning.collective_watch import BUSY_DEVICE_NS, CollectiveWatch, Member
@@ -19,6 +18,7 @@ from understudy.recovery.planning.progress import SECOND, SHORTEST_NS, STUCK_NS,
 from understudy.recovery.spanning.member.deputy import Deputy, Pace
 from understudy.recovery.spanning.ranks.remote import RemoteServer
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server, Verdict, is_gpu
 
 log = structlog.get_logger()
 

@@ -38,7 +38,7 @@ Tell = Callable[[int, int], None]
 
 
 class Device:
-    """Stands in for `understudy.recovery.host.servers.Server`, the process behind it included."""
+    """Stands in for `understudy.recovery.state.server.Server`, the process behind it included."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world

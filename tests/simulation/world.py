@@ -34,7 +34,7 @@ from understudy.recovery.base.timing import TIMING
 from understudy.recovery.host.evidence import rank_facts
 from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job import recovery_round
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.recovery_round import policy
@@ -47,6 +47,7 @@ from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.planning.roll_forward import RollForward
 from understudy.recovery.state.jobs import Job as RecoveryJob
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.server import Server
 from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.snapshots import LOOK_S, SnapshotKeeper
 from understudy.recovery.upkeep.validation import ValidationSchedule

@@ -12,7 +12,6 @@ import structlog
 
 from understudy.recovery.base.background import BackgroundTasks
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.servers import Verdict
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.links import Links
@@ -34,6 +33,7 @@ from understudy.recovery.spanning.ranks.remote import (
     absent_server,
 )
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Verdict
 from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()

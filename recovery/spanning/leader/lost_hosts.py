@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.servers import Verdict
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.leader.attendance import Attendance
@@ -19,6 +18,7 @@ from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.server import Verdict
 from understudy.recovery.state.span import GivenUp
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server
 from understudy.recovery.spanning.member.estate import Estates
 from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.ranks.in_turn import InTurn
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
+from understudy.recovery.state.server import Server
 
 BEAT_S = 0.02
 """Between two messages, if there is anything to tell."""

@@ -19,7 +19,6 @@ from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.injector import Refused
-from understudy.recovery.host.servers import Server
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.reception import NotSent
@@ -28,6 +27,7 @@ from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.in_turn import Outdated
 from understudy.recovery.spanning.ranks.remote import message_class
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 

@@ -13,8 +13,8 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.servers import Server
 from understudy.recovery.machine.processes import Watched
+from understudy.recovery.state.server import Server
 
 Send = Callable[["RemoteProcess", signal.Signals], None]
 Steer = Callable[["RemoteServer", str, Any, float], Awaitable[Any]]
