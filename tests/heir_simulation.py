@@ -24,6 +24,7 @@ from rough_link import Link
 from simulation.virtual_time import VirtualLoop, run
 
 from understudy.recovery.base.control import pb
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, heir_key_of, key_of
 from understudy.recovery.membership.records import read
 from understudy.recovery.membership.stores.embedded import StoreMachine
 from understudy.recovery.membership.stores.store import Change, ClusterStoreError, Put, Unchanged, Unreachable
@@ -31,7 +32,6 @@ from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft, Sources
 from understudy.recovery.spanning.leader.cpu_images import Pair
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of, key_of
 from understudy.recovery.spanning.member.estate import Estates, NotKept
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.state.jobs import Job

@@ -11,11 +11,11 @@ from images_of_workers import header, some_parts
 from led_job import TOKEN
 
 from understudy.recovery.base.control import pb
+from understudy.recovery.membership.job_leadership import heir_key_of, key_of
 from understudy.recovery.membership.records import VERSION, read, written
 from understudy.recovery.membership.stores.embedded import EmbeddedStore
 from understudy.recovery.membership.stores.store import Unreachable
 from understudy.recovery.rendezvous.store import Change, Store
-from understudy.recovery.spanning.leadership import heir_key_of, key_of
 from understudy.recovery.spanning.member.estate import Estates
 from understudy.recovery.state.jobs import Job
 

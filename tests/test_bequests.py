@@ -28,13 +28,13 @@ from led_job import becomes
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.membership.election import Leadership
+from understudy.recovery.membership.job_leadership import Leading, claim, claim_as_heir
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.rendezvous.worker_store import WorkerStore
 from understudy.recovery.spanning.leader import bequest
 from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft, Sources
 from understudy.recovery.spanning.leader.cpu_images import Pair
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.leadership import Leading, claim, claim_as_heir
 from understudy.recovery.spanning.member.estate import NotKept
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span

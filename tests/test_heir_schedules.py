@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from heir_simulation import simulate
 
-from understudy.recovery.spanning import leadership
+from understudy.recovery.membership import job_leadership
 from understudy.recovery.spanning.leader.bequest import Bequest
 
 SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 150)
@@ -53,7 +53,7 @@ CARELESS: dict[str, tuple[Any, str, Callable[..., Any], range]] = {
     "a write is answered before the heir has it": (Bequest, "settle", _answer_at_once, range(30)),
     "what was decided is done before the heir knows": (Bequest, "settle_job", _answer_at_once, range(30)),
     "an heir is let go of but stays named": (Bequest, "_void", _forget_only, range(30)),
-    "whose a job is does not matter": (leadership, "_other_owner", lambda entry, mine: "", range(400)),
+    "whose a job is does not matter": (job_leadership, "_other_owner", lambda entry, mine: "", range(400)),
 }
 
 

@@ -14,8 +14,8 @@ from heirs import (
     named,
 )
 
+from understudy.recovery.membership.job_leadership import Leading, claim, claim_as_heir
 from understudy.recovery.membership.stores.embedded import EmbeddedStore
-from understudy.recovery.spanning.leadership import Leading, claim, claim_as_heir
 
 
 def test_an_heir_leads_only_when_the_lease_of_the_lost_leader_has_ended() -> None:

@@ -25,7 +25,6 @@ UP = {
     "spanning/migration.py -> desk/sessions.py",
     "spanning/spans.py -> desk/sessions.py",
     "spanning/spans.py -> takeover/journaling.py",
-    "state/span.py -> spanning/leadership.py",
     "upkeep/planned_moves.py -> desk/sessions.py",
 }
 """Those of today, for types alone as well.  This list may only get shorter."""

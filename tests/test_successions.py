@@ -17,8 +17,8 @@ from understudy.recovery.base.timing import Timing
 from understudy.recovery.desk.elsewhere import Elsewhere
 from understudy.recovery.history.report import account_of_adoption, adoption_entry
 from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.membership.job_leadership import claim_as_heir
 from understudy.recovery.membership.records import read
-from understudy.recovery.spanning.leadership import claim_as_heir
 from understudy.recovery.spanning.member.estate import Estate
 from understudy.recovery.spanning.member.member import NotAdmitted
 from understudy.recovery.spanning.member.succession import Succession, take_over

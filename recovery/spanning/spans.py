@@ -23,6 +23,7 @@ from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, heir_key_of
 from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.membership.records import VERSION
@@ -45,7 +46,6 @@ from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.doors import Doors
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
-from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.estate import Estates
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted

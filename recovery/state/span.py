@@ -6,7 +6,7 @@ import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from understudy.recovery.spanning.leadership import Leading
+from understudy.recovery.membership.job_leadership import Leading
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.election import Leadership
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, claim_as_heir, heir_key_of
 from understudy.recovery.membership.records import VERSION, BadRecord, read, written
 from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Entry
-from understudy.recovery.spanning.leadership import Leading, NotLed, claim, claim_as_heir, heir_key_of
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.estate import Estate
 from understudy.recovery.state.jobs import Job
