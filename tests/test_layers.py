@@ -21,10 +21,8 @@ UP = {
     "spanning/far_moves.py -> upkeep/planned_moves.py",
     "spanning/leader/doors.py -> desk/sessions.py",
     "spanning/member/member.py -> desk/sessions.py",
-    "spanning/member/succession.py -> takeover/adoption.py",
     "spanning/migration.py -> desk/sessions.py",
     "spanning/spans.py -> desk/sessions.py",
-    "spanning/spans.py -> takeover/journaling.py",
     "upkeep/planned_moves.py -> desk/sessions.py",
 }
 """Those of today, for types alone as well.  This list may only get shorter."""

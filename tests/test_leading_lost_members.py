@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,9 +15,8 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
+from understudy.recovery.state.job_record import journaled_job, restored_job
 from understudy.recovery.state.jobs import Session
-from understudy.recovery.takeover.adoption import restored_job
-from understudy.recovery.takeover.journaling import journaled_job
 
 
 def test_a_host_that_was_lost_before_it_told_of_its_ranks_ends_the_job(folder: Path) -> None:
@@ -108,8 +106,7 @@ def test_a_worker_that_was_given_up_is_ended_by_a_leader_that_was_started_since(
                     else:
                         await a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
                         assert a.desk.noted, "its rank may be started elsewhere from here on"
-                    desk: Any = SimpleNamespace(coordinators={})
-                    written = journaled_job(desk, a.job, sessions=False)
+                    written = journaled_job(a.job, None)
                     given_up = a.span.given_up
                 again = restored_job(pb.JournaledJob.FromString(written.SerializeToString()))
                 assert again.span is not None and again.span.given_up == given_up

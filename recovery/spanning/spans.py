@@ -55,9 +55,9 @@ from understudy.recovery.spanning.migration import Migration
 from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.spanning.way_on import way_on
+from understudy.recovery.state.job_record import journaled_job
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
-from understudy.recovery.takeover.journaling import journaled_job
 
 log = structlog.get_logger()
 
@@ -318,9 +318,11 @@ class Spans:
             whole = Feed(session.log).whole(session.rank, anew=True)
             return description(session, desk.settings, whole, parked=False)
 
-        return Sources(
-            self._store_of, self._migration.image, describe, partial(journaled_job, desk, sessions=False)
-        )
+        def known(job: Job) -> pb.JournaledJob:
+            coordinator = desk.coordinators.get(job.name)
+            return journaled_job(job, coordinator.corruption if coordinator is not None else None)
+
+        return Sources(self._store_of, self._migration.image, describe, known)
 
     def images(self, job: Job) -> CpuImages | None:
         """Of workers of a job that we lead, if any are to be taken."""

@@ -23,20 +23,17 @@ from understudy import replay
 from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.base.own_modules import name_of
 from understudy.recovery.desk.sessions import Desk
-from understudy.recovery.history.report import drill_of
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
-from understudy.recovery.planning.facts import CommitFacts, FaultKind, RankFacts
+from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.ranks.remote import absent_server
-from understudy.recovery.state.counts import Ended, ScheduledDrill
-from understudy.recovery.state.durable import Durable
+from understudy.recovery.state.job_record import restored_durable, restored_job
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.server import Server, Verdict
-from understudy.recovery.state.span import GivenUp, Span, Stored
 from understudy.recovery.takeover.inheritance import Inheritance
 from understudy.recovery.takeover.journal import last_touched
 
@@ -132,7 +129,7 @@ class Successor:
             generation=written.generation if account is None else account.generation, hollow=account is None,
             restored_commit=0 if account is None else account.restored_commit,
             resumed_commit=written.resumed_commit if account is None else account.restored_commit,
-            drills_seen=set(written.drills_seen), durable=[_durable(one) for one in written.durable],
+            drills_seen=set(written.drills_seen), durable=[restored_durable(one) for one in written.durable],
             mirrored_step=written.mirrored_step, relay=written.relay,
             destination=written.destination if written.HasField("destination") else None,
         )  # fmt: skip
@@ -267,69 +264,3 @@ async def _end(server: Server, kind: FaultKind, evidence: str) -> None:
     now = time.monotonic_ns()
     server.verdict = Verdict(kind, now, now, evidence, counts=False)
     await server.process.end(0.0)
-
-
-def restored_job(written: pb.JournaledJob) -> Job:
-    """A job as the journal knows it, but for its sessions."""
-    launcher = written.launcher
-    drills = [ScheduledDrill(drill_of(entry.drill), entry.slot, entry.fired) for entry in written.drills]
-    return Job(
-        name=written.name,
-        launcher=Watched.of(launcher.pid, launcher.start_ticks) if written.HasField("launcher") else None,
-        drills=drills,
-        ended=[_ended(end) for end in written.ends],
-        departed={departure.rank: departure.clean for departure in written.departures},
-        last_facts={departure.rank: _last_facts(departure) for departure in written.departures},
-        recoveries=list(written.recoveries),
-        adoptions=list(written.adoptions),
-        validations=written.validations,
-        not_replayable=written.not_replayable,
-        decision=written.decision if written.HasField("decision") else None,
-        corruption=written.corruption if written.HasField("corruption") else None,
-        generation=written.generation,
-        openings=written.openings,
-        span=_span(written.span) if written.HasField("span") else None,
-        guest=Path(written.span.guest) if written.span.guest else None,
-    )
-
-
-def _span(written: pb.JournaledSpan) -> Span:
-    members, awaited = set(written.members), set(written.awaited)
-    stored = Stored(written.stored_step, Path(written.stored_run)) if written.stored_run else None
-    return Span(
-        written.hosts, written.token, written.leader, members=members, awaited=awaited & members,
-        given_up={
-            GivenUp(one.host, one.process.pid, one.process.start_ticks) for one in written.given_up
-        },
-        stored=stored,
-    )  # fmt: skip
-
-
-def _ended(end: pb.JournaledEnd) -> Ended:
-    return Ended(
-        rank=end.status.rank, clean=end.clean, steps=end.steps, calls_per_step=end.calls_per_step,
-        bytes_per_step=end.bytes_per_step, replies_compared=end.replies_compared,
-        replies_different=end.replies_different, recent_calls=tuple(end.recent_calls), status=end.status,
-        automatic_commits=end.automatic_commits, records=end.records,
-    )  # fmt: skip
-
-
-def _last_facts(departure: pb.JournaledDeparture) -> RankFacts:
-    return RankFacts(
-        departure.rank, departure.generation, alive=False, commits=(_commit_facts(departure.newest),)
-    )
-
-
-def _durable(written: pb.JournaledDurable) -> Durable:
-    return Durable(
-        written.serial, Path(written.run), written.bytes, _commit_facts(written.commit), written.log_offset
-    )
-
-
-def _commit_facts(written: pb.JournaledCommit) -> CommitFacts:
-    words = list(written.communicators)
-    return CommitFacts(
-        written.number, written.step, members=tuple(written.members), call=written.call,
-        index=written.index,
-        communicators=tuple(zip(words[::3], words[1::3], words[2::3], strict=False)),
-    )  # fmt: skip

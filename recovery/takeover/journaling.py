@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import astuple
 from pathlib import Path
 
 import structlog
@@ -13,12 +12,9 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import start_ticks
-from understudy.recovery.planning.facts import CommitFacts
-from understudy.recovery.state.counts import Ended
-from understudy.recovery.state.durable import Durable
+from understudy.recovery.state.job_record import journaled_durable, journaled_job
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.server import Server
-from understudy.recovery.state.span import Span
 from understudy.recovery.takeover import journal
 
 log = structlog.get_logger()
@@ -74,55 +70,20 @@ def journal_of(desk: Desk, pool: ServerPool) -> pb.Journal:
         proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
         fenced=desk.leases.fenced,
         draining=sorted(desk.leases.draining),
-        jobs=[journaled_job(desk, job) for _, job in sorted(desk.jobs.items())],
+        jobs=[_job(desk, job) for _, job in sorted(desk.jobs.items())],
         servers=sorted((_server(server) for server in pool.servers), key=lambda server: str(server.socket)),
     )
 
 
-def journaled_job(desk: Desk, job: Job, *, sessions: bool = True) -> pb.JournaledJob:
-    """`sessions`: with those of this host."""
-    found = desk.coordinators[job.name].corruption if job.name in desk.coordinators else None
-    return pb.JournaledJob(
-        name=job.name,
-        launcher=job.launcher.message() if job.launcher is not None else None,
-        generation=job.generation,
-        openings=job.openings,
-        drills=[pb.JournaledDrill(drill=s.drill.message(), slot=s.slot, fired=s.fired) for s in job.drills],
-        # Of one that has ended everything is told in `ends`.
-        sessions=[
-            _session(session, desk.runtime.path)
-            for _, session in sorted(job.sessions.items())
-            # Of ranks on other hosts, their proxyds tell.
-            if sessions and session.state != "ended" and not session.host
-        ],
-        departures=[_departure(job, rank) for rank in sorted(job.departed)],
-        ends=[_end(ended) for ended in job.ended],
-        recoveries=job.recoveries,
-        adoptions=job.adoptions,
-        validations=job.validations,
-        not_replayable=job.not_replayable,
-        corruption=found or job.corruption,
-        decision=job.decision,
-        span=_span(job, job.span) if job.span is not None else None,
-    )
-
-
-def _span(job: Job, span: Span) -> pb.JournaledSpan:
-    guest, hosts = job.guest, {session.host for session in job.sessions.values() if session.host}
-    return pb.JournaledSpan(
-        hosts=span.hosts,
-        leader=span.leader,
-        token=span.token,
-        members=sorted(span.members),
-        awaited=sorted(hosts | span.awaited | span.destinations),
-        guest=str(guest) if guest is not None else "",
-        stored_run=str(span.stored.run) if span.stored is not None else "",
-        stored_step=span.stored.step if span.stored is not None else 0,
-        given_up=[
-            pb.JournaledWorker(host=one.host, process=pb.Process(pid=one.pid, start_ticks=one.start_ticks))
-            for one in sorted(span.given_up, key=astuple)
-        ],
-    )
+def _job(desk: Desk, job: Job) -> pb.JournaledJob:
+    known = desk.coordinators.get(job.name)
+    sessions = [
+        _session(session, desk.runtime.path)
+        for _, session in sorted(job.sessions.items())
+        # Of one that has ended all is told in `ends`; of ranks on other hosts, their proxyds tell.
+        if session.state != "ended" and not session.host
+    ]
+    return journaled_job(job, known.corruption if known is not None else None, sessions)
 
 
 def _place(directory: Path, runtime: Path) -> str:
@@ -147,26 +108,11 @@ def _session(session: Session, runtime: Path) -> pb.JournaledSession:
         note=session.note,
         generation=session.generation,
         drills_seen=sorted(session.drills_seen),
-        durable=[_durable(durable) for durable in session.durable],
+        durable=[journaled_durable(durable) for durable in session.durable],
         mirrored_step=session.mirrored_step,
         relay=session.relay,
         destination=session.destination,
     )
-
-
-def _durable(durable: Durable) -> pb.JournaledDurable:
-    return pb.JournaledDurable(
-        serial=durable.serial, run=str(durable.run), bytes=durable.bytes, log_offset=durable.log_offset,
-        commit=_commit(durable.commit),
-    )  # fmt: skip
-
-
-def _commit(commit: CommitFacts) -> pb.JournaledCommit:
-    return pb.JournaledCommit(
-        number=commit.number, step=commit.step, call=commit.call, members=commit.members,
-        index=commit.index,
-        communicators=[word for mark in commit.communicators for word in mark],
-    )  # fmt: skip
 
 
 def _server(server: Server) -> pb.JournaledServer:
@@ -175,28 +121,4 @@ def _server(server: Server) -> pb.JournaledServer:
         socket=server.socket.name,
         device=server.device,
         data_address=server.data_address,
-    )
-
-
-def _departure(job: Job, rank: int) -> pb.JournaledDeparture:
-    departure = pb.JournaledDeparture(rank=rank, clean=job.departed[rank])
-    if rank in job.last_facts:
-        facts = job.last_facts[rank]
-        departure.generation = facts.generation
-        departure.newest.CopyFrom(_commit(facts.newest))
-    return departure
-
-
-def _end(ended: Ended) -> pb.JournaledEnd:
-    return pb.JournaledEnd(
-        clean=ended.clean,
-        steps=ended.steps,
-        calls_per_step=ended.calls_per_step,
-        bytes_per_step=ended.bytes_per_step,
-        replies_compared=ended.replies_compared,
-        replies_different=ended.replies_different,
-        recent_calls=ended.recent_calls,
-        status=ended.status,
-        automatic_commits=ended.automatic_commits,
-        records=ended.records,
     )

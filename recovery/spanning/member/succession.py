@@ -24,8 +24,8 @@ from understudy.recovery.membership.records import VERSION, BadRecord, read, wri
 from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Entry
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.state.job_record import restored_job
 from understudy.recovery.state.jobs import Job
-from understudy.recovery.takeover.adoption import restored_job
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.leader.lead import Lead
