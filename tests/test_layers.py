@@ -18,7 +18,6 @@ PACKAGE = "understudy.recovery"
 COMMANDS = "(this one)"
 UP = {
     "spanning/far_moves.py -> desk/sessions.py",
-    "spanning/far_moves.py -> upkeep/planned_moves.py",
     "spanning/leader/doors.py -> desk/sessions.py",
     "spanning/member/member.py -> desk/sessions.py",
     "spanning/migration.py -> desk/sessions.py",

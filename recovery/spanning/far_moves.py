@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job.undisturbed import undisturbed
 from understudy.recovery.migration.places import Place
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.upkeep.planned_moves import undisturbed
 
 if TYPE_CHECKING:
     from understudy.recovery.desk.sessions import Desk

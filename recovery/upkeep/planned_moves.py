@@ -8,7 +8,6 @@ goes by a snapshot that is taken for this.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,6 +17,7 @@ from understudy.recovery.history.events import move_failed
 from understudy.recovery.host.injector import Refused, account_of
 from understudy.recovery.host.servers import READY_WITHIN, ServerPool
 from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job.undisturbed import undisturbed
 from understudy.recovery.migration.places import Place
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.planning.planner import Plan, PlanName
@@ -277,14 +277,6 @@ class PlannedMoves:
         while session.active and session.log.snapshot_floor <= floor and clock() < until:
             self._desk.snapshots[session.job.name].hasten()
             await asyncio.sleep(LOOK_S)
-
-
-async def undisturbed(session: Session, coordinator: Coordinator) -> None:
-    """Until no recovery is under way, or the session is over."""
-    while coordinator.recovering and session.active:
-        with contextlib.suppress(Exception):  # it has told of its trouble
-            await coordinator.finish()
-        await asyncio.sleep(LOOK_S)
 
 
 def _needs_snapshot(way: Plan, session: Session) -> bool:
