@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from understudy.recovery.host.injector import Refused
@@ -11,8 +12,8 @@ from understudy.recovery.migration.places import Place
 from understudy.recovery.state.jobs import Job, Session
 
 if TYPE_CHECKING:
-    from understudy.recovery.desk.sessions import Desk
     from understudy.recovery.spanning.homes import SpanningHomes
+    from understudy.recovery.spanning.member.deputy import Deputy
 
 MOST_TRIES = 3
 
@@ -20,8 +21,17 @@ MOST_TRIES = 3
 class FarMoves:
     """Of a job that we lead."""
 
-    def __init__(self, desk: Desk, job: Job, homes: SpanningHomes) -> None:
-        self._desk, self._job, self._homes = desk, job, homes
+    def __init__(
+        self,
+        job: Job,
+        homes: SpanningHomes,
+        coordinators: Mapping[str, Coordinator | Deputy],
+        carry_out: Callable[[Session, Coordinator], Awaitable[str]],
+        note: Callable[[], None],
+    ) -> None:
+        """`carry_out`: as `PlannedMoves` does it; `note`: that what has changed has consequences."""
+        self._job, self._homes = job, homes
+        self._coordinators, self._carry_out, self._note = coordinators, carry_out, note
 
     async def move(self, session: Session, place: Place) -> str:
         """To that host, or any other; a sentence once it is there.  Raises Refused: it is where it was."""
@@ -50,13 +60,13 @@ class FarMoves:
             raise Refused(f"rank {rank} stays on host {source}: {session.declined or account}")
         finally:
             session.destination_host = session.destination_device = ""
-            self._desk.note()
+            self._note()
 
     async def _try(self, session: Session) -> str:
         """What was done, or why nothing was."""
-        coordinator = self._desk.coordinators[self._job.name]
+        coordinator = self._coordinators[self._job.name]
         assert isinstance(coordinator, Coordinator)
         await undisturbed(session, coordinator)
         if not session.active or self._homes.at(session) == session.destination_host:
             return "a recovery brought it there"
-        return await self._desk.planned.carry_out(session, coordinator)
+        return await self._carry_out(session, coordinator)

@@ -334,7 +334,10 @@ class Spans:
             self._pool, self._desk.leases, self._leads[job.name], self._places, self._cut_off
         )
         self._leads[job.name].room_for = made.room_for
-        self._far_moves[job.name] = FarMoves(self._desk, job, made)
+        desk = self._desk
+        self._far_moves[job.name] = FarMoves(
+            job, made, desk.coordinators, desk.planned.carry_out, lambda: desk.note()
+        )
         return made
 
     def _places(self, source: str) -> dict[str, int]:
