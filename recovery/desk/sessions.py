@@ -99,7 +99,10 @@ class Desk:
         self.worker_stores: dict[str, WorkerStore] = {}
         """Of migratable jobs."""
         self.injector = Injector(pool)
-        self.planned = PlannedMoves(self, pool)
+        self.planned = PlannedMoves(
+            settings, self.leases, pool, self.coordinators, self.snapshots, lambda: self.spans,
+            lambda: self.note(),
+        )  # fmt: skip
         self.on_closed: Callable[[Job], None] = lambda _: None
         self.history = Recorder()
         self._early_notice = EarlyNotice()
