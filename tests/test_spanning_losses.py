@@ -66,8 +66,11 @@ def moves_of(folder: Path) -> Moves:
 
 def spans_of(moves: Moves, hosts: Hosts) -> Spans:
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
-    desk: Any = SimpleNamespace(jobs={}, coordinators={}, leases=None, settings=settings)
-    membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts)
+    elsewhere = SimpleNamespace(take_remote=None, tell=None)
+    desk: Any = SimpleNamespace(
+        jobs={}, coordinators={}, leases=None, settings=settings, elsewhere=elsewhere, follow=None
+    )
+    membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)
     return Spans(desk, cast(Any, None), membership, cast(Any, None), moves)
 
 

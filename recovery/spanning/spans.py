@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import structlog
 
 from understudy import replay
 from understudy.recovery.base.background import Complaints
-from understudy.recovery.base.control import answer, pb, rpc, trouble
+from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.report import drill_of
@@ -25,7 +24,6 @@ from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, heir_key_of
 from understudy.recovery.membership.membership import Membership
-from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.membership.records import VERSION
 from understudy.recovery.membership.stores.store import ClusterStoreError
 from understudy.recovery.migration.places import Place
@@ -48,6 +46,7 @@ from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.estate import Estates
+from understudy.recovery.spanning.member.leader_link import LeaderLink
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.member.succession import Succession
@@ -61,18 +60,12 @@ from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()
 
-JOIN_S = 20.0
-"""How long a member waits for the leader to have opened the job, or to be known."""
-AGAIN_S = 0.2
-ASK_S = 10.0
 LOOK_S = 1.0
 MOVE_S = 1500.0
 UNLED_S = 15.0
 """Without a leader for so long, a member asks it."""
 REPORT_S = 120.0
 """How long members can have the report of a job that is over."""
-OPEN_S = 150.0
-"""A rank of a member waits so long for a recovery to end before it opens."""
 
 
 class Spans:
@@ -90,6 +83,7 @@ class Spans:
         self._pool = pool
         self._membership = membership
         self._runtime = runtime
+        self._leader = LeaderLink(membership.links)
         self._leads: dict[str, Lead] = {}
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
@@ -105,6 +99,10 @@ class Spans:
         self._migration = Migration(desk, pool, moves, self._member, membership.here)
         self._member.send = self._migration.send_for_leader
         self._member.image = self._migration.image
+        self._doors = Doors(
+            desk.leases, self._migration, desk.elsewhere.take_remote, desk.elsewhere.tell, desk.follow,
+            lambda: desk.note(),
+        )  # fmt: skip
         self._moves = moves
         membership.services.append(moves.add_to)
         membership.services.append(
@@ -142,7 +140,7 @@ class Spans:
             if job.span.leader in lost:
                 why = await self._why_over(job, deputy, lost)
             elif time.monotonic() - deputy.followed_at > UNLED_S:
-                why = await self._leads_no_more(job)
+                why = await self._leader.leads_no_more(job)
             for session in job.active_sessions() if why else []:
                 session.lose(f"host {job.span.leader} leads job {job.name} no more: {why}")
 
@@ -177,16 +175,6 @@ class Spans:
         for host in away & alive:
             self._moves.homes.trust(host)
 
-    async def _leads_no_more(self, job: Job) -> str:
-        """Why the leader of a job is none, if it says so itself; to be asked is to be reminded of us."""
-        assert job.span is not None
-        request = pb.JoinJobRequest(job=job.name, token=job.span.token, hosts=job.span.hosts)
-        try:
-            reply = await answer(self._leader(job.span).JoinJob(request, timeout=ASK_S))
-        except (grpc.RpcError, NoLink):
-            return ""
-        return str(reply.error)
-
     # ------------------------------------------------------------------ stores of jobs
     def where(self, job: str) -> Leader | None:
         """Who leads it; None: this host.  Raises NoLink."""
@@ -215,7 +203,7 @@ class Spans:
         if span is not None and span.leader:
             if drills:
                 raise Refused(f"host {span.leader} leads job {name}: name its drills there")
-            joined = await self.join(name, span)
+            joined = await self._leader.join(name, span)
             drills = [drill_of(drill) for drill in joined.drills]
         try:
             return self._desk.open_job(name, drills, request.launcher_pid, request.migratable, span)
@@ -253,34 +241,6 @@ class Spans:
         )  # fmt: skip
         return Span(record.hosts, record.token, leading=leading)
 
-    async def join(self, name: str, span: Span) -> pb.JoinJobReply:
-        """The job that another host leads; raises Refused."""
-        deadline = asyncio.get_running_loop().time() + JOIN_S
-        request = pb.JoinJobRequest(job=name, token=span.token, hosts=span.hosts)
-        while True:
-            try:
-                reply: pb.JoinJobReply = await self._ask_leader(name, span, "JoinJob", request, ASK_S)
-                return reply
-            except Refused as problem:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise Refused(f"host {span.leader} lets nobody into job {name}: {problem}") from problem
-            await asyncio.sleep(AGAIN_S)
-
-    def _leader(self, span: Span) -> rpc.JobLinkStub:
-        """Raises NoLink."""
-        return rpc.JobLinkStub(self._membership.links.to(span.leader))
-
-    async def _ask_leader(self, job: str, span: Span, method: str, request: Any, within_s: float) -> Any:
-        """Its answer, which is no error; raises Refused."""
-        try:
-            reply = await answer(getattr(self._leader(span), method)(request, timeout=within_s))
-        except (grpc.RpcError, NoLink) as problem:
-            why = trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
-            raise Refused(f"host {span.leader}, which leads job {job}: {why}") from problem
-        if reply.error:
-            raise Refused(reply.error)
-        return reply
-
     def begin(self, job: Job) -> Lead:
         """We lead it; `start` is for when it is on the desk."""
         assert job.span is not None
@@ -290,7 +250,7 @@ class Spans:
             job.span.leading = Leading(store, cluster, job.name, record, timing=self._desk.settings.timing)
         lead = Lead(
             job, job.span, self._membership.links, self._runtime,
-            Doors(self._desk, self._pool, self._migration), self._membership.here,
+            self._doors, self._membership.here,
         )  # fmt: skip
         self._leads[job.name] = lead
         job.span.leading.superseded = partial(self._give_way, job)
@@ -336,7 +296,7 @@ class Spans:
         self._leads[job.name].room_for = made.room_for
         desk = self._desk
         self._far_moves[job.name] = FarMoves(
-            job, made, desk.coordinators, desk.planned.carry_out, lambda: desk.note()
+            job, made, desk.coordinators, desk.planned.carry_out, self._doors.note
         )
         return made
 
@@ -370,7 +330,7 @@ class Spans:
         request = pb.AskMoveRequest(
             job=job.name, token=job.span.token, rank=session.rank, host=place.host, device=place.device
         )
-        reply = await self._ask_leader(job.name, job.span, "AskMove", request, MOVE_S)
+        reply = await self._leader.ask(job.name, job.span, "AskMove", request, MOVE_S)
         return str(reply.detail)
 
     async def move_for_member(self, lead: Lead, host: str, request: pb.AskMoveRequest) -> str:
@@ -404,12 +364,7 @@ class Spans:
             asyncio.get_running_loop().call_later(REPORT_S, self._reports.pop, job.name, None)
             await lead.close()
             return None
-        request = pb.LeaveJobRequest(job=job.name, token=job.span.token)
-        try:
-            return await answer(self._leader(job.span).LeaveJob(request, timeout=ASK_S))
-        except (grpc.RpcError, NoLink) as problem:
-            log.warning("no report of a job's leader", job=job.name, problem=str(problem))
-            return None
+        return await self._leader.leave(job, job.span)
 
     async def ended(self, session: Session) -> None:
         """One of another host's."""
@@ -426,17 +381,13 @@ class Spans:
     async def begin_rank(self, job: Job, rank: int, world: int) -> pb.BeginRankReply:
         """Before it opens here; raises Refused."""
         assert job.span is not None
-        request = pb.BeginRankRequest(job=job.name, token=job.span.token, rank=rank, world=world)
-        reply: pb.BeginRankReply = await self._ask_leader(job.name, job.span, "BeginRank", request, OPEN_S)
-        return reply
+        return await self._leader.begin_rank(job.name, job.span, rank, world)
 
     async def end_rank(self, job: Job, rank: int, session: Session | None) -> None:
         """It has opened, or not; raises Refused."""
         assert job.span is not None
-        request = pb.EndRankRequest(job=job.name, token=job.span.token, rank=rank)
-        if session is not None:
-            request.opened.CopyFrom(self._member.describe(session))
-        await self._ask_leader(job.name, job.span, "EndRank", request, ASK_S)
+        opened = self._member.describe(session) if session is not None else None
+        await self._leader.end_rank(job.name, job.span, rank, opened)
 
     # ------------------------------------------------------------------ what members ask
     def led(self, request: Any) -> Lead:
