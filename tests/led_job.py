@@ -109,16 +109,12 @@ class Member:
         settings = Settings(
             devices, Path("unused"), reply_bytes=1 << 16, shadow_bytes=1 << 16, snapshot_overhead=0
         )
-        elsewhere = SimpleNamespace(close_guest=lambda job: None)
-        self.desk: Any = SimpleNamespace(
-            jobs={},
-            coordinators={},
-            settings=settings,
-            elsewhere=elsewhere,
-            follow=lambda session: None,
-            note=lambda: None,
-        )
-        self.side = MemberSide(cast(Any, self.desk), cast(Any, self.homes))
+        self.jobs: dict[str, Job] = {}
+        self.coordinators: dict[str, Any] = {}
+        self.side = MemberSide(
+            self.jobs, self.coordinators, settings, cast(Any, self.homes), follow=lambda session: None,
+            close_guest=lambda job: None, note=lambda: None,
+        )  # fmt: skip
 
     @property
     def socket(self) -> str:
@@ -135,8 +131,8 @@ class Member:
         await self._server.stop(0)
 
     def takes_part(self) -> Deputy:
-        if "j" not in self.desk.jobs:
-            job = self.desk.jobs["j"] = Job("j", None, [], span=Span(2, TOKEN, "a"))
+        if "j" not in self.jobs:
+            job = self.jobs["j"] = Job("j", None, [], span=Span(2, TOKEN, "a"))
             deputy = Deputy(
                 job,
                 cast(Any, None),
@@ -145,13 +141,13 @@ class Member:
                 cast(Any, None),
                 cast(Any, None),
             )
-            self.desk.coordinators["j"] = deputy
-        return cast(Deputy, self.desk.coordinators["j"])
+            self.coordinators["j"] = deputy
+        return cast(Deputy, self.coordinators["j"])
 
     def open(self, rank: int, world: int = 2) -> Session:
         """Without telling anybody."""
         self.takes_part()
-        job: Job = self.desk.jobs["j"]
+        job: Job = self.jobs["j"]
         directory = self._folder / f"rank-{rank}.{job.openings}"
         job.openings += 1
         directory.mkdir()

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent / "recovery"
 PACKAGE = "understudy.recovery"
 COMMANDS = "(this one)"
 UP = {
-    "spanning/member/member.py -> desk/sessions.py",
     "spanning/migration.py -> desk/sessions.py",
     "spanning/spans.py -> desk/sessions.py",
 }

@@ -68,8 +68,8 @@ class Member:
             self.parts,
             cast(Any, None),
         )
-        desk = SimpleNamespace(jobs={"j": self.job}, coordinators={"j": deputy})
-        self.side = MemberSide(cast(Any, desk), cast(Any, None))
+        jobs, unused = {"j": cast(Any, self.job)}, cast(Any, None)
+        self.side = MemberSide(jobs, {"j": deputy}, *[unused] * 5)
 
     def _note(self) -> None:
         self.noted += 1

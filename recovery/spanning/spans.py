@@ -87,7 +87,10 @@ class Spans:
         self._leads: dict[str, Lead] = {}
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
-        self._member = MemberSide(desk, Homes(pool, desk.leases))
+        self._member = MemberSide(
+            desk.jobs, desk.coordinators, desk.settings, Homes(pool, desk.leases), desk.follow,
+            desk.elsewhere.close_guest, lambda: desk.note(),
+        )  # fmt: skip
         settings = desk.settings
         self._images_folder: Path | None = None
         if settings.cpu_image_every_s and settings.persist is not None:

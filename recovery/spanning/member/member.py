@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -16,9 +16,10 @@ from google.protobuf.message import DecodeError
 
 from understudy import replay
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
-from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.config.settings import Settings
 from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.reception import NotSent
@@ -50,9 +51,22 @@ class NotAdmitted(Exception):
 class MemberSide:
     """Of the jobs that other hosts lead."""
 
-    def __init__(self, desk: Desk, homes: Homes) -> None:
-        self._desk = desk
-        self._homes = homes
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        coordinators: Mapping[str, Coordinator | Deputy],
+        settings: Settings,
+        homes: Homes,
+        follow: Callable[[Session], None],
+        close_guest: Callable[[Job], None],
+        note: Callable[[], None],
+    ) -> None:
+        """`follow` watches a rank's new server, `close_guest` ends a job that has nothing here any more.
+
+        `note`: what has changed has consequences from here on.
+        """
+        self._jobs, self._coordinators, self._settings, self._homes = jobs, coordinators, settings, homes
+        self._watch_server, self._close_guest, self._note = follow, close_guest, note
         self.send: Callable[[Job, Session, str, bool, str], Awaitable[pb.Transfer]] | None = None
         """A rank's worker to another host; raises Refused."""
         self.image: Callable[[Session], AbstractAsyncContextManager[Image]] | None = None
@@ -60,14 +74,14 @@ class MemberSide:
 
     async def follow(self, request: pb.FollowRanksRequest, leader: str) -> AsyncIterator[pb.MemberNews]:
         """`leader`: the host that asks, perhaps the heir of the one before.  Raises NotAdmitted."""
-        known = self._desk.coordinators.get(request.job)
+        known = self._coordinators.get(request.job)
         newer = isinstance(known, Deputy) and 0 < known.newest_leadership < request.leadership
         job, deputy = self._admit(request)
         assert job.span is not None
         if leader and leader != job.span.leader:
             log.warning("another host leads", job=job.name, host=leader, former=job.span.leader)
             job.span.leader = leader
-            self._desk.note()
+            self._note()
         if newer:  # it knows nothing of what its predecessor left behind
             self.end_left_behind(job, deputy)
         here = [session for session in job.sessions.values() if session.state != "ended"]
@@ -88,14 +102,14 @@ class MemberSide:
         """Servers of ranks that have gone elsewhere."""
         while deputy.left_behind:
             self._homes.retire(deputy.left_behind.popitem()[1])
-        self._desk.elsewhere.close_guest(job)
+        self._close_guest(job)
 
     def describe(self, session: Session) -> pb.RankDescription:
         """All that a leader must know of a rank that it does not know yet."""
-        deputy = self._desk.coordinators[session.job.name]
+        deputy = self._coordinators[session.job.name]
         assert isinstance(deputy, Deputy)
         whole = deputy.whole(session, anew=True)
-        return description(session, self._desk.settings, whole, parked=deputy.is_steered(session))
+        return description(session, self._settings, whole, parked=deputy.is_steered(session))
 
     async def steer(self, request: pb.SteerRequest) -> pb.SteerReply:
         """Raises NotAdmitted."""
@@ -120,7 +134,7 @@ class MemberSide:
         deputy.steered(session, request.method, succeeded=False)
         if request.method == "Resume":
             session.resumed_commit = session.restored_commit  # even if no answer comes
-            self._desk.note()
+            self._note()
         reply, given = await self._told(server, request, message)
         if given is not None:
             succeeded = not getattr(given, "error", "")
@@ -179,7 +193,7 @@ class MemberSide:
         session.server, session.hollow, session.rolled_commit = server, True, 0
         server.generation = job.generation
         deputy.replaced(session)
-        self._desk.follow(session)
+        self._watch_server(session)
         return pb.ReplaceServerReply(
             server=server.process.message(), device=session.device, device_index=session.device_index,
             data_address=server.data_address, socket=str(server.socket),
@@ -191,7 +205,7 @@ class MemberSide:
         behind = deputy.left_behind.get(request.rank)
         if behind is not None and _is(request.server, behind.process):
             self._homes.retire(deputy.left_behind.pop(request.rank))
-            self._desk.elsewhere.close_guest(job)
+            self._close_guest(job)
             return pb.EndServerReply()
         session = self._session(job, request.rank)
         server = self._server(session, request.server)
@@ -312,8 +326,8 @@ class MemberSide:
 
     def _admit(self, request: Any) -> tuple[Job, Deputy]:
         """Only who knows the job's token, and leads it in the newest way that we know of."""
-        job = self._desk.jobs.get(request.job)
-        deputy = self._desk.coordinators.get(request.job)
+        job = self._jobs.get(request.job)
+        deputy = self._coordinators.get(request.job)
         if job is None or job.span is None or not isinstance(deputy, Deputy):
             raise NotAdmitted(NO_MEMBER)
         if not job.span.admits(request.token):
