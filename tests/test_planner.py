@@ -18,7 +18,7 @@ from understudy.recovery.planning.facts import (
     RankFacts,
 )
 from understudy.recovery.planning.planner import (
-    Lose,
+    FailRank,
     PlanName,
     Reload,
     Rewind,
@@ -177,7 +177,7 @@ def test_nobody_goes_below_the_floor() -> None:
 def test_record_that_failed_three_times_raises_its_own_message_everywhere() -> None:
     fault = FaultFacts(FaultKind.COLLECTIVE_FAILED, (1,), attempts=3, message="NaN in the link")
     chosen = plan(Facts((rank(0), rank(1)), fault))
-    assert chosen.actions == (Lose(0, "NaN in the link"), Lose(1, "NaN in the link"))
+    assert chosen.actions == (FailRank(0, "NaN in the link"), FailRank(1, "NaN in the link"))
 
 
 def test_parked_ranks_without_a_common_communicator_are_not_given_up_but_rewound() -> None:
@@ -218,7 +218,7 @@ def test_rank_that_waits_for_a_peer_whose_program_has_ended_is_no_fault_of_ours(
     fault = FaultFacts(FaultKind.COLLECTIVE_FAILED, (1,), message="closed by peer")
     chosen = plan(Facts((rank(1),), fault, departed=(0,)))
     assert chosen.name is PlanName.END_WITH_PEER
-    assert [type(action) for action in chosen.actions] == [Lose]
+    assert [type(action) for action in chosen.actions] == [FailRank]
     assert "worker of rank 0 has ended" in chosen.reason
 
 

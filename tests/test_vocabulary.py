@@ -59,7 +59,7 @@ NAMES = {
     "persistence/writing/writer.py": "elsewhere",
     "planning/collective_watch.py": "elsewhere",
     "planning/facts.py": "returning",
-    "planning/planner.py": "lose stash",
+    "planning/planner.py": "stash",
     "planning/restarts.py": "stash",
     "rendezvous/forwarder.py": "passage",
     "rendezvous/services.py": "meeting passage",

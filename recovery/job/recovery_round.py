@@ -19,7 +19,7 @@ from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.persistence.restore.restorer import NotRestored, Restorer
 from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import BEGINNING, Facts, FaultFacts, FaultKind
-from understudy.recovery.planning.planner import Lose, Plan, Reload, Rewind, plan
+from understudy.recovery.planning.planner import FailRank, Plan, Reload, Rewind, plan
 from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
@@ -142,7 +142,7 @@ class Round:
         self._job.decision = _decision(self._job.generation, fault, chosen)
         await self._decided()
         for action in chosen.actions:
-            if isinstance(action, Lose):
+            if isinstance(action, FailRank):
                 self._job.sessions[action.rank].lose(action.message)
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
         repaired = set() if fault.kind is FaultKind.VALIDATION else _repaired(chosen)

@@ -78,14 +78,14 @@ class Reload:
 
 
 @dataclass(frozen=True)
-class Lose:
+class FailRank:
     """End the session: its worker raises `message`."""
 
     rank: int
     message: str
 
 
-Action = Restart | Rewind | Reload | Lose
+Action = Restart | Rewind | Reload | FailRank
 
 
 @dataclass(frozen=True)
@@ -431,7 +431,7 @@ def _give_up(facts: Facts, reason: str, culprits: Sequence[int]) -> Plan:
     lost = connected(facts.ranks, culprits) & {rank.rank for rank in facts.ranks}
     if not lost:
         lost = {rank.rank for rank in facts.ranks}
-    actions: list[Action] = [Lose(rank.rank, reason) for rank in facts.ranks if rank.rank in lost]
+    actions: list[Action] = [FailRank(rank.rank, reason) for rank in facts.ranks if rank.rank in lost]
     others = tuple(rank for rank in facts.ranks if rank.rank not in lost)
     cut: Cut = {}
     if others:
