@@ -18,7 +18,7 @@ from understudy.recovery.job.noticed import ENDED, Noticed
 from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.job.replayed_values import ReplayedValues
 from understudy.recovery.job.stages import Stage
-from understudy.recovery.job.standing import Standing
+from understudy.recovery.job.validation_barrier import ValidationBarrier
 from understudy.recovery.persistence.restore.restorer import Restorer
 from understudy.recovery.planning.facts import SERVERS_SOUND, FaultFacts, FaultKind
 from understudy.recovery.planning.planner import (
@@ -86,7 +86,7 @@ class Coordinator:
         self._task: asyncio.Task[None] | None = None
         self._tried: list[str] = []
         self._values = ReplayedValues(job)
-        self._standing = Standing(job)
+        self._barrier = ValidationBarrier(job)
         self._stage = Stage.PREPARING
 
     @property
@@ -96,7 +96,7 @@ class Coordinator:
 
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose: at the end of a minibatch that is validated."""
-        return session in self._standing.sessions()
+        return session in self._barrier.sessions()
 
     @property
     def recovering(self) -> bool:
@@ -253,7 +253,7 @@ class Coordinator:
         """A rank has executed the minibatch that is to be validated once, and stands at its end."""
         if not session.active or generation != session.generation:
             return
-        self._standing.add(session, generation)
+        self._barrier.add(session, generation)
         if self._task is None:
             self._start()
 
@@ -282,7 +282,7 @@ class Coordinator:
         No plan contains a rank whose program has ended or failed: when many such workers leave at once, each
         would use up one of the rounds.
         """
-        self._standing.look_again()
+        self._barrier.look_again()
         if self.restoring and session.log.session_state == 0:
             self._interrupt.set()
 
@@ -319,7 +319,7 @@ class Coordinator:
         self._noticed.add(session, kind, happened, noticed, evidence,
                           message=message, record_index=record_index, counts=counts)  # fmt: skip
         self._interrupt.set()
-        self._standing.look_again()
+        self._barrier.look_again()
         if self._task is None:
             self._start()
 
@@ -338,8 +338,8 @@ class Coordinator:
             for session in self._job.active_sessions():
                 session.lose(f"Understudy failed to recover this job: {task.exception()}")
             self._noticed.keep([])
-            self._standing.forget()
-        elif not task.cancelled() and (self._noticed.faults or self._standing.sessions()):
+            self._barrier.forget()
+        elif not task.cancelled() and (self._noticed.faults or self._barrier.sessions()):
             self._start()  # noticed when all was over
 
     async def _recover(self) -> None:
@@ -411,14 +411,14 @@ class Coordinator:
             and (self._noticed.is_short_of_its_goal(session) or session.rolling)
             for session in self._job.active_sessions()
         ):  # fmt: skip
-            if self._standing.sessions():  # its new server does not know that it has been there before
+            if self._barrier.sessions():  # its new server does not know that it has been there before
                 await self._release()
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 0.02)
 
     async def _can_validate(self) -> bool:
         """Whether all stand and can go back, or a fault came first: nobody is ended for a validation."""
-        everybody = await self._standing.everybody(lambda: bool(self._noticed.faults))
+        everybody = await self._barrier.everybody(lambda: bool(self._noticed.faults))
         if self._noticed.faults:
             return True
         # Training goes on without etcd; it must not stand still for a validation.
@@ -427,7 +427,7 @@ class Coordinator:
 
     async def _release(self) -> None:
         """Let ranks go on that stand at the end of a minibatch for a validation that does not come about."""
-        for session, problem in await self._standing.release():  # they would stand there for ever
+        for session, problem in await self._barrier.release():  # they would stand there for ever
             session.hollow = True
             now = time.monotonic_ns()
             self._notice(

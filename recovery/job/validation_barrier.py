@@ -21,7 +21,7 @@ LOOK_S = 0.1
 """How often it is looked whether a server has left the minibatch out: shared memory has no event."""
 
 
-class Standing:
+class ValidationBarrier:
     """Of one job."""
 
     def __init__(self, job: Job) -> None:
