@@ -66,11 +66,11 @@ class ValidationBarrier:
 
     async def release(self) -> list[tuple[Session, str]]:
         """Let them go on, as the validation does not come about; answers who did not, and why."""
-        standing, self._generations = self.sessions(), {}
+        paused, self._generations = self.sessions(), {}
         for session in self._job.active_sessions():
             session.log.validate_step = 0
         failed: list[tuple[Session, str]] = []
-        for session in standing:
+        for session in paused:
             log.warning("not validated", job=self._job.name, rank=session.rank, step=session.log.step)
             request = pb.ResumeRequest(generation=self._job.generation)
             try:

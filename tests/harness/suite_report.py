@@ -18,7 +18,7 @@ from durations import ROOT, FullRun
 REPORT = ROOT / "docs" / "reports" / "suite.md"
 LAYERS = {
     "static": "bad_input dictionary documented_commands installed_names refusals state_names tables",
-    "unit": "cost_* crash_consistency leases *_decisions needs planner retention run_summary standing watch",
+    "unit": "cost_* crash_consistency leases *_decisions needs planner retention run_summary validation_barrier watch",
     "log/executor": "brief_groups copy_list cuts direct_calls executor* fuzz_corpus hostile_log"
     " instruction_counts leaks log mapped_areas old_runs rewind roll_forward roll_forward_[ep]* span_marks"
     " stored_log",

@@ -47,7 +47,7 @@ class Deputy:
         self._pace = pace
         self._feeds: dict[int, Feed] = {}
         self._steered: set[int] = set()
-        self._standing: set[int] = set()
+        self._at_barrier: set[int] = set()
         self._faults: dict[int, pb.FaultReport] = {}
         self._ended: dict[int, pb.RankEnd] = {}
         """Newest ends of ranks here, for a leader that comes back."""
@@ -78,7 +78,7 @@ class Deputy:
 
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose."""
-        return session.rank in self._standing
+        return session.rank in self._at_barrier
 
     def server_died(self, session: Session) -> None:
         """A session's server has died: nothing of it runs any more."""
@@ -94,7 +94,7 @@ class Deputy:
         if session is None or not session.active:
             return
         if report.kind == "validation":
-            self._standing.add(report.rank)
+            self._at_barrier.add(report.rank)
         self._faults[report.rank] = report
         self._add_news(session)
         self._news.faults.append(report)
@@ -165,7 +165,7 @@ class Deputy:
         rank = session.rank
         if method in ("Park", "Hold", "Attach", "Rewind", "Restore"):
             self._steered.add(rank)
-            self._standing.discard(rank)
+            self._at_barrier.discard(rank)
             session.state = "recovering" if session.state == "running" else session.state
         if method in ("Rewind", "Restore", "Attach"):
             self._feed(session).went_back()
@@ -174,7 +174,7 @@ class Deputy:
         if method in ("Resume", "LetGo") and succeeded:
             self._steered.discard(rank)
             if method == "Resume":
-                self._standing.discard(rank)
+                self._at_barrier.discard(rank)
                 self._faults.pop(rank, None)
             session.state = "running" if session.state == "recovering" else session.state
 
@@ -195,11 +195,11 @@ class Deputy:
         for feed in self._feeds.values():
             feed.begin()
         messages = [pb.MemberNews(workers_ended=[self._ended[rank]]) for rank in self.ended]
-        standing = pb.MemberNews(faults=self._faults.values(), complete=True)
+        latest = pb.MemberNews(faults=self._faults.values(), complete=True)
         for session in self._job.active_sessions():
             if not session.server.process.running:
-                standing.servers_ended.append(server_end(session))
-        return self._follower, [*messages, standing]
+                latest.servers_ended.append(server_end(session))
+        return self._follower, [*messages, latest]
 
     async def next(self, follower: int) -> list[pb.MemberNews] | None:
         """What has happened since; None once there is another follower, or the job is over."""
@@ -256,7 +256,7 @@ class Deputy:
     def _forget(self, rank: int) -> None:
         self._feeds.pop(rank, None)
         self._steered.discard(rank)
-        self._standing.discard(rank)
+        self._at_barrier.discard(rank)
         self._faults.pop(rank, None)
 
 

@@ -87,12 +87,12 @@ class MemberSide:
         here = [session for session in job.sessions.values() if session.state != "ended"]
         present = [*(session.rank for session in here), *deputy.ended]
         first = pb.MemberNews(whole=True, present=present)
-        follower, standing = deputy.follow()
+        follower, latest = deputy.follow()
         yield first
         for session in here:  # one by one: a message has its limit
             if session.state != "ended":
                 yield pb.MemberNews(described=[self.describe(session)])
-        for message in standing:
+        for message in latest:
             yield message
         while (news := await deputy.next(follower)) is not None:
             for message in news:
