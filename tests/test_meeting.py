@@ -16,7 +16,7 @@ from linked_hosts import Host, Span
 from understudy.recovery.base.control import OPTIONS, address, asynchronous_channel, pb, rpc
 from understudy.recovery.membership.network.certificates import issue, load, make_authority
 from understudy.recovery.membership.network.links import Links
-from understudy.recovery.rendezvous.forwarder import Leader, NotPassedOn, Passage
+from understudy.recovery.rendezvous.forwarder import Leader, NotPassedOn, StoreForwarder
 from understudy.recovery.rendezvous.services import MOST_KEYS_AT_ONCE, MeetingService, RendezvousService
 from understudy.recovery.rendezvous.store import LONGEST_KEY, Store
 
@@ -288,11 +288,11 @@ def test_a_request_that_nobody_answers_ends_with_a_sentence_in_time() -> None:
         raise AssertionError
 
     span = Span()
-    passage = Passage(span.where, patience_s=0.2)
+    forwarder = StoreForwarder(span.where, patience_s=0.2)
     with pytest.raises(NotPassedOn, match=r"has not answered for 0.2 s: nobody leads it"):
-        asyncio.run(passage.ask("j", lambda stub: stub.Set, pb.StoreSetRequest(key="j/x"), nothing))
+        asyncio.run(forwarder.ask("j", lambda stub: stub.Set, pb.StoreSetRequest(key="j/x"), nothing))
     with pytest.raises(NotPassedOn, match="nobody led job j while j/x was waited for: nobody leads it"):
-        asyncio.run(passage.wait("j/x", pb.StoreGetRequest(keys=["j/x"], timeout_ms=200), nothing))
+        asyncio.run(forwarder.wait("j/x", pb.StoreGetRequest(keys=["j/x"], timeout_ms=200), nothing))
 
 
 def test_values_too_large_for_a_message_are_refused_before_they_are_sent(scene: Play) -> None:

@@ -18,7 +18,7 @@ from training_run import installed
 
 from understudy.recovery.membership.network.certificates import issue, load, make_authority
 from understudy.recovery.membership.network.links import Links
-from understudy.recovery.rendezvous.forwarder import Leader, Passage
+from understudy.recovery.rendezvous.forwarder import Leader, StoreForwarder
 from understudy.recovery.rendezvous.services import MeetingService
 from understudy.recovery.rendezvous.worker_store import SOCKET, WorkerStore
 
@@ -51,7 +51,10 @@ class TwoHosts:
         span.leader = Leader("a", links.to("a"))
         spans = (lambda: True) if self._spans else (lambda: False)
         leading = WorkerStore(self.relays("a"), "j", spans=spans)
-        self.stores = {"a": leading, "b": WorkerStore(self.relays("b"), "j", Passage(span.where), spans)}
+        self.stores = {
+            "a": leading,
+            "b": WorkerStore(self.relays("b"), "j", StoreForwarder(span.where), spans),
+        }
         await a.start(MeetingService(a.store, Span, {"j": leading}.get))
         serving = [asyncio.create_task(store.run()) for store in self.stores.values()]
         await self._stop.wait()

@@ -44,7 +44,7 @@ from understudy.recovery.migration.mover import move_worker
 from understudy.recovery.migration.preflight.survey import Survey
 from understudy.recovery.migration.process.namespaces import pid_here
 from understudy.recovery.persistence.restore.restorer import Restorer
-from understudy.recovery.rendezvous.forwarder import JobHosts, OneHost, Passage
+from understudy.recovery.rendezvous.forwarder import JobHosts, OneHost, StoreForwarder
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.rendezvous.worker_store import WorkerStore
 from understudy.recovery.spanning.interface import JobSpans, Started
@@ -170,8 +170,8 @@ class Desk:
 
     def keep_store(self, job: Job, relays: Path) -> None:
         """Of torch.distributed, for workers below relays there."""
-        passage = Passage(lambda name: self.job_hosts.where(name))
-        store = WorkerStore(relays, job.name, passage, lambda: self.job_hosts.spans(job.name))
+        forwarder = StoreForwarder(lambda name: self.job_hosts.where(name))
+        store = WorkerStore(relays, job.name, forwarder, lambda: self.job_hosts.spans(job.name))
         self.worker_stores[job.name] = store
         self.keep(job, store.run())
 
