@@ -20,7 +20,7 @@ from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.recovery_round import Result
 from understudy.recovery.planning.facts import FaultFacts
 from understudy.recovery.planning.planner import Plan, PlanName
-from understudy.recovery.rendezvous import services as meeting
+from understudy.recovery.rendezvous import services
 from understudy.recovery.rendezvous.services import StoreAnswers
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.state.jobs import Job, Session
@@ -67,7 +67,7 @@ def in_a_loop(scene: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_job_may_be_rebuilt_more_often_than_the_store_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each validation takes a generation, so a long job comes to any number of them."""
-    monkeypatch.setattr(meeting, "MOST_KEYS", 3 * 2 * KEYS)
+    monkeypatch.setattr(services, "MOST_KEYS", 3 * 2 * KEYS)
 
     async def scene() -> None:
         store = Store()

@@ -19,7 +19,7 @@ from training_run import installed
 from understudy.recovery.membership.network.certificates import issue, load, make_authority
 from understudy.recovery.membership.network.links import Links
 from understudy.recovery.rendezvous.forwarder import Leader, StoreForwarder
-from understudy.recovery.rendezvous.services import MeetingService
+from understudy.recovery.rendezvous.services import PeerStoreService
 from understudy.recovery.rendezvous.worker_store import SOCKET, WorkerStore
 
 SCRIPT = WORKLOADS / "migration" / "shared_store.py"
@@ -55,7 +55,7 @@ class TwoHosts:
             "a": leading,
             "b": WorkerStore(self.relays("b"), "j", StoreForwarder(span.where), spans),
         }
-        await a.start(MeetingService(a.store, Span, {"j": leading}.get))
+        await a.start(PeerStoreService(a.store, Span, {"j": leading}.get))
         serving = [asyncio.create_task(store.run()) for store in self.stores.values()]
         await self._stop.wait()
         for task in serving:

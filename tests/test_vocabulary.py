@@ -25,7 +25,7 @@ UNKNOWN = frozenset((
 """Words of a language of our own, where the field has others."""
 NAMES = {
     "costs/models/simulation.py": "lose",
-    "daemon/daemon.py": "desk inheritance meeting",
+    "daemon/daemon.py": "desk inheritance",
     "daemon/node.py": "desk",
     "daemon/service.py": "desk elsewhere",
     "desk/__init__.py": "desk",
@@ -58,8 +58,6 @@ NAMES = {
     "planning/facts.py": "returning",
     "planning/planner.py": "stash",
     "planning/restarts.py": "stash",
-    "rendezvous/services.py": "meeting",
-    "rendezvous/store.py": "meeting",
     "spanning/far_moves.py": "homes",
     "spanning/homes.py": "hollow homes stash",
     "spanning/interface.py": "homes",

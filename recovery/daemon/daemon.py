@@ -32,7 +32,7 @@ from understudy.recovery.membership.network.data_network import DataNetwork, dat
 from understudy.recovery.migration.transfer.header import Here
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.persistence.remote.first_contact import tell_of_first_contact
-from understudy.recovery.rendezvous.services import MeetingService, RendezvousService
+from understudy.recovery.rendezvous.services import PeerStoreService, RendezvousService
 from understudy.recovery.rendezvous.store import FILE as STORE
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
@@ -121,8 +121,8 @@ async def serve(
         journaling = Journaling(desk, pool, runtime.path)
         journaling.note()
         desk.run_beside(journaling.run())
-        meeting = MeetingService(store, lambda: desk.job_hosts, lambda job: desk.worker_stores.get(job))
-        membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(meeting, other))
+        peers_store = PeerStoreService(store, lambda: desk.job_hosts, lambda job: desk.worker_stores.get(job))
+        membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(peers_store, other))
         await moves.resume()
         cleanup.push_async_callback(moves.close)
         await membership.start()

@@ -118,7 +118,7 @@ class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
         return await _told(context, self._forwarder.ask(_job(key), there, request, here))
 
 
-class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
+class PeerStoreService(rpc.MeetingServicer):  # type: ignore[misc]
     """For other hosts that have a part in a job: its store, if this one leads it.
 
     Nothing is passed on from here, so no request ever goes round in circles.

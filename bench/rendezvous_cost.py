@@ -1,6 +1,6 @@
 """How long ranks take to meet at proxyd's store, as a rebuild of their communicator begins; no PyTorch.
 
-    .venv/bin/python bench/meeting_cost.py [--ranks 64] [--times 5] [--value 186]
+    .venv/bin/python bench/rendezvous_cost.py [--ranks 64] [--times 5] [--value 186]
 
 Each rank is a process with a connection of its own, as a device server is. It says twice something of its own
 and asks twice for all that the others say, as proxy_server/backends.py and Gloo do it. The clock runs from a

@@ -22,7 +22,7 @@ from understudy.recovery.membership.network.certificates import load
 from understudy.recovery.membership.network.endpoint import HostsService, listen
 from understudy.recovery.membership.network.links import Links
 from understudy.recovery.rendezvous.forwarder import Leader, OneHost
-from understudy.recovery.rendezvous.services import MeetingService, RendezvousService
+from understudy.recovery.rendezvous.services import PeerStoreService, RendezvousService
 from understudy.recovery.rendezvous.store import Store
 
 rank, host, data_address, certs, place = int(sys.argv[1]), *sys.argv[2:6]
@@ -55,10 +55,10 @@ async def serve() -> None:
     span.leader = None if host == "a" else Leader("a", links.to("a"))
     kept = None  # a server that nobody holds is stopped
     if host == "a":
-        meeting = MeetingService(store, lambda: span)
+        peers_store = PeerStoreService(store, lambda: span)
         hosts = HostsService("tests", lambda: leader, None)  # type: ignore[arg-type]
         kept = await listen(
-            place, credentials, hosts, [lambda one: rpc.add_MeetingServicer_to_server(meeting, one)]
+            place, credentials, hosts, [lambda one: rpc.add_MeetingServicer_to_server(peers_store, one)]
         )
     local = grpc.aio.server()
     rpc.add_RendezvousServicer_to_server(RendezvousService(store, span.where), local)

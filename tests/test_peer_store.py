@@ -17,7 +17,7 @@ from understudy.recovery.base.control import OPTIONS, address, asynchronous_chan
 from understudy.recovery.membership.network.certificates import issue, load, make_authority
 from understudy.recovery.membership.network.links import Links
 from understudy.recovery.rendezvous.forwarder import Leader, NotPassedOn, StoreForwarder
-from understudy.recovery.rendezvous.services import MOST_KEYS_AT_ONCE, MeetingService, RendezvousService
+from understudy.recovery.rendezvous.services import MOST_KEYS_AT_ONCE, PeerStoreService, RendezvousService
 from understudy.recovery.rendezvous.store import LONGEST_KEY, Store
 
 LONG_MS = 60_000
@@ -255,7 +255,7 @@ def test_what_may_be_done_twice_waits_for_the_next_leader(scene: Play) -> None:
     scene(play)
 
 
-class DiesBeforeItAnswers(MeetingService):
+class DiesBeforeItAnswers(PeerStoreService):
     """Has added, and its host is gone."""
 
     async def Add(self, request: Any, context: Any) -> Any:
