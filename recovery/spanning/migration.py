@@ -16,7 +16,7 @@ from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image, image_of
-from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.moves import Callbacks, Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import Shipped, send_worker
@@ -65,9 +65,9 @@ class Migration:
             token=span.token, leader=span.leader or self._here, hosts=span.hosts,
             recoveries=session.recoveries, device=device,
         )  # fmt: skip
-        passenger = Passenger.of(session, mark.SerializeToString())
+        worker = DumpedWorker.of(session, mark.SerializeToString())
         try:
-            return _transfer(self._here, await send_worker(self._moves, passenger, destination))
+            return _transfer(self._here, await send_worker(self._moves, worker, destination))
         except NotSent as problem:
             raise Refused(str(problem)) from problem
 
@@ -97,7 +97,7 @@ class Migration:
             session.moving = None
             moving.set()
 
-        return image_of(self._moves, Passenger.of(session), running_again)
+        return image_of(self._moves, DumpedWorker.of(session), running_again)
 
     # ------------------------------------------------------------------ coming
     def expect(self, job: str, rank: int) -> asyncio.Future[tuple[Path, int, str]]:

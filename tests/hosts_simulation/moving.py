@@ -31,7 +31,7 @@ from understudy.recovery.migration.relay.homes import Away
 from understudy.recovery.migration.relay.orders import OrderRefused
 from understudy.recovery.migration.relay.whereabouts import Place
 from understudy.recovery.migration.transfer import dumping, moves, shipping
-from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.header import VERSION, Here, Refusal
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent
@@ -246,10 +246,10 @@ class Proxyd:
 
     async def _send(self, destination: str) -> None:
         directory = RUNTIMES[self.world.home] / "job" / f"rank-0-{self.world.number()}"
-        passenger = Passenger("job", 0, 1, directory, self.world.relay, WORKER_PID)
+        worker = DumpedWorker("job", 0, 1, directory, self.world.relay, WORKER_PID)
         self.world.note(f"{self.host}: to send the worker to {destination}")
         try:
-            await send_worker(self.moves, passenger, destination)
+            await send_worker(self.moves, worker, destination)
         except NotSent as problem:
             self.world.count("refused")
             self.world.note(f"{self.host}: {problem}")
@@ -389,7 +389,7 @@ def in_world(world: World) -> Iterator[None]:
         return _here(world).accounts.get(guest.places.relay)
 
     def header(sending: Any) -> Any:
-        who, guest, moves_ = sending.passenger, sending.guest, sending.moves
+        who, guest, moves_ = sending.worker, sending.guest, sending.moves
         return pb.WorkerHeader(
             version=VERSION, move=sending.move, job=who.job, rank=who.rank, world=who.world,
             directory=str(who.directory), relay=str(who.relay), worker=WORKER_PID, pids=[WORKER_PID],

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.migration.transfer.header import MOST_BYTES, OUTPUTS, PLAIN_NAME, Places, Refusal
-from understudy.recovery.migration.transfer.parcel import Checksum
+from understudy.recovery.migration.transfer.stream import Checksum
 
 MOST_FILES = 20_000
 MODE = 0o777

@@ -21,8 +21,8 @@ from understudy.recovery.migration.process.image_folders import place_for
 from understudy.recovery.migration.relay.orders import OrderRefused, order
 from understudy.recovery.migration.transfer.header import OUTPUTS, VERSION
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import data_bytes
 from understudy.recovery.migration.transfer.reception import NotSent
+from understudy.recovery.migration.transfer.stream import data_bytes
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ DUMP_MARGIN = 64 << 20
 
 
 @dataclass(frozen=True)
-class Passenger:
+class DumpedWorker:
     """A worker that is to go."""
 
     job: str
@@ -50,7 +50,7 @@ class Passenger:
     """For whoever runs the job, on the other host."""
 
     @classmethod
-    def of(cls, session: Session, more: bytes = b"") -> Passenger:
+    def of(cls, session: Session, more: bytes = b"") -> DumpedWorker:
         """The worker of a session; it must have a relay."""
         return cls(
             job=session.job.name, rank=session.rank, world=session.world, directory=session.directory,
@@ -62,10 +62,10 @@ class Passenger:
 class Dumping:
     """Of one worker."""
 
-    def __init__(self, moves: Moves, passenger: Passenger, move: str, patience_s: float) -> None:
-        self.moves, self.passenger, self.move = moves, passenger, move
-        self.relay = passenger.relay
-        self.guest: Guest | None = moves.guests.get(str(passenger.relay))
+    def __init__(self, moves: Moves, worker: DumpedWorker, move: str, patience_s: float) -> None:
+        self.moves, self.worker, self.move = moves, worker, move
+        self.relay = worker.relay
+        self.guest: Guest | None = moves.guests.get(str(worker.relay))
         self._patience_s = patience_s
 
     @contextlib.contextmanager
@@ -84,13 +84,13 @@ class Dumping:
 
     def who(self) -> str:
         """As sentences begin."""
-        return f"the worker of rank {self.passenger.rank}"
+        return f"the worker of rank {self.worker.rank}"
 
     async def check(self) -> None:
         """Whether it can be dumped; raises NotSent."""
         if self.guest is not None and self.guest.stage is not Stage.RUNNING:
             raise NotSent(f"{self.who()} cannot be moved: it is {self.guest.stage}")
-        rank, pid = self.passenger.rank, self.passenger.pid
+        rank, pid = self.worker.rank, self.worker.pid
         obstacles = await lasting_obstacles(rank, pid, between_hosts=True)
         if reason := trouble_of_machine(self.moves.here.criu) or "; ".join(obstacles):
             raise NotSent(f"{self.who()} cannot be moved: {reason}")
@@ -99,7 +99,7 @@ class Dumping:
         """It is stopped then, until somebody says how it goes on, or patience ends; raises NotSent."""
         assert self.moves.here.criu is not None
         try:
-            wanted = await asyncio.to_thread(memory_of, self.passenger.pid) + DUMP_MARGIN
+            wanted = await asyncio.to_thread(memory_of, self.worker.pid) + DUMP_MARGIN
             images = place_for(wanted, self.moves.images)
             free = shutil.disk_usage(images).free
             if free < wanted:
@@ -132,7 +132,7 @@ class Dumping:
 
     def header(self) -> pb.WorkerHeader:
         """What is told of it before it is dumped; raises OSError."""
-        who, here, guest = self.passenger, self.moves.here, self.guest
+        who, here, guest = self.worker, self.moves.here, self.guest
         assert here.criu is not None
         return pb.WorkerHeader(
             version=VERSION, move=self.move, job=who.job, rank=who.rank, world=who.world,

@@ -12,7 +12,7 @@ from understudy.recovery.base.control import answer, pb, rpc, trouble
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.migration.relay.homes import ASK_S
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import Outgoing
+from understudy.recovery.migration.transfer.stream import Outgoing
 
 SLOWEST = 10e6
 """Bytes a second."""

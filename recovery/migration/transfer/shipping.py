@@ -20,10 +20,10 @@ import structlog
 from understudy.recovery.base.control import pb
 from understudy.recovery.migration.relay.homes import Away, Lost
 from understudy.recovery.migration.relay.orders import OrderRefused, order
-from understudy.recovery.migration.transfer.dumping import Dumping, Passenger
+from understudy.recovery.migration.transfer.dumping import DumpedWorker, Dumping
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import Packed, parts, read_ahead
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
+from understudy.recovery.migration.transfer.stream import StreamPart, parts, read_ahead
 
 log = structlog.get_logger()
 
@@ -47,15 +47,15 @@ class Shipped:
 
 
 async def send_worker(
-    moves: Moves, passenger: Passenger, destination: str, patience_s: float = PATIENCE_S
+    moves: Moves, worker: DumpedWorker, destination: str, patience_s: float = PATIENCE_S
 ) -> Shipped:
     """To a host of the cluster; its device server must be parked, or gone.  Raises NotSent."""
-    return await asyncio.shield(_Sending(moves, passenger, destination, patience_s).run())
+    return await asyncio.shield(_Sending(moves, worker, destination, patience_s).run())
 
 
 class _Sending(Dumping):
-    def __init__(self, moves: Moves, passenger: Passenger, destination: str, patience_s: float) -> None:
-        super().__init__(moves, passenger, secrets.token_hex(16), patience_s)
+    def __init__(self, moves: Moves, worker: DumpedWorker, destination: str, patience_s: float) -> None:
+        super().__init__(moves, worker, secrets.token_hex(16), patience_s)
         self._destination = destination
         self._there = Reception(moves, destination, self.move, self.who())
 
@@ -83,8 +83,8 @@ class _Sending(Dumping):
         pid = restored.pid
         await self._switch()
         ended = time.monotonic()
-        await asyncio.to_thread(shutil.rmtree, self.passenger.directory, True)
-        log.info("a worker left", job=self.passenger.job, rank=self.passenger.rank,
+        await asyncio.to_thread(shutil.rmtree, self.worker.directory, True)
+        log.info("a worker left", job=self.worker.job, rank=self.worker.rank,
                  destination=self._destination, bytes=self._there.sent)  # fmt: skip
         return Shipped(
             pid=pid, host=self._destination, bytes=self._there.sent, dump_s=float(dumped["dump_s"]),
@@ -103,13 +103,13 @@ class _Sending(Dumping):
             raise NotSent(f"{self.who()} was not moved: {problem.strerror}") from problem
         await self._there.consider(header)
 
-    def _pack(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[Packed]]:
+    def _pack(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[StreamPart]]:
         """Raises OSError."""
         images = sorted(Path(str(dumped["images"])).glob("*.img"))
-        logs = sorted(path for path in self.passenger.directory.iterdir() if path.is_file())
-        files = [Packed("image", path) for path in images] + [Packed("log", path) for path in logs]
+        logs = sorted(path for path in self.worker.directory.iterdir() if path.is_file())
+        files = [StreamPart("image", path) for path in images] + [StreamPart("log", path) for path in logs]
         # Where its relay is, its output so far is.
-        files += [Packed("output", path, hollow=self.guest is None) for path in self.outputs()]
+        files += [StreamPart("output", path, sizes_only=self.guest is None) for path in self.outputs()]
         return self.header_of_dump(dumped, images, logs), files
 
     async def _undo(self) -> None:

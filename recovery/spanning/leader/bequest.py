@@ -23,8 +23,8 @@ from understudy.recovery.membership.network.links import LARGEST_MESSAGE
 from understudy.recovery.membership.records import VERSION, written
 from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Put, Unchanged
 from understudy.recovery.migration.process.imaging import Image
-from understudy.recovery.migration.transfer.parcel import Outgoing
 from understudy.recovery.migration.transfer.reception import AT_LEAST_S, SLOWEST, NotSent
+from understudy.recovery.migration.transfer.stream import Outgoing
 from understudy.recovery.rendezvous.store import Change, Store
 from understudy.recovery.spanning.ranks.image_file import BadImage
 from understudy.recovery.spanning.ranks.remote import SteerFailed

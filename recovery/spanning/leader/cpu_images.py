@@ -29,8 +29,8 @@ from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.migration.relay.homes import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import read_ahead
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
+from understudy.recovery.migration.transfer.stream import read_ahead
 from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft
 from understudy.recovery.spanning.member.estate import Estate
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts

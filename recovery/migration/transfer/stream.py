@@ -22,12 +22,12 @@ ZEROS = bytes(CHUNK)
 
 
 @dataclass(frozen=True)
-class Packed:
+class StreamPart:
     """A file to be sent."""
 
     kind: str
     path: Path
-    hollow: bool = False
+    sizes_only: bool = False
     """Only its size: the content stays."""
     bytes: int = -1
     """What that is to be, if it has changed."""
@@ -65,25 +65,25 @@ class Checksum:
         )))  # fmt: skip
 
 
-def parts(header: pb.WorkerHeader, files: list[Packed]) -> Iterator[pb.WorkerPart]:
+def parts(header: pb.WorkerHeader, files: list[StreamPart]) -> Iterator[pb.WorkerPart]:
     """Each file is read once; raises OSError."""
     yield pb.WorkerPart(header=header)
     total = 0
-    for packed in files:
-        file = os.open(packed.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    for part in files:
+        file = os.open(part.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             state, checksum = os.fstat(file), Checksum()
-            size = state.st_size if packed.bytes < 0 else packed.bytes
+            size = state.st_size if part.bytes < 0 else part.bytes
             mode = stat.S_IMODE(state.st_mode)
-            reserved = packed.kind == "log" and 0 < size <= state.st_blocks * 512
+            reserved = part.kind == "log" and 0 < size <= state.st_blocks * 512
             entry = pb.WorkerFile(
-                kind=packed.kind, name=packed.path.name, bytes=size, mode=mode, reserved=reserved
+                kind=part.kind, name=part.path.name, bytes=size, mode=mode, reserved=reserved
             )
             yield pb.WorkerPart(file=entry)
-            for begin, end in () if packed.hollow else extents(file, size):
+            for begin, end in () if part.sizes_only else extents(file, size):
                 for offset in range(begin, end, CHUNK):
                     data = os.pread(file, min(CHUNK, end - offset), offset)
-                    if packed.kind == "log" and data == ZEROS:
+                    if part.kind == "log" and data == ZEROS:
                         continue
                     checksum.add(offset, data)
                     total += len(data)
