@@ -113,7 +113,7 @@ class Member:
         self.coordinators: dict[str, Any] = {}
         self.side = MemberSide(
             self.jobs, self.coordinators, settings, cast(Any, self.homes), follow=lambda session: None,
-            close_guest=lambda job: None, note=lambda: None,
+            close_if_unused=lambda job: None, note=lambda: None,
         )  # fmt: skip
 
     @property

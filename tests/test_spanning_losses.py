@@ -66,7 +66,7 @@ def moves_of(folder: Path) -> Moves:
 
 def spans_of(moves: Moves, hosts: Hosts) -> Spans:
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
-    elsewhere = SimpleNamespace(take_remote=None, tell=None, close_guest=None)
+    elsewhere = SimpleNamespace(take_remote=None, tell=None, close_if_unused=None)
     desk: Any = SimpleNamespace(
         jobs={}, coordinators={}, leases=None, settings=settings, elsewhere=elsewhere, follow=None
     )

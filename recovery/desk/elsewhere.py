@@ -87,25 +87,31 @@ class Elsewhere:
             del session.job.sessions[session.rank]
         session.closed.set()
         self._desk.note()
-        self.close_guest(session.job)
+        self.close_if_unused(session.job)
 
-    def close_guest(self, job: Job) -> None:
+    def close_if_unused(self, job: Job) -> None:
         """If it has no rank here any more, nor what one has left to be copied from."""
         deputy = self._desk.coordinators.get(job.name)
         behind = isinstance(deputy, Deputy) and bool(deputy.left_behind)
-        if job.guest and not job.sessions and job.name in self._desk.jobs and not job.closing and not behind:
+        if (
+            job.foreign_relays
+            and not job.sessions
+            and job.name in self._desk.jobs
+            and not job.closing
+            and not behind
+        ):
             self._desk.run_beside(self._close_quietly(job.name))
 
-    def forget_guest(self, job: Job) -> None:
+    def forget_foreign_relays(self, job: Job) -> None:
         """What its store has left; relays, and what they still have to tell, go by themselves."""
-        if job.guest is None:
+        if job.foreign_relays is None:
             return
         with contextlib.suppress(OSError):
-            for path in job.guest.iterdir():
+            for path in job.foreign_relays.iterdir():
                 if not path.is_dir():
                     path.unlink()
-            job.guest.rmdir()
-            job.guest.parent.rmdir()
+            job.foreign_relays.rmdir()
+            job.foreign_relays.parent.rmdir()
 
     async def _close_quietly(self, name: str) -> None:
         with contextlib.suppress(Refused):

@@ -157,8 +157,8 @@ class Desk:
             self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))
         if (relays := self.runtime.relays(name)).is_dir():
             self.keep_store(job, relays)
-        if job.guest is not None and job.name not in self.worker_stores:
-            self.keep_store(job, job.guest)
+        if job.foreign_relays is not None and job.name not in self.worker_stores:
+            self.keep_store(job, job.foreign_relays)
         if job.launcher is not None:
             self.keep(job, self._follow_launcher(job, job.launcher))
         if job.span is not None and job.span.leader:
@@ -283,7 +283,7 @@ class Desk:
         if (store := self.worker_stores.pop(job.name, None)) is not None:
             store.close()
         self.runtime.remove_job(job.name)
-        self.elsewhere.forget_guest(job)
+        self.elsewhere.forget_foreign_relays(job)
         del self.jobs[job.name]
         self.on_closed(job)
         self.note()
@@ -467,7 +467,7 @@ class Desk:
             del job.sessions[session.rank]
         session.closed.set()
         self.note()
-        self.elsewhere.close_guest(job)
+        self.elsewhere.close_if_unused(job)
         log.info("session ended", job=job.name, rank=session.rank, orderly=clean)
         async with job.changed:
             job.changed.notify_all()

@@ -131,7 +131,7 @@ class Migration:
         if job is None:
             span = Span(mark.hosts, mark.token, mark.leader)
             job = Job(header.job, None, [], span=span, generation=header.generation)
-            job.guest = Path(header.relay).parent
+            job.foreign_relays = Path(header.relay).parent
             self._desk.begin(job)
         deputy = self._desk.coordinators[job.name]
         if job.span is None or not job.span.admits(mark.token) or not isinstance(deputy, Deputy):

@@ -89,7 +89,7 @@ class Spans:
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
             desk.jobs, desk.coordinators, desk.settings, Homes(pool, desk.leases), desk.follow,
-            desk.elsewhere.close_guest, lambda: desk.note(),
+            desk.elsewhere.close_if_unused, lambda: desk.note(),
         )  # fmt: skip
         settings = desk.settings
         self._images_folder: Path | None = None

@@ -40,14 +40,14 @@ def journaled_job(
 
 
 def _span(job: Job, span: Span) -> pb.JournaledSpan:
-    guest, hosts = job.guest, {session.host for session in job.sessions.values() if session.host}
+    relays, hosts = job.foreign_relays, {session.host for session in job.sessions.values() if session.host}
     return pb.JournaledSpan(
         hosts=span.hosts,
         leader=span.leader,
         token=span.token,
         members=sorted(span.members),
         awaited=sorted(hosts | span.awaited | span.destinations),
-        guest=str(guest) if guest is not None else "",
+        guest=str(relays) if relays is not None else "",
         stored_run=str(span.stored.run) if span.stored is not None else "",
         stored_step=span.stored.step if span.stored is not None else 0,
         given_up=[
@@ -117,7 +117,7 @@ def restored_job(written: pb.JournaledJob) -> Job:
         generation=written.generation,
         openings=written.openings,
         span=_restored_span(written.span) if written.HasField("span") else None,
-        guest=Path(written.span.guest) if written.span.guest else None,
+        foreign_relays=Path(written.span.guest) if written.span.guest else None,
     )
 
 

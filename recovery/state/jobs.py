@@ -314,7 +314,7 @@ class Job:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     """Notified when a recovery or a session ended."""
     closing: bool = False
-    guest: Path | None = None
+    foreign_relays: Path | None = None
     """Directory of its relays, if it was begun on another host: it ends here with its last rank."""
     span: Span | None = None
     """If it spans hosts, or may come to."""

@@ -25,7 +25,7 @@ from hosts_simulation.workers import Conversation, Copy, Machine, Process, Relay
 from understudy.recovery.base import background
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
-from understudy.recovery.migration.incoming import guests
+from understudy.recovery.migration.incoming import incoming_worker
 from understudy.recovery.migration.relay import homes
 from understudy.recovery.migration.relay.homes import Away
 from understudy.recovery.migration.relay.orders import OrderRefused
@@ -241,7 +241,7 @@ class Proxyd:
         """As an order of the leader has it, if there is a session for it here."""
         if not self.life.alive or not hasattr(self, "moves"):
             return
-        if self.host == self.world.home or str(self.world.relay) in self.moves.guests:
+        if self.host == self.world.home or str(self.world.relay) in self.moves.incoming:
             self.life.start(self._send(destination))
 
     async def _send(self, destination: str) -> None:
@@ -259,7 +259,7 @@ class Proxyd:
 
 
 class Records:
-    """As GuestRecords, in a machine's memory."""
+    """As IncomingRecords, in a machine's memory."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -275,7 +275,7 @@ class Records:
 
 
 class Directories:
-    """As GuestDirectories: those of other hosts' proxyds, and how many use them."""
+    """As IncomingDirectories: those of other hosts' proxyds, and how many use them."""
 
     def __init__(self, machine: Machine, own: Path) -> None:
         self._machine, self._own = machine, own
@@ -376,24 +376,24 @@ def in_world(world: World) -> Iterator[None]:
         relay.home = Conversation(relay)
         return relay.home, relay.home
 
-    async def start_far_relay(guest: Any) -> None:
+    async def start_far_relay(incoming: Any) -> None:
         machine = _here(world)
         await asyncio.sleep(chance.uniform(0.0, 0.05))
-        relay = machine.start_relay(guest.places.relay, Place.AWAY)
-        vars(guest)["_far"] = far = Process(relay.pid)
+        relay = machine.start_relay(incoming.places.relay, Place.AWAY)
+        vars(incoming)["_far"] = far = Process(relay.pid)
         stdin = SimpleNamespace(write=lambda line: vars(relay).update(stays=True))
-        vars(guest)["_process"] = SimpleNamespace(stdin=stdin, wait=far.ended.wait, pid=relay.pid)
+        vars(incoming)["_process"] = SimpleNamespace(stdin=stdin, wait=far.ended.wait, pid=relay.pid)
         await asyncio.sleep(chance.uniform(0.0, 0.05))
 
-    def account(guest: Any) -> tuple[int, str] | None:
-        return _here(world).accounts.get(guest.places.relay)
+    def account(incoming: Any) -> tuple[int, str] | None:
+        return _here(world).accounts.get(incoming.places.relay)
 
     def header(sending: Any) -> Any:
-        who, guest, moves_ = sending.worker, sending.guest, sending.moves
+        who, incoming, moves_ = sending.worker, sending.incoming, sending.moves
         return pb.WorkerHeader(
             version=VERSION, move=sending.move, job=who.job, rank=who.rank, world=who.world,
             directory=str(who.directory), relay=str(who.relay), worker=WORKER_PID, pids=[WORKER_PID],
-            home=guest.header.home if guest is not None else moves_.here.host,
+            home=incoming.header.home if incoming is not None else moves_.here.host,
         )  # fmt: skip
 
     def pack(sending: Any, dumped: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -432,8 +432,9 @@ def in_world(world: World) -> Iterator[None]:
             (asyncio, {"to_thread": to_thread}),
             (background, {"log": log}),
             (homes, {"order": order, "_connect": connect, "_positions": lambda _: [], "log": log}),
-            (guests, {"order": order, "Watched": Process, "pid_here": lambda pid, _: WORKER_PID + (1 << 23),
-                      "Outputs": lambda *_: outputs}),
+            (incoming_worker, {
+                "order": order, "Watched": Process, "pid_here": lambda pid, _: WORKER_PID + (1 << 23),
+                "Outputs": lambda *_: outputs}),
             (moves, {"order": order, "check_fit": lambda *_: None, "Delivery": Delivery, "log": log,
                      "Homes": HomesInMemory, "remove_unfinished": lambda _: None}),
             (dumping, {"order": order, "lasting_obstacles": nothing, "trouble_of_machine": lambda _: "",
@@ -444,8 +445,8 @@ def in_world(world: World) -> Iterator[None]:
         ]  # fmt: skip
         for where, what in patches:
             stack.enter_context(patch.multiple(where, **what))
-        stack.enter_context(patch.object(guests.Guest, "_start_far_relay", start_far_relay))
-        stack.enter_context(patch.object(guests.Guest, "_account", account))
+        stack.enter_context(patch.object(incoming_worker.IncomingWorker, "_start_far_relay", start_far_relay))
+        stack.enter_context(patch.object(incoming_worker.IncomingWorker, "_account", account))
         stack.enter_context(patch.object(Delivery, "begin", begin))
         stack.enter_context(patch.object(Moves, "_images_folder", images_folder))
         stack.enter_context(patch.object(Moves, "_supervise", lambda *_: None))

@@ -109,7 +109,7 @@ class _Sending(Dumping):
         logs = sorted(path for path in self.worker.directory.iterdir() if path.is_file())
         files = [StreamPart("image", path) for path in images] + [StreamPart("log", path) for path in logs]
         # Where its relay is, its output so far is.
-        files += [StreamPart("output", path, sizes_only=self.guest is None) for path in self.outputs()]
+        files += [StreamPart("output", path, sizes_only=self.incoming is None) for path in self.outputs()]
         return self.header_of_dump(dumped, images, logs), files
 
     async def _undo(self) -> None:
@@ -129,11 +129,11 @@ class _Sending(Dumping):
         """From here on there is no way back unless the other host says that it does not run there."""
         away = Away(self._destination, self.move, sure=False)
         try:
-            if self.guest is None:
+            if self.incoming is None:
                 self.moves.homes.note(self.relay, away)
             else:
-                self.guest.leaving_to, self.guest.leaving_move = self._destination, self.move
-                self.moves.note(self.guest)
+                self.incoming.leaving_to, self.incoming.leaving_move = self._destination, self.move
+                self.moves.note(self.incoming)
             await order(self.relay, "yield")
         except (OrderRefused, OSError) as problem:
             self.moves.homes.forget(self.relay)
@@ -150,8 +150,8 @@ class _Sending(Dumping):
             raise NotSent(f"{self.who()} was not moved: {refused}")
         with contextlib.suppress(OrderRefused):  # it has been killed meanwhile
             await order(self.relay, "gone")
-        if self.guest is not None:
-            await self.moves.moved(self.guest, self._destination)
+        if self.incoming is not None:
+            await self.moves.moved(self.incoming, self._destination)
         else:
             sure = Away(self._destination, self.move, sure=True)
             self.moves.homes.note(self.relay, sure)
@@ -159,7 +159,7 @@ class _Sending(Dumping):
 
     async def _lose(self, why: str) -> None:
         """It may run there, so it must not go on here."""
-        if self.guest is not None:
-            return await self.guest.lose(why)
+        if self.incoming is not None:
+            return await self.incoming.lose(why)
         away = Away(self._destination, self.move, sure=False)
         self.moves.homes.follow(self.relay, away)  # which ends it

@@ -58,15 +58,15 @@ class MemberSide:
         settings: Settings,
         homes: Homes,
         follow: Callable[[Session], None],
-        close_guest: Callable[[Job], None],
+        close_if_unused: Callable[[Job], None],
         note: Callable[[], None],
     ) -> None:
-        """`follow` watches a rank's new server, `close_guest` ends a job that has nothing here any more.
+        """`follow` watches a rank's new server, `close_if_unused` ends a job that has nothing here any more.
 
         `note`: what has changed has consequences from here on.
         """
         self._jobs, self._coordinators, self._settings, self._homes = jobs, coordinators, settings, homes
-        self._watch_server, self._close_guest, self._note = follow, close_guest, note
+        self._watch_server, self._close_if_unused, self._note = follow, close_if_unused, note
         self.send: Callable[[Job, Session, str, bool, str], Awaitable[pb.Transfer]] | None = None
         """A rank's worker to another host; raises Refused."""
         self.image: Callable[[Session], AbstractAsyncContextManager[Image]] | None = None
@@ -102,7 +102,7 @@ class MemberSide:
         """Servers of ranks that have gone elsewhere."""
         while deputy.left_behind:
             self._homes.retire(deputy.left_behind.popitem()[1])
-        self._close_guest(job)
+        self._close_if_unused(job)
 
     def describe(self, session: Session) -> pb.RankDescription:
         """All that a leader must know of a rank that it does not know yet."""
@@ -205,7 +205,7 @@ class MemberSide:
         behind = deputy.left_behind.get(request.rank)
         if behind is not None and _is(request.server, behind.process):
             self._homes.retire(deputy.left_behind.pop(request.rank))
-            self._close_guest(job)
+            self._close_if_unused(job)
             return pb.EndServerReply()
         session = self._session(job, request.rank)
         server = self._server(session, request.server)

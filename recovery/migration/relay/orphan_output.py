@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.migration.incoming.guests import Guest, Stage
+from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
 from understudy.recovery.migration.transfer.header import OUTPUTS
 
 log = structlog.get_logger()
@@ -19,21 +19,21 @@ BASE = "fostered"
 follows this one goes on where it was."""
 
 
-class Foster:
+class OrphanOutput:
     """Of one worker."""
 
-    def __init__(self, guest: Guest, folder: Path) -> None:
-        self._guest, self._folder = guest, folder
+    def __init__(self, incoming: IncomingWorker, folder: Path) -> None:
+        self._incoming, self._folder = incoming, folder
 
     def path(self, name: str) -> Path:
         """Where what it writes to stdout, or stderr, goes."""
-        header = self._guest.header
+        header = self._incoming.header
         return self._folder / f"{header.job}.rank-{header.rank}.{header.move[:8]}.{name}"
 
     def prepare(self) -> None:
         """Before it runs; raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        relay = self._guest.places.relay
+        relay = self._incoming.places.relay
         sizes = [(relay / name).stat().st_size if (relay / name).exists() else 0 for name in OUTPUTS]
         for name in OUTPUTS:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -42,29 +42,31 @@ class Foster:
 
     async def run(self) -> None:
         """To its end here, or until it moves on."""
-        guest, header = self._guest, self._guest.header
+        incoming, header = self._incoming, self._incoming.header
         try:
             base = dict(zip(OUTPUTS, await asyncio.to_thread(self._base), strict=True))
             request = pb.FollowRequest(relay=header.relay)
             for name in OUTPUTS:
                 arrived = base[name] + self.path(name).stat().st_size
                 request.positions.append(pb.OutputPosition(name=name, offset=arrived))
-            guest.hear(request)
-            async for reply in guest.tell(request):
+            incoming.hear(request)
+            async for reply in incoming.tell(request):
                 if reply.data:
                     await asyncio.to_thread(self._append, reply, base)
                     end = reply.offset + len(reply.data)
-                    guest.hear(pb.FollowRequest(positions=[pb.OutputPosition(name=reply.name, offset=end)]))
+                    incoming.hear(
+                        pb.FollowRequest(positions=[pb.OutputPosition(name=reply.name, offset=end)])
+                    )
         except (OSError, ValueError) as problem:
             log.error("what a worker prints is lost", job=header.job, rank=header.rank, problem=str(problem))
-            await guest.gone.wait()
-        if guest.stage is Stage.ENDED:
+            await incoming.gone.wait()
+        if incoming.stage is Stage.ENDED:
             log.info("a worker that came back has ended", job=header.job, rank=header.rank,
-                     status=guest.status, problem=guest.problem)  # fmt: skip
+                     status=incoming.status, problem=incoming.problem)  # fmt: skip
 
     def _base(self) -> list[int]:
         """Raises OSError or ValueError."""
-        sizes = [int(word) for word in (self._guest.places.relay / BASE).read_text("ascii").split()]
+        sizes = [int(word) for word in (self._incoming.places.relay / BASE).read_text("ascii").split()]
         if len(sizes) != len(OUTPUTS):
             raise ValueError("what is known of its output makes no sense")
         return sizes

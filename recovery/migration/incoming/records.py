@@ -19,7 +19,7 @@ FOLDER = "guests.d"
 LARGEST = 4 << 20
 
 
-class GuestRecords:
+class IncomingRecords:
     """Of one proxyd."""
 
     def __init__(self, runtime: Path) -> None:

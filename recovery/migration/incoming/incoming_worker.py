@@ -46,7 +46,7 @@ class Stage(StrEnum):
     DROPPED = "dropped"
 
 
-class Guest:
+class IncomingWorker:
     """One of them.  Refusal is raised where something cannot be done."""
 
     def __init__(self, delivery: Delivery, source: str, here: Here) -> None:

@@ -21,7 +21,7 @@ class _Held:
     users: int = 0
 
 
-class GuestDirectories:
+class IncomingDirectories:
     """Each is locked while it has users, as its own proxyd would have it, and removed with the last."""
 
     def __init__(self, own: Path) -> None:
