@@ -123,7 +123,7 @@ class Spans:
 
     async def look_at_hosts(self) -> None:
         """Once: whose loss would mean anything here, and who is lost."""
-        away = self._moves.homes.hosts()
+        away = self._moves.outgoing.hosts()
         members = any(lead.members for lead in self._leads.values())
         led = any(isinstance(known, Deputy) for known in self._desk.coordinators.values())
         if not (away or members or led):
@@ -176,7 +176,7 @@ class Spans:
         for host in away & lost.keys():
             self._moves.host_is_lost(host, f"host {host} is lost, and the worker with it ({lost[host]})")
         for host in away & alive:
-            self._moves.homes.trust(host)
+            self._moves.outgoing.trust(host)
 
     # ------------------------------------------------------------------ stores of jobs
     def where(self, job: str) -> Leader | None:

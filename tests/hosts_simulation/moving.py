@@ -26,9 +26,9 @@ from understudy.recovery.base import background
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.migration.incoming import incoming_worker
-from understudy.recovery.migration.relay import homes
-from understudy.recovery.migration.relay.homes import Away
+from understudy.recovery.migration.relay import outgoing_workers
 from understudy.recovery.migration.relay.orders import OrderRefused
+from understudy.recovery.migration.relay.outgoing_workers import Away
 from understudy.recovery.migration.relay.whereabouts import Place
 from understudy.recovery.migration.transfer import dumping, moves, shipping
 from understudy.recovery.migration.transfer.dumping import DumpedWorker
@@ -325,7 +325,7 @@ class Delivery:
     def discard(self) -> None: ...
 
 
-class HomesInMemory(homes.Homes):
+class OutgoingInMemory(outgoing_workers.OutgoingWorkers):
     """What is written down of workers that are away is in the machine's memory."""
 
     def _machine(self) -> Machine:
@@ -431,12 +431,12 @@ def in_world(world: World) -> Iterator[None]:
         patches: list[tuple[Any, dict[str, Any]]] = [
             (asyncio, {"to_thread": to_thread}),
             (background, {"log": log}),
-            (homes, {"order": order, "_connect": connect, "_positions": lambda _: [], "log": log}),
+            (outgoing_workers, {"order": order, "_connect": connect, "_positions": lambda _: [], "log": log}),
             (incoming_worker, {
                 "order": order, "Watched": Process, "pid_here": lambda pid, _: WORKER_PID + (1 << 23),
                 "Outputs": lambda *_: outputs}),
             (moves, {"order": order, "check_fit": lambda *_: None, "Delivery": Delivery, "log": log,
-                     "Homes": HomesInMemory, "remove_unfinished": lambda _: None}),
+                     "OutgoingWorkers": OutgoingInMemory, "remove_unfinished": lambda _: None}),
             (dumping, {"order": order, "lasting_obstacles": nothing, "trouble_of_machine": lambda _: "",
                        "memory_of": lambda _: 0, "place_for": lambda *_: Path("/tmp"), "log": log,
                        "shutil": disk}),

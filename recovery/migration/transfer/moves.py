@@ -26,9 +26,9 @@ from understudy.recovery.migration.incoming.directories import IncomingDirectori
 from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
 from understudy.recovery.migration.incoming.records import IncomingRecords
 from understudy.recovery.migration.process.image_folders import ARRIVING, place_for, remove_unfinished
-from understudy.recovery.migration.relay.homes import Away, Homes, Lost
 from understudy.recovery.migration.relay.orders import OrderRefused, order
 from understudy.recovery.migration.relay.orphan_output import OrphanOutput
+from understudy.recovery.migration.relay.outgoing_workers import Away, Lost, OutgoingWorkers
 from understudy.recovery.migration.transfer.delivery import Delivery
 from understudy.recovery.migration.transfer.header import (
     VERSION,
@@ -84,7 +84,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         self._outputs = outputs or Path(tempfile.gettempdir())
         self.incoming: dict[str, IncomingWorker] = {}
         """By the directory of the relay: the newest."""
-        self.homes = Homes(here.host, runtime, channel_to)
+        self.outgoing = OutgoingWorkers(here.host, runtime, channel_to)
         self.dumped: set[Path] = set()
         """Relays of workers of which somebody here makes a dump, to send or to keep it."""
         self._runtime = runtime
@@ -113,7 +113,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                 await incoming.drop()
                 incoming.cleared = True
         await asyncio.to_thread(self._directories.remove_abandoned)
-        self.homes.resume()
+        self.outgoing.resume()
 
     async def _adopt(self, record: pb.GuestRecord) -> None:
         header = record.header
@@ -175,13 +175,13 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         """It runs at home again; that it has come stays known.  Raises OSError."""
         incoming.stage, incoming.moved_to, incoming.cleared = Stage.MOVED, self.here.host, True
         self.note(incoming)
-        self.homes.forget(incoming.places.relay)
+        self.outgoing.forget(incoming.places.relay)
 
     async def _decide(self, incoming: IncomingWorker) -> None:
         """Whether it runs where it was to go."""
         away = Away(incoming.leaving_to, incoming.leaving_move, sure=False)
         try:
-            refused = await self.homes.start_there_surely(away)
+            refused = await self.outgoing.start_there_surely(away)
         except Lost as problem:
             return await incoming.lose(str(problem))
         if not refused:
@@ -215,7 +215,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
 
     def host_is_lost(self, host: str, sentence: str) -> None:
         """Relays here of workers there end, and workers that may run there do not go on here."""
-        self.homes.give_up(host, sentence)
+        self.outgoing.give_up(host, sentence)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """As Membership.services wants it."""
@@ -224,7 +224,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
     async def close(self) -> None:
         """proxyd stops: workers from elsewhere end."""
         await self._background.cancel()
-        await self.homes.close()
+        await self.outgoing.close()
         for incoming in list(self.incoming.values()):
             await self._drop(incoming)
 
@@ -270,7 +270,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             one.header.relay == header.relay and not one.cleared for one in self._moves.values()
         ):
             raise Refusal("it is here already")
-        if at_home and not self.homes.expects(found.relay, source):
+        if at_home and not self.outgoing.expects(found.relay, source):
             raise Refusal(f"no worker is away from {header.relay}")
         ours = found.runtime == self._runtime
         if at_home != ours and not (ours and header.orphaned):  # its relay has ended, and it comes back
@@ -390,7 +390,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             incoming.decided.set()
             if incoming.at_home:
                 self._returned(incoming)
-                await self.homes.returned(incoming.places.relay)
+                await self.outgoing.returned(incoming.places.relay)
                 incoming.close()
             else:
                 self.incoming[incoming.header.relay] = incoming

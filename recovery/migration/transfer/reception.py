@@ -10,7 +10,7 @@ import grpc.aio
 
 from understudy.recovery.base.control import answer, pb, rpc, trouble
 from understudy.recovery.membership.network.links import NoLink
-from understudy.recovery.migration.relay.homes import ASK_S
+from understudy.recovery.migration.relay.outgoing_workers import ASK_S
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.stream import Outgoing
 

@@ -18,8 +18,8 @@ from typing import Any
 import structlog
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.migration.relay.homes import Away, Lost
 from understudy.recovery.migration.relay.orders import OrderRefused, order
+from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.dumping import DumpedWorker, Dumping
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
@@ -66,7 +66,7 @@ class _Sending(Dumping):
     async def _send(self) -> Shipped:
         began = time.monotonic()
         await self.check()
-        self.moves.homes.trust(self._destination)
+        self.moves.outgoing.trust(self._destination)
         dumped = await self.dump()
         stopped = time.monotonic()
         try:
@@ -130,22 +130,22 @@ class _Sending(Dumping):
         away = Away(self._destination, self.move, sure=False)
         try:
             if self.incoming is None:
-                self.moves.homes.note(self.relay, away)
+                self.moves.outgoing.note(self.relay, away)
             else:
                 self.incoming.leaving_to, self.incoming.leaving_move = self._destination, self.move
                 self.moves.note(self.incoming)
             await order(self.relay, "yield")
         except (OrderRefused, OSError) as problem:
-            self.moves.homes.forget(self.relay)
+            self.moves.outgoing.forget(self.relay)
             await self._undo()
             raise NotSent(f"{self.who()} was not moved: {problem}") from problem
         try:
-            refused = await self.moves.homes.start_there_surely(away, asked=False)
+            refused = await self.moves.outgoing.start_there_surely(away, asked=False)
         except Lost as problem:
             await self._lose(str(problem))
             raise NotSent(f"{self.who()} is lost: {problem}") from problem
         if refused:
-            self.moves.homes.forget(self.relay)
+            self.moves.outgoing.forget(self.relay)
             await self._resume()
             raise NotSent(f"{self.who()} was not moved: {refused}")
         with contextlib.suppress(OrderRefused):  # it has been killed meanwhile
@@ -154,12 +154,12 @@ class _Sending(Dumping):
             await self.moves.moved(self.incoming, self._destination)
         else:
             sure = Away(self._destination, self.move, sure=True)
-            self.moves.homes.note(self.relay, sure)
-            self.moves.homes.follow(self.relay, sure)
+            self.moves.outgoing.note(self.relay, sure)
+            self.moves.outgoing.follow(self.relay, sure)
 
     async def _lose(self, why: str) -> None:
         """It may run there, so it must not go on here."""
         if self.incoming is not None:
             return await self.incoming.lose(why)
         away = Away(self._destination, self.move, sure=False)
-        self.moves.homes.follow(self.relay, away)  # which ends it
+        self.moves.outgoing.follow(self.relay, away)  # which ends it

@@ -27,7 +27,7 @@ from understudy import replay
 from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.network.links import NoLink
-from understudy.recovery.migration.relay.homes import Away, Lost
+from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
 from understudy.recovery.migration.transfer.stream import read_ahead
@@ -370,7 +370,7 @@ class CpuImages:
         )  # fmt: skip
         header.more = mark.SerializeToString()
         there = Reception(self._moves, destination, header.move, f"the worker of rank {session.rank}")
-        self._moves.homes.trust(destination)
+        self._moves.outgoing.trust(destination)
         await there.consider(header)
         try:
             await there.take_in(header, read_ahead(read_parts(taken.path, header)))
@@ -382,7 +382,7 @@ class CpuImages:
         ready = time.monotonic()
         away = Away(destination, header.move, sure=False)
         try:
-            refused = await self._moves.homes.start_there_surely(away, asked=False)
+            refused = await self._moves.outgoing.start_there_surely(away, asked=False)
         except Lost as problem:
             await self._lead.lost_hosts.leave_for_dead(destination, restored.pid)
             raise NotSent(str(problem)) from problem

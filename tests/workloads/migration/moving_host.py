@@ -192,7 +192,7 @@ class MovingHost:
             case "lost":
                 self.moves.host_is_lost(what["host"], what["sentence"])
             case "back":
-                self.moves.homes.trust(what["host"])
+                self.moves.outgoing.trust(what["host"])
             case "lacks":
                 machine = replace(self.found.machine, **what["machine"])
                 self.moves.here = replace(self.found, machine=machine, **what["here"])

@@ -66,7 +66,7 @@ class _Follower:
     ended: bool = False
 
 
-class Homes:
+class OutgoingWorkers:
     """Of one proxyd."""
 
     def __init__(self, host: str, runtime: Path, channel_to: Callable[[str], grpc.aio.Channel]) -> None:
