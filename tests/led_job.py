@@ -14,13 +14,13 @@ import grpc.aio
 from understudy import replay
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.config.settings import DeviceSpec, Settings
-from understudy.recovery.host.homes import NoHome
+from understudy.recovery.host.placement import NoPlace
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.spanning.homes import SpanningHomes
 from understudy.recovery.spanning.job_link import JobLinkService
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.member.deputy import Deputy, Pace
 from understudy.recovery.spanning.member.member import MemberSide
+from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
@@ -69,7 +69,7 @@ class Server:
         self.verdict, self.generation = None, 0
 
 
-class Homes:
+class Placement:
     """Of a member."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Homes:
         else:
             self.retire(session.server)
         if self.problem:
-            raise NoHome(self.problem)
+            raise NoPlace(self.problem)
         server = Server()
         self.made.append(server)
         await self.gate.wait()
@@ -104,7 +104,7 @@ class Member:
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self._folder = name, folder / name
         self._folder.mkdir()
-        self.homes = Homes()
+        self.placement = Placement()
         devices = DeviceSpec("cpu", 1)
         settings = Settings(
             devices, Path("unused"), reply_bytes=1 << 16, shadow_bytes=1 << 16, snapshot_overhead=0
@@ -112,7 +112,7 @@ class Member:
         self.jobs: dict[str, Job] = {}
         self.coordinators: dict[str, Any] = {}
         self.side = MemberSide(
-            self.jobs, self.coordinators, settings, cast(Any, self.homes), follow=lambda session: None,
+            self.jobs, self.coordinators, settings, cast(Any, self.placement), follow=lambda session: None,
             close_if_unused=lambda job: None, note=lambda: None,
         )  # fmt: skip
 
@@ -251,10 +251,10 @@ class Leader:
         return self.job.sessions[rank]
 
 
-def homes_of(leader: Leader) -> SpanningHomes:
+def placement_of(leader: Leader) -> SpanningPlacement:
     """Where servers of the job's ranks come from; no host is cut off."""
 
     async def none_cut_off(hosts: list[str]) -> frozenset[str]:
         return frozenset()
 
-    return SpanningHomes(cast(Any, None), cast(Any, None), leader.lead, lambda host: {}, none_cut_off)
+    return SpanningPlacement(cast(Any, None), cast(Any, None), leader.lead, lambda host: {}, none_cut_off)

@@ -14,8 +14,8 @@ import proxied
 import pytest
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.recovery_round import Result
 from understudy.recovery.planning.facts import FaultFacts
@@ -36,9 +36,9 @@ class Rebuilding:
     def __init__(self, store: Store, job: Job) -> None:
         self.job, self._answers = job, StoreAnswers(store)
         pool = cast(Any, SimpleNamespace(fill=lambda: None))
-        homes = Homes(pool, Leases([session.device for session in job.sessions.values()], pool))
+        placement = Placement(pool, Leases([session.device for session in job.sessions.values()], pool))
         forget = partial(store.forget_generations, job.name)
-        self._coordinator = Coordinator(job, homes, True, lambda _: None, forget=forget)
+        self._coordinator = Coordinator(job, placement, True, lambda _: None, forget=forget)
         vars(self._coordinator)["_round"] = SimpleNamespace(run=self._run, concerned=self._concerned)
         self._ranks: tuple[int, ...] = ()
 

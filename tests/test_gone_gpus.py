@@ -17,8 +17,8 @@ from proxied import WORKLOADS
 from understudy.proxy_server import _server
 from understudy.proxy_server.device_server import trouble_of
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import NoPlace, Placement
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.state.jobs import Session
 
@@ -73,7 +73,7 @@ class Node:
         names = [f"cuda:{index}" for index in range(len(trials))]
         self.pool = Pool(dict(zip(names, trials, strict=True)))
         self.leases = Leases(names, cast(Any, self.pool))
-        self.homes = Homes(cast(Any, self.pool), self.leases)
+        self.placement = Placement(cast(Any, self.pool), self.leases)
         job = SimpleNamespace(name="job", note_fired=lambda session: None, fired=lambda kind, rank: 0)
         dead = SimpleNamespace(device="its last one", process=Watched.gone(1, 1))
         session = SimpleNamespace(
@@ -83,7 +83,7 @@ class Node:
         self.leases.hold(self.session)
 
     def replaced(self) -> str:
-        return asyncio.run(self.homes.replacement(self.session, stash=False)).device
+        return asyncio.run(self.placement.replacement(self.session, stash=False)).device
 
 
 def test_a_rank_whose_gpu_computes_stays_there() -> None:
@@ -107,7 +107,7 @@ def test_a_rank_leaves_gpus_that_do_not_compute_and_they_are_fenced(trial: Trial
 
 def test_a_gpu_whose_new_server_is_killed_during_the_trial_is_not_fenced() -> None:
     node = Node(_dies, _sound)
-    with pytest.raises(NoHome, match="a new device server on cuda:0 ended: Socket closed"):
+    with pytest.raises(NoPlace, match="a new device server on cuda:0 ended: Socket closed"):
         node.replaced()
     assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
     assert node.pool.retired == ["its last one", "cuda:0"]
@@ -134,14 +134,14 @@ def test_a_gpu_is_told_of_but_for_memory_that_is_full(
 
 def test_a_rank_without_another_gpu_is_told_that_its_own_is_gone() -> None:
     node = Node(_fails)
-    with pytest.raises(NoHome, match=r"cuda:0 of rank 3 is gone, and no other is free"):
+    with pytest.raises(NoPlace, match=r"cuda:0 of rank 3 is gone, and no other is free"):
         node.replaced()
 
 
 def test_a_rank_does_not_move_to_a_gpu_that_does_not_compute_and_keeps_its_own() -> None:
     node = Node(_sound, _fails)
     node.session.destination = 1
-    with pytest.raises(NoHome, match=f"rank 3 did not move to cuda:1: .* told: {UNKNOWN}"):
+    with pytest.raises(NoPlace, match=f"rank 3 did not move to cuda:1: .* told: {UNKNOWN}"):
         node.replaced()
     assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
 
@@ -156,7 +156,7 @@ def test_a_round_that_is_given_up_during_a_trial_leaves_no_server() -> None:
             return ""
 
         node = Node(waits)
-        replacing = asyncio.create_task(node.homes.replacement(node.session, stash=False))
+        replacing = asyncio.create_task(node.placement.replacement(node.session, stash=False))
         await tries.wait()
         replacing.cancel()
         with pytest.raises(asyncio.CancelledError):

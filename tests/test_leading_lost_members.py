@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from led_job import Leader, Member, becomes, homes_of
+from led_job import Leader, Member, becomes, placement_of
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.processes import Watched
@@ -79,10 +79,10 @@ def test_a_rank_that_comes_back_goes_on_and_what_its_host_still_runs_is_ended_wh
                 a.lead.join("b")
                 await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
                 # Its host is back, so early; its rank needs another home until it has come from its image.
-                homes = homes_of(a)
-                assert homes.is_homeless(session) and session.active and session.worker.running
+                placement = placement_of(a)
+                assert placement.is_homeless(session) and session.active and session.worker.running
                 session.host, session.worker = "c", RemoteProcess(pb.Process(pid=9), lambda *_: None)
-                assert not homes.is_homeless(session)
+                assert not placement.is_homeless(session)
 
     asyncio.run(lose())
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import grpc.aio
 import pytest
-from led_job import SOON_S, TOKEN, Leader, Member, becomes, homes_of
+from led_job import SOON_S, TOKEN, Leader, Member, becomes, placement_of
 
 from understudy.recovery.base.control import answer, pb, rpc
 from understudy.recovery.host.injector import Refused
@@ -100,7 +100,7 @@ def test_a_leader_that_comes_back_plans_once_members_that_had_ranks_have_told_of
         b, c = Member(folder, "b"), Member(folder, "c")
         b.open(1)
         async with Leader(folder, {"b": b, "c": c}, known="bc", awaited="b") as a:
-            ready = asyncio.create_task(homes_of(a).ready([], suspicious=False))
+            ready = asyncio.create_task(placement_of(a).ready([], suspicious=False))
             await becomes(lambda: "yet" not in a.lead.members["b"].trouble or ready.done())
             assert not ready.done()
             async with b:  # c is not reached at all, and had no rank
@@ -119,7 +119,7 @@ def test_who_is_awaited_is_told_until_all_are_there_or_lost(folder: Path) -> Non
             assert a.span.leading is not None
             a.span.leading.holds.clear()
             session.host = "c"  # which is not reached
-            ready = asyncio.create_task(homes_of(a).ready([session], suspicious=False))
+            ready = asyncio.create_task(placement_of(a).ready([session], suspicious=False))
             await becomes(lambda: "does not lead" in a.job.waits_for)
             assert "host c is not reached" in a.job.waits_for
             assert "a recovery waits: " in str(list(status_lines(view_of(status_of(a.job), 0), 200)))
@@ -244,20 +244,22 @@ def test_a_server_that_nobody_has_heard_of_is_ended_when_its_rank_gets_another(
         b = Member(folder, "b")
         there = b.open(1)
         former: Any = there.server
-        b.homes.gate.clear()
+        b.placement.gate.clear()
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
             given_up = asyncio.create_task(a.lead.replace(session, stash))
-            await becomes(lambda: len(b.homes.made) == 1)
+            await becomes(lambda: len(b.placement.made) == 1)
             given_up.cancel()
             await asyncio.wait({given_up})
             again = asyncio.create_task(a.lead.replace(session, stash))
-            b.homes.gate.set()
+            b.placement.gate.set()
             server = await asyncio.wait_for(again, SOON_S)
-            first, second = b.homes.made
+            first, second = b.placement.made
             assert server.pid == there.server.process.pid == second.process.pid
-            assert first in b.homes.retired and second not in b.homes.retired
-            assert (there.stash, former in b.homes.retired) == ((former, False) if stash else (None, True))
+            assert first in b.placement.retired and second not in b.placement.retired
+            assert (there.stash, former in b.placement.retired) == (
+                (former, False) if stash else (None, True)
+            )
 
     asyncio.run(replace())
 
@@ -275,7 +277,7 @@ def test_a_request_for_a_server_that_a_newer_one_has_overtaken_does_nothing(fold
             assert not (await b.side.replace(request)).error
             request.number = 6
             assert "newer request" in (await b.side.replace(request)).error
-            assert [there.server] == b.homes.made
+            assert [there.server] == b.placement.made
 
     asyncio.run(replace())
 
@@ -319,14 +321,14 @@ def test_a_server_that_is_copied_from_lives_on_if_another_could_not_be_had_at_fi
         b = Member(folder, "b")
         there = b.open(1)
         former: Any = there.server
-        b.homes.problem = "no device server became ready"
+        b.placement.problem = "no device server became ready"
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed, match="became ready"):
                 await a.lead.replace(session, stash=True)
-            b.homes.problem = ""
+            b.placement.problem = ""
             await a.lead.replace(session, stash=True)
-            assert there.stash is former and not b.homes.retired
+            assert there.stash is former and not b.placement.retired
 
     asyncio.run(replace())
 

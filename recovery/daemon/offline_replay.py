@@ -24,8 +24,8 @@ from understudy import replay
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.host.evidence import facts_of
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError, default_command
 from understudy.recovery.job.recovery_round import Round, RoundFailed
@@ -190,7 +190,7 @@ async def _bring_back(job: Job, pool: ServerPool, leases: Leases) -> None:
     """As in a recovery from storage; raises RoundFailed or NotReplayed."""
     job.generation = 1
     everybody = tuple(sorted(job.sessions))
-    of_job = Round(job, Homes(pool, leases), True, lambda session: None, Restorer(None))
+    of_job = Round(job, Placement(pool, leases), True, lambda session: None, Restorer(None))
     result = await of_job.run(FaultFacts(FaultKind.REHEARSAL, everybody), [])
     if result.plan.name is not PlanName.RESTORE_STORED_REPLAY:
         raise NotReplayed(f"the set and its log do not fit together: {result.plan.reason}")

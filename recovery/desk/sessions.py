@@ -25,9 +25,9 @@ from understudy.recovery.history.events import job_started, worker_moved
 from understudy.recovery.history.recorder import Recorder
 from understudy.recovery.host.early_notice import EarlyNotice
 from understudy.recovery.host.evidence import rank_facts
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Injector, Refused
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import Installation, SpawnerError
 from understudy.recovery.job.coordinator import Coordinator
@@ -182,17 +182,17 @@ class Desk:
     def begin_leading(self, job: Job) -> None:
         """Whether it is new, or another host has led it."""
         name = job.name
-        homes, lead = Homes(self._pool, self.leases), None
+        placement, lead = Placement(self._pool, self.leases), None
         if job.span is not None:
             assert self.spans is not None
             lead = self.spans.begin(job)
-            homes = self.spans.homes(job)
+            placement = self.spans.placement(job)
         keeps = self.settings.keeps_optimizer_preimages
         overhead, timing = self.settings.snapshot_overhead, self.settings.timing
         persistence = begin_persisting(job, self.settings.persist, self.spans, lambda: self.note(), timing)
         coordinator = self.coordinators[name] = Coordinator(
             job,
-            homes,
+            placement,
             keeps,
             self.follow,
             lambda: self.note(),

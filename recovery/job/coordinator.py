@@ -12,7 +12,7 @@ import structlog
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import refuse_snapshots_behind
-from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.holding import hold, let_go
 from understudy.recovery.job.noticed import ENDED, Noticed
 from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
@@ -56,7 +56,7 @@ class Coordinator:
     def __init__(
         self,
         job: Job,
-        homes: Homes,
+        placement: Placement,
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
         note: Callable[[], None] = lambda: None,
@@ -75,8 +75,8 @@ class Coordinator:
         self._note = note
         self._forget = forget
         self._job = job
-        self._homes = homes
-        self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer, decided, timing)
+        self._placement = placement
+        self._round = Round(job, placement, keeps_optimizer_preimages, follow, restorer, decided, timing)
         self._noticed = Noticed(job)
         self._known = 0
         """How many faults the round under way was planned for."""
@@ -117,7 +117,7 @@ class Coordinator:
                                 verdict.evidence, counts=verdict.counts)  # fmt: skip
         gone = session.log.device_message if session.log.device_lost else ""
         if gone:
-            self._homes.fence(session, gone)
+            self._placement.fence(session, gone)
         kind = FaultKind.DEVICE_GONE if gone else FaultKind.SERVER_DIED
         words = session.log.take_last_words()
         evidence = gone or (f"{ENDED}: {words}" if words else ENDED)
@@ -192,7 +192,7 @@ class Coordinator:
         back.  Nobody ends any more, or begins one, once all are held: else those left would be given up.
         What somebody ordered holds nobody up until etcd, or a host that is cut off, is back.
         """
-        if self._noticed.only_wishes and (waits := self._homes.awaited(self._concerned())):
+        if self._noticed.only_wishes and (waits := self._placement.awaited(self._concerned())):
             return f"nobody can be steered for the moment: {waits}"
         held = [session for session in self._concerned() if session.has_state]
         for session in held:
@@ -345,7 +345,7 @@ class Coordinator:
     async def _recover(self) -> None:
         async with self._job.opening:
             await self._deal_with_it()
-        self._homes.fill()
+        self._placement.fill()
         async with self._job.changed:
             self._job.changed.notify_all()
 
@@ -422,7 +422,7 @@ class Coordinator:
         if self._noticed.faults:
             return True
         # Training goes on without etcd; it must not stand still for a validation.
-        waits = self._homes.awaited(self._job.active_sessions())
+        waits = self._placement.awaited(self._job.active_sessions())
         return everybody and not waits and goes_back_a_minibatch(self._round.facts(self._noticed.facts()))
 
     async def _release(self) -> None:

@@ -15,7 +15,7 @@ from understudy.recovery.base.background import all_of
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import concerned, rank_facts
-from understudy.recovery.host.homes import Homes, NoHome
+from understudy.recovery.host.placement import NoPlace, Placement
 from understudy.recovery.persistence.restore.restorer import NotRestored, Restorer
 from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import BEGINNING, Facts, FaultFacts, FaultKind
@@ -63,7 +63,7 @@ class Round:
     def __init__(
         self,
         job: Job,
-        homes: Homes,
+        placement: Placement,
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
         restorer: Restorer | None = None,
@@ -82,7 +82,7 @@ class Round:
         """Where the state of ranks lies that went back in this round."""
         self._ending: list[Server] = []
         """Whose memory on a GPU the ranks may need when they go on."""
-        self._homes = homes
+        self._placement = placement
         self._restorer = restorer
         self._storage_problem = ""
         """Of the incident that is being recovered from."""
@@ -102,8 +102,8 @@ class Round:
             fault=fault,
             departed=departed,
             not_replayable=self._job.not_replayable,
-            homeless=tuple(session.rank for session in sessions if self._homes.is_homeless(session)),
-            free_devices=self._homes.free_devices(),
+            homeless=tuple(session.rank for session in sessions if self._placement.is_homeless(session)),
+            free_devices=self._placement.free_devices(),
             storage_problem=self._storage_problem,
         )
 
@@ -113,7 +113,7 @@ class Round:
         sessions, _ = self.concerned(fault.ranks)
         for session in sessions:
             session.state = "recovering"
-        await self._homes.ready(sessions, bool(tried) or fault.kind in LINKS)
+        await self._placement.ready(sessions, bool(tried) or fault.kind in LINKS)
         self.begun = True
         for session in sessions:
             self._drop_stash(session)
@@ -199,7 +199,7 @@ class Round:
         result.copied_bytes = sum(copied)
         for session in sessions:
             self._drop_stash(session)
-        await all_of(self._homes.emptied(server) for server in self._ending)
+        await all_of(self._placement.emptied(server) for server in self._ending)
         self._ending.clear()
         result.restored_ns = time.monotonic_ns()
         await all_of(self._rebuild(session) for session in sessions)
@@ -282,8 +282,8 @@ class Round:
 
     async def _attach(self, session: Session, commit: int, stash: bool) -> None:
         try:
-            server = await self._homes.replacement(session, stash)
-        except NoHome as problem:
+            server = await self._placement.replacement(session, stash)
+        except NoPlace as problem:
             raise RoundFailed(str(problem)) from problem
         session.server, session.hollow, session.rolled_commit = server, True, 0
         server.generation = self._job.generation
@@ -309,7 +309,7 @@ class Round:
         stash = session.stash
         if stash is session.server:  # a round that was interrupted before there was another one
             stash.retired = not stash.process.running  # of its death nobody was told meanwhile
-        elif stash is not None and session.hollow and self._homes.could_serve(stash, session):
+        elif stash is not None and session.hollow and self._placement.could_serve(stash, session):
             # What came after it did not get as far as to hold what the sound one holds.
             self._retire(session, session.server)
             session.server, session.hollow, stash.retired = stash, False, False
@@ -318,7 +318,7 @@ class Round:
         session.stash = None
 
     def _retire(self, session: Session, server: Server) -> None:
-        self._homes.retire(server)
+        self._placement.retire(server)
         if session.on_gpu:
             self._ending.append(server)
 
@@ -349,7 +349,7 @@ class Round:
             )
         sources = [
             pb.ReplicaSource(
-                address=self._homes.read_from(_holder(of_rank[rank]), session), rank=rank, copies=wanted
+                address=self._placement.read_from(_holder(of_rank[rank]), session), rank=rank, copies=wanted
             )
             for rank, wanted in copies.items()
         ]
@@ -376,7 +376,7 @@ class Round:
         session.unread.clear()
         session.rolled_commit = action.commit if roll is not None else 0
         session.former_resumed_commit = session.resumed_commit
-        self._homes.arrive(session)
+        self._placement.arrive(session)
         session.hold_state_of(action.commit)
         return int(reply.copied_bytes)
 
@@ -422,7 +422,7 @@ class Round:
         session.hold_state_of(action.commit)
         session.rolled_commit = session.returning = 0
         if action.fresh:
-            self._homes.arrive(session)
+            self._placement.arrive(session)
         # Commits and their pre-images begin anew there.  Only now: if the server does not get that far, what
         # lies between the snapshot and the floor is as gone as it was.
         session.log.floor_commit = min(session.log.floor_commit, action.commit)

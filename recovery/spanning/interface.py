@@ -7,7 +7,7 @@ from typing import Protocol
 
 from understudy import replay
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.migration.places import Place
 from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
 from understudy.recovery.persistence.writing.request import Written
@@ -43,7 +43,7 @@ class JobSpans(Protocol):
     def begin(self, job: Job) -> Started:
         """We lead it."""
 
-    def homes(self, job: Job) -> Homes:
+    def placement(self, job: Job) -> Placement:
         """Where its ranks get devices and servers from."""
 
     def deputy(self, job: Job) -> Deputy:

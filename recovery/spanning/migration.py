@@ -11,8 +11,8 @@ import structlog
 from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.desk.sessions import Desk
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image, image_of
@@ -38,7 +38,7 @@ class Migration:
     def __init__(self, desk: Desk, pool: ServerPool, moves: Moves, member: MemberSide, here: str) -> None:
         self._desk = desk
         self._pool = pool
-        self._homes = Homes(pool, desk.leases)
+        self._placement = Placement(pool, desk.leases)
         self._moves = moves
         self._member = member
         self._here = here
@@ -54,7 +54,7 @@ class Migration:
             )
         if not stash:
             session.server.retired = True
-            self._homes.retire(session.server)
+            self._placement.retire(session.server)
             try:
                 await asyncio.wait_for(session.server.process.memory_gone.wait(), ENDS_S)
             except TimeoutError:

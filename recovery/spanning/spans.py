@@ -18,8 +18,8 @@ from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.report import drill_of
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, heir_key_of
@@ -37,7 +37,6 @@ from understudy.recovery.planning.link_judgement import judge_links
 from understudy.recovery.rendezvous.forwarder import Leader
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.far_moves import FarMoves
-from understudy.recovery.spanning.homes import SpanningHomes
 from understudy.recovery.spanning.job_link import JobLinkService
 from understudy.recovery.spanning.leader.bequest import Bequest, Sources
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
@@ -51,6 +50,7 @@ from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.spanning.migration import Migration
+from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.spanning.way_on import way_on
@@ -88,7 +88,7 @@ class Spans:
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
-            desk.jobs, desk.coordinators, desk.settings, Homes(pool, desk.leases), desk.follow,
+            desk.jobs, desk.coordinators, desk.settings, Placement(pool, desk.leases), desk.follow,
             desk.elsewhere.close_if_unused, lambda: desk.note(),
         )  # fmt: skip
         settings = desk.settings
@@ -291,9 +291,9 @@ class Spans:
         """Of workers of a job that we lead, if any are to be taken."""
         return self._leads[job.name].images
 
-    def homes(self, job: Job) -> Homes:
+    def placement(self, job: Job) -> Placement:
         """For its coordinator."""
-        made = SpanningHomes(
+        made = SpanningPlacement(
             self._pool, self._desk.leases, self._leads[job.name], self._places, self._cut_off
         )
         self._leads[job.name].room_for = made.room_for

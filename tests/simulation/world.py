@@ -32,8 +32,8 @@ from understudy import replay
 from understudy.recovery.base.control import address, pb
 from understudy.recovery.base.timing import TIMING
 from understudy.recovery.host.evidence import rank_facts
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job import recovery_round
 from understudy.recovery.job.coordinator import Coordinator
@@ -99,10 +99,10 @@ class World:
         pool = cast(ServerPool, self.pool)
         self.leases = Leases([f"cpu:{rank}" for rank in range(shape.world + SPARE_DEVICES)], pool)
         self.storage = Storage(self) if schedule.storage else None
-        homes, restorer = Homes(pool, self.leases), cast(Restorer | None, self.storage)
+        placement, restorer = Placement(pool, self.leases), cast(Restorer | None, self.storage)
         self.decisions = Decisions(self.job)
         more: dict[str, Any] = {"restorer": restorer, "decided": self.decisions.write}
-        self.coordinator = Coordinator(self.job, homes, keeps, self._follow, **more)
+        self.coordinator = Coordinator(self.job, placement, keeps, self._follow, **more)
         self.validations = ValidationSchedule(self.job, 1 if schedule.validates else 0)
         vars(self.validations)["_step"] = schedule.validates
         self.keeper = FloorKeeper(self.job, self.coordinator, keeps, self.validations)

@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError
 from understudy import replay
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.config.settings import Settings
-from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.placement import NoPlace, Placement
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image
@@ -56,7 +56,7 @@ class MemberSide:
         jobs: Mapping[str, Job],
         coordinators: Mapping[str, Coordinator | Deputy],
         settings: Settings,
-        homes: Homes,
+        placement: Placement,
         follow: Callable[[Session], None],
         close_if_unused: Callable[[Job], None],
         note: Callable[[], None],
@@ -65,7 +65,12 @@ class MemberSide:
 
         `note`: what has changed has consequences from here on.
         """
-        self._jobs, self._coordinators, self._settings, self._homes = jobs, coordinators, settings, homes
+        self._jobs, self._coordinators, self._settings, self._placement = (
+            jobs,
+            coordinators,
+            settings,
+            placement,
+        )
         self._watch_server, self._close_if_unused, self._note = follow, close_if_unused, note
         self.send: Callable[[Job, Session, str, bool, str], Awaitable[pb.Transfer]] | None = None
         """A rank's worker to another host; raises Refused."""
@@ -101,7 +106,7 @@ class MemberSide:
     def end_left_behind(self, job: Job, deputy: Deputy) -> None:
         """Servers of ranks that have gone elsewhere."""
         while deputy.left_behind:
-            self._homes.retire(deputy.left_behind.popitem()[1])
+            self._placement.retire(deputy.left_behind.popitem()[1])
         self._close_if_unused(job)
 
     def describe(self, session: Session) -> pb.RankDescription:
@@ -173,22 +178,22 @@ class MemberSide:
         try:
             async with deputy.replacing.turn(request.rank, (request.leadership, request.number)):
                 return await self._replace(job, deputy, request)
-        except (NoHome, Outdated) as problem:
+        except (NoPlace, Outdated) as problem:
             return pb.ReplaceServerReply(error=str(problem))
 
     async def _replace(
         self, job: Job, deputy: Deputy, request: pb.ReplaceServerRequest
     ) -> pb.ReplaceServerReply:
-        """Raises NotAdmitted, NoHome."""
+        """Raises NotAdmitted, NoPlace."""
         session = self._session(job, request.rank)
         other, session.stash = session.stash, None
         if other is not None and _is(request.former, other.process):  # whoever replaced it was never heard of
             session.server, other = other, session.server
         if other is not None and other is not session.server:
-            self._homes.retire(other)
-        server = await self._homes.replacement(session, request.stash)
+            self._placement.retire(other)
+        server = await self._placement.replacement(session, request.stash)
         if session.state == "ended":
-            self._homes.retire(server)
+            self._placement.retire(server)
             raise NotAdmitted(f"rank {request.rank} does not run here any more")
         session.server, session.hollow, session.rolled_commit = server, True, 0
         server.generation = job.generation
@@ -204,7 +209,7 @@ class MemberSide:
         job, deputy = self._admit(request)
         behind = deputy.left_behind.get(request.rank)
         if behind is not None and _is(request.server, behind.process):
-            self._homes.retire(deputy.left_behind.pop(request.rank))
+            self._placement.retire(deputy.left_behind.pop(request.rank))
             self._close_if_unused(job)
             return pb.EndServerReply()
         session = self._session(job, request.rank)
@@ -215,7 +220,7 @@ class MemberSide:
             server.retired = True
             await server.process.end(0.0)
         else:
-            self._homes.retire(server)
+            self._placement.retire(server)
         return pb.EndServerReply()
 
     async def move(self, request: pb.MoveRankRequest) -> pb.MoveRankReply:

@@ -24,11 +24,11 @@ TRIED_S = 20.0
 """How long a device may take to compute a little, its context included, seconds."""
 
 
-class NoHome(RuntimeError):
+class NoPlace(RuntimeError):
     """A rank gets no device or no server; its text is a sentence."""
 
 
-class Homes:
+class Placement:
     """This host."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Homes:
         """A ready server in place of the session's, whose process is ended if it is not yet.
 
         `stash`: it lives on until its state has been copied.  A GPU that does not compute any more is fenced,
-        and the rank goes to another one.  Raises NoHome.
+        and the rank goes to another one.  Raises NoPlace.
         """
         if stash:
             session.server.retired = True
@@ -82,7 +82,7 @@ class Homes:
                 )
         while True:
             if self._leases.is_homeless(session) and not self._leases.move(session):
-                raise NoHome(f"{session.device} of rank {session.rank} is gone, and no other is free")
+                raise NoPlace(f"{session.device} of rank {session.rank} is gone, and no other is free")
             wished = session.destination
             device = session.device if wished is None else self._leases.name(wished)
             server = await self._server_on(session, device)
@@ -90,17 +90,17 @@ class Homes:
                 return server
             self._pool.retire(server)
             if wished is not None:
-                raise NoHome(f"rank {session.rank} did not move to {device}: {problem}")
+                raise NoPlace(f"rank {session.rank} did not move to {device}: {problem}")
             self.fence(session, problem)
 
     async def _server_on(self, session: Session, device: str) -> Server:
         try:
             return await self._pool.take(device)
         except SpawnerError as problem:
-            raise NoHome(f"rank {session.rank} got no new device server: {problem}") from problem
+            raise NoPlace(f"rank {session.rank} got no new device server: {problem}") from problem
 
     async def _trouble_of(self, server: Server) -> str:
-        """What keeps its device from computing; empty if it does.  Raises NoHome."""
+        """What keeps its device from computing; empty if it does.  Raises NoPlace."""
         try:
             reply = await answer(server.stub.TryDevice(pb.TryDeviceRequest(), timeout=self._tried_s))
         except asyncio.CancelledError:
@@ -110,7 +110,9 @@ class Homes:
             # Of its own end the device need not be the cause: the round is tried again.
             if not ran_out(problem):
                 self._pool.retire(server)
-                raise NoHome(f"a new device server on {server.device} ended: {trouble(problem)}") from problem
+                raise NoPlace(
+                    f"a new device server on {server.device} ended: {trouble(problem)}"
+                ) from problem
             return f"a new device server there did not get it to compute within {self._tried_s:.0f} s"
         return f"a new device server there was told: {reply.error}" if reply.error else ""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import structlog
 
-from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import NoPlace, Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.ranks.remote import RemoteServer, SteerFailed
@@ -24,7 +24,7 @@ LOOK_S = 1.0
 """Between two looks at who is awaited still: a host may be lost meanwhile, and nobody waits for it then."""
 
 
-class SpanningHomes(Homes):
+class SpanningPlacement(Placement):
     """This host, and those of the members."""
 
     def __init__(
@@ -68,7 +68,7 @@ class SpanningHomes(Homes):
             await self._look_at_links(sessions)
 
     def awaited(self, sessions: Sequence[Session]) -> str:
-        """As Homes."""
+        """As Placement."""
         return "; ".join(self._awaited(sessions).values())
 
     def _awaited(self, sessions: Sequence[Session]) -> dict[asyncio.Event, str]:
@@ -126,12 +126,12 @@ class SpanningHomes(Homes):
             self._lead.end_server(session, server)
 
     async def replacement(self, session: Session, stash: bool) -> Server:
-        """As Homes."""
+        """As Placement."""
         wished = session.destination_host
         if wished and wished != self.at(session):
             try:
                 await self._move(session, stash, [wished])
-            except NoHome as problem:
+            except NoPlace as problem:
                 session.decline(str(problem))
                 raise
             stash = False  # if so, it is known already
@@ -169,7 +169,7 @@ class SpanningHomes(Homes):
         return sorted(places - self._cut, key=lambda name: (name not in members, name))
 
     async def _move(self, session: Session, stash: bool, destinations: Sequence[str]) -> None:
-        """To the first host that takes it; raises NoHome."""
+        """To the first host that takes it; raises NoPlace."""
         problems = []
         for name in destinations:
             try:
@@ -180,7 +180,7 @@ class SpanningHomes(Homes):
                 if not session.worker.running:
                     break
         none = f"{session.device} of rank {session.rank} is gone, and no other is free"
-        raise NoHome("; ".join(problems) or none)
+        raise NoPlace("; ".join(problems) or none)
 
     def room_for(self, sessions: Sequence[Session]) -> bool:
         """Whether all of these, whose hosts are lost, find a device elsewhere."""
@@ -197,21 +197,21 @@ class SpanningHomes(Homes):
         try:
             return await self._lead.replace(session, stash)
         except SteerFailed as problem:
-            raise NoHome(f"rank {session.rank} got no new device server: {problem.details()}") from problem
+            raise NoPlace(f"rank {session.rank} got no new device server: {problem.details()}") from problem
 
     def could_serve(self, stash: Server, session: Session) -> bool:
-        """As Homes; never from another host, where the log has ended."""
+        """As Placement; never from another host, where the log has ended."""
         host = stash.host if isinstance(stash, RemoteServer) else ""
         return host == session.host and super().could_serve(stash, session)
 
     def arrive(self, session: Session) -> None:
-        """As Homes."""
+        """As Placement."""
         session.destination_host = session.destination_device = ""
         if not session.host:
             super().arrive(session)
 
     def read_from(self, holder: Server, reader: Session) -> str:
-        """As Homes; between hosts over the data network."""
+        """As Placement; between hosts over the data network."""
         host = holder.host if isinstance(holder, RemoteServer) else ""
         if host == reader.host:
             return f"unix:{Path(holder.socket)}"
