@@ -226,7 +226,7 @@ def test_a_rank_that_has_come_to_a_host_and_has_no_server_yet_counts_as_one_whos
     async def follow() -> None:
         b = Member(folder, "b")
         session = b.open(1)
-        session.server, session.hollow = absent_server("cpu:0"), True
+        session.server, session.lacks_state = absent_server("cpu:0"), True
         async with b:
             for _ in range(2):
                 async with Leader(folder, {"b": b}, known="b") as a:

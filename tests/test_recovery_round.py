@@ -135,7 +135,7 @@ def test_state_that_is_not_reached_goes_by_shared_storage_and_the_rest_as_ever()
     (asked,) = stubs[1].writes
     assert asked.generation == 4
     assert [(one.handle, one.offset, one.bytes) for one in asked.ranges] == [(20, 0, 8), (21, 0, 4)]
-    assert stubs[2].writes == [] and not job.sessions[0].hollow
+    assert stubs[2].writes == [] and not job.sessions[0].lacks_state
 
 
 def test_state_that_is_not_had_by_shared_storage_either_is_told_with_both_reasons() -> None:

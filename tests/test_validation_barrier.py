@@ -216,7 +216,7 @@ def test_shadows_of_a_former_server_are_no_evidence() -> None:
         step(job, number, number)
     session = job.sessions[1]
     session.restored_commit = 3
-    session.hollow = True
+    session.lacks_state = True
     assert all(commit.has_manifest for commit in rank_facts(session, True).commits), "it has not run"
     session.resumed_commit = 3
     facts = rank_facts(session, True)

@@ -180,7 +180,7 @@ def _session(job: Job, reach: Reach, rank: int, device: str, runtime: RuntimeDir
     dead = Server(Watched.gone(0, 0), runtime.path / f"none-{rank}.sock", device)
     job.sessions[rank] = Session(
         job=job, rank=rank, world=about.world, device=device, device_index=rank, threads=about.threads,
-        worker=Watched(os.getpid()), directory=directory, log=log, server=dead, hollow=True,
+        worker=Watched(os.getpid()), directory=directory, log=log, server=dead, lacks_state=True,
         durable=[Durable(reach.stored.serial, run, reach.stored.bytes, facts_of(start), start.log_offset)],
     )  # fmt: skip
     return laid

@@ -153,7 +153,7 @@ class Elsewhere:
             if not session.server.process.running:
                 session.server.retired = False
                 self._desk.follow(session)
-            elif deputy.is_steered(session) or session.hollow or session.rolling:
+            elif deputy.is_steered(session) or session.lacks_state or session.rolling:
                 message = "a recovery broke off its collectives, and was lost with the host that led it"
                 cursor = session.log.cursor_index
                 coordinator.collective_failed(session, session.generation, message, cursor)

@@ -147,7 +147,7 @@ class Coordinator:
         if suspect:
             server.suspect = True
         elif record_index <= server.failed_at:
-            session.hollow = True  # it did not get past its last failure: another server has to
+            session.lacks_state = True  # it did not get past its last failure: another server has to
         server.failed_at = record_index
         now = time.monotonic_ns()
         kind = FaultKind.DRIVER_SUSPECT if suspect else FaultKind.CALL_FAILED
@@ -271,7 +271,7 @@ class Coordinator:
             self._interrupt.set()  # a recovery lasts until its ranks are through
             return
         session.refused_commit = session.restored_commit
-        session.hollow = True
+        session.lacks_state = True
         now = time.monotonic_ns()
         # It counts: a snapshot may lack that content, too, and then the third time is the last.
         self._notice(session, FaultKind.CALL_FAILED, now, now, message, message, record_index)
@@ -428,7 +428,7 @@ class Coordinator:
     async def _release(self) -> None:
         """Let ranks go on that stand at the end of a minibatch for a validation that does not come about."""
         for session, problem in await self._barrier.release():  # they would stand there for ever
-            session.hollow = True
+            session.lacks_state = True
             now = time.monotonic_ns()
             self._notice(
                 session, FaultKind.SERVER_HUNG, now, now, f"it did not resume: {problem}", counts=False

@@ -126,7 +126,7 @@ class Round:
             if session.world > 1 and session.log.sealed:
                 # As if it had died: its state is of no commit, and none can be had from it.
                 log.info("a device server has no way back", job=self._job.name, rank=session.rank)
-                session.hollow = True
+                session.lacks_state = True
         facts = self.facts(fault)  # without those whose program ended meanwhile
         if not {rank.rank for rank in facts.ranks} <= {session.rank for session in sessions}:
             raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
@@ -239,7 +239,7 @@ class Round:
 
     async def _make_way(self, session: Session) -> None:
         """End the server of a rank whose memory in the log is about to be written."""
-        session.server.retired = session.hollow = True
+        session.server.retired = session.lacks_state = True
         try:
             await asyncio.wait_for(session.server.process.end(0.0), END_S)
         except TimeoutError:
@@ -285,7 +285,7 @@ class Round:
             server = await self._placement.replacement(session, stash)
         except NoPlace as problem:
             raise RoundFailed(str(problem)) from problem
-        session.server, session.hollow, session.rolled_commit = server, True, 0
+        session.server, session.lacks_state, session.rolled_commit = server, True, 0
         server.generation = self._job.generation
         self._follow(session)
         request = pb.AttachRequest(
@@ -309,10 +309,10 @@ class Round:
         stash = session.stash
         if stash is session.server:  # a round that was interrupted before there was another one
             stash.retired = not stash.process.running  # of its death nobody was told meanwhile
-        elif stash is not None and session.hollow and self._placement.could_serve(stash, session):
+        elif stash is not None and session.lacks_state and self._placement.could_serve(stash, session):
             # What came after it did not get as far as to hold what the sound one holds.
             self._retire(session, session.server)
-            session.server, session.hollow, stash.retired = stash, False, False
+            session.server, session.lacks_state, stash.retired = stash, False, False
         elif stash is not None:
             self._retire(session, stash)
         session.stash = None
@@ -455,7 +455,7 @@ class Round:
         """End a server that does not do as it is told; it counts as dead from here on."""
         if session.server.process.running:
             log.error("a device server is ended", rank=session.rank, pid=session.server.pid, problem=problem)
-        session.hollow = True
+        session.lacks_state = True
 
 
 def policy(world: int, keeps_optimizer_preimages: bool) -> pb.Policy:

@@ -142,7 +142,8 @@ class Migration:
         session = Session(
             job=job, rank=header.rank, world=header.world, device=device, device_index=device_index,
             asked_index=device_index, threads=header.threads, worker=Watched(pid),
-            directory=directory, log=replay.Log(str(directory)), server=absent_server(device), hollow=True,
+            directory=directory, log=replay.Log(str(directory)), server=absent_server(device),
+            lacks_state=True,
             relay=relay, recoveries=mark.recoveries, generation=header.generation,
         )  # fmt: skip
         self._desk.leases.hold(session)

@@ -95,14 +95,14 @@ class SpanningPlacement(Placement):
             if host in self._cut and session.has_state and self._destinations(session):
                 log.error("a host is cut off from the data network", job=session.job.name, host=host)
                 # Nobody could read its state there; a replica, or a snapshot in the log, has it.
-                session.server.retired = session.hollow = True
+                session.server.retired = session.lacks_state = True
                 session.note = f"it left host {host}, which is cut off from the data network"
 
     def is_homeless(self, session: Session) -> bool:
         """Whether it needs another device."""
         if self._lead.lost_hosts.awaits(session):
             return True
-        if self.at(session) in self._cut and session.hollow:
+        if self.at(session) in self._cut and session.lacks_state:
             return True
         if session.host:
             return (session.host, session.device_index) in self._fenced

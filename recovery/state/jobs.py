@@ -74,7 +74,7 @@ class Session:
     """Why what was ordered last of it did not come about."""
     stash: Server | None = None
     """Its former server, while the new one copies from it."""
-    hollow: bool = False
+    lacks_state: bool = False
     """Its server is fresh and holds no state yet."""
     restored_commit: int = 0
     """Where its server's memory begins: it has no pre-images of what came before."""
@@ -159,17 +159,17 @@ class Session:
     @property
     def has_state(self) -> bool:
         """Whether its server runs and holds the rank's memory."""
-        return self.server.process.running and not self.hollow
+        return self.server.process.running and not self.lacks_state
 
     def hold_state_of(self, commit: int) -> None:
         """Its new server stands at that commit; those behind are made anew."""
-        self.hollow, self.restored_commit = False, commit
+        self.lacks_state, self.restored_commit = False, commit
         if commit < self.refused_commit:
             self.refused_commit = 0
 
     def break_off_roll_forward(self) -> None:
         """Its server stands still amid its step, and has overwritten nothing: it has made no commit."""
-        self.hollow = True
+        self.lacks_state = True
         self.resumed_commit = self.former_resumed_commit
 
     @property

@@ -76,5 +76,5 @@ class Doors:
             raise SteerFailed(str(problem)) from problem
         session.host, session.log, session.directory, session.worker = "", page, directory, worker
         session.device_index, session.device, session.relay = index, device, relay
-        session.server, session.hollow = absent_server(device), True
+        session.server, session.lacks_state = absent_server(device), True
         self._leases.hold(session)

@@ -153,8 +153,8 @@ class Lead:
                 continue
             session = self.described(member, one)
             # By a leader before us, or by us if we are at it; nobody else gets it to go on.
-            hollow = one.server.pid > 0 and not one.holds_state and not session.rolling
-            if one.parked or hollow:
+            lacks_state = one.server.pid > 0 and not one.holds_state and not session.rolling
+            if one.parked or lacks_state:
                 message = "a recovery broke off its collectives, and died with the proxyd that led it"
                 self._openings.tell(
                     pb.FaultReport(
@@ -280,7 +280,7 @@ class Lead:
             asked_index=one.asked_index, threads=one.threads, directory=mirror.directory, log=mirror.log,
             worker=RemoteProcess(one.worker, self.sender(member, one.rank)),
             server=self._server(member, one.rank, one), generation=one.generation, relay=one.relay,
-            host=member.host, hollow=not one.holds_state, restored_commit=one.restored_commit,
+            host=member.host, lacks_state=not one.holds_state, restored_commit=one.restored_commit,
             resumed_commit=one.resumed_commit,
             state="lost" if one.lost else "running",
         )  # fmt: skip
@@ -329,7 +329,7 @@ class Lead:
         session.host, session.log, session.directory = member.host, mirror.log, mirror.directory
         session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
         session.worker = RemoteProcess(one.worker, self.sender(member, one.rank))
-        session.server, session.hollow = absent_server(one.device), True
+        session.server, session.lacks_state = absent_server(one.device), True
 
     def _has_come(self, session: Session, member: MemberLink, one: pb.RankDescription) -> Session:
         """It went there while nobody led the job, by the order of a leader that died; raises LogError."""

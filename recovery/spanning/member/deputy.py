@@ -170,7 +170,7 @@ class Deputy:
         if method in ("Rewind", "Restore", "Attach"):
             self._feed(session).went_back()
         if method == "Restore" and succeeded:
-            session.hollow = False
+            session.lacks_state = False
         if method in ("Resume", "LetGo") and succeeded:
             self._steered.discard(rank)
             if method == "Resume":

@@ -195,7 +195,7 @@ class MemberSide:
         if session.state == "ended":
             self._placement.retire(server)
             raise NotAdmitted(f"rank {request.rank} does not run here any more")
-        session.server, session.hollow, session.rolled_commit = server, True, 0
+        session.server, session.lacks_state, session.rolled_commit = server, True, 0
         server.generation = job.generation
         deputy.replaced(session)
         self._watch_server(session)
