@@ -129,7 +129,7 @@ def test_an_heir_brings_back_the_ranks_of_the_former_leader_and_no_others(stage:
         ours, lost = stage.sessions
         lost.host = "c"
         assert "it was on another host when they were taken" in stage.images.bring_back([ours])
-        assert stage.images.bring_back([lost]) == "" and lost.returning == 2
+        assert stage.images.bring_back([lost]) == "" and lost.restores_from_image == 2
         lost.worker.pid += 1
         assert "has moved since" in stage.images.bring_back([lost])
         lost.worker.pid -= 1

@@ -53,7 +53,7 @@ class Images:
 
     def bring_back(self, lost: list[Session]) -> str:
         for session in lost if not self.obstacle else ():
-            session.returning = 5
+            session.restores_from_image = 5
         return self.obstacle
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ def test_a_rank_that_cannot_come_back_ends_the_job_and_the_reason_is_told(
         b.open(1)
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
-            session.returning = 5  # it had just come there from an image
+            session.restores_from_image = 5  # it had just come there from an image
             a.lead.images, a.lead.room_for = cast(Any, Images(obstacle)), lambda _: room
             a.lead.lost_hosts.give_up("b", "nobody reaches it")
             assert session.state == "lost" and not session.worker.running

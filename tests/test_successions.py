@@ -217,14 +217,14 @@ def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_thei
         async with Leader(folder, {"b": b, "x": x}, known="b", awaited="b") as a:
             take_over(a.lead, estate, "x", "its lease has ended")
             lost = a.job.sessions[0]
-            assert (lost.host, lost.returning) == ("x", 4)
+            assert (lost.host, lost.restores_from_image) == ("x", 4)
             a.lead.lost_hosts.give_up("x", "as seen by all")
             assert lost.state == "running"  # b has not told yet
             b.open(2, world=3)
             async with b:
                 await becomes(lambda: lost.state == "lost")
             moved = a.job.sessions[2]
-            assert (moved.host, moved.returning) == ("b", 0)
+            assert (moved.host, moved.restores_from_image) == ("b", 0)
             assert "host x is lost, and with it the worker of rank 0" in lost.note
 
     asyncio.run(check())

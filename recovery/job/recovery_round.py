@@ -420,7 +420,7 @@ class Round:
         _check(session, "restore its snapshot", reply.error)
         session.unread.clear()
         session.hold_state_of(action.commit)
-        session.rolled_commit = session.returning = 0
+        session.rolled_commit = session.restores_from_image = 0
         if action.fresh:
             self._placement.arrive(session)
         # Commits and their pre-images begin anew there.  Only now: if the server does not get that far, what

@@ -316,7 +316,7 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     kept = [c for c in kept_commits(rank) if c.number <= trusted.get(rank.rank, c.number)]
     if (rank.snapshots or rank.stored) and kept and kept[0] is BEGINNING:
         del kept[0]  # snapshots are nearer
-    if rank.returning:
+    if rank.restores_from_image:
         return [], f"the host of rank {rank.rank} is lost, and its worker comes back from a CPU image"
     if not rank.alive:
         rebuildable = [

@@ -88,7 +88,9 @@ class SpanningPlacement(Placement):
         return found
 
     async def _look_at_links(self, sessions: list[Session]) -> None:
-        here = [session for session in sessions if not session.returning]  # of the others it is known
+        here = [
+            session for session in sessions if not session.restores_from_image
+        ]  # of the others it is known
         self._cut = await self._cut_off(sorted({self.at(session) for session in here}))
         for session in sessions:
             host = self.at(session)

@@ -114,7 +114,7 @@ class Session:
     """Where it runs, if that is another one."""
     relay: str = ""
     """The socket of what can move its worker; empty: nothing can."""
-    returning: int = 0
+    restores_from_image: int = 0
     """Serial of the snapshot with which its worker comes back, as its host is lost; 0: it does not."""
     cpu_image_step: int = 0
     """Of the newest CPU image of it; 0: there is none."""

@@ -91,8 +91,8 @@ class SnapshotKeeper:
         complaints = Complaints("snapshots")
         while self._overhead > 0:
             # A set of a rank whose host is lost may seem to be complete, and is lost, too.
-            returning = any(session.returning for session in self._job.sessions.values())
-            if not self._coordinator.restoring and not returning:
+            restores_from_image = any(session.restores_from_image for session in self._job.sessions.values())
+            if not self._coordinator.restoring and not restores_from_image:
                 with complaints.survived(self._job.name):
                     self.look(time.monotonic())
             await asyncio.sleep(LOOK_S)

@@ -179,5 +179,5 @@ def _rank(layout: Layout, kept: Kept, rank: int, how: Failure | None) -> RankFac
         suspect=how is Failure.DRIVER,
         snapshots=(_KEPT,) if kept.images else (),
         stored=(_KEPT,) if kept.stored else (),
-        returning=returns,
+        restores_from_image=returns,
     )

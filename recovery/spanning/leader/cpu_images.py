@@ -343,7 +343,7 @@ class CpuImages:
         if why:
             return f"its CPU image is of no use: {why}"
         for session in lost:
-            session.returning = pair.serial
+            session.restores_from_image = pair.serial
         for session in sessions:
             session.log.snapshot_floor = pair.serial
             session.log.snapshot_suspended = False

@@ -71,11 +71,11 @@ class LostHosts:
             ranks = ", ".join(f"rank {session.rank} in step {session.log.step}" for session in lost)
             self.lose_all({host: why}, ranks, obstacle)
             for session in lost:
-                session.returning = 0
+                session.restores_from_image = 0
         for session in self._lead.of(member):
             assert isinstance(session.server.process, RemoteProcess)
             session.server.process.has_ended(time.monotonic_ns())
-            if not session.returning:
+            if not session.restores_from_image:
                 self._lead.worker_ended(session)
         self.lose_missing()
 
@@ -105,14 +105,14 @@ class LostHosts:
 
     async def _await_return(self, session: Session) -> None:
         """If its job is given up meanwhile, nobody tells us of the end of its worker, who is gone."""
-        while session.returning and session.active:
+        while session.restores_from_image and session.active:
             await asyncio.sleep(LOOK_S)
         if self.awaits(session):
             self._lead.worker_ended(session)
 
     def awaits(self, session: Session) -> bool:
         """Whether its worker is to come back from an image, and has not: its host may be back meanwhile."""
-        return bool(session.returning) and self._given_up(_worker(session.host, session.worker))
+        return bool(session.restores_from_image) and self._given_up(_worker(session.host, session.worker))
 
     def _given_up(self, worker: GivenUp) -> bool:
         return any(one.covers(worker) for one in self._lead.span.given_up)

@@ -94,7 +94,7 @@ class Relocations:
             self._arriving.pop(session.rank, None)
             self._for_moves.discard(destination)
         self.expect_no_more(session, destination)
-        if self._lead.images is not None and session.returning:
+        if self._lead.images is not None and session.restores_from_image:
             self._lead.images.came_back(session)
         session.transfer = transfer
         if isinstance(former, RemoteProcess):

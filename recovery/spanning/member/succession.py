@@ -179,7 +179,7 @@ def take_over(lead: Lead, estate: Estate, former: str, why: str) -> None:
         except replay.LogError as problem:
             log.error("a rank cannot come back", job=lead.job.name, rank=told.rank, problem=str(problem))
             continue
-        session.returning = estate.serial
+        session.restores_from_image = estate.serial
     lead.run_beside(_give_up(lead, former, why))
 
 
@@ -189,7 +189,7 @@ async def _give_up(lead: Lead, former: str, why: str) -> None:
         await asyncio.sleep(LOOK_S)
     for session in job.active_sessions():
         if session.host != former:
-            session.returning = 0  # it had gone elsewhere meanwhile
+            session.restores_from_image = 0  # it had gone elsewhere meanwhile
     lead.lost_hosts.give_up_expected(former, why)
     worlds = [session.world for session in job.sessions.values()]
     missing = set(range(max(worlds, default=0))) - job.sessions.keys() - job.departed.keys()
