@@ -80,9 +80,9 @@ class Placement:
         self.gate.set()
         self.problem = ""
 
-    async def replacement(self, session: Session, stash: bool) -> Any:
-        if stash:
-            session.stash = session.server
+    async def replacement(self, session: Session, keep_source: bool) -> Any:
+        if keep_source:
+            session.source_server = session.server
         else:
             self.retire(session.server)
         if self.problem:

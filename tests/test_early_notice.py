@@ -451,7 +451,7 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
             server=SimpleNamespace(process=process), device=device, on_gpu=waits, destination=None, rank=0
         )
         placement = Placement(cast(Any, Pool()), cast(Any, leases))
-        taken = asyncio.create_task(placement.replacement(session, stash=False))
+        taken = asyncio.create_task(placement.replacement(session, keep_source=False))
         for _ in range(10):
             await asyncio.sleep(0)
         assert taken.done() is not waits
@@ -484,7 +484,7 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
             server=SimpleNamespace(process=process), device="cuda:0", on_gpu=True, destination=None, rank=0
         )
         placement = Placement(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
-        found = await placement.replacement(session, stash=False)
+        found = await placement.replacement(session, keep_source=False)
         assert found.device == "cuda:1"
         assert fenced == ["its last server still held its memory 0 s after its end"]
 

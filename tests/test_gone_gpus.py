@@ -83,7 +83,7 @@ class Node:
         self.leases.hold(self.session)
 
     def replaced(self) -> str:
-        return asyncio.run(self.placement.replacement(self.session, stash=False)).device
+        return asyncio.run(self.placement.replacement(self.session, keep_source=False)).device
 
 
 def test_a_rank_whose_gpu_computes_stays_there() -> None:
@@ -156,7 +156,7 @@ def test_a_round_that_is_given_up_during_a_trial_leaves_no_server() -> None:
             return ""
 
         node = Node(waits)
-        replacing = asyncio.create_task(node.placement.replacement(node.session, stash=False))
+        replacing = asyncio.create_task(node.placement.replacement(node.session, keep_source=False))
         await tries.wait()
         replacing.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -30,11 +30,11 @@ def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folde
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed, match="locked a file"):
-                await a.lead.relocations.move(session, "c", stash=False)
+                await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b"}
             a.lead.join("c")
             with pytest.raises(SteerFailed, match="locked a file"):
-                await a.lead.relocations.move(session, "c", stash=False)
+                await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b", "c"}
 
     asyncio.run(move())
@@ -52,7 +52,7 @@ def test_a_host_where_a_rank_may_be_goes_on_taking_part(folder: Path) -> None:
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed):
-                await a.lead.relocations.move(session, "c", stash=False)
+                await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b", "c"}
 
     asyncio.run(move())
@@ -67,7 +67,7 @@ def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended
             async with b:
                 session = await a.hears_of(1)
                 with pytest.raises(SteerFailed):
-                    await a.lead.relocations.move(session, "c", stash=False)
+                    await a.lead.relocations.move(session, "c", keep_source=False)
             del there.job.sessions[1]
             link = a.lead.members["b"]
             await becomes(lambda: not link.connected.is_set())
@@ -191,7 +191,7 @@ def test_a_rank_that_a_leader_has_not_brought_to_go_on_is_told_to_each_that_foll
                 session = await a.hears_of(1)
                 assert not a.desk.told
                 if how != "parked":
-                    session.server = await a.lead.replace(session, stash=False)
+                    session.server = await a.lead.replace(session, keep_source=False)
                 for method, request in PREPARED[how]:
                     await steer(session, method, request)
             for _ in range(2):
@@ -236,9 +236,9 @@ def test_a_rank_that_has_come_to_a_host_and_has_no_server_yet_counts_as_one_whos
     asyncio.run(follow())
 
 
-@pytest.mark.parametrize("stash", [False, True], ids=["at once", "copied from"])
+@pytest.mark.parametrize("keep_source", [False, True], ids=["at once", "copied from"])
 def test_a_server_that_nobody_has_heard_of_is_ended_when_its_rank_gets_another(
-    folder: Path, stash: bool
+    folder: Path, keep_source: bool
 ) -> None:
     async def replace() -> None:
         b = Member(folder, "b")
@@ -247,18 +247,18 @@ def test_a_server_that_nobody_has_heard_of_is_ended_when_its_rank_gets_another(
         b.placement.gate.clear()
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
-            given_up = asyncio.create_task(a.lead.replace(session, stash))
+            given_up = asyncio.create_task(a.lead.replace(session, keep_source))
             await becomes(lambda: len(b.placement.made) == 1)
             given_up.cancel()
             await asyncio.wait({given_up})
-            again = asyncio.create_task(a.lead.replace(session, stash))
+            again = asyncio.create_task(a.lead.replace(session, keep_source))
             b.placement.gate.set()
             server = await asyncio.wait_for(again, SOON_S)
             first, second = b.placement.made
             assert server.pid == there.server.process.pid == second.process.pid
             assert first in b.placement.retired and second not in b.placement.retired
-            assert (there.stash, former in b.placement.retired) == (
-                (former, False) if stash else (None, True)
+            assert (there.source_server, former in b.placement.retired) == (
+                (former, False) if keep_source else (None, True)
             )
 
     asyncio.run(replace())
@@ -287,7 +287,9 @@ def test_a_move_waits_for_one_that_is_under_way(folder: Path, goes: bool) -> Non
     """A leader that follows one that died amid a move asked in pauses of up to 16 s."""
     sent: list[str] = []
 
-    async def send(job: Job, session: Session, destination: str, stash: bool, device: str) -> pb.Transfer:
+    async def send(
+        job: Job, session: Session, destination: str, keep_source: bool, device: str
+    ) -> pb.Transfer:
         sent.append(destination)
         return pb.Transfer(destination=destination)
 
@@ -325,10 +327,10 @@ def test_a_server_that_is_copied_from_lives_on_if_another_could_not_be_had_at_fi
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed, match="became ready"):
-                await a.lead.replace(session, stash=True)
+                await a.lead.replace(session, keep_source=True)
             b.placement.problem = ""
-            await a.lead.replace(session, stash=True)
-            assert there.stash is former and not b.placement.retired
+            await a.lead.replace(session, keep_source=True)
+            assert there.source_server is former and not b.placement.retired
 
     asyncio.run(replace())
 
@@ -353,7 +355,7 @@ def test_what_a_rank_left_behind_on_another_host_neither_hears_nor_tells_of_it(f
             moved = c.open(1)
             a.lead.add("c")
             await becomes(lambda: session.host == "c")
-            session.stash = left_behind
+            session.source_server = left_behind
             there.log.lose("its worker has gone")
             session.log.floor_commit = 5
             go_on.set()

@@ -60,7 +60,7 @@ def test_a_suspect_server_is_left_for_another_one_with_its_own_state() -> None:
     chosen = plan(facts)
     assert chosen.name is PlanName.STASH_RESTART_RESTORE
     (restart,) = restarts(chosen)
-    assert restart.stash and [copy.source for copy in restart.copies] == [1]
+    assert restart.keeps_source and [copy.source for copy in restart.copies] == [1]
     assert chosen.targets == {0: 3, 1: 3}
 
 
@@ -74,7 +74,7 @@ def test_a_suspect_server_beside_a_dead_one_gives_its_state_to_both() -> None:
     facts = Facts((rank(0, alive=False), rank(1, suspect=True)), died(0))
     chosen = plan(facts)
     assert chosen.name is PlanName.RESTART_COPY_REPLAY
-    assert [(r.rank, r.stash, [c.source for c in r.copies]) for r in restarts(chosen)] == [
+    assert [(r.rank, r.keeps_source, [c.source for c in r.copies]) for r in restarts(chosen)] == [
         (0, False, [1]), (1, True, [1])
     ]  # fmt: skip
 
@@ -291,7 +291,7 @@ def test_a_rank_that_is_to_leave_takes_its_state_along_and_needs_no_free_device(
     chosen = plan(Facts((rank(0), leaving), MOVE, free_devices=0))
     assert (chosen.name, chosen.replaced) == (PlanName.STASH_RESTART_RESTORE, {1})
     (restart,) = restarts(chosen)
-    assert restart.stash and [copy.source for copy in restart.copies] == [1]
+    assert restart.keeps_source and [copy.source for copy in restart.copies] == [1]
     assert "the device server of rank 1 is left for one on another device" in chosen.reason
 
 
@@ -311,7 +311,7 @@ def test_a_rank_that_is_alone_leaves_by_its_snapshot() -> None:
 def test_a_rank_that_dies_while_another_leaves_is_rebuilt_from_it() -> None:
     chosen = plan(Facts((rank(0, alive=False), rank(1, leaving=True)), MOVE))
     assert chosen.replaced == {0, 1}
-    assert [(r.rank, r.stash, [c.source for c in r.copies]) for r in restarts(chosen)] == [
+    assert [(r.rank, r.keeps_source, [c.source for c in r.copies]) for r in restarts(chosen)] == [
         (0, False, [1]), (1, True, [1])
     ]  # fmt: skip
     assert "rank 0 died; the device server of rank 1 is left for one" in chosen.reason

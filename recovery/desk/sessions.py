@@ -457,8 +457,8 @@ class Desk:
             assert self.spans is not None
             await self.spans.ended(session)
         else:
-            if session.stash is not None:
-                self._pool.retire(session.stash)
+            if session.source_server is not None:
+                self._pool.retire(session.source_server)
             await self._pool.end(session.server)  # what is in it is of no other session's business
             shutil.rmtree(session.directory, ignore_errors=True)
             self.leases.release(session)

@@ -65,15 +65,15 @@ class Placement:
         """Start spares that are missing."""
         self._pool.fill()
 
-    async def replacement(self, session: Session, stash: bool) -> Server:
+    async def replacement(self, session: Session, keep_source: bool) -> Server:
         """A ready server in place of the session's, whose process is ended if it is not yet.
 
-        `stash`: it lives on until its state has been copied.  A GPU that does not compute any more is fenced,
-        and the rank goes to another one.  Raises NoPlace.
+        `keep_source`: it lives on until its state has been copied.  A GPU that does not compute any more is
+        fenced, and the rank goes to another one.  Raises NoPlace.
         """
-        if stash:
+        if keep_source:
             session.server.retired = True
-            session.stash = session.server
+            session.source_server = session.server
         else:
             self._pool.retire(session.server)
             if not await _device_emptied(session, self._emptied_s):
@@ -125,9 +125,9 @@ class Placement:
                 "a server that was left still holds its GPU's memory", device=server.device, pid=server.pid
             )
 
-    def could_serve(self, stash: Server, session: Session) -> bool:
+    def could_serve(self, source: Server, session: Session) -> bool:
         """Whether a rank's former server, which has its state, could go on with it."""
-        return stash.process.running and not stash.suspect
+        return source.process.running and not source.suspect
 
     def arrive(self, session: Session) -> None:
         """The rank's new server holds its state."""

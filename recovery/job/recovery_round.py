@@ -116,7 +116,7 @@ class Round:
         await self._placement.ready(sessions, bool(tried) or fault.kind in LINKS)
         self.begun = True
         for session in sessions:
-            self._drop_stash(session)
+            self._drop_source(session)
         survivors = [session for session in sessions if session.has_state]
         await self._let_steps_end(survivors)
         await all_of(self._park(session) for session in survivors)
@@ -182,7 +182,7 @@ class Round:
             [
                 *(self._replace(of_rank[action.rank], action) for action in restarts),
                 *(
-                    self._attach(of_rank[action.rank], action.commit, stash=False)
+                    self._attach(of_rank[action.rank], action.commit, keep_source=False)
                     for action in reloads
                     if action.fresh
                 ),
@@ -198,7 +198,7 @@ class Round:
         )
         result.copied_bytes = sum(copied)
         for session in sessions:
-            self._drop_stash(session)
+            self._drop_source(session)
         await all_of(self._placement.emptied(server) for server in self._ending)
         self._ending.clear()
         result.restored_ns = time.monotonic_ns()
@@ -276,13 +276,13 @@ class Round:
             raise RoundFailed(f"rank {session.rank} did not park: {reply.error}")
 
     async def _replace(self, session: Session, action: Restart) -> None:
-        if action.stash:
+        if action.keeps_source:
             await self._rewind(session, action.commit)
-        await self._attach(session, action.commit, action.stash)
+        await self._attach(session, action.commit, action.keeps_source)
 
-    async def _attach(self, session: Session, commit: int, stash: bool) -> None:
+    async def _attach(self, session: Session, commit: int, keep_source: bool) -> None:
         try:
-            server = await self._placement.replacement(session, stash)
+            server = await self._placement.replacement(session, keep_source)
         except NoPlace as problem:
             raise RoundFailed(str(problem)) from problem
         session.server, session.lacks_state, session.rolled_commit = server, True, 0
@@ -305,17 +305,17 @@ class Round:
         reply = await _answer(session, "attach", server.stub.Attach(request, timeout=ATTACH_S))
         _check(session, "attach", reply.error)
 
-    def _drop_stash(self, session: Session) -> None:
-        stash = session.stash
-        if stash is session.server:  # a round that was interrupted before there was another one
-            stash.retired = not stash.process.running  # of its death nobody was told meanwhile
-        elif stash is not None and session.lacks_state and self._placement.could_serve(stash, session):
+    def _drop_source(self, session: Session) -> None:
+        source = session.source_server
+        if source is session.server:  # a round that was interrupted before there was another one
+            source.retired = not source.process.running  # of its death nobody was told meanwhile
+        elif source is not None and session.lacks_state and self._placement.could_serve(source, session):
             # What came after it did not get as far as to hold what the sound one holds.
             self._retire(session, session.server)
-            session.server, session.lacks_state, stash.retired = stash, False, False
-        elif stash is not None:
-            self._retire(session, stash)
-        session.stash = None
+            session.server, session.lacks_state, source.retired = source, False, False
+        elif source is not None:
+            self._retire(session, source)
+        session.source_server = None
 
     def _retire(self, session: Session, server: Server) -> None:
         self._placement.retire(server)
@@ -480,7 +480,7 @@ def _decision(generation: int, fault: FaultFacts, chosen: Plan) -> pb.JournaledD
 
 def _holder(session: Session) -> Server:
     """The server that holds the state of a rank while it is copied."""
-    return session.stash or session.server
+    return session.source_server or session.server
 
 
 async def _answer(session: Session, what: str, call: Awaitable[Value]) -> Value:

@@ -115,11 +115,11 @@ class RankFacts:
     `refused_commit`: its server could not go on from there with state of others; 0: none.  `stored`: commits
     whose whole state lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`:
     places of those commits among `snapshots` that a server found damaged.  `restores_from_image`: its host
-    is gone, and its worker comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose
-    state its server could not read, though it was tried again.  `begun`: communicators that it has made since
-    its newest commit, and how many ranks each of them has.  `host`: where its device server runs; empty: on
-    the host that plans.  `sealed`: its server runs, and stands inside an optimizer step out of which no way
-    leads: nothing of its state is of any use, as if it were dead.
+    is gone, and its worker comes back as it was in an image that goes with its only snapshot.  `unread`:
+    ranks whose state its server could not read, though it was tried again.  `begun`: communicators that it
+    has made since its newest commit, and how many ranks each of them has.  `host`: where its device server
+    runs; empty: on the host that plans.  `sealed`: its server runs, and stands inside an optimizer step out
+    of which no way leads: nothing of its state is of any use, as if it were dead.
     """
 
     rank: int

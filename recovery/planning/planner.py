@@ -395,7 +395,7 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     reason = f"{'; '.join(who)}; {source}; newest consistent cut: {where}"
     if rolled:
         name = PlanName.ROLL_FORWARD
-    elif all(restart.stash for restart in restarts):
+    elif all(restart.keeps_source for restart in restarts):
         name = PlanName.STASH_RESTART_RESTORE
     else:
         name = PlanName.RESTART_COPY_REPLAY

@@ -46,13 +46,15 @@ class Migration:
         self._awaited: dict[tuple[str, int], asyncio.Future[tuple[Path, int, str]]] = {}
 
     # ------------------------------------------------------------------ going
-    async def send(self, session: Session, destination: str, stash: bool, device: str = "") -> pb.Transfer:
+    async def send(
+        self, session: Session, destination: str, keep_source: bool, device: str = ""
+    ) -> pb.Transfer:
         """Its worker and log; its server is ended, or stays to be copied from.  Raises Refused."""
         if not session.relay:
             raise Refused(
                 f"the worker of rank {session.rank} cannot be moved: start the run with proxyrun --migratable"
             )
-        if not stash:
+        if not keep_source:
             session.server.retired = True
             self._placement.retire(session.server)
             try:
@@ -72,7 +74,7 @@ class Migration:
             raise Refused(str(problem)) from problem
 
     async def send_for_leader(
-        self, job: Job, session: Session, destination: str, stash: bool, device: str
+        self, job: Job, session: Session, destination: str, keep_source: bool, device: str
     ) -> pb.Transfer:
         """A rank of ours, as the leader wants it; raises Refused."""
         deputy = self._desk.coordinators[job.name]
@@ -81,8 +83,8 @@ class Migration:
             raise Refused(f"the worker of rank {session.rank} is being moved already")
         session.moving = asyncio.Event()
         try:
-            transfer = await self.send(session, destination, stash, device)
-            deputy.moved_out(session, session.server if stash else None)
+            transfer = await self.send(session, destination, keep_source, device)
+            deputy.moved_out(session, session.server if keep_source else None)
             self._desk.elsewhere.moved_out(session)
             return transfer
         finally:

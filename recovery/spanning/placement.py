@@ -122,25 +122,26 @@ class SpanningPlacement(Placement):
         if not isinstance(server, RemoteServer):
             return super().retire(server)
         session = next(
-            (one for one in self._lead.job.sessions.values() if server in (one.server, one.stash)), None
+            (one for one in self._lead.job.sessions.values() if server in (one.server, one.source_server)),
+            None,
         )
         if session is not None:
             self._lead.end_server(session, server)
 
-    async def replacement(self, session: Session, stash: bool) -> Server:
+    async def replacement(self, session: Session, keep_source: bool) -> Server:
         """As Placement."""
         wished = session.destination_host
         if wished and wished != self.at(session):
             try:
-                await self._move(session, stash, [wished])
+                await self._move(session, keep_source, [wished])
             except NoPlace as problem:
                 session.decline(str(problem))
                 raise
-            stash = False  # if so, it is known already
+            keep_source = False  # if so, it is known already
         elif self.is_homeless(session) and not self._free_beside(session):
-            await self._move(session, stash, self._destinations(session))
-            stash = False
-        return await self._replaced(session, stash)
+            await self._move(session, keep_source, self._destinations(session))
+            keep_source = False
+        return await self._replaced(session, keep_source)
 
     def free_devices(self) -> int:
         """That a rank whose own has failed could get."""
@@ -170,12 +171,12 @@ class SpanningPlacement(Placement):
         members = self._lead.span.members | {here}
         return sorted(places - self._cut, key=lambda name: (name not in members, name))
 
-    async def _move(self, session: Session, stash: bool, destinations: Sequence[str]) -> None:
+    async def _move(self, session: Session, keep_source: bool, destinations: Sequence[str]) -> None:
         """To the first host that takes it; raises NoPlace."""
         problems = []
         for name in destinations:
             try:
-                await self._lead.relocations.move(session, name, stash)
+                await self._lead.relocations.move(session, name, keep_source)
                 return
             except SteerFailed as problem:
                 problems.append(problem.details())
@@ -193,18 +194,18 @@ class SpanningPlacement(Placement):
         """Another host for it; empty: there is none."""
         return next(iter(self._destinations(session)), "")
 
-    async def _replaced(self, session: Session, stash: bool) -> Server:
+    async def _replaced(self, session: Session, keep_source: bool) -> Server:
         if not session.host:
-            return await super().replacement(session, stash)
+            return await super().replacement(session, keep_source)
         try:
-            return await self._lead.replace(session, stash)
+            return await self._lead.replace(session, keep_source)
         except SteerFailed as problem:
             raise NoPlace(f"rank {session.rank} got no new device server: {problem.details()}") from problem
 
-    def could_serve(self, stash: Server, session: Session) -> bool:
+    def could_serve(self, source: Server, session: Session) -> bool:
         """As Placement; never from another host, where the log has ended."""
-        host = stash.host if isinstance(stash, RemoteServer) else ""
-        return host == session.host and super().could_serve(stash, session)
+        host = source.host if isinstance(source, RemoteServer) else ""
+        return host == session.host and super().could_serve(source, session)
 
     def arrive(self, session: Session) -> None:
         """As Placement."""

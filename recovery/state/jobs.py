@@ -72,7 +72,7 @@ class Session:
     """How it came to where it is, until that is told of."""
     declined: str = ""
     """Why what was ordered last of it did not come about."""
-    stash: Server | None = None
+    source_server: Server | None = None
     """Its former server, while the new one copies from it."""
     lacks_state: bool = False
     """Its server is fresh and holds no state yet."""

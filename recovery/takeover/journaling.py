@@ -101,7 +101,7 @@ def _session(session: Session, runtime: Path) -> pb.JournaledSession:
         worker=session.worker.message(),
         directory=_place(session.directory, runtime),
         server=_server(session.server) if session.server.pid else None,
-        stash=_server(session.stash) if session.stash is not None else None,
+        stash=_server(session.source_server) if session.source_server is not None else None,
         lost=session.state == "lost",
         recoveries=session.recoveries,
         resumed_commit=session.resumed_commit,

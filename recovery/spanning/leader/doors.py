@@ -48,10 +48,10 @@ class Doors:
         """For whoever leads after us."""
         self._note()
 
-    async def send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+    async def send(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         """Raises NotMoved."""
         try:
-            return await self._migration.send(session, destination, stash, session.destination_device)
+            return await self._migration.send(session, destination, keep_source, session.destination_device)
         except Refused as refusal:
             raise NotMoved(str(refusal)) from refusal
 

@@ -226,7 +226,7 @@ class Lead:
 
     def _server_ended(self, session: Session, end: pb.ServerEnd) -> None:
         mirror = self.mirrors[session]
-        for server in (session.server, session.stash):
+        for server in (session.server, session.source_server):
             if server is None or not _same(server.process, end.server):
                 continue
             assert isinstance(server.process, RemoteProcess)
@@ -350,21 +350,21 @@ class Lead:
             shutil.rmtree(mirror.directory, ignore_errors=True)
 
     # ------------------------------------------------------------------ what members are told
-    async def replace(self, session: Session, stash: bool) -> RemoteServer:
+    async def replace(self, session: Session, keep_source: bool) -> RemoteServer:
         """Another server for its rank; raises SteerFailed."""
         member = self.members[session.host]
         former = session.server
         former.retired = True
         self._replacements += 1
         request = pb.ReplaceServerRequest(
-            rank=session.rank, stash=stash, number=self._replacements, former=former.process.message(),
+            rank=session.rank, stash=keep_source, number=self._replacements, former=former.process.message(),
             **self.credentials(),
         )  # fmt: skip
         reply = await member.ask("ReplaceServer", request, REPLACE_S)
         if reply.error:
             raise SteerFailed(reply.error)
-        if stash:
-            session.stash = former
+        if keep_source:
+            session.source_server = former
         elif isinstance(former.process, RemoteProcess):
             former.process.has_ended()
         session.device, session.device_index = reply.device, reply.device_index

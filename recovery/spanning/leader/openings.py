@@ -25,7 +25,7 @@ class Openings(Protocol):
     def note(self) -> None:
         """What has changed has consequences from here on."""
 
-    async def send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+    async def send(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         """The worker of a rank of ours; raises NotMoved."""
 
     def leaves_here(self, session: Session) -> None:

@@ -50,20 +50,20 @@ class Relocations:
         """A host is to open ranks, whether or not one goes there."""
         self._for_moves.discard(host)
 
-    async def move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+    async def move(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         """Its worker to another host, where it then has a device and no server; raises SteerFailed."""
         if session.moving is not None:
             raise SteerFailed(f"the worker of rank {session.rank} is being moved already")
         session.moving = asyncio.Event()
         try:
-            return await self._move(session, destination, stash)
+            return await self._move(session, destination, keep_source)
         except replay.LogError as problem:
             raise SteerFailed(f"rank {session.rank} arrived without a log: {problem}") from problem
         finally:
             session.moving.set()
             session.moving = None
 
-    async def _move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+    async def _move(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         coming = destination == self._lead.here
         expected = None if coming else asyncio.get_running_loop().create_future()
         arrives = self._openings.expect(session) if coming else None
@@ -74,7 +74,7 @@ class Relocations:
             self._expect(session, destination, expected)
             self._openings.note()  # whoever leads after us must look there
         try:
-            transfer = await self._send(session, destination, stash)
+            transfer = await self._send(session, destination, keep_source)
             former = session.worker
             if arrives is not None:
                 directory, pid, relay = await asyncio.wait_for(arrives, ARRIVES_S)
@@ -115,21 +115,21 @@ class Relocations:
         if all(destination != host for _, destination, _ in self._arriving.values()):
             self._lead.span.destinations.discard(host)
 
-    async def _send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+    async def _send(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         former, member = session.server, self._lead.members.get(session.host)
         retired, former.retired = former.retired, True
         if self._lead.images is not None and self._lead.lost_hosts.awaits(session):
             transfer = await self._lead.images.send(session, destination)
         elif member is None:
             try:
-                transfer = await self._openings.send(session, destination, stash)
+                transfer = await self._openings.send(session, destination, keep_source)
             except NotMoved:
                 former.retired = retired
                 raise
         else:
             request = pb.MoveRankRequest(
-                rank=session.rank, destination=destination, stash=stash, device=session.destination_device,
-                **self._lead.credentials(),
+                rank=session.rank, destination=destination, stash=keep_source,
+                device=session.destination_device, **self._lead.credentials(),
             )  # fmt: skip
             try:
                 reply = await member.ask("MoveRank", request, MOVE_S)
@@ -140,8 +140,8 @@ class Relocations:
                 former.retired = retired
                 raise NotMoved(reply.error)
             transfer = reply.transfer
-        if stash:
-            session.stash = former
+        if keep_source:
+            session.source_server = former
         elif isinstance(former.process, RemoteProcess):
             former.process.has_ended()
         return transfer

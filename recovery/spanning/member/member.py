@@ -186,7 +186,7 @@ class MemberSide:
     ) -> pb.ReplaceServerReply:
         """Raises NotAdmitted, NoPlace."""
         session = self._session(job, request.rank)
-        other, session.stash = session.stash, None
+        other, session.source_server = session.source_server, None
         if other is not None and _is(request.former, other.process):  # whoever replaced it was never heard of
             session.server, other = other, session.server
         if other is not None and other is not session.server:
@@ -214,8 +214,8 @@ class MemberSide:
             return pb.EndServerReply()
         session = self._session(job, request.rank)
         server = self._server(session, request.server)
-        if server is session.stash:
-            session.stash = None
+        if server is session.source_server:
+            session.source_server = None
         if server is session.server:
             server.retired = True
             await server.process.end(0.0)
@@ -349,7 +349,7 @@ class MemberSide:
         return session
 
     def _server(self, session: Session, process: pb.Process) -> Server:
-        for server in (session.server, session.stash):
+        for server in (session.server, session.source_server):
             if server is not None and _is(process, server.process):
                 return server
         raise NotAdmitted(f"process {process.pid} is no device server of rank {session.rank}")
