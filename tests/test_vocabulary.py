@@ -25,7 +25,7 @@ UNKNOWN = frozenset((
 """Words of a language of our own, where the field has others."""
 NAMES = {
     "costs/models/simulation.py": "lose",
-    "daemon/daemon.py": "desk inheritance",
+    "daemon/daemon.py": "desk",
     "daemon/node.py": "desk",
     "daemon/service.py": "desk elsewhere",
     "desk/__init__.py": "desk",
@@ -55,8 +55,7 @@ NAMES = {
     "spanning/spans.py": "bequest desk",
     "state/jobs.py": "lose",
     "state/span.py": "heir",
-    "takeover/adoption.py": "desk inheritance",
-    "takeover/inheritance.py": "inheritance",
+    "takeover/adoption.py": "desk",
     "takeover/journaling.py": "desk",
 }
 """Files of `recovery/` that give such names.  This list may only get shorter."""

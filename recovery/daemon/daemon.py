@@ -38,8 +38,8 @@ from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
 from understudy.recovery.spanning.spans import Spans
 from understudy.recovery.takeover.adoption import Successor
-from understudy.recovery.takeover.inheritance import Inheritance, claim_inheritance
 from understudy.recovery.takeover.journaling import Journaling
+from understudy.recovery.takeover.leftovers import Leftovers, claim_leftovers
 
 log = structlog.get_logger()
 
@@ -65,26 +65,26 @@ async def serve(
     stop = signals.came
     server = grpc.aio.server(options=OPTIONS)
     with claim(settings.socket):
-        inheritance = claim_inheritance(settings, settings.log_directory)
+        leftovers = claim_leftovers(settings, settings.log_directory)
         _bind(server, settings.socket)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(settings.socket.unlink, missing_ok=True)
         cleanup.push_async_callback(server.stop, 0)
         runtime = (
-            inheritance.runtime if inheritance is not None else RuntimeDirectory.make(settings.log_directory)
+            leftovers.runtime if leftovers is not None else RuntimeDirectory.make(settings.log_directory)
         )
         leaving = contextlib.ExitStack()  # what was not adopted is left for another try
         cleanup.push(leaving)
-        leaving.callback(runtime.release if inheritance is not None else runtime.remove)
-        network = data_network(settings.membership, must=inheritance is None)
+        leaving.callback(runtime.release if leftovers is not None else runtime.remove)
+        network = data_network(settings.membership, must=leftovers is None)
         command = spawner_command(
             settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network,
             settings.exact,
         )  # fmt: skip
         pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
         cleanup.push_async_callback(pool.stop)
-        held = {session.device_index for session in _sessions(inheritance)}
-        drained = set(inheritance.journal.draining) if inheritance is not None else set()
+        held = {session.device_index for session in _sessions(leftovers)}
+        drained = set(leftovers.journal.draining) if leftovers is not None else set()
         for index in held | drained:
             pool.lease(settings.devices.names[index])
         starting = asyncio.create_task(pool.start())
@@ -107,15 +107,15 @@ async def serve(
         membership = Membership(
             settings.membership, str(settings.socket),
             lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
-            must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
+            must=leftovers is None,  # jobs that a dead proxyd left cannot wait for other hosts
             timing=settings.timing,
         )  # fmt: skip
         look = asyncio.to_thread(Here.look, settings.membership.host, desk.installation.torch_version)
         outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
         moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
         spans = Spans(desk, pool, membership, runtime, moves)
-        if inheritance is not None:
-            await Successor(inheritance, desk, pool).adopt()
+        if leftovers is not None:
+            await Successor(leftovers, desk, pool).adopt()
             leaving.pop_all()
             leaving.callback(runtime.remove)
         journaling = Journaling(desk, pool, runtime.path)
@@ -188,8 +188,8 @@ async def _stopped(stop: asyncio.Event, parent_pid: int) -> None:
         wait.cancel()
 
 
-def _sessions(inheritance: Inheritance | None) -> list[pb.JournaledSession]:
-    jobs = inheritance.journal.jobs if inheritance is not None else []
+def _sessions(leftovers: Leftovers | None) -> list[pb.JournaledSession]:
+    jobs = leftovers.journal.jobs if leftovers is not None else []
     return [session for job in jobs for session in job.sessions]
 
 

@@ -34,8 +34,8 @@ from understudy.recovery.spanning.ranks.remote import absent_server
 from understudy.recovery.state.job_record import restored_durable, restored_job
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.server import Server, Verdict
-from understudy.recovery.takeover.inheritance import Inheritance
 from understudy.recovery.takeover.journal import last_touched
+from understudy.recovery.takeover.leftovers import Leftovers
 
 log = structlog.get_logger()
 
@@ -67,9 +67,9 @@ class Taken:
 class Successor:
     """Puts what a predecessor left on the desk."""
 
-    def __init__(self, inheritance: Inheritance, desk: Desk, pool: ServerPool) -> None:
-        self._runtime = inheritance.runtime.path
-        self._journal = inheritance.journal
+    def __init__(self, leftovers: Leftovers, desk: Desk, pool: ServerPool) -> None:
+        self._runtime = leftovers.runtime.path
+        self._journal = leftovers.journal
         self._desk = desk
         self._pool = pool
         self._away_since = last_touched(self._runtime)

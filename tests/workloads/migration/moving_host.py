@@ -34,7 +34,7 @@ from understudy.recovery.migration.transfer.moves import Callbacks, Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import send_worker
 from understudy.recovery.planning.agreement import Vote
-from understudy.recovery.takeover.inheritance import remove_leftovers
+from understudy.recovery.takeover.leftovers import remove_leftovers
 
 CLONE_NEWTIME = 0x80
 if shift := os.environ.pop("CLOCK_AHEAD_S", ""):

@@ -17,23 +17,23 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Inheritance:
+class Leftovers:
     """Jobs that go on without a proxyd, and the directory in which they do."""
 
     runtime: RuntimeDirectory
     journal: pb.Journal
 
 
-def claim_inheritance(settings: Settings, parent: Path = SHARED_MEMORY) -> Inheritance | None:
+def claim_leftovers(settings: Settings, parent: Path = SHARED_MEMORY) -> Leftovers | None:
     """Remove what is dead; answer what one at our socket left alive.  Raises BadInput if it does not fit."""
-    ours: Inheritance | None = None
+    ours: Leftovers | None = None
     for runtime in abandoned(parent):
         journal = _journal(runtime)
         if _is_dead(runtime, journal):
             log.warning("removed what a dead proxyd left behind", path=str(runtime.path))
             runtime.remove()
         elif ours is None and journal is not None and journal.socket == str(settings.socket):
-            ours = Inheritance(runtime, journal)
+            ours = Leftovers(runtime, journal)
         else:
             runtime.release()
     if ours is not None and ours.journal.jobs:
