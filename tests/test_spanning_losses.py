@@ -66,9 +66,9 @@ def moves_of(folder: Path) -> Moves:
 
 def spans_of(moves: Moves, hosts: Hosts) -> Spans:
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
-    elsewhere = SimpleNamespace(take_remote=None, tell=None, close_if_unused=None)
+    remote_ranks = SimpleNamespace(take_remote=None, tell=None, close_if_unused=None)
     desk: Any = SimpleNamespace(
-        jobs={}, coordinators={}, leases=None, settings=settings, elsewhere=elsewhere, follow=None
+        jobs={}, coordinators={}, leases=None, settings=settings, remote_ranks=remote_ranks, follow=None
     )
     membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)
     return Spans(desk, cast(Any, None), membership, cast(Any, None), moves)

@@ -79,7 +79,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         )  # fmt: skip
 
     async def ReportFault(self, request: Any, context: Any) -> pb.FaultReply:
-        self._desk.elsewhere.tell(request)
+        self._desk.remote_ranks.tell(request)
         return pb.FaultReply()
 
     async def OrderDrill(self, request: Any, context: Any) -> pb.DrillReply:
@@ -94,8 +94,8 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     def _refuse_to_end(self, job: Job, session: Session, drill: Drill, *, may: bool) -> None:
         """Raises Refused."""
-        elsewhere = job.span is not None and job.span.hosts > 1
-        can_move = bool(self._desk.leases.free()) or elsewhere
+        spans = job.span is not None and job.span.hosts > 1
+        can_move = bool(self._desk.leases.free()) or spans
         how = "" if may else would_end(drill.kind, device=session.device, can_move=can_move)
         if how:
             raise Refused(f"{drill.kind} would end job {job.name}: {how}; {FLAG} orders it all the same")

@@ -19,7 +19,7 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.base.job_names import trouble_with
 from understudy.recovery.config.settings import Settings
 from understudy.recovery.desk.beginning import attach, make_log
-from understudy.recovery.desk.elsewhere import Elsewhere, is_cleaned_up
+from understudy.recovery.desk.remote_ranks import RemoteRanks, is_cleaned_up
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.events import job_started, worker_moved
 from understudy.recovery.history.recorder import Recorder
@@ -82,7 +82,7 @@ class Desk:
         self.jobs: dict[str, Job] = {}
         self.coordinators: dict[str, Coordinator | Deputy] = {}
         self.spans: JobSpans | None = None
-        self.elsewhere = Elsewhere(self)
+        self.remote_ranks = RemoteRanks(self)
         self.runtime = runtime
         self._pool = pool
         self._store = store
@@ -255,15 +255,15 @@ class Desk:
                 session.lose(f"the session of rank {session.rank} was ended: {message}")
                 self.end_soon(session)
         await asyncio.gather(*(session.closed.wait() for session in sessions))
-        elsewhere = [session for session in job.sessions.values() if session.host]
-        if elsewhere:  # they go on, and need us
-            self._background.start(self._close_later(job, elsewhere))
+        remote = [session for session in job.sessions.values() if session.host]
+        if remote:  # they go on, and need us
+            self._background.start(self._close_later(job, remote))
             return job.report()
         return await self._finish(job, message)
 
-    async def _close_later(self, job: Job, elsewhere: Sequence[Session]) -> None:
-        log.info("ranks of other hosts go on", job=job.name, ranks=[session.rank for session in elsewhere])
-        await asyncio.gather(*(session.closed.wait() for session in elsewhere))
+    async def _close_later(self, job: Job, remote: Sequence[Session]) -> None:
+        log.info("ranks of other hosts go on", job=job.name, ranks=[session.rank for session in remote])
+        await asyncio.gather(*(session.closed.wait() for session in remote))
         await self._finish(job, "ranks of other hosts went on")
 
     async def _finish(self, job: Job, why: str) -> pb.JobReport:
@@ -283,7 +283,7 @@ class Desk:
         if (store := self.worker_stores.pop(job.name, None)) is not None:
             store.close()
         self.runtime.remove_job(job.name)
-        self.elsewhere.forget_foreign_relays(job)
+        self.remote_ranks.forget_foreign_relays(job)
         del self.jobs[job.name]
         self.on_closed(job)
         self.note()
@@ -324,7 +324,7 @@ class Desk:
             return known  # the answer of the proxyd that died did not reach it
         await self._former_gone(job, request)
         if job.span is not None and job.span.leader:
-            return await self.elsewhere.open_for_leader(job, request)
+            return await self.remote_ranks.open_for_leader(job, request)
         return await self.open_here(job, request)
 
     async def open_here(self, job: Job, request: Any) -> Session:
@@ -467,7 +467,7 @@ class Desk:
             del job.sessions[session.rank]
         session.closed.set()
         self.note()
-        self.elsewhere.close_if_unused(job)
+        self.remote_ranks.close_if_unused(job)
         log.info("session ended", job=job.name, rank=session.rank, orderly=clean)
         async with job.changed:
             job.changed.notify_all()

@@ -85,7 +85,7 @@ class Migration:
         try:
             transfer = await self.send(session, destination, keep_source, device)
             deputy.moved_out(session, session.server if keep_source else None)
-            self._desk.elsewhere.moved_out(session)
+            self._desk.remote_ranks.moved_out(session)
             return transfer
         finally:
             session.moving.set()
@@ -150,7 +150,7 @@ class Migration:
         )  # fmt: skip
         self._desk.leases.hold(session)
         job.sessions[header.rank] = session
-        self._desk.elsewhere.receive(session)
+        self._desk.remote_ranks.receive(session)
         deputy.arrived(session, self._member.describe(session))
 
     def take_device(self, wished: str = "") -> tuple[int, str]:

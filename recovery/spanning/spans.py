@@ -89,7 +89,7 @@ class Spans:
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
             desk.jobs, desk.coordinators, desk.settings, Placement(pool, desk.leases), desk.follow,
-            desk.elsewhere.close_if_unused, lambda: desk.note(),
+            desk.remote_ranks.close_if_unused, lambda: desk.note(),
         )  # fmt: skip
         settings = desk.settings
         self._images_folder: Path | None = None
@@ -103,7 +103,7 @@ class Spans:
         self._member.send = self._migration.send_for_leader
         self._member.image = self._migration.image
         self._doors = Doors(
-            desk.leases, self._migration, desk.elsewhere.take_remote, desk.elsewhere.tell, desk.follow,
+            desk.leases, self._migration, desk.remote_ranks.take_remote, desk.remote_ranks.tell, desk.follow,
             lambda: desk.note(),
         )  # fmt: skip
         self._moves = moves
@@ -155,7 +155,7 @@ class Spans:
         return f"it is lost ({lost[leader]}), and {over}: {way_on(job)}" if over else ""
 
     async def _promote(self, job: Job) -> Lead:
-        await self._desk.elsewhere.promote(job)
+        await self._desk.remote_ranks.promote(job)
         return self._leads[job.name]
 
     def _give_way(self, job: Job, host: str) -> None:
@@ -425,12 +425,12 @@ class Spans:
         if host not in lead.members:
             raise NotAdmitted("this host has not joined the job")
         try:
-            await self._desk.elsewhere.await_former(lead.job, request.rank, request.world, host)
+            await self._desk.remote_ranks.await_former(lead.job, request.rank, request.world, host)
         except Refused as refusal:
             raise NotAdmitted(str(refusal)) from refusal
         await lead.turns.begin(host, request.rank)
         return pb.BeginRankReply(
-            generation=lead.job.generation, validate_step=self._desk.elsewhere.next_validation(lead.job)
+            generation=lead.job.generation, validate_step=self._desk.remote_ranks.next_validation(lead.job)
         )
 
     def let_end(self, lead: Lead, host: str, request: pb.EndRankRequest) -> pb.EndRankReply:

@@ -182,7 +182,7 @@ class Successor:
         """Without a pause: from here on everybody else may look at the job."""
         job.history = self._desk.history
         if job.corruption is not None:
-            self._desk.run_beside(self._desk.elsewhere.go_on_repairing(job))
+            self._desk.run_beside(self._desk.remote_ranks.go_on_repairing(job))
         active = [one for one in taken if one.session.active and one.session.worker.running]
         adoption = pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), away_s=max(0.0, time.time() - self._away_since),

@@ -35,7 +35,7 @@ async def is_cleaned_up(former: Session) -> bool:
     return former.closed.is_set()
 
 
-class Elsewhere:
+class RemoteRanks:
     """Of one desk."""
 
     def __init__(self, desk: Desk) -> None:
