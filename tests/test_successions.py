@@ -14,6 +14,7 @@ from led_job import TOKEN, Leader, Member, becomes
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
+from understudy.recovery.desk.remote_ranks import RemoteRanks
 from understudy.recovery.history.report import account_of_adoption, adoption_entry
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.membership.job_leadership import claim_as_heir

@@ -62,13 +62,13 @@ class Set:
     bytes: int = 0
     in_flight: int = 1
     """How many were under way at once, at most."""
-    elsewhere: bool = False
+    on_other_hosts: bool = False
     """Whether parts of it were written on other hosts."""
 
     @property
     def is_within_reach(self) -> bool:
         """Whether it can be read here, and brought back to its ranks."""
-        return not self.elsewhere and not any(session.host for session in self.sessions)
+        return not self.on_other_hosts and not any(session.host for session in self.sessions)
 
 
 class Persistence:
@@ -183,9 +183,9 @@ class Persistence:
             return
         self._due_s = max(self._due_s, now + self._settings.every_s)
         ranks = {session.rank for session in sessions}
-        elsewhere = any(session.host for session in sessions)
+        on_other_hosts = any(session.host for session in sessions)
         self._sets[serial] = Set(
-            serial, self._run, sessions, commits, step, now, missing=ranks, elsewhere=elsewhere
+            serial, self._run, sessions, commits, step, now, missing=ranks, on_other_hosts=on_other_hosts
         )
         for of in self._sets.values():
             of.in_flight = max(of.in_flight, len(self._sets))

@@ -107,7 +107,7 @@ class Watch:
             waits_for=(uid, session.log.wait_sequence) if waiting and uid != (0, 0) else None,
             started={(low, high): (done, size) for low, high, done, size in session.log.started()},
             quiet_since_ns=max(pace.quiet_since_ns, pace.moved_ns),
-            stuck_elsewhere=pace.stuck_ns >= STUCK_NS and not waiting,
+            stuck_outside=pace.stuck_ns >= STUCK_NS and not waiting,
         )
 
     def _pace(self, session: Session, now_ns: int) -> Pace:

@@ -167,7 +167,7 @@ class Relay:
         if self.ended:
             return
         with self.machine.world.acting(self):
-            over = "ended" in message and self.where.ended_elsewhere()
+            over = "ended" in message and self.where.ended_remotely()
         if over:
             self.tell_end(int(message["ended"]), str(message.get("problem") or ""))
 

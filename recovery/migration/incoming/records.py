@@ -47,5 +47,5 @@ class IncomingRecords:
                 if record.header.move == path.name:
                     yield record
             except (OSError, DecodeError, Refusal) as problem:
-                log.error("what is known of a worker from elsewhere is of no use", path=str(path),
+                log.error("what is known of a worker from another host is of no use", path=str(path),
                           problem=str(problem))  # fmt: skip

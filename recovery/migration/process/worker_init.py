@@ -181,7 +181,7 @@ class Init:
             *lines, self._heard = self._heard.split(b"\n")
             for line in lines:
                 message = json.loads(line)
-                if "ended" in message and self.where.ended_elsewhere():
+                if "ended" in message and self.where.ended_remotely():
                     self.problem = str(message.get("problem") or "")
                     return int(message["ended"])
                 self._signals.forget(int(message.get("signals_done", 0)))

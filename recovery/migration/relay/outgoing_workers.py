@@ -197,10 +197,10 @@ class OutgoingWorkers:
             except grpc.RpcError as problem:
                 if code_of(problem) is grpc.StatusCode.NOT_FOUND:
                     raise Lost(f"host {follower.away.host} has no such worker any more") from problem
-                log.warning("a worker elsewhere cannot be followed", host=follower.away.host,
+                log.warning("a worker on another host cannot be followed", host=follower.away.host,
                             problem=trouble(problem))  # fmt: skip
             except NoLink as problem:
-                log.warning("a worker elsewhere cannot be followed", problem=str(problem))
+                log.warning("a worker on another host cannot be followed", problem=str(problem))
             finally:
                 gone = hearing.done()
                 hearing.cancel()
@@ -250,7 +250,7 @@ class OutgoingWorkers:
                 if code_of(problem) is grpc.StatusCode.NOT_FOUND:
                     return
             except NoLink as problem:
-                log.debug("a worker elsewhere is not dismissed yet", problem=str(problem))
+                log.debug("a worker on another host is not dismissed yet", problem=str(problem))
             else:
                 return
             await asyncio.sleep(pause)
@@ -302,7 +302,7 @@ class OutgoingWorkers:
                 except (grpc.RpcError, RuntimeError) as problem:
                     asked = asked or isinstance(problem, grpc.RpcError)
                     if attempt == 0:
-                        log.warning("it is not known whether a worker runs elsewhere", host=away.host,
+                        log.warning("it is not known whether a worker runs on another host", host=away.host,
                                     problem=_text(problem))  # fmt: skip
                     await asyncio.sleep(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
                     attempt += 1

@@ -99,7 +99,7 @@ class Whereabouts:
         self._pids, self.place = [], Place.AWAY
         self._forget_images()
 
-    def ended_elsewhere(self) -> bool:
+    def ended_remotely(self) -> bool:
         """We are told so; answers whether it can be."""
         if self.place not in (Place.AWAY, Place.BOUND, Place.GUEST):
             return False

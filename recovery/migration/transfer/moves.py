@@ -105,7 +105,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             try:
                 await self._adopt(record)
             except OSError as problem:
-                log.error("a worker from elsewhere cannot be adopted", job=record.header.job,
+                log.error("a worker from another host cannot be adopted", job=record.header.job,
                           rank=record.header.rank, problem=str(problem))  # fmt: skip
         for incoming in list(self._moves.values()):
             if incoming.stage is Stage.MOVED and not incoming.at_home and self._is_last(incoming):
@@ -134,7 +134,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         if place == "away":  # nobody has let it run in time
             return await self._drop(incoming)
         self.note(incoming)
-        log.info("a worker from elsewhere was adopted", job=header.job, rank=header.rank, place=place)
+        log.info("a worker from another host was adopted", job=header.job, rank=header.rank, place=place)
         if incoming.stage is Stage.RESTORED:
             self._background.start(self._await_decision(incoming))
             return

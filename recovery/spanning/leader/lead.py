@@ -256,9 +256,9 @@ class Lead:
         if arrived is not None:
             return arrived
         session = self._session(member, one.rank)
-        elsewhere = self.job.sessions.get(one.rank)
-        if session is None and elsewhere is not None and elsewhere.active:
-            return elsewhere if one.leaving else self._has_come(elsewhere, member, one)
+        known = self.job.sessions.get(one.rank)
+        if session is None and known is not None and known.active:
+            return known if one.leaving else self._has_come(known, member, one)
         if session is None or not _same(session.worker, one.worker):
             if session is not None:
                 self.worker_ended(session)
@@ -333,7 +333,7 @@ class Lead:
 
     def _has_come(self, session: Session, member: MemberLink, one: pb.RankDescription) -> Session:
         """It went there while nobody led the job, by the order of a leader that died; raises LogError."""
-        log.warning("a rank is found elsewhere", job=self.job.name, rank=one.rank, host=member.host)
+        log.warning("a rank is found on another host", job=self.job.name, rank=one.rank, host=member.host)
         former = session.worker
         self.settle_at(session, member, one)
         self.relocations.expect_no_more(session, member.host)
