@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 from understudy.recovery.base.control import pb
 from understudy.recovery.commands.history import table, with_durations
 from understudy.recovery.drills.spec import Drill
-from understudy.recovery.history import recorder as history
+from understudy.recovery.history import recorder
 from understudy.recovery.history.recorder import (
     Event,
     FileRecorder,
@@ -101,7 +101,7 @@ def test_whatever_bytes_a_file_holds_they_can_be_read_and_shown(seed: int, tmp_p
 def test_texts_are_cut_so_that_a_line_has_its_bounds() -> None:
     assert len(made_up(1, reason="x" * 10**6).line()) < 2000
     many = made_up(1, **{f"text_{i}": "\u20ac" * 10**4 for i in range(50)})
-    assert len(many.line()) < history.LONGEST_LINE
+    assert len(many.line()) < recorder.LONGEST_LINE
     assert parse(many.line().encode()) == replace(many, more={})
 
 
@@ -134,7 +134,7 @@ def test_a_line_cut_at_any_byte_costs_no_other_one(seed: int, tmp_path: Path) ->
 def test_a_full_file_is_renamed_and_there_are_two_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "LARGEST", 2000)
+    monkeypatch.setattr(recorder, "LARGEST", 2000)
     path = tmp_path / "h"
     for number in range(100):
         written(path, made_up(number))
@@ -148,16 +148,16 @@ def test_a_full_file_is_renamed_and_there_are_two_at_most(
 APPENDING = """
 import itertools, os, sys, time
 from pathlib import Path
-from understudy.recovery.history import recorder as history
+from understudy.recovery.history import recorder
 path, first = Path(sys.argv[1]), int(sys.argv[2])
 names = itertools.count()
-history.LARGEST = 3000
-history.older = lambda path: path.with_name(f"full-{os.getpid()}-{next(names)}")  # all are kept
+recorder.LARGEST = 3000
+recorder.older = lambda path: path.with_name(f"full-{os.getpid()}-{next(names)}")  # all are kept
 (path.parent / f"ready-{first}").touch()
 while not (path.parent / "go").exists():
     time.sleep(0.001)
 for number in range(first, first + 400):
-    history.append(path, history.Event("end", "j", step=number, more={"text": "x" * (number % 200)}).line())
+    recorder.append(path, recorder.Event("end", "j", step=number, more={"text": "x" * (number % 200)}).line())
 """
 
 
@@ -245,32 +245,32 @@ def test_whoever_keeps_the_file_locked_is_not_waited_for_for_ever(
 def test_a_history_that_cannot_be_written_is_one_warning_until_it_can(tmp_path: Path) -> None:
     in_the_way = tmp_path / "state"
     in_the_way.touch()  # root may write everywhere, but no directory is below a file
-    recorder = FileRecorder(in_the_way / "history.jsonl")
+    file_recorder = FileRecorder(in_the_way / "history.jsonl")
     with capture_logs() as said:
         for number in range(5):
-            recorder.add(made_up(number))
-        recorder.settle(10)
+            file_recorder.add(made_up(number))
+        file_recorder.settle(10)
     assert [(entry["log_level"], entry["problem"]) for entry in said] == [("warning", "Not a directory")]
     in_the_way.unlink()
-    recorder.add(made_up(7))
-    recorder.settle(10)
+    file_recorder.add(made_up(7))
+    file_recorder.settle(10)
     (event,) = read(in_the_way / "history.jsonl").events
     assert event.step == 7 and event.more["proxyd"] == os.getpid()
 
 
 def test_nobody_waits_for_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_WAITING", 10)
+    monkeypatch.setattr(recorder, "MOST_WAITING", 10)
     path = tmp_path / "h"
     path.touch()
     with path.open() as other, capture_logs() as said:
         fcntl.flock(other, fcntl.LOCK_EX)
-        recorder, began = FileRecorder(path), time.monotonic()
+        file_recorder, began = FileRecorder(path), time.monotonic()
         for number in range(20):
-            recorder.add(made_up(number))
-        recorder.settle(0.05)
+            file_recorder.add(made_up(number))
+        file_recorder.settle(0.05)
         assert time.monotonic() - began < 2
     assert [entry["problem"] for entry in said] == ["10 lines wait to be written"]
-    recorder.settle(10)
+    file_recorder.settle(10)
     assert 10 <= len(read(path).events) <= 11
 
 
@@ -289,7 +289,7 @@ def test_where_it_is_follows_the_first_variable_that_says_so(
     for name, (value, _) in variables.items():
         monkeypatch.setenv(name, value)
     for name, (_, expected) in variables.items():
-        assert history.history_file() == Path(expected)
+        assert recorder.history_file() == Path(expected)
         monkeypatch.delenv(name)
 
 
@@ -302,24 +302,24 @@ def test_a_home_that_is_of_no_use_is_passed_over(home: str, monkeypatch: pytest.
     monkeypatch.setenv("HOME", home)
     if home == "/proc":  # where even root makes nothing; what access() says of it is the kernel's business
         monkeypatch.setattr(os, "access", lambda *_: False)
-    assert history.history_file() == Path("/run/x/history.jsonl")
+    assert recorder.history_file() == Path("/run/x/history.jsonl")
 
 
 def test_none_is_kept_where_the_file_is_dev_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(history.VARIABLE, "/dev/null")
-    assert type(history.recorder()) is Recorder
-    monkeypatch.setenv(history.VARIABLE, "/tmp/h")
-    assert isinstance(history.recorder(), FileRecorder)
+    monkeypatch.setenv(recorder.VARIABLE, "/dev/null")
+    assert type(recorder.recorder()) is Recorder
+    monkeypatch.setenv(recorder.VARIABLE, "/tmp/h")
+    assert isinstance(recorder.recorder(), FileRecorder)
 
 
 # ------------------------------------------------------------------ what is told
 def test_a_recovery_gets_a_name_that_it_keeps_through_the_journal() -> None:
     job, kept = Job("j", None, []), Kept()
     job.history = kept
-    before = history.now_ms()
+    before = recorder.now_ms()
     job.note_recovery(pb.Recovery(fault="server-died", rank=1, step=5, total_s=0.5, recovered=True))
     (recovery,) = job.recoveries
-    assert ID.fullmatch(recovery.id) and before <= recovery.at_ms <= history.now_ms()
+    assert ID.fullmatch(recovery.id) and before <= recovery.at_ms <= recorder.now_ms()
     (event,) = kept.events
     assert (event.kind, event.what, event.outcome) == ("recovery", "server-died", "recovered")
     assert (event.id, event.rank, event.step, event.seconds) == (recovery.id, 1, 5, 0.5)

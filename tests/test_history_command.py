@@ -18,7 +18,7 @@ from understudy.recovery.base.errors import BadInput, Failure
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.commands.history import history as command
 from understudy.recovery.commands.history import seconds_of, table, with_durations
-from understudy.recovery.history import recorder as history
+from understudy.recovery.history import recorder
 from understudy.recovery.history.recorder import (
     Event,
     History,
@@ -32,9 +32,9 @@ ID = re.compile(r"r-[a-z2-9]{6}")
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command looks."""
-    monkeypatch.setenv(history.VARIABLE, str(tmp_path / "state" / "history.jsonl"))
+    monkeypatch.setenv(recorder.VARIABLE, str(tmp_path / "state" / "history.jsonl"))
     monkeypatch.setenv("COLUMNS", "80")
-    return history.history_file()
+    return recorder.history_file()
 
 
 STORY = (
@@ -97,7 +97,7 @@ def test_the_newest_are_shown_last_and_as_json_as_they_are(
 
 
 def test_events_are_chosen_by_job_kind_and_time(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(path, *STORY, replace(STORY[0], job="nightly-2"), replace(made_up(1), at_ms=history.now_ms()))
+    written(path, *STORY, replace(STORY[0], job="nightly-2"), replace(made_up(1), at_ms=recorder.now_ms()))
 
     def chosen(**options: Any) -> list[tuple[str, str]]:
         command(as_json=True, **options)
@@ -123,7 +123,7 @@ def test_a_file_that_is_far_too_long_is_read_from_its_end(
 ) -> None:
     events = [made_up(number) for number in range(100)]
     written(path, *events)
-    monkeypatch.setattr(history, "LARGEST", 1000)
+    monkeypatch.setattr(recorder, "LARGEST", 1000)
     found = read(path)
     assert 5 < len(found.events) < 20 and found == History(tuple(events[-len(found.events) :]))
 
