@@ -110,11 +110,11 @@ def test_a_worker_that_was_given_up_is_ended_by_a_leader_that_was_started_since(
                     given_up = a.span.given_up
                 again = restored_job(pb.JournaledJob.FromString(written.SerializeToString()))
                 assert again.span is not None and again.span.given_up == given_up
-                async with Leader(folder, {"b": b}) as heir:
-                    heir.span.given_up = again.span.given_up
-                    heir.lead.join("b")
+                async with Leader(folder, {"b": b}) as standby:
+                    standby.span.given_up = again.span.given_up
+                    standby.lead.join("b")
                     await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
-                    assert 1 not in heir.job.sessions
+                    assert 1 not in standby.job.sessions
 
     asyncio.run(come_back())
 

@@ -32,22 +32,15 @@ NAMES = {
     "desk/beginning.py": "desk",
     "desk/remote_ranks.py": "desk",
     "desk/sessions.py": "desk",
-    "membership/job_leadership.py": "estate heir",
     "migration/incoming/incoming_worker.py": "lose",
     "migration/relay/outgoing_workers.py": "lose",
     "migration/relay/whereabouts.py": "guest lose",
     "migration/transfer/shipping.py": "lose",
     "planning/planner.py": "stash",
-    "spanning/leader/bequest.py": "bequest estate heir",
-    "spanning/leader/cpu_images.py": "bequest estate heir inherit",
-    "spanning/leader/lead.py": "bequest",
     "spanning/leader/lost_hosts.py": "lose",
-    "spanning/member/estate.py": "bequeath estate",
-    "spanning/member/succession.py": "estate heir",
     "spanning/migration.py": "desk lose",
-    "spanning/spans.py": "bequest desk",
+    "spanning/spans.py": "desk",
     "state/jobs.py": "lose",
-    "state/span.py": "heir",
     "takeover/adoption.py": "desk",
     "takeover/journaling.py": "desk",
 }
@@ -55,8 +48,6 @@ NAMES = {
 SHOWN = {
     "GUEST = 'guest'",
     "STASH_RESTART_RESTORE = 'stash-restart-restore'",
-    "an heir is still named",
-    "heir",
 }
 """What a user is shown.  This list may only get shorter."""
 

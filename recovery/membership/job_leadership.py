@@ -46,7 +46,7 @@ def key_of(cluster: str, job: str) -> str:
     return f"understudy/{cluster}/jobs/{job}/leader"
 
 
-def heir_key_of(cluster: str, job: str) -> str:
+def standby_key_of(cluster: str, job: str) -> str:
     """Of whose it is, and of the host that leads it on, should its leader's be lost."""
     return f"understudy/{cluster}/jobs/{job}/heir"
 
@@ -58,30 +58,30 @@ async def claim(
     here: str,
     hosts: int,
     token: bytes = b"",
-    estate: str = "",
+    state_id: str = "",
     timing: Timing = TIMING,
 ) -> Claim:
     """Lead the job, or learn who does; raises NotLed, and ClusterStoreError if the store does not answer.
 
-    `token`: of a job that we have led before; `estate`: as in claim_as_heir.
+    `token`: of a job that we have led before; `state_id`: as in claim_as_standby.
     A key of our own name is that of a proxyd here that died.
-    Whoever leads knows nothing yet of what a former leader has left to an heir: there is none any more.
+    Whoever leads knows nothing yet of what a former leader has left to a standby: there is none any more.
     """
-    key, heir = key_of(cluster, job), heir_key_of(cluster, job)
+    key, standby = key_of(cluster, job), standby_key_of(cluster, job)
     mine = pb.JobLeader(
         version=VERSION, host=here, hosts=hosts, token=token or secrets.token_bytes(TOKEN_BYTES)
     )
     began = asyncio.get_running_loop().time()
     lease = await store.grant(timing.lease_s)
     try:
-        known, whose = await store.get(key), await store.get(heir)
+        known, whose = await store.get(key), await store.get(standby)
         if known is None or _leader(known, job).host == here:
             if other := _other_owner(whose, mine) if token else "":
                 await _let_go(store, lease)
                 return Claim(pb.JobLeader(version=VERSION, host=other, hosts=hosts, token=token), None)
             elected = await store.transact(
-                [_as_seen(key, known), _as_seen(heir, whose)],
-                [Put(key, written(mine), lease), Put(heir, written(_ours(mine, estate)))],
+                [_as_seen(key, known), _as_seen(standby, whose)],
+                [Put(key, written(mine), lease), Put(standby, written(_ours(mine, state_id)))],
             )
             if elected:
                 return Claim(mine, Leadership(key, elected, lease, timing.lease_s, began))
@@ -105,9 +105,9 @@ def _as_seen(key: str, entry: Entry | None) -> Unchanged:
     return Unchanged(key, entry.revision if entry is not None else 0)
 
 
-def _ours(mine: pb.JobLeader, estate: str) -> pb.JobHeir:
+def _ours(mine: pb.JobLeader, state_id: str) -> pb.JobHeir:
     """Nobody is to lead it on, for now."""
-    return pb.JobHeir(version=VERSION, leader=mine.host, token=mine.token, estate=estate)
+    return pb.JobHeir(version=VERSION, leader=mine.host, token=mine.token, estate=state_id)
 
 
 def _other_owner(entry: Entry | None, mine: pb.JobLeader) -> str:
@@ -119,23 +119,23 @@ def _other_owner(entry: Entry | None, mine: pb.JobLeader) -> str:
     return whose.leader if whose.token == mine.token and whose.leader != mine.host else ""
 
 
-async def claim_as_heir(
-    store: ClusterStore, cluster: str, job: str, mine: pb.JobLeader, estate: str, revision: int,
+async def claim_as_standby(
+    store: ClusterStore, cluster: str, job: str, mine: pb.JobLeader, state_id: str, revision: int,
     timing: Timing = TIMING,
 ) -> Leadership | None:  # fmt: skip
-    """Lead a job whose leader is lost, if we still are its heir by the record of that revision.
+    """Lead a job whose leader is lost, if we still are its standby by the record of that revision.
 
-    `estate`: what we lead it on with; it stays in the record, for whoever does not hear that this succeeded.
-    None: the former leader's lease has not ended yet, or another one leads, or another one is the heir.
+    `state_id`: what we lead it on with; it stays in the record, as nobody may hear that this succeeded.
+    None: the former leader's lease has not ended yet, or another one leads, or another one is the standby.
     Raises ClusterStoreError.
     """
-    key, heir = key_of(cluster, job), heir_key_of(cluster, job)
+    key, standby = key_of(cluster, job), standby_key_of(cluster, job)
     began = asyncio.get_running_loop().time()
     lease = await store.grant(timing.lease_s)
     try:
         elected = await store.transact(
-            [Unchanged(key, 0), Unchanged(heir, revision)],
-            [Put(key, written(mine), lease), Put(heir, written(_ours(mine, estate)))],
+            [Unchanged(key, 0), Unchanged(standby, revision)],
+            [Put(key, written(mine), lease), Put(standby, written(_ours(mine, state_id)))],
         )
     except BaseException:
         await _let_go(store, lease)
@@ -161,7 +161,7 @@ async def _let_go(store: ClusterStore, lease: int) -> None:
 
 
 class Leading:
-    """Keeps a leadership, and takes it up again, unless an heir leads the job by then."""
+    """Keeps a leadership, and takes it up again, unless a standby leads the job by then."""
 
     def __init__(
         self,
@@ -224,9 +224,9 @@ class Leading:
         """The job is over."""
         self.holds.clear()
         if self._leadership is not None:
-            heir = Delete(heir_key_of(self._cluster, self._job))
+            standby = Delete(standby_key_of(self._cluster, self._job))
             try:
-                await self._store.transact([self._leadership.holds], [heir])
+                await self._store.transact([self._leadership.holds], [standby])
             except ClusterStoreError as problem:
                 log.debug("the name of a job that is over stays", job=self._job, problem=str(problem))
             await _let_go(self._store, self._leadership.lease)

@@ -22,7 +22,7 @@ from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
-from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, heir_key_of
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, standby_key_of
 from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.records import VERSION
 from understudy.recovery.membership.stores.store import ClusterStoreError
@@ -38,16 +38,16 @@ from understudy.recovery.rendezvous.forwarder import Leader
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.far_moves import FarMoves
 from understudy.recovery.spanning.job_link import JobLinkService
-from understudy.recovery.spanning.leader.bequest import Bequest, Sources
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.doors import Doors
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
+from understudy.recovery.spanning.leader.standby_replication import Sources, StandbyReplication
 from understudy.recovery.spanning.member.deputy import Deputy
-from understudy.recovery.spanning.member.estate import Estates
 from understudy.recovery.spanning.member.leader_link import LeaderLink
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.member_parts import MemberParts
+from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.spanning.migration import Migration
 from understudy.recovery.spanning.placement import SpanningPlacement
@@ -262,11 +262,11 @@ class Spans:
             images = lead.images = CpuImages(
                 job, lead, self._moves, self._images_folder, every_s, self._desk.settings.timing
             )
-            store, key = self._membership.store, heir_key_of(self._membership.cluster, job.name)
-            images.bequest = lead.bequest = Bequest(job, lead, store, key, self._sources())
-            images.bequest.lapsed = images.not_left
+            store, key = self._membership.store, standby_key_of(self._membership.cluster, job.name)
+            images.standby = lead.standby = StandbyReplication(job, lead, store, key, self._sources())
+            images.standby.lapsed = images.not_left
             if (workers := self._desk.worker_stores.get(job.name)) is not None:
-                workers.settle = images.bequest.settle
+                workers.settle = images.standby.settle
         return lead
 
     def _store_of(self, job: Job) -> Store | None:
@@ -349,8 +349,10 @@ class Spans:
         settings = on_several_hosts(persist) if persist is not None else None
         parts = MemberParts(job, settings, partial(self._desk.keep, job), lambda: self._desk.note())
         folder = self._images_folder / self._membership.here if self._images_folder is not None else None
-        estates = Estates(job, folder, partial(self._store_of, job))
-        return Deputy(job, self._desk.leases, self._desk.watch.pace, self._member.describe, parts, estates)
+        standby_states = StandbyStates(job, folder, partial(self._store_of, job))
+        return Deputy(
+            job, self._desk.leases, self._desk.watch.pace, self._member.describe, parts, standby_states
+        )
 
     def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> FarParts:
         """Who writes snapshots of its ranks."""

@@ -52,7 +52,7 @@ class Span:
     """Other hosts to which ranks are on their way."""
     given_up: set[GivenUp] = field(default_factory=set)
     """Workers whose ranks came back from images; their hosts may only have been cut off."""
-    heir: str = ""
+    standby: str = ""
     """The host that leads it on if ours is lost; empty: none does, or another host leads."""
     stored: Stored | None = None
     """The newest that is known of."""

@@ -31,8 +31,8 @@ LAYERS = {
     "scripts": "bench_jit compile* conformance* cuda_build data_[rs]* elastic examples gpu hints_* jit_*"
     " libraries library_imports mistakes_* mixed_devices new_shapes parallelism real_scripts "
     "replica_groups sharded_export sparse sweep third_party training* worker* zygotes",
-    "cluster/moves": "arriving_worker bequests communicator_* compatible_hosts cpu_images data_* estates"
-    " heirs host* image* jobs_on_hosts lead* membership_store migration_bench moved_worker moving_*"
+    "cluster/moves": "arriving_worker standby* communicator_* compatible_hosts cpu_images data_*"
+    " host* image* jobs_on_hosts lead* membership_store migration_bench moved_worker moving_*"
     " parts_of_hosts persist_on_hosts planned_moves preflight proxyd_hosts relay several_hosts"
     " spanning_losses store_of_two_hosts successions",
     "deploy": "deploy_* install_criu",

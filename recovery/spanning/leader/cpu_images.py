@@ -1,6 +1,6 @@
 """Images of workers, so that a rank comes back though its host is gone (`--cpu-image-every`).
 
-Those of workers on other hosts lie here, and those of our own at our heir (bequest.py).
+Those of workers on other hosts lie here, and those of our own at our standby (standby_replication.py).
 
 An image is of use only with device state that its worker and all other ranks can go back to: the set of
 snapshots that counts when it is taken, and the log from there on.  Both are kept, on every rank, for as long
@@ -31,8 +31,8 @@ from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
 from understudy.recovery.migration.transfer.stream import read_ahead
-from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft
-from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.spanning.leader.standby_replication import NotLeft, StandbyReplication
+from understudy.recovery.spanning.member.standby_state import StandbyState
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
 from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed
 from understudy.recovery.state.jobs import Job, Session
@@ -102,7 +102,7 @@ class CpuImages:
         self._begun_s = 0.0
         self._count = 0
         self._problem = "none has been taken yet"
-        self.bequest: Bequest | None = None
+        self.standby: StandbyReplication | None = None
         """To whoever leads the job on if our host is lost."""
         shutil.rmtree(self._folder, ignore_errors=True)  # of a former run, or of a proxyd before us
 
@@ -132,22 +132,20 @@ class CpuImages:
             log.warning("CPU images are of no use any more", job=self._job.name, reason=why)
             shutil.rmtree(self._pair.folder, ignore_errors=True)
             self._pair = None
-            if self.bequest is not None and self.bequest.heir:
-                self._lead.run_beside(self.bequest.void(why))
+            if self.standby is not None and self.standby.host:
+                self._lead.run_beside(self.standby.void(why))
         self._problem, self._due_s = why, 0.0
 
-    def inherit(self, estate: Estate, former: str) -> None:
+    def take_over(self, state: StandbyState, former: str) -> None:
         """What that host, which led the job before us, has left to us; raises OSError."""
         folder = self._folder / "inherited"
         make_folder(folder.parent)
-        estate.folder.rename(folder)
-        with contextlib.suppress(OSError):  # another estate, which never came to count
-            estate.folder.parent.rmdir()
-        images = {
-            rank: replace(taken, path=folder / taken.path.name) for rank, taken in estate.images.items()
-        }
-        workers = {told.rank: {(former, told.worker.pid, told.worker.start_ticks)} for told in estate.ranks}
-        self._pair = Pair(estate.serial, frozenset(estate.cut), estate.cut, folder, True, images, workers)
+        state.folder.rename(folder)
+        with contextlib.suppress(OSError):  # another state, which never came to count
+            state.folder.parent.rmdir()
+        images = {rank: replace(taken, path=folder / taken.path.name) for rank, taken in state.images.items()}
+        workers = {told.rank: {(former, told.worker.pid, told.worker.start_ticks)} for told in state.ranks}
+        self._pair = Pair(state.serial, frozenset(state.cut), state.cut, folder, True, images, workers)
         self._keep()
 
     # ------------------------------------------------------------------ taking
@@ -188,8 +186,8 @@ class CpuImages:
                 pair.workers[session.rank] = {_worker(session)}
                 paused_s += await self._take_one(pair, session)
             self._check(pair, generation)
-            if self.bequest is not None:
-                paused_s += await self._leave(self.bequest, pair, generation)
+            if self.standby is not None:
+                paused_s += await self._leave(self.standby, pair, generation)
         except (BadImage, SteerFailed, OSError) as problem:
             self._not_taken(pair, _text(problem), pressed)
         except BaseException as problem:
@@ -204,9 +202,9 @@ class CpuImages:
             self._tell("")
             size = sum(image.bytes for image in pair.images.values())
             seconds = time.monotonic() - self._begun_s
-            heir = self.bequest.heir if self.bequest is not None else ""
+            standby = self.standby.host if self.standby is not None else ""
             log.info("CPU images were taken", job=self._job.name, step=pair.step, bytes=size,
-                     heir=heir, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
+                     standby=standby, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
 
     def _check(self, pair: Pair, generation: int) -> None:
         """That it is of use; raises BadImage."""
@@ -216,19 +214,19 @@ class CpuImages:
         if why:
             raise BadImage(why)
 
-    async def _leave(self, bequest: Bequest, pair: Pair, generation: int) -> float:
-        """Images of our own workers, to our heir, if there is any; raises BadImage."""
+    async def _leave(self, standby: StandbyReplication, pair: Pair, generation: int) -> float:
+        """Images of our own workers, to our standby, if there is any; raises BadImage."""
         here = [session for session in self._job.active_sessions() if not session.host]
         pair.workers.update({session.rank: {_worker(session)} for session in here})
         try:
-            paused_s = await bequest.leave(pair, here)
+            paused_s = await standby.leave(pair, here)
         except NotLeft as problem:
             self.not_left(str(problem), pair)
             return 0.0
         try:
             self._check(pair, generation)
         except BadImage as problem:
-            await bequest.void(str(problem))
+            await standby.void(str(problem))
             raise
         self._tell_here("")
         return paused_s

@@ -17,12 +17,12 @@ from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.links import Links
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.leader.attendance import Attendance
-from understudy.recovery.spanning.leader.bequest import Bequest
 from understudy.recovery.spanning.leader.cpu_images import CpuImages
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.openings import Openings
 from understudy.recovery.spanning.leader.relocations import ARRIVES_S, Relocations
+from understudy.recovery.spanning.leader.standby_replication import StandbyReplication
 from understudy.recovery.spanning.leader.steering import Steering
 from understudy.recovery.spanning.leader.turns import Turns
 from understudy.recovery.spanning.ranks.mirror import Mirror
@@ -69,7 +69,7 @@ class Lead:
         self._attendance = Attendance(job, span)
         self.room_for: Callable[[Sequence[Session]], bool] = lambda _: False
         """Whether ranks of lost hosts find a device elsewhere."""
-        self.bequest: Bequest | None = None
+        self.standby: StandbyReplication | None = None
         """To the host that leads the job on if ours is lost, if anything can be left to it."""
         self.images: CpuImages | None = None
         """Of workers, if any are taken."""
@@ -83,14 +83,14 @@ class Lead:
         self._background.start(self.steering.pass_orders_on())
         assert self.span.leading is not None
         self._background.start(self.span.leading.run())
-        if self.bequest is not None:
-            self._background.start(self.bequest.run())
+        if self.standby is not None:
+            self._background.start(self.standby.run())
 
     async def settle(self) -> None:
         """Before anything is done that was decided: whoever leads the job after us knows of it."""
         self._openings.note()
-        if self.bequest is not None:
-            await self.bequest.settle_job()
+        if self.standby is not None:
+            await self.standby.settle_job()
 
     def credentials(self) -> dict[str, Any]:
         """Of every request to a member."""
@@ -136,8 +136,8 @@ class Lead:
         if self.images is not None:
             self.images.close()
         self.turns.close()
-        if self.bequest is not None:
-            self.bequest.close()
+        if self.standby is not None:
+            self.standby.close()
         if self.span.leading is not None:
             await self.span.leading.resign()
 

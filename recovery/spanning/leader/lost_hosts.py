@@ -40,7 +40,7 @@ class LostHosts:
         """The host that led the job before us, and is lost; not given up before all others have told."""
 
     def expect_loss(self, former: str) -> MemberLink:
-        """We follow that host as its heir: it is lost, but who else is there is to be known first."""
+        """We follow that host as its standby: it is lost, but who else is there is to be known first."""
         self._expected = former
         self._lead.span.members.add(former)
         member = self._lead.members[former] = MemberLink(self._lead, former)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.spanning.member.estate import Estates
 from understudy.recovery.spanning.member.member_parts import MemberParts
+from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.spanning.ranks.in_turn import InTurn
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
@@ -37,12 +37,12 @@ class Deputy:
 
     def __init__(
         self, job: Job, leases: Leases, pace: Callable[[Server], Pace],
-        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, estates: Estates,
+        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, standby_states: StandbyStates,
     ) -> None:  # fmt: skip
         self._job = job
         self._describe = describe
         self.parts = parts
-        self.estates = estates
+        self.standby_states = standby_states
         self._leases = leases
         self._pace = pace
         self._feeds: dict[int, Feed] = {}
@@ -126,7 +126,7 @@ class Deputy:
 
     async def cancel(self) -> None:
         """There is nothing to stop; what is to be told still is."""
-        self.estates.close()
+        self.standby_states.close()
         self._over = True
         self._woken.set()
 

@@ -78,7 +78,7 @@ class MemberSide:
         """Of a rank's worker, which runs on; raises NotSent."""
 
     async def follow(self, request: pb.FollowRanksRequest, leader: str) -> AsyncIterator[pb.MemberNews]:
-        """`leader`: the host that asks, perhaps the heir of the one before.  Raises NotAdmitted."""
+        """`leader`: the host that asks, perhaps the standby of the one before.  Raises NotAdmitted."""
         known = self._coordinators.get(request.job)
         newer = isinstance(known, Deputy) and 0 < known.newest_leadership < request.leadership
         job, deputy = self._admit(request)
@@ -277,17 +277,17 @@ class MemberSide:
     def keep_store(self, request: pb.KeepStoreRequest) -> None:
         """Raises NotAdmitted, NotKept."""
         _, deputy = self._admit(request)
-        deputy.estates.keep_store(request)
+        deputy.standby_states.keep_store(request)
 
     async def keep_image(self, requests: AsyncIterator[Any]) -> None:
         """Raises NotAdmitted, NotKept."""
         deputy, rest = await self._admit_first(requests)
-        await deputy.estates.keep_image(rest)
+        await deputy.standby_states.keep_image(rest)
 
     async def keep_job(self, requests: AsyncIterator[Any]) -> None:
         """Raises NotAdmitted, NotKept."""
         deputy, rest = await self._admit_first(requests)
-        await deputy.estates.keep_job(rest)
+        await deputy.standby_states.keep_job(rest)
 
     async def _admit_first(self, requests: AsyncIterator[Any]) -> tuple[Deputy, AsyncIterator[Any]]:
         """Of a stream the first says who asks; raises NotAdmitted."""

@@ -1,4 +1,4 @@
-"""What a leader leaves to its heir, and when it names one."""
+"""What a leader leaves to its standby, and when it names one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heirs import (
+from led_job import becomes
+from standbys import (
     HEIR,
     ID,
     LEADER,
@@ -24,18 +25,17 @@ from heirs import (
     leader,
     named,
 )
-from led_job import becomes
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.membership.election import Leadership
-from understudy.recovery.membership.job_leadership import Leading, claim, claim_as_heir
+from understudy.recovery.membership.job_leadership import Leading, claim, claim_as_standby
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.rendezvous.worker_store import WorkerStore
-from understudy.recovery.spanning.leader import bequest
-from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft, Sources
+from understudy.recovery.spanning.leader import standby_replication
 from understudy.recovery.spanning.leader.cpu_images import Pair
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.member.estate import NotKept
+from understudy.recovery.spanning.leader.standby_replication import NotLeft, Sources, StandbyReplication
+from understudy.recovery.spanning.member.standby_state import NotKept
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span
 
@@ -61,13 +61,13 @@ class Stub:
         return pb.KeepReply()
 
     def KeepStore(self, request: Any, timeout: float) -> Any:
-        return self._answered(lambda: self.keeper.estates.keep_store(request))
+        return self._answered(lambda: self.keeper.standby_states.keep_store(request))
 
     def KeepImage(self, requests: Any, timeout: float) -> Any:
-        return self._answered(lambda: self.keeper.estates.keep_image(requests))
+        return self._answered(lambda: self.keeper.standby_states.keep_image(requests))
 
     def KeepJob(self, requests: Any, timeout: float) -> Any:
-        return self._answered(lambda: self.keeper.estates.keep_job(requests))
+        return self._answered(lambda: self.keeper.standby_states.keep_job(requests))
 
 
 class LeadersHost:
@@ -84,7 +84,7 @@ class LeadersHost:
         self.amid_image.set()
         self.known = pb.JournaledJob(name="j")
 
-    async def begin(self) -> Bequest:
+    async def begin(self) -> StandbyReplication:
         claimed = await claim(self.cluster, "c", "j", "a", 2)
         assert claimed.leadership is not None
         self.leading = Leading(self.cluster, "c", "j", claimed.record, claimed.leadership)
@@ -104,7 +104,7 @@ class LeadersHost:
         self.member.times, self.member.stub = 1, lambda: self.stub  # type: ignore[assignment, return-value, method-assign]
         self.member.connected.set()
         lead.members["b"] = self.member
-        made = Bequest(job, lead, self.cluster, HEIR, sources)
+        made = StandbyReplication(job, lead, self.cluster, HEIR, sources)
         made.lapsed = self.lapsed.append
         return made
 
@@ -134,17 +134,17 @@ def test_a_leader_names_its_heir_once_that_has_everything(tmp_path: Path) -> Non
         host.stub.gate.set()
         assert await task == 0.25
         name, first = await named(host.cluster)
-        assert host.span.heir == name
-        estate = host.keeper.estates.get(first)
+        assert host.span.standby == name
+        estate = host.keeper.standby_states.get(first)
         assert name == "b" and estate is not None and estate.serial == 1 and sorted(estate.images) == [0]
         assert host.keeper.store.holds(["early"])
         await leaving.leave(host.pair(2), [host.session])
         _, second = await named(host.cluster)
-        assert second != first and host.keeper.estates.get(first) is not None  # until it is told again
+        assert second != first and host.keeper.standby_states.get(first) is not None  # until it is told again
         host.known = pb.JournaledJob(name="j", generation=5)
         await leaving.look()
-        assert host.keeper.estates.get(first) is None
-        known = host.keeper.estates.get(second)
+        assert host.keeper.standby_states.get(first) is None
+        known = host.keeper.standby_states.get(second)
         assert known is not None and known.known.generation == 5 and known.serial == 2
 
     asyncio.run(check())
@@ -183,7 +183,7 @@ def test_a_write_that_the_heir_does_not_get_is_answered_once_nobody_is_the_heir(
         assert not task.done()  # the cluster's store still names b
         host.cluster.there = True
         await task
-        assert await named(host.cluster) == ("", "") and not leaving.heir and not host.span.heir
+        assert await named(host.cluster) == ("", "") and not leaving.host and not host.span.standby
         assert host.lapsed == ["host b: it is not reached"]
         await host.store.set("more", b"v")  # nobody is told, and nothing piles up
         assert host.store.told is None and not leaving._changes
@@ -195,7 +195,7 @@ def test_what_was_decided_is_done_once_the_heir_knows_of_it(tmp_path: Path) -> N
     async def check() -> None:
         host = LeadersHost(tmp_path)
         leaving = await host.begin()
-        await leaving.settle_job()  # nobody is the heir
+        await leaving.settle_job()  # nobody is the standby
         host.stub.gate.clear()
         leave = asyncio.ensure_future(leaving.leave(host.pair(1), [host.session]))
         await asyncio.sleep(0)
@@ -204,7 +204,7 @@ def test_what_was_decided_is_done_once_the_heir_knows_of_it(tmp_path: Path) -> N
         await leave
         await leaving.settle_job()
         _, first = await named(host.cluster)
-        assert (known := host.keeper.estates.get(first)) is not None and known.known == decided(5)
+        assert (known := host.keeper.standby_states.get(first)) is not None and known.known == decided(5)
         host.stub.gate.clear()
         host.known = decided(6)
         task = asyncio.ensure_future(leaving.settle_job())
@@ -277,19 +277,21 @@ def test_whoever_was_let_go_of_while_it_was_about_to_be_named_is_not_named(tmp_p
         await held_up.wait()
         host.stub.reached = False
         await host.store.set("k", b"v")
-        await leaving.settle()  # answered: nobody is the heir any more
+        await leaving.settle()  # answered: nobody is the standby any more
         host.stub.reached = True
         go_on.set()
         with pytest.raises(NotLeft, match="has not got all of the store"):
             await task
-        assert (await named(host.cluster))[0] == "" and not leaving.heir
+        assert (await named(host.cluster))[0] == "" and not leaving.host
 
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("tell", [Bequest.look, Bequest.settle_job], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "tell", [StandbyReplication.look, StandbyReplication.settle_job], ids=lambda one: one.__name__
+)
 def test_what_is_told_meanwhile_does_not_drop_what_is_being_left(
-    tell: Callable[[Bequest], Awaitable[None]], tmp_path: Path
+    tell: Callable[[StandbyReplication], Awaitable[None]], tmp_path: Path
 ) -> None:
     async def check() -> None:
         host = LeadersHost(tmp_path)
@@ -304,7 +306,7 @@ def test_what_is_told_meanwhile_does_not_drop_what_is_being_left(
         host.amid_image.set()
         await asyncio.gather(task, told)
         name, estate = await named(host.cluster)
-        known = host.keeper.estates.get(estate)
+        known = host.keeper.standby_states.get(estate)
         assert name == "b" and known is not None and known.serial == 2
 
     asyncio.run(check())
@@ -317,7 +319,7 @@ def test_an_heir_that_was_started_anew_is_not_named_any_more(tmp_path: Path) -> 
         await leaving.leave(host.pair(1), [host.session])
         host.stub.keeper = Keeper(tmp_path / "b2")
         await leaving.look()
-        assert leaving.heir == "b"  # nothing has told us
+        assert leaving.host == "b"  # nothing has told us
         host.member.times += 1
         await leaving.look()
         assert await named(host.cluster) == ("", "") and "nothing that it goes with" in host.lapsed[0]
@@ -350,7 +352,7 @@ def test_a_leader_that_is_none_any_more_names_nobody(tmp_path: Path) -> None:
         assert entry is not None
         await host.cluster.delete(LEADER)
         assert isinstance(
-            await claim_as_heir(host.cluster, "c", "j", leader("b"), ID, entry.revision), Leadership
+            await claim_as_standby(host.cluster, "c", "j", leader("b"), ID, entry.revision), Leadership
         )
         task = asyncio.ensure_future(leaving.leave(host.pair(2), [host.session]))
         await asyncio.wait({task}, timeout=0.5)
@@ -380,7 +382,7 @@ def test_what_goes_to_the_heir_goes_in_messages_of_bounded_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check() -> None:
-        monkeypatch.setattr(bequest, "ENOUGH_BYTES", 1000)
+        monkeypatch.setattr(standby_replication, "ENOUGH_BYTES", 1000)
         host = LeadersHost(tmp_path)
         sizes = []
         keep = host.stub.KeepStore

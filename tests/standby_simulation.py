@@ -1,4 +1,4 @@
-"""A leader, its heirs and the cluster's store in virtual time, and what workers write to the job's store.
+"""A leader, its standbys and the cluster's store in virtual time, and what workers write to the job's store.
 
 Requests are lost, held up and arrive after whoever asked has given up; links are cut; proxyds die and start
 anew; leases end.  Whoever leads a job on must have every write that was answered, and know of everything
@@ -24,21 +24,21 @@ from rough_link import Link
 from simulation.virtual_time import VirtualLoop, run
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, heir_key_of, key_of
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, key_of, standby_key_of
 from understudy.recovery.membership.records import read
 from understudy.recovery.membership.stores.embedded import StoreMachine
 from understudy.recovery.membership.stores.store import Change, ClusterStoreError, Put, Unchanged, Unreachable
 from understudy.recovery.rendezvous.store import Store
-from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft, Sources
 from understudy.recovery.spanning.leader.cpu_images import Pair
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.member.estate import Estates, NotKept
+from understudy.recovery.spanning.leader.standby_replication import NotLeft, Sources, StandbyReplication
+from understudy.recovery.spanning.member.standby_state import NotKept, StandbyStates
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span
 
 ROUGH_S = 200.0
-HEIR, LEADER = heir_key_of("c", "j"), key_of("c", "j")
+HEIR, LEADER = standby_key_of("c", "j"), key_of("c", "j")
 
 
 class Loop(VirtualLoop):
@@ -103,9 +103,9 @@ class World:
                 self.lead_on(read(change.value, pb.JobLeader).host)
         return revision
 
-    def _look(self, heir: pb.JobHeir) -> None:
-        self.outcome.named += bool(heir.host)
-        self.outcome.voided += not heir.host and heir.leader == self.leader
+    def _look(self, standby: pb.JobHeir) -> None:
+        self.outcome.named += bool(standby.host)
+        self.outcome.voided += not standby.host and standby.leader == self.leader
 
     def lead_on(self, host: str) -> None:
         """Somebody has claimed the job."""
@@ -145,7 +145,7 @@ class World:
 
 
 class Member:
-    """Host b or c: an heir, if it is asked to be one."""
+    """Host b or c: a standby, if it is asked to be one."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -161,7 +161,7 @@ class Member:
         self.store = self.world.store_of[self.name] = Store()
         folder = self.world.folder / f"{self.name}{next(self.lives)}"
         folder.mkdir()
-        self.estates = Estates(Job("j", None, []), folder / "i" / self.name, lambda: self.store)
+        self.standby_states = StandbyStates(Job("j", None, []), folder / "i" / self.name, lambda: self.store)
         self.newest = 0
         self.times += 1
         self.started = self.world.loop.time()
@@ -188,7 +188,7 @@ class Member:
 
     async def _look(self) -> None:
         span = Span(3, self.world.token, "a")
-        job, estates = Job("j", None, [], span=span), self.estates
+        job, standby_states = Job("j", None, [], span=span), self.standby_states
 
         async def promote(job: Job) -> Any:
             self.leads = True
@@ -198,7 +198,7 @@ class Member:
                 lost_hosts=SimpleNamespace(expect_loss=lambda former: former),
             )  # fmt: skip
 
-        deputy: Any = SimpleNamespace(estates=estates, followed_at=0.0)
+        deputy: Any = SimpleNamespace(standby_states=standby_states, followed_at=0.0)
         succession = Succession(self.name, lambda: self.link, "c", promote)
         with suppress(Unreachable):
             await succession.why_over(job, deputy, (), "lost")
@@ -220,17 +220,17 @@ class Stub:
     def __init__(self, way: Link, member: Member) -> None:
         self._way, self._member = way, member
 
-    async def _asked(self, request: Any, work: Callable[[Estates], Any]) -> pb.KeepReply:
+    async def _asked(self, request: Any, work: Callable[[StandbyStates], Any]) -> pb.KeepReply:
         member = self._member
         try:
-            reply = await self._way.through(lambda: member.keep(request, lambda: work(member.estates)))
+            reply = await self._way.through(lambda: member.keep(request, lambda: work(member.standby_states)))
         except Unreachable:
             raise Lost() from None
         assert isinstance(reply, pb.KeepReply)
         return reply
 
     async def KeepStore(self, request: Any, timeout: float) -> pb.KeepReply:
-        return await self._asked(request, lambda estates: estates.keep_store(request))
+        return await self._asked(request, lambda standby_states: standby_states.keep_store(request))
 
     async def KeepJob(self, requests: Any, timeout: float) -> pb.KeepReply:
         asked = [request async for request in requests]
@@ -239,7 +239,7 @@ class Stub:
             for request in asked:
                 yield request
 
-        return await self._asked(asked[0], lambda estates: estates.keep_job(again()))
+        return await self._asked(asked[0], lambda standby_states: standby_states.keep_job(again()))
 
 
 class Leader:
@@ -276,9 +276,9 @@ class Leader:
             link.times = member.times
             link.stub = partial(Stub, self.ways[name], member)  # type: ignore[assignment, method-assign]
         sources = Sources(lambda job: self.store, None, None, lambda job: self._known())  # type: ignore[arg-type]
-        bequest = Bequest(Job("j", None, []), lead, self.link, HEIR, sources)
-        work = [leading.run(), bequest.run(), self._leave(bequest), self._see(links), self._decide(bequest)]
-        work += [self._write(bequest) for _ in range(3)]
+        standby = StandbyReplication(Job("j", None, []), lead, self.link, HEIR, sources)
+        work = [leading.run(), standby.run(), self._leave(standby), self._see(links), self._decide(standby)]
+        work += [self._write(standby) for _ in range(3)]
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             await asyncio.gather(*tasks)
@@ -304,31 +304,31 @@ class Leader:
                     link.connected.set()
             await asyncio.sleep(self.world.chance.uniform(0.1, 2))
 
-    async def _leave(self, bequest: Bequest) -> None:
+    async def _leave(self, standby: StandbyReplication) -> None:
         while True:
             await asyncio.sleep(self.world.chance.uniform(0.5, 15))
             places: Any = {0: SimpleNamespace(log_offset=1, step=1)}
             pair = Pair(next(self.pairs), frozenset((0,)), places, self.world.folder)
             with suppress(NotLeft):
-                await bequest.leave(pair, [])
+                await standby.leave(pair, [])
 
     def _known(self) -> pb.JournaledJob:
         return pb.JournaledJob(name="j", generation=self.decided)
 
-    async def _decide(self, bequest: Bequest) -> None:
+    async def _decide(self, standby: StandbyReplication) -> None:
         while not self.gone:
             await asyncio.sleep(self.world.chance.expovariate(1 / 5))
             self.decided += 1
-            await bequest.settle_job()
+            await standby.settle_job()
             self.world.act("a", self.decided)
 
-    async def _write(self, bequest: Bequest) -> None:
+    async def _write(self, standby: StandbyReplication) -> None:
         while not self.gone:
             request = f"a-{next(self.numbers)}"
             if self.world.chance.random() < 0.2:
                 self.store.delete(f"k{self.world.chance.randrange(3)}")
             await self.store.add("k", 1, request)
-            await bequest.settle()
+            await standby.settle()
             self.world.answer("a", request)
             await asyncio.sleep(self.world.chance.expovariate(1))
 
@@ -343,7 +343,7 @@ def simulate(seed: int, folder: Path) -> Outcome:
         members = {name: Member(world, name) for name in "bc"}
         leader = Leader(world, members)
         living = asyncio.ensure_future(leader.live(first=True))
-        heirs = {name: asyncio.ensure_future(one.suspect()) for name, one in members.items()}
+        standbys = {name: asyncio.ensure_future(one.suspect()) for name, one in members.items()}
         ours = [leader.link, *leader.ways.values()]
         dead = False
         while loop.time() < ROUGH_S:
@@ -371,10 +371,10 @@ def simulate(seed: int, folder: Path) -> Outcome:
                         await asyncio.sleep(chance.uniform(0, 15))
                         living = asyncio.ensure_future(leader.live(first=not world.token))
                 case "restart member" if not member.leads:
-                    heirs[member.name].cancel()
-                    await asyncio.gather(heirs[member.name], return_exceptions=True)
+                    standbys[member.name].cancel()
+                    await asyncio.gather(standbys[member.name], return_exceptions=True)
                     member.start()
-                    heirs[member.name] = asyncio.ensure_future(member.suspect())
+                    standbys[member.name] = asyncio.ensure_future(member.suspect())
         world.rough = False
         for way in (*ours, *(one.link for one in members.values())):
             way.cut = False
@@ -382,7 +382,7 @@ def simulate(seed: int, folder: Path) -> Outcome:
         owner = members.get(world.leader)
         if owner is not None and not owner.leads and owner.started < world.since:
             world.violate(f"{world.leader} has claimed the job and does not lead it")
-        for task in (living, *heirs.values()):
+        for task in (living, *standbys.values()):
             problem = task.exception() if task.done() and not task.cancelled() else None
             if problem is not None and not isinstance(problem, (ClusterStoreError, NotLed)):
                 world.violate(f"it failed: {problem!r}")

@@ -1,4 +1,4 @@
-"""What an heir keeps of a job whose leading host may be lost."""
+"""What a standby keeps of a job whose leading host may be lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heirs import (
+from standbys import (
     ID,
     NUMBERS,
     OTHER,
@@ -21,7 +21,7 @@ from heirs import (
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.rendezvous.store import Change, Notes, Store
-from understudy.recovery.spanning.member.estate import NotKept
+from understudy.recovery.spanning.member.standby_state import NotKept
 
 
 # ------------------------------------------------------------------ what a store tells
@@ -50,34 +50,34 @@ def test_a_store_that_takes_all_changes_of_another_answers_as_that_one(tmp_path:
     asyncio.run(check())
 
 
-# ------------------------------------------------------------------ what an heir keeps
+# ------------------------------------------------------------------ what a standby keeps
 def test_an_estate_counts_once_store_images_and_job_are_there_and_goes_when_the_next_one_counts(
     tmp_path: Path,
 ) -> None:
     async def check() -> None:
         keeper = Keeper(tmp_path / "b")
         parts = image(tmp_path)
-        keeper.estates.keep_store(first_store("k"))
+        keeper.standby_states.keep_store(first_store("k"))
         await keeper.keep_image(parts)
-        assert keeper.estates.get(ID) is None
+        assert keeper.standby_states.get(ID) is None
         await keeper.keep_job()
-        known = keeper.estates.get(ID)
+        known = keeper.standby_states.get(ID)
         assert known is not None and known.serial == 3 and known.cut[0].log_offset == 7
         await keeper.keep_image(parts, OTHER)
         await keeper.keep_job(OTHER, former=ID)
-        assert keeper.estates.get(ID) is not None and keeper.estates.get(OTHER) is not None
+        assert keeper.standby_states.get(ID) is not None and keeper.standby_states.get(OTHER) is not None
         assert keeper.files() == [f"j.heir/{ID}/rank-0", f"j.heir/{OTHER}/rank-0"]
         await keeper.keep_job(OTHER, former=OTHER, ranks=(), news=True)  # of the one that counts
-        known = keeper.estates.get(OTHER)
+        known = keeper.standby_states.get(OTHER)
         assert known is not None and [one.rank for one in known.ranks] == [0]
         assert keeper.files() == [f"j.heir/{OTHER}/rank-0"]
-        keeper.estates.keep_store(
+        keeper.standby_states.keep_store(
             pb.KeepStoreRequest(number=next(NUMBERS), changes=[pb.StoredKey(key="k", deleted=True)])
         )
         assert len(keeper.store) == 0
-        keeper.estates.keep_store(first_store("new"))  # a leader that begins anew
-        assert keeper.estates.get(OTHER) is None and keeper.files() == []
-        keeper.estates.close()
+        keeper.standby_states.keep_store(first_store("new"))  # a leader that begins anew
+        assert keeper.standby_states.get(OTHER) is None and keeper.files() == []
+        keeper.standby_states.close()
         assert not list(keeper.folder.iterdir())
 
     asyncio.run(check())
@@ -110,10 +110,10 @@ def test_what_makes_no_sense_is_not_kept_and_leaves_nothing(what: str, tmp_path:
     async def check() -> None:
         sentence, act = NOT_KEPT[what]
         keeper = Keeper(tmp_path / "b")
-        keeper.estates.keep_store(first_store())
+        keeper.standby_states.keep_store(first_store())
         with pytest.raises(NotKept, match=sentence):
             await act(keeper, image(tmp_path))
-        assert keeper.files() == [] and keeper.estates.get(ID) is None
+        assert keeper.files() == [] and keeper.standby_states.get(ID) is None
         assert not (tmp_path / "etc").exists()
 
     asyncio.run(check())
@@ -121,32 +121,32 @@ def test_what_makes_no_sense_is_not_kept_and_leaves_nothing(what: str, tmp_path:
 
 def test_a_host_that_cannot_keep_says_why(tmp_path: Path) -> None:
     with pytest.raises(NotKept, match="without --cpu-image-every"):
-        Keeper(tmp_path / "b", images=False).estates.keep_store(first_store())
+        Keeper(tmp_path / "b", images=False).standby_states.keep_store(first_store())
     with pytest.raises(NotKept, match="proxyrun --migratable"):
-        Keeper(tmp_path / "b", store=False).estates.keep_store(first_store())
+        Keeper(tmp_path / "b", store=False).standby_states.keep_store(first_store())
     with pytest.raises(NotKept, match="not copied from the beginning"):
-        Keeper(tmp_path / "b").estates.keep_store(pb.KeepStoreRequest(number=1))
+        Keeper(tmp_path / "b").standby_states.keep_store(pb.KeepStoreRequest(number=1))
 
 
 def test_what_comes_too_late_does_not_undo_what_came_later(tmp_path: Path) -> None:
     async def check() -> None:
         keeper = Keeper(tmp_path / "b")
         held_up = pb.KeepStoreRequest(leadership=5, number=2, changes=[pb.StoredKey(key="k", value=b"old")])
-        keeper.estates.keep_store(pb.KeepStoreRequest(leadership=5, number=1, first=True))
+        keeper.standby_states.keep_store(pb.KeepStoreRequest(leadership=5, number=1, first=True))
         for order in ((5, 3), (7, 1)):
             newer = pb.KeepStoreRequest(leadership=order[0], number=order[1], first=True)
             newer.changes.add(key="k", value=b"new")
-            keeper.estates.keep_store(newer)
+            keeper.standby_states.keep_store(newer)
             with pytest.raises(NotKept, match="too late"):
-                keeper.estates.keep_store(held_up)
+                keeper.standby_states.keep_store(held_up)
         assert await keeper.store.get("k", 0) == b"new"
         jobs = [
             pb.KeepJobRequest(leadership=one, number=two, serial=1, estate=identity)
             for one, two, identity in ((7, 4, ID), (5, 9, OTHER))
         ]
-        await keeper.estates.keep_job(stream(jobs[:1]))
+        await keeper.standby_states.keep_job(stream(jobs[:1]))
         with pytest.raises(NotKept, match="too late"):
-            await keeper.estates.keep_job(stream(jobs[1:]))
-        assert keeper.estates.get(ID) is not None
+            await keeper.standby_states.keep_job(stream(jobs[1:]))
+        assert keeper.standby_states.get(ID) is not None
 
     asyncio.run(check())

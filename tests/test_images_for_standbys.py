@@ -1,4 +1,4 @@
-"""CPU images of a leader's own workers, which go to its heir, and what that does with them."""
+"""CPU images of a leader's own workers, which go to its standby, and what that does with them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from imaged_job import TwoHosts, kept, lose_snapshot, place
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.spanning.leader import cpu_images
-from understudy.recovery.spanning.leader.bequest import NotLeft
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
-from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.spanning.leader.standby_replication import NotLeft
+from understudy.recovery.spanning.member.standby_state import StandbyState
 from understudy.recovery.spanning.ranks.image_file import Taken
 
 
@@ -25,12 +25,12 @@ def stage(tmp_path: Path) -> TwoHosts:
     return TwoHosts(tmp_path)
 
 
-class Heir:
-    """In place of a Bequest."""
+class Standby:
+    """In place of a StandbyReplication."""
 
     def __init__(self, stage: TwoHosts) -> None:
         self._stage = stage
-        self.heir, self.problem = "b", ""
+        self.host, self.problem = "b", ""
         self.left: list[tuple[int, list[int], list[str]]] = []
         self.voided: list[str] = []
         self.during: Callable[[], None] = lambda: None
@@ -44,45 +44,45 @@ class Heir:
 
     async def void(self, why: str) -> None:
         self.voided.append(why)
-        self.heir = ""
+        self.host = ""
 
 
-def with_heir(stage: TwoHosts) -> Heir:
-    heir = Heir(stage)
-    stage.images.bequest = cast(Any, heir)
-    return heir
+def with_standby(stage: TwoHosts) -> Standby:
+    standby = Standby(stage)
+    stage.images.standby = cast(Any, standby)
+    return standby
 
 
 def test_images_of_the_leaders_own_workers_go_to_its_heir_once_the_others_are_here(stage: TwoHosts) -> None:
-    heir = with_heir(stage)
+    standby = with_standby(stage)
 
     async def take() -> None:
         await stage.offer(1)
-        assert heir.left == [(1, [0], ["a/j/1/rank-1"])]
+        assert standby.left == [(1, [0], ["a/j/1/rank-1"])]
         assert [one.cpu_image_step for one in stage.sessions] == [10, 10]
         assert [one.cpu_image_note for one in stage.sessions] == ["", ""]
-        heir.during = lambda: seen.append(stage.leased())
+        standby.during = lambda: seen.append(stage.leased())
         stage.images._due_s = 0.0
         await stage.offer(2)
 
     seen: list[Any] = []
     asyncio.run(take())
     assert seen == [[[1, 2], [1, 2]]]  # the former estate counts until the new one is named
-    assert stage.leased() == [[2], [2]] and not heir.voided
+    assert stage.leased() == [[2], [2]] and not standby.voided
 
 
 def test_without_an_heir_images_of_the_others_count_and_the_status_says_what_may_happen(
     stage: TwoHosts,
 ) -> None:
-    heir = with_heir(stage)
-    heir.problem = "no other host has ranks of the job"
+    standby = with_standby(stage)
+    standby.problem = "no other host has ranks of the job"
 
     async def take() -> None:
         await stage.offer(1)
         assert [one.cpu_image_step for one in stage.sessions] == [0, 10]
-        assert stage.sessions[0].cpu_image_note.endswith(f"the job may end: {heir.problem}")
+        assert stage.sessions[0].cpu_image_note.endswith(f"the job may end: {standby.problem}")
         assert stage.sessions[1].cpu_image_note == ""
-        heir.problem = ""
+        standby.problem = ""
         stage.images._due_s = 0.0
         await stage.offer(2)
         assert stage.sessions[0].cpu_image_note == "" and stage.sessions[0].cpu_image_step == 20
@@ -94,20 +94,20 @@ def test_without_an_heir_images_of_the_others_count_and_the_status_says_what_may
 
 
 def test_nobody_stays_named_for_images_that_came_to_nothing(stage: TwoHosts) -> None:
-    heir = with_heir(stage)
-    heir.during = lambda: setattr(stage.job, "generation", 1)
+    standby = with_standby(stage)
+    standby.during = lambda: setattr(stage.job, "generation", 1)
 
     async def take() -> None:
         await stage.offer(1)
-        assert heir.voided == ["a recovery came between"] and stage.leased() == [[], []]
-        heir.during, heir.heir = lambda: None, "b"
+        assert standby.voided == ["a recovery came between"] and stage.leased() == [[], []]
+        standby.during, standby.host = lambda: None, "b"
         stage.images._due_s = 0.0
         await stage.offer(2)
         assert stage.leased() == [[2], [2]]
         lose_snapshot(stage)
         stage.images._due_s = time.monotonic() + 3600
         await stage.offer(3)
-        assert len(heir.voided) == 2 and "is gone on rank 0" in heir.voided[1]
+        assert len(standby.voided) == 2 and "is gone on rank 0" in standby.voided[1]
 
     asyncio.run(take())
 
@@ -120,10 +120,10 @@ def test_an_heir_brings_back_the_ranks_of_the_former_leader_and_no_others(stage:
         folder.mkdir(parents=True)
         (folder / "rank-1").write_bytes(b"image")
         told = pb.RankDescription(rank=1, worker=pb.Process(pid=11, start_ticks=7))
-        estate = Estate(folder, {1: Taken(folder / "rank-1", pb.WorkerHeader(), 5)}, 2)
+        estate = StandbyState(folder, {1: Taken(folder / "rank-1", pb.WorkerHeader(), 5)}, 2)
         estate.cut = {rank: pb.CutPlace(rank=rank, log_offset=2000 + rank, step=20) for rank in (0, 1)}
         estate.ranks = [told]
-        stage.images.inherit(estate, "c")
+        stage.images.take_over(estate, "c")
         assert stage.files() == ["a/j/inherited/rank-1"] and not folder.parent.exists()
         assert stage.leased() == [[2], [2]] and stage.kept() == [2000, 2001]
         ours, lost = stage.sessions

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heir_simulation import simulate
+from standby_simulation import simulate
 
 from understudy.recovery.membership import job_leadership
-from understudy.recovery.spanning.leader.bequest import Bequest
+from understudy.recovery.spanning.leader.standby_replication import StandbyReplication
 
 SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 150)
 LONG_SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 3000)
@@ -40,19 +40,29 @@ def test_no_answered_write_and_no_decision_is_lost_and_no_two_hosts_lead_in_full
     check(range(1000, 1000 + LONG_SCHEDULES), tmp_path)
 
 
-async def _answer_at_once(leaving: Bequest) -> None:
-    """Whatever the heir has."""
+async def _answer_at_once(leaving: StandbyReplication) -> None:
+    """Whatever the standby has."""
 
 
-async def _forget_only(leaving: Bequest, why: str) -> None:
+async def _forget_only(leaving: StandbyReplication, why: str) -> None:
     leaving._forget()
     leaving.lapsed(why)
 
 
 CARELESS: dict[str, tuple[Any, str, Callable[..., Any], range]] = {
-    "a write is answered before the heir has it": (Bequest, "settle", _answer_at_once, range(30)),
-    "what was decided is done before the heir knows": (Bequest, "settle_job", _answer_at_once, range(30)),
-    "an heir is let go of but stays named": (Bequest, "_void", _forget_only, range(30)),
+    "a write is answered before the standby has it": (
+        StandbyReplication,
+        "settle",
+        _answer_at_once,
+        range(30),
+    ),
+    "what was decided is done before the standby knows": (
+        StandbyReplication,
+        "settle_job",
+        _answer_at_once,
+        range(30),
+    ),
+    "a standby is let go of but stays named": (StandbyReplication, "_void", _forget_only, range(30)),
     "whose a job is does not matter": (job_leadership, "_other_owner", lambda entry, mine: "", range(400)),
 }
 

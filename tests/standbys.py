@@ -1,4 +1,4 @@
-"""What tests of heirs share: the records that name one, and host b, which keeps what it is left."""
+"""What tests of standbys share: the records that name one, and host b, which keeps what it is left."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from images_of_workers import header, some_parts
 from led_job import TOKEN
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.membership.job_leadership import heir_key_of, key_of
+from understudy.recovery.membership.job_leadership import key_of, standby_key_of
 from understudy.recovery.membership.records import VERSION, read, written
 from understudy.recovery.membership.stores.embedded import EmbeddedStore
 from understudy.recovery.membership.stores.store import Unreachable
 from understudy.recovery.rendezvous.store import Change, Store
-from understudy.recovery.spanning.member.estate import Estates
+from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.state.jobs import Job
 
 NUMBERS = itertools.count(1)
 """Of a leader's requests."""
-HEIR, LEADER = heir_key_of("c", "j"), key_of("c", "j")
+HEIR, LEADER = standby_key_of("c", "j"), key_of("c", "j")
 ID, OTHER = "0" * 16, "1" * 16
 
 
@@ -40,7 +40,7 @@ class Clock:
         return self.now
 
 
-def heir(host: str, estate: str = ID, token: bytes = TOKEN, leads: str = "a") -> bytes:
+def standby(host: str, estate: str = ID, token: bytes = TOKEN, leads: str = "a") -> bytes:
     """A record that names one."""
     return written(pb.JobHeir(version=VERSION, leader=leads, token=token, host=host, estate=estate))
 
@@ -50,7 +50,7 @@ def leader(host: str, token: bytes = TOKEN) -> pb.JobLeader:
 
 
 async def named(store: EmbeddedStore) -> tuple[str, str]:
-    """The heir's host, and the estate that it is named with."""
+    """The standby's host, and the estate that it is named with."""
     entry = await store.get(HEIR)
     record = read(entry.value, pb.JobHeir) if entry is not None else pb.JobHeir(host="no record")
     return record.host, record.estate
@@ -86,7 +86,7 @@ class Keeper:
         folder.mkdir(exist_ok=True)
         self.store = Store()
         kept = self.store if store else None
-        self.estates = Estates(Job("j", None, []), self.folder if images else None, lambda: kept)
+        self.standby_states = StandbyStates(Job("j", None, []), self.folder if images else None, lambda: kept)
 
     def files(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*/*"))
@@ -95,7 +95,7 @@ class Keeper:
         requests = [pb.KeepImageRequest(part=part) for part in parts]
         if requests:
             requests[0].estate, requests[0].rank = estate, rank
-        await self.estates.keep_image(stream(requests))
+        await self.standby_states.keep_image(stream(requests))
 
     async def keep_job(
         self, estate: str = ID, former: str = "", ranks: Iterable[int] = (0,), *, news: bool = False
@@ -109,7 +109,7 @@ class Keeper:
             news=news,
         )
         described = [pb.KeepJobRequest(rank=pb.RankDescription(rank=rank)) for rank in ranks]
-        await self.estates.keep_job(stream([first, *described]))
+        await self.standby_states.keep_job(stream([first, *described]))
 
 
 async def stream(requests: Iterable[Any]) -> AsyncIterator[Any]:

@@ -1,7 +1,7 @@
-"""What an heir keeps of a job that another host leads, to lead it on if that host is lost.
+"""What a standby keeps of a job that another host leads, to lead it on if that host is lost.
 
 Images of the workers there, what else is known of its ranks and of the job, and a copy of the job's
-`torch.distributed` store.  Two estates at most are kept: the one that counts, and the one that is to.
+`torch.distributed` store.  Two states at most are kept: the one that counts, and the one that is to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NotKept(Exception):
 
 
 @dataclass
-class Estate:
+class StandbyState:
     """As of one set of snapshots."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Estate:
     known: pb.JournaledJob = field(default_factory=pb.JournaledJob)
 
 
-class Estates:
+class StandbyStates:
     """Of one job that another host leads."""
 
     def __init__(self, job: Job, folder: Path | None, store: Callable[[], Store | None]) -> None:
@@ -57,26 +57,26 @@ class Estates:
         if self._folder is not None:  # of a proxyd before us, or of a former run
             shutil.rmtree(self._folder, ignore_errors=True)
         self._store = store
-        self._kept: dict[str, Estate] = {}
+        self._kept: dict[str, StandbyState] = {}
         self._copied = False
         self._newest = {"store": (0, 0), "job": (0, 0)}
 
-    def get(self, identity: str) -> Estate | None:
+    def get(self, identity: str) -> StandbyState | None:
         """One that is complete."""
-        estate = self._kept.get(identity)
-        return estate if estate is not None and estate.serial and self._copied else None
+        state = self._kept.get(identity)
+        return state if state is not None and state.serial and self._copied else None
 
     def close(self) -> None:
         """The job is over here, or is led from here."""
-        for estate in self._kept.values():
-            shutil.rmtree(estate.folder, ignore_errors=True)
+        for state in self._kept.values():
+            shutil.rmtree(state.folder, ignore_errors=True)
         self._kept.clear()
         self._copied = False
         if self._folder is not None:
-            with contextlib.suppress(OSError):  # what is the caller's of `bequeath` may still be there
+            with contextlib.suppress(OSError):  # what is the caller's of `hand_over` may still be there
                 self._folder.rmdir()
 
-    def bequeath(self, identity: str) -> Estate:
+    def hand_over(self, identity: str) -> StandbyState:
         """One that is complete: it is the caller's now, with its folder."""
         return self._kept.pop(identity)
 
@@ -135,11 +135,11 @@ class Estates:
             raise NotKept(str(problem)) from problem
         except OSError as problem:
             raise NotKept(f"{path} cannot be written: {problem.strerror}") from problem
-        estate = self._kept.get(first.estate)
-        if estate is None:
+        state = self._kept.get(first.estate)
+        if state is None:
             path.unlink(missing_ok=True)
             raise NotKept("another leader has followed")
-        estate.images[first.rank] = file.taken()
+        state.images[first.rank] = file.taken()
 
     async def _folder_of(self, identity: str) -> Path:
         """Of one that is being made; raises NotKept."""
@@ -152,7 +152,7 @@ class Estates:
                 await asyncio.to_thread(make_folder, folder)
             except OSError as problem:
                 raise NotKept(f"{folder} cannot be made: {problem.strerror}") from problem
-            self._kept.setdefault(identity, Estate(folder))
+            self._kept.setdefault(identity, StandbyState(folder))
         if self._kept[identity].serial:
             raise NotKept("it is complete already")
         return self._kept[identity].folder
@@ -177,11 +177,11 @@ class Estates:
             await self._folder_of(first.estate)
         if (first.leadership, first.number) != self._newest["job"]:
             raise NotKept("it comes too late")
-        estate = self._kept.get(first.estate)
-        if estate is None or sorted(estate.images) != sorted(one.rank for one in ranks):
+        state = self._kept.get(first.estate)
+        if state is None or sorted(state.images) != sorted(one.rank for one in ranks):
             raise NotKept("it has not the images that go with it")
-        estate.serial, estate.ranks, estate.known = first.serial, ranks, first.known
-        estate.cut = {place.rank: place for place in first.cut}
+        state.serial, state.ranks, state.known = first.serial, ranks, first.known
+        state.cut = {place.rank: place for place in first.cut}
         for identity in self._kept.keys() - {first.estate, first.former}:
             if not first.news or self._kept[identity].serial:  # others are still on their way
                 self._drop(identity)
