@@ -195,7 +195,7 @@ def test_a_former_leader_that_lets_go_of_its_members_does_no_rank_any_harm(folde
             await becomes(a.lead.members["b"].connected.is_set)
             a.lead.let_go_of_members("host c leads")
             a.lead.worker_ended(session)
-            session.lose("ended")  # as whatever happens to it here would write it
+            session.fail("ended")  # as whatever happens to it here would write it
             await a.lead.ended(session)
             await asyncio.sleep(0.1)
             assert there.log.session_state == 0 and there.active

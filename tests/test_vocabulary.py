@@ -24,7 +24,6 @@ UNKNOWN = frozenset((
 ))  # fmt: skip
 """Words of a language of our own, where the field has others."""
 NAMES = {
-    "costs/models/simulation.py": "lose",
     "daemon/daemon.py": "desk",
     "daemon/node.py": "desk",
     "daemon/service.py": "desk",
@@ -32,15 +31,10 @@ NAMES = {
     "desk/beginning.py": "desk",
     "desk/remote_ranks.py": "desk",
     "desk/sessions.py": "desk",
-    "migration/incoming/incoming_worker.py": "lose",
-    "migration/relay/outgoing_workers.py": "lose",
-    "migration/relay/whereabouts.py": "guest lose",
-    "migration/transfer/shipping.py": "lose",
+    "migration/relay/whereabouts.py": "guest",
     "planning/planner.py": "stash",
-    "spanning/leader/lost_hosts.py": "lose",
-    "spanning/migration.py": "desk lose",
+    "spanning/migration.py": "desk",
     "spanning/spans.py": "desk",
-    "state/jobs.py": "lose",
     "takeover/adoption.py": "desk",
     "takeover/journaling.py": "desk",
 }

@@ -201,7 +201,7 @@ class RemoteRanks:
         try:
             await self._desk.spans.end_rank(job, request.rank, session)
         except Refused as refusal:
-            session.lose(str(refusal))
+            session.fail(str(refusal))
             self._desk.end_soon(session)
             raise
         return session

@@ -252,7 +252,7 @@ class Desk:
             )
         for session in sessions:
             if session.worker.running:
-                session.lose(f"the session of rank {session.rank} was ended: {message}")
+                session.fail(f"the session of rank {session.rank} was ended: {message}")
                 self.end_soon(session)
         await asyncio.gather(*(session.closed.wait() for session in sessions))
         remote = [session for session in job.sessions.values() if session.host]
@@ -371,7 +371,7 @@ class Desk:
         self.follow(session)
         self._pool.fill()
         if problem_text:
-            session.lose(problem_text)
+            session.fail(problem_text)
             self.end_soon(session)
             raise Refused(f"rank {session.rank} got no device: {problem_text}")
         log.info("session opened", job=job.name, rank=session.rank, device=device, worker=worker.pid,
@@ -478,7 +478,7 @@ class Desk:
             job.closing = True
             for session in job.sessions.values():
                 if session.log.session_state != SESSION_CLOSED:
-                    session.lose(message)
+                    session.fail(message)
             await self.coordinators[job.name].cancel()
             for keeper in self._keepers[job.name]:
                 keeper.cancel()

@@ -336,7 +336,7 @@ class Coordinator:
         if not task.cancelled() and task.exception() is not None:
             log.error("the recovery itself failed", job=self._job.name, exc_info=task.exception())
             for session in self._job.active_sessions():
-                session.lose(f"Understudy failed to recover this job: {task.exception()}")
+                session.fail(f"Understudy failed to recover this job: {task.exception()}")
             self._noticed.keep([])
             self._barrier.forget()
         elif not task.cancelled() and (self._noticed.faults or self._barrier.sessions()):
@@ -461,7 +461,7 @@ class Coordinator:
         reason = f"recovery did not succeed in {MOST_ROUNDS} rounds"
         reason += f", the last one because {problem}" if problem else ""
         for session in self._job.active_sessions():
-            session.lose(reason)
+            session.fail(reason)
         self._end_incident(len(self._noticed.faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
 
     def _keep(self, later: list[Fault]) -> None:

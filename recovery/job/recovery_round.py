@@ -143,7 +143,7 @@ class Round:
         await self._decided()
         for action in chosen.actions:
             if isinstance(action, FailRank):
-                self._job.sessions[action.rank].lose(action.message)
+                self._job.sessions[action.rank].fail(action.message)
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
         repaired = set() if fault.kind is FaultKind.VALIDATION else _repaired(chosen)
         if len(tried) <= 1:  # the first round of a fault

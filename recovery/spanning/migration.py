@@ -123,7 +123,7 @@ class Migration:
         except (Refused, replay.LogError, OSError) as problem:
             log.error("a worker that arrived gets no session", job=header.job, rank=header.rank,
                       problem=str(problem))  # fmt: skip
-            _lose(directory, f"host {self._here} could not take rank {header.rank} in: {problem}")
+            _fail_log(directory, f"host {self._here} could not take rank {header.rank} in: {problem}")
 
     def _open(self, header: pb.WorkerHeader, pid: int, directory: Path, relay: str) -> None:
         mark = read_mark(header.more)
@@ -172,7 +172,7 @@ def _transfer(source: str, shipped: Shipped) -> pb.Transfer:
     )  # fmt: skip
 
 
-def _lose(directory: Path, message: str) -> None:
+def _fail_log(directory: Path, message: str) -> None:
     try:
         replay.Log(str(directory)).lose(message[:1000])
     except replay.LogError as problem:

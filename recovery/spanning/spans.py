@@ -145,7 +145,7 @@ class Spans:
             elif time.monotonic() - deputy.followed_at > UNLED_S:
                 why = await self._leader.leads_no_more(job)
             for session in job.active_sessions() if why else []:
-                session.lose(f"host {job.span.leader} leads job {job.name} no more: {why}")
+                session.fail(f"host {job.span.leader} leads job {job.name} no more: {why}")
 
     async def _why_over(self, job: Job, deputy: Deputy, lost: Mapping[str, str]) -> str:
         """Its leader is lost: what has become of it, or "" if it goes on."""
@@ -167,7 +167,7 @@ class Spans:
             if session.host:  # it goes on, and nothing of what we know of it counts
                 lead.worker_ended(session)
                 continue
-            session.lose(f"this host was given up: host {host} leads job {job.name} now, with this rank")
+            session.fail(f"this host was given up: host {host} leads job {job.name} now, with this rank")
             # It has stood in its first collective since, and must never write to a file again.
             session.worker.send(signal.SIGKILL)
 

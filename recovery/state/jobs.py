@@ -214,7 +214,7 @@ class Session:
         """What was ordered of it does not come about; whoever ordered it may try again."""
         self.destination, self.destination_host, self.declined = None, "", reason
 
-    def lose(self, message: str) -> None:
+    def fail(self, message: str) -> None:
         """Its worker raises `message` at its next call."""
         if self.log.session_state == 0:
             self.log.lose(message[:1000])

@@ -143,7 +143,7 @@ class Relay:
     def _out_of_patience(self) -> None:
         if not self.ended and self.where.patience() == 0:
             with self.machine.world.acting(self):
-                self.where.lose_patience()
+                self.where.time_out()
             self.machine.world.note(f"{self.machine.name}: out of patience: {self.where.place}")
 
     def worker_ends(self, status: int) -> None:

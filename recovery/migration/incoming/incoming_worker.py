@@ -207,7 +207,7 @@ class IncomingWorker:
         self.stage = Stage.RUNNING
         self._pass_signals()
 
-    async def lose(self, why: str = "") -> None:
+    async def worker_lost(self, why: str = "") -> None:
         """It does not run here, nor, as far as anybody can tell, where it was to go."""
         self._lost = why
         self.leaving_to = self.leaving_move = ""

@@ -139,7 +139,7 @@ class Init:
             waiting: list[Any] = [self._listener, self._wakeup, *([self._home] if self._home else [])]
             readable, _, _ = select.select(waiting, [], [], self.where.patience())
             if not readable:
-                self.where.lose_patience()
+                self.where.time_out()
             if self._wakeup in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)

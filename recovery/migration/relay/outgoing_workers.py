@@ -129,7 +129,7 @@ class OutgoingWorkers:
         for relay, follower in self._followers.items():
             if follower.away.host == host and follower.away.sure and not follower.lost:
                 follower.lost = sentence
-                follower.task = asyncio.create_task(self._lose(relay, follower, follower.task))
+                follower.task = asyncio.create_task(self._worker_lost(relay, follower, follower.task))
 
     def trust(self, host: str) -> None:
         """It is back, or a worker is to go there."""
@@ -154,11 +154,11 @@ class OutgoingWorkers:
         try:
             await self._until_end(relay, follower)
         except Lost as problem:
-            return await self._lose(relay, follower, why=str(problem))
+            return await self._worker_lost(relay, follower, why=str(problem))
         if self._followers.get(relay) is follower:
             del self._followers[relay]
 
-    async def _lose(
+    async def _worker_lost(
         self, relay: Path, follower: _Follower, following: asyncio.Task[None] | None = None, why: str = ""
     ) -> None:
         """It is not to be found; if its host is lost, it is dismissed once that is back."""

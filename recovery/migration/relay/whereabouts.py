@@ -82,12 +82,12 @@ class Whereabouts:
 
     # ------------------------------------------------------------------ time
     def patience(self) -> float | None:
-        """Seconds until `lose_patience`; None: there is no end."""
+        """Seconds until `time_out`; None: there is no end."""
         if self.place not in (Place.HELD, Place.GUEST):
             return None
         return max(0.0, self._deadline - time.monotonic())
 
-    def lose_patience(self) -> None:
+    def time_out(self) -> None:
         """Whoever gave the last order does not come back."""
         if self.place is Place.HELD:
             self._resume({})

@@ -183,7 +183,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         try:
             refused = await self.outgoing.start_there_surely(away)
         except Lost as problem:
-            return await incoming.lose(str(problem))
+            return await incoming.worker_lost(str(problem))
         if not refused:
             with contextlib.suppress(OrderRefused):
                 await order(incoming.places.relay, "gone")
@@ -191,7 +191,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         try:
             await order(incoming.places.relay, "resume")
         except OrderRefused:  # it has been killed meanwhile
-            return await incoming.lose()
+            return await incoming.worker_lost()
         incoming.stay()
         self.note(incoming)
 

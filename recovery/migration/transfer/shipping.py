@@ -142,7 +142,7 @@ class _Sending(Dumping):
         try:
             refused = await self.moves.outgoing.start_there_surely(away, asked=False)
         except Lost as problem:
-            await self._lose(str(problem))
+            await self._worker_lost(str(problem))
             raise NotSent(f"{self.who()} is lost: {problem}") from problem
         if refused:
             self.moves.outgoing.forget(self.relay)
@@ -157,9 +157,9 @@ class _Sending(Dumping):
             self.moves.outgoing.note(self.relay, sure)
             self.moves.outgoing.follow(self.relay, sure)
 
-    async def _lose(self, why: str) -> None:
+    async def _worker_lost(self, why: str) -> None:
         """It may run there, so it must not go on here."""
         if self.incoming is not None:
-            return await self.incoming.lose(why)
+            return await self.incoming.worker_lost(why)
         away = Away(self._destination, self.move, sure=False)
         self.moves.outgoing.follow(self.relay, away)  # which ends it

@@ -182,7 +182,7 @@ class Lead:
         member.heard.set()
         self._attendance.told(member.host)
         self._openings.note()
-        self.lost_hosts.lose_missing()
+        self.lost_hosts.fail_missing()
 
     def _apply(self, member: MemberLink, news: pb.MemberNews) -> None:
         for one in news.ranks:

@@ -69,7 +69,7 @@ class LostHosts:
             self._bring_back(host, lost, why)
         elif lost:
             ranks = ", ".join(f"rank {session.rank} in step {session.log.step}" for session in lost)
-            self.lose_all({host: why}, ranks, obstacle)
+            self.fail_all({host: why}, ranks, obstacle)
             for session in lost:
                 session.restores_from_image = 0
         for session in self._lead.of(member):
@@ -77,7 +77,7 @@ class LostHosts:
             session.server.process.has_ended(time.monotonic_ns())
             if not session.restores_from_image:
                 self._lead.worker_ended(session)
-        self.lose_missing()
+        self.fail_missing()
 
     def _try_images(self, images: CpuImages, lost: Sequence[Session]) -> str:
         if not self._lead.room_for(lost):
@@ -129,18 +129,18 @@ class LostHosts:
         self._lead.sender(member, one.rank)(RemoteProcess(one.worker, lambda *_: None), signal.SIGKILL)
         return True
 
-    def lose_missing(self) -> None:
+    def fail_missing(self) -> None:
         """Ranks of a former leader's time whose hosts never told of them."""
         ranks, hosts = self._attendance.missing()
         if ranks:
-            self.lose_all(hosts, ", ".join(f"rank {rank}" for rank in ranks))
+            self.fail_all(hosts, ", ".join(f"rank {rank}" for rank in ranks))
 
-    def lose_all(self, hosts: Mapping[str, str], ranks: str, obstacle: str = "") -> None:
+    def fail_all(self, hosts: Mapping[str, str], ranks: str, obstacle: str = "") -> None:
         """The job ends, with a sentence."""
         why = "; ".join([*hosts.values(), *filter(None, [obstacle])])
         lost = f"host {next(iter(hosts))} is" if len(hosts) == 1 else f"hosts {', '.join(hosts)} are"
         for session in self._lead.job.active_sessions():
-            session.lose(
+            session.fail(
                 f"{lost} lost, and with it the worker of {ranks}, which nothing can bring back ({why}): "
                 f"{way_on(self._lead.job)}"
             )

@@ -201,4 +201,4 @@ async def _give_up(lead: Lead, former: str, why: str) -> None:
     missing = set(range(max(worlds, default=0))) - job.sessions.keys() - job.departed.keys()
     if missing:
         ranks = ", ".join(f"rank {rank}" for rank in sorted(missing))
-        lead.lost_hosts.lose_all({former: why}, ranks, "it had come there after the newest CPU images")
+        lead.lost_hosts.fail_all({former: why}, ranks, "it had come there after the newest CPU images")
