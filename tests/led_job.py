@@ -164,7 +164,7 @@ class Member:
         return session
 
     def end(self, session: Session) -> None:
-        """Its worker has ended; as the desk does."""
+        """Its worker has ended; as the agent does."""
         session.state = "ended"
         self.takes_part().worker_left(session)
         del session.job.sessions[session.rank]
@@ -185,8 +185,8 @@ class Leading:
         """Nobody minds."""
 
 
-class LeadersDesk:
-    """What the leader has its desk do."""
+class LeadersAgent:
+    """What the leader has its agent do."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -220,7 +220,7 @@ class Leader:
         self.job.span = self.span = Span(2, TOKEN, leading=cast(Any, Leading(self._number)))
         self.span.members.update(known)
         self.span.awaited.update(awaited)
-        self.desk = LeadersDesk(self.job)
+        self.agent = LeadersAgent(self.job)
         self._channels = {
             name: grpc.aio.insecure_channel(
                 member.socket,
@@ -230,7 +230,7 @@ class Leader:
         }
         links: Any = SimpleNamespace(to=self._channels.__getitem__)
         runtime: Any = SimpleNamespace(rank_directory=self._directory)
-        self.lead = Lead(self.job, self.span, links, runtime, cast(Any, self.desk), "a")
+        self.lead = Lead(self.job, self.span, links, runtime, cast(Any, self.agent), "a")
 
     def _directory(self, job: str, rank: int, opening: int) -> Path:
         made = self._folder / f"leader-{self._number}-rank-{rank}.{opening}"

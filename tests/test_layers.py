@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent / "recovery"
 PACKAGE = "understudy.recovery"
 COMMANDS = "(this one)"
 UP = {
-    "spanning/migration.py -> desk/sessions.py",
-    "spanning/spans.py -> desk/sessions.py",
+    "spanning/migration.py -> agent/host_agent.py",
+    "spanning/spans.py -> agent/host_agent.py",
 }
 """Those of today, for types alone as well.  This list may only get shorter."""
 MOST_FILES, MOST_LINES = 12, 500

@@ -105,7 +105,7 @@ def test_a_worker_that_was_given_up_is_ended_by_a_leader_that_was_started_since(
                         a.lead.lost_hosts.give_up("b", "nobody reaches it")
                     else:
                         await a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
-                        assert a.desk.noted, "its rank may be started elsewhere from here on"
+                        assert a.agent.noted, "its rank may be started elsewhere from here on"
                     written = journaled_job(a.job, None)
                     given_up = a.span.given_up
                 again = restored_job(pb.JournaledJob.FromString(written.SerializeToString()))

@@ -189,7 +189,7 @@ def test_a_rank_that_a_leader_has_not_brought_to_go_on_is_told_to_each_that_foll
         async with b:
             async with Leader(folder, {"b": b}, known="b") as a:
                 session = await a.hears_of(1)
-                assert not a.desk.told
+                assert not a.agent.told
                 if how != "parked":
                     session.server = await a.lead.replace(session, keep_source=False)
                 for method, request in PREPARED[how]:
@@ -197,7 +197,7 @@ def test_a_rank_that_a_leader_has_not_brought_to_go_on_is_told_to_each_that_foll
             for _ in range(2):
                 async with Leader(folder, {"b": b}, known="b", awaited="b") as a:
                     session = await a.hears_of(1)
-                    assert [(fault.kind, fault.rank) for fault in a.desk.told] == [("collective", 1)]
+                    assert [(fault.kind, fault.rank) for fault in a.agent.told] == [("collective", 1)]
                     assert session.has_state == (how in ("parked", "restored"))
 
     asyncio.run(follow())
@@ -215,7 +215,7 @@ def test_a_leader_that_follows_knows_from_where_on_a_restored_server_has_its_mem
             async with Leader(folder, {"b": b}, known="b") as a:
                 session = await a.hears_of(1)
                 assert (session.restored_commit, session.resumed_commit) == (3, 3)
-                assert not a.desk.told
+                assert not a.agent.told
 
     asyncio.run(follow())
 

@@ -67,11 +67,11 @@ def moves_of(folder: Path) -> Moves:
 def spans_of(moves: Moves, hosts: Hosts) -> Spans:
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
     remote_ranks = SimpleNamespace(take_remote=None, tell=None, close_if_unused=None)
-    desk: Any = SimpleNamespace(
+    agent: Any = SimpleNamespace(
         jobs={}, coordinators={}, leases=None, settings=settings, remote_ranks=remote_ranks, follow=None
     )
     membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)
-    return Spans(desk, cast(Any, None), membership, cast(Any, None), moves)
+    return Spans(agent, cast(Any, None), membership, cast(Any, None), moves)
 
 
 def test_a_worker_of_a_job_for_one_host_ends_when_the_host_it_went_to_is_lost(folder: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from led_job import TOKEN, Leader, Member, becomes
 from standbys import HEIR, ID, LEADER, NUMBERS, Away, Clock, Keeper, first_store, leader, standby, stream
 
+from understudy.recovery.agent.remote_ranks import RemoteRanks
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
-from understudy.recovery.desk.remote_ranks import RemoteRanks
 from understudy.recovery.history.report import account_of_adoption, adoption_entry
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.membership.job_leadership import claim_as_standby
@@ -95,8 +95,8 @@ def test_the_repair_of_a_corruption_goes_on_once_all_ranks_are_known_and_before_
     async def check() -> None:
         job, coordinator = Job("j", None, [], span=Span(2, TOKEN, awaited={"c"})), Repairing()
         job.corruption = pb.JournaledCorruption(rank=1, message="rank 1 differs", trusted={0: 6, 1: 7})
-        desk: Any = SimpleNamespace(coordinators={"j": coordinator})
-        task = asyncio.ensure_future(RemoteRanks(desk).go_on_repairing(job))
+        agent: Any = SimpleNamespace(coordinators={"j": coordinator})
+        task = asyncio.ensure_future(RemoteRanks(agent).go_on_repairing(job))
         await asyncio.sleep(0)
         assert job.opening.locked() and not coordinator.found
         session: Any = SimpleNamespace(rank=1)

@@ -24,19 +24,8 @@ UNKNOWN = frozenset((
 ))  # fmt: skip
 """Words of a language of our own, where the field has others."""
 NAMES = {
-    "daemon/daemon.py": "desk",
-    "daemon/node.py": "desk",
-    "daemon/service.py": "desk",
-    "desk/__init__.py": "desk",
-    "desk/beginning.py": "desk",
-    "desk/remote_ranks.py": "desk",
-    "desk/sessions.py": "desk",
     "migration/relay/whereabouts.py": "guest",
     "planning/planner.py": "stash",
-    "spanning/migration.py": "desk",
-    "spanning/spans.py": "desk",
-    "takeover/adoption.py": "desk",
-    "takeover/journaling.py": "desk",
 }
 """Files of `recovery/` that give such names.  This list may only get shorter."""
 SHOWN = {

@@ -1,4 +1,4 @@
-"""proxyd running: pool, desk and services put together, until told to stop."""
+"""proxyd running: pool, agent and services put together, until told to stop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.config.command_line import say
 from understudy.recovery.config.settings import BadInput, Settings, refuse_missing_gpus
 from understudy.recovery.daemon.metrics import Metrics, serve_metrics
 from understudy.recovery.daemon.node import describe_node, describe_ranks
 from understudy.recovery.daemon.service import DaemonService
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.history.recorder import recorder
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import default_command
@@ -98,52 +98,54 @@ async def serve(
         if settings.persist is not None:
             settings.persist.make_directory()
         store = Store(Notes(runtime.path / STORE))
-        desk = Desk(settings, runtime, pool, starting.result(), store)
-        desk.history = recorder()
-        cleanup.push_async_callback(asyncio.to_thread, desk.history.settle, HISTORY_S)
+        agent = HostAgent(settings, runtime, pool, starting.result(), store)
+        agent.history = recorder()
+        cleanup.push_async_callback(asyncio.to_thread, agent.history.settle, HISTORY_S)
         signals.running = lambda: account_of_running(
-            {job.name: len(job.active_sessions()) for job in desk.jobs.values()}
+            {job.name: len(job.active_sessions()) for job in agent.jobs.values()}
         )
         membership = Membership(
             settings.membership, str(settings.socket),
-            lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
+            lambda: describe_node(agent, pool), lambda: describe_ranks(agent),
             must=leftovers is None,  # jobs that a dead proxyd left cannot wait for other hosts
             timing=settings.timing,
         )  # fmt: skip
-        look = asyncio.to_thread(Here.look, settings.membership.host, desk.installation.torch_version)
+        look = asyncio.to_thread(Here.look, settings.membership.host, agent.installation.torch_version)
         outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
         moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
-        spans = Spans(desk, pool, membership, runtime, moves)
+        spans = Spans(agent, pool, membership, runtime, moves)
         if leftovers is not None:
-            await Successor(leftovers, desk, pool).adopt()
+            await Successor(leftovers, agent, pool).adopt()
             leaving.pop_all()
             leaving.callback(runtime.remove)
-        journaling = Journaling(desk, pool, runtime.path)
+        journaling = Journaling(agent, pool, runtime.path)
         journaling.note()
-        desk.run_beside(journaling.run())
-        peers_store = PeerStoreService(store, lambda: desk.job_hosts, lambda job: desk.worker_stores.get(job))
+        agent.run_beside(journaling.run())
+        peers_store = PeerStoreService(
+            store, lambda: agent.job_hosts, lambda job: agent.worker_stores.get(job)
+        )
         membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(peers_store, other))
         await moves.resume()
         cleanup.push_async_callback(moves.close)
         await membership.start()
         cleanup.push_async_callback(membership.leave)
         cleanup.push_async_callback(spans.stop)
-        desk.run_beside(spans.run())
-        service = DaemonService(desk, pool, membership, spans, settings.timing)
+        agent.run_beside(spans.run())
+        service = DaemonService(agent, pool, membership, spans, settings.timing)
         rpc.add_DaemonServicer_to_server(service, server)
-        rendezvous = RendezvousService(store, lambda job: desk.job_hosts.where(job))
+        rendezvous = RendezvousService(store, lambda job: agent.job_hosts.where(job))
         rpc.add_RendezvousServicer_to_server(rendezvous, server)
         if settings.metrics:
-            await _serve_metrics(desk, membership, settings.metrics, cleanup)
+            await _serve_metrics(agent, membership, settings.metrics, cleanup)
         await server.start()
         cleanup.push_async_callback(server.stop, 0.2)
-        cleanup.push_async_callback(desk.close, "proxyd was stopped")
+        cleanup.push_async_callback(agent.close, "proxyd was stopped")
         log.info(
             "ready", socket=str(settings.socket), devices=settings.devices.names, runtime=str(runtime.path)
         )
         _warn_of_little_memory(settings)
         if settings.persist is not None and settings.persist.mirror is not None:
-            desk.run_beside(tell_of_first_contact(settings.persist.mirror.url))
+            agent.run_beside(tell_of_first_contact(settings.persist.mirror.url))
         gc.freeze()  # what is there by now stays: to look at all of it took longer than a recovery
         ready()
         manager.tell("READY=1")
@@ -154,10 +156,10 @@ async def serve(
 
 
 async def _serve_metrics(
-    desk: Desk, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
+    agent: HostAgent, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
 ) -> None:
-    metrics = Metrics(desk.jobs, membership.status, desk.settings.timing)
-    desk.on_closed = metrics.forget
+    metrics = Metrics(agent.jobs, membership.status, agent.settings.timing)
+    agent.on_closed = metrics.forget
     http = serve_metrics(metrics, address)
     cleanup.callback(http.server_close)
     cleanup.push_async_callback(asyncio.to_thread, http.shutdown)

@@ -1,4 +1,4 @@
-"""What the desk needs of jobs on several hosts (spans.py, which needs the desk)."""
+"""What the agent needs of jobs on several hosts (spans.py, which needs the agent)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Started(Protocol):
     """A job that we lead."""
 
     def start(self) -> None:
-        """Once it is on the desk."""
+        """Once it is open here."""
 
     async def settle(self) -> None:
         """Until what is known of it outlives this host, if that is to outlive its loss."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
@@ -35,14 +35,18 @@ ENDS_S = 10.0
 class Migration:
     """Of one proxyd."""
 
-    def __init__(self, desk: Desk, pool: ServerPool, moves: Moves, member: MemberSide, here: str) -> None:
-        self._desk = desk
+    def __init__(
+        self, agent: HostAgent, pool: ServerPool, moves: Moves, member: MemberSide, here: str
+    ) -> None:
+        self._agent = agent
         self._pool = pool
-        self._placement = Placement(pool, desk.leases)
+        self._placement = Placement(pool, agent.leases)
         self._moves = moves
         self._member = member
         self._here = here
-        moves.callbacks = Callbacks(arrived=self._arrived, free_devices=lambda: len(self._desk.leases.free()))
+        moves.callbacks = Callbacks(
+            arrived=self._arrived, free_devices=lambda: len(self._agent.leases.free())
+        )
         self._awaited: dict[tuple[str, int], asyncio.Future[tuple[Path, int, str]]] = {}
 
     # ------------------------------------------------------------------ going
@@ -77,7 +81,7 @@ class Migration:
         self, job: Job, session: Session, destination: str, keep_source: bool, device: str
     ) -> pb.Transfer:
         """A rank of ours, as the leader wants it; raises Refused."""
-        deputy = self._desk.coordinators[job.name]
+        deputy = self._agent.coordinators[job.name]
         assert isinstance(deputy, Deputy)
         if session.moving is not None:
             raise Refused(f"the worker of rank {session.rank} is being moved already")
@@ -85,7 +89,7 @@ class Migration:
         try:
             transfer = await self.send(session, destination, keep_source, device)
             deputy.moved_out(session, session.server if keep_source else None)
-            self._desk.remote_ranks.moved_out(session)
+            self._agent.remote_ranks.moved_out(session)
             return transfer
         finally:
             session.moving.set()
@@ -114,7 +118,7 @@ class Migration:
         if awaited is not None and not awaited.done():
             awaited.set_result((directory, pid, relay))
             return
-        job = self._desk.jobs.get(header.job)
+        job = self._agent.jobs.get(header.job)
         known = job.sessions.get(header.rank) if job is not None else None
         if known is not None and known.directory == directory:
             return  # it was here when a proxyd died, and its session was adopted
@@ -127,15 +131,15 @@ class Migration:
 
     def _open(self, header: pb.WorkerHeader, pid: int, directory: Path, relay: str) -> None:
         mark = read_mark(header.more)
-        job = self._desk.jobs.get(header.job)
+        job = self._agent.jobs.get(header.job)
         if job is None and mark.leader == self._here:
             raise Refused(f"this host leads no job {header.job}")
         if job is None:
             span = Span(mark.hosts, mark.token, mark.leader)
             job = Job(header.job, None, [], span=span, generation=header.generation)
             job.foreign_relays = Path(header.relay).parent
-            self._desk.begin(job)
-        deputy = self._desk.coordinators[job.name]
+            self._agent.begin(job)
+        deputy = self._agent.coordinators[job.name]
         if job.span is None or not job.span.admits(mark.token) or not isinstance(deputy, Deputy):
             raise Refused(f"there is another job {header.job} here")
         if header.rank in job.sessions:
@@ -148,15 +152,15 @@ class Migration:
             lacks_state=True,
             relay=relay, recoveries=mark.recoveries, generation=header.generation,
         )  # fmt: skip
-        self._desk.leases.hold(session)
+        self._agent.leases.hold(session)
         job.sessions[header.rank] = session
-        self._desk.remote_ranks.receive(session)
+        self._agent.remote_ranks.receive(session)
         deputy.arrived(session, self._member.describe(session))
 
     def take_device(self, wished: str = "") -> tuple[int, str]:
         """One of ours; raises Refused."""
-        names = self._desk.settings.devices.names
-        free = self._desk.leases.free()
+        names = self._agent.settings.devices.names
+        free = self._agent.leases.free()
         if not free:
             raise Refused(f"host {self._here} has no free device")
         index = next((index for index in free if names[index] == wished), free[0])

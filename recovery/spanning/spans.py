@@ -13,9 +13,9 @@ from typing import Any
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.background import Complaints
 from understudy.recovery.base.control import pb, rpc
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.report import drill_of
 from understudy.recovery.host.injector import Refused
@@ -73,13 +73,13 @@ class Spans:
 
     def __init__(
         self,
-        desk: Desk,
+        agent: HostAgent,
         pool: ServerPool,
         membership: Membership,
         runtime: RuntimeDirectory,
         moves: Moves,
     ) -> None:
-        self._desk = desk
+        self._agent = agent
         self._pool = pool
         self._membership = membership
         self._runtime = runtime
@@ -88,10 +88,10 @@ class Spans:
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
-            desk.jobs, desk.coordinators, desk.settings, Placement(pool, desk.leases), desk.follow,
-            desk.remote_ranks.close_if_unused, lambda: desk.note(),
+            agent.jobs, agent.coordinators, agent.settings, Placement(pool, agent.leases), agent.follow,
+            agent.remote_ranks.close_if_unused, lambda: agent.note(),
         )  # fmt: skip
-        settings = desk.settings
+        settings = agent.settings
         self._images_folder: Path | None = None
         if settings.cpu_image_every_s and settings.persist is not None:
             self._images_folder = settings.persist.directory / FOLDER
@@ -99,19 +99,19 @@ class Spans:
             membership.here, lambda: membership.store, membership.cluster, self._promote,
             settings.timing,
         )  # fmt: skip
-        self._migration = Migration(desk, pool, moves, self._member, membership.here)
+        self._migration = Migration(agent, pool, moves, self._member, membership.here)
         self._member.send = self._migration.send_for_leader
         self._member.image = self._migration.image
         self._doors = Doors(
-            desk.leases, self._migration, desk.remote_ranks.take_remote, desk.remote_ranks.tell, desk.follow,
-            lambda: desk.note(),
+            agent.leases, self._migration, agent.remote_ranks.take_remote, agent.remote_ranks.tell,
+            agent.follow, lambda: agent.note(),
         )  # fmt: skip
         self._moves = moves
         membership.services.append(moves.add_to)
         membership.services.append(
             lambda server: rpc.add_JobLinkServicer_to_server(JobLinkService(self, self._member), server)
         )
-        desk.spans = desk.job_hosts = self
+        agent.spans = agent.job_hosts = self
 
     async def run(self) -> None:
         """Look after hosts that are lost, until cancelled."""
@@ -125,7 +125,7 @@ class Spans:
         """Once: whose loss would mean anything here, and who is lost."""
         away = self._moves.outgoing.hosts()
         members = any(lead.members for lead in self._leads.values())
-        led = any(isinstance(known, Deputy) for known in self._desk.coordinators.values())
+        led = any(isinstance(known, Deputy) for known in self._agent.coordinators.values())
         if not (away or members or led):
             return
         standings, _ = await self._membership.hosts.standings()
@@ -135,8 +135,8 @@ class Spans:
         for lead in self._leads.values():
             for host in lost.keys() & lead.members.keys():
                 lead.lost_hosts.give_up(host, lost[host])
-        for job in list(self._desk.jobs.values()):
-            deputy = self._desk.coordinators.get(job.name)
+        for job in list(self._agent.jobs.values()):
+            deputy = self._agent.coordinators.get(job.name)
             if job.span is None or not isinstance(deputy, Deputy):
                 continue
             why = ""
@@ -155,14 +155,14 @@ class Spans:
         return f"it is lost ({lost[leader]}), and {over}: {way_on(job)}" if over else ""
 
     async def _promote(self, job: Job) -> Lead:
-        await self._desk.remote_ranks.promote(job)
+        await self._agent.remote_ranks.promote(job)
         return self._leads[job.name]
 
     def _give_way(self, job: Job, host: str) -> None:
         """Another host leads a job of ours: ours was given up, and its ranks go on elsewhere."""
         lead = self._leads[job.name]
         lead.let_go_of_members(f"host {host} leads")
-        lead.run_beside(self._desk.coordinators[job.name].cancel())  # what it waits for does not come
+        lead.run_beside(self._agent.coordinators[job.name].cancel())  # what it waits for does not come
         for session in job.active_sessions():
             if session.host:  # it goes on, and nothing of what we know of it counts
                 lead.worker_ended(session)
@@ -181,14 +181,14 @@ class Spans:
     # ------------------------------------------------------------------ stores of jobs
     def where(self, job: str) -> Leader | None:
         """Who leads it; None: this host.  Raises NoLink."""
-        known = self._desk.jobs.get(job)
+        known = self._agent.jobs.get(job)
         if known is None or known.span is None or not known.span.leader:
             return None
         return Leader(known.span.leader, self._membership.links.to(known.span.leader))
 
     def spans(self, job: str) -> bool:
         """Whether it may have ranks on other hosts."""
-        known = self._desk.jobs.get(job)
+        known = self._agent.jobs.get(job)
         return known is not None and known.span is not None
 
     def admits(self, job: str, host: str) -> str:
@@ -202,14 +202,14 @@ class Spans:
     async def open_job(self, request: pb.OpenJobRequest, drills: list[Drill]) -> str:
         """Answers the directory of its relays, if it is migratable; raises Refused."""
         name = request.job
-        span = None if name in self._desk.jobs else await self.settle(name, request.hosts)
+        span = None if name in self._agent.jobs else await self.settle(name, request.hosts)
         if span is not None and span.leader:
             if drills:
                 raise Refused(f"host {span.leader} leads job {name}: name its drills there")
             joined = await self._leader.join(name, span)
             drills = [drill_of(drill) for drill in joined.drills]
         try:
-            return self._desk.open_job(name, drills, request.launcher_pid, request.migratable, span)
+            return self._agent.open_job(name, drills, request.launcher_pid, request.migratable, span)
         except Refused:
             if span is not None and span.leading is not None:
                 await span.leading.resign()
@@ -226,7 +226,7 @@ class Spans:
         try:
             claimed = await claim(
                 self._membership.store, self._membership.cluster, name, self._membership.here, max(hosts, 1),
-                timing=self._desk.settings.timing,
+                timing=self._agent.settings.timing,
             )  # fmt: skip
         except NotLed as problem:
             raise Refused(str(problem)) from problem
@@ -240,17 +240,17 @@ class Spans:
             return Span(record.hosts, record.token, record.host)
         leading = Leading(
             self._membership.store, self._membership.cluster, name, record, claimed.leadership,
-            self._desk.settings.timing,
+            self._agent.settings.timing,
         )  # fmt: skip
         return Span(record.hosts, record.token, leading=leading)
 
     def begin(self, job: Job) -> Lead:
-        """We lead it; `start` is for when it is on the desk."""
+        """We lead it; `start` is for when it is open here."""
         assert job.span is not None
         if job.span.leading is None:  # a proxyd before us led it
             store, cluster, here = self._membership.store, self._membership.cluster, self._membership.here
             record = pb.JobLeader(version=VERSION, host=here, hosts=job.span.hosts, token=job.span.token)
-            job.span.leading = Leading(store, cluster, job.name, record, timing=self._desk.settings.timing)
+            job.span.leading = Leading(store, cluster, job.name, record, timing=self._agent.settings.timing)
         lead = Lead(
             job, job.span, self._membership.links, self._runtime,
             self._doors, self._membership.here,
@@ -258,31 +258,31 @@ class Spans:
         self._leads[job.name] = lead
         job.span.leading.superseded = partial(self._give_way, job)
         if self._images_folder is not None:
-            every_s = self._desk.settings.cpu_image_every_s
+            every_s = self._agent.settings.cpu_image_every_s
             images = lead.images = CpuImages(
-                job, lead, self._moves, self._images_folder, every_s, self._desk.settings.timing
+                job, lead, self._moves, self._images_folder, every_s, self._agent.settings.timing
             )
             store, key = self._membership.store, standby_key_of(self._membership.cluster, job.name)
             images.standby = lead.standby = StandbyReplication(job, lead, store, key, self._sources())
             images.standby.lapsed = images.not_left
-            if (workers := self._desk.worker_stores.get(job.name)) is not None:
+            if (workers := self._agent.worker_stores.get(job.name)) is not None:
                 workers.settle = images.standby.settle
         return lead
 
     def _store_of(self, job: Job) -> Store | None:
         """Of its workers, on this host."""
-        known = self._desk.worker_stores.get(job.name)
+        known = self._agent.worker_stores.get(job.name)
         return known.store if known is not None else None
 
     def _sources(self) -> Sources:
-        desk = self._desk
+        agent = self._agent
 
         def describe(session: Session) -> pb.RankDescription:
             whole = Feed(session.log).whole(session.rank, anew=True)
-            return description(session, desk.settings, whole, parked=False)
+            return description(session, agent.settings, whole, parked=False)
 
         def known(job: Job) -> pb.JournaledJob:
-            coordinator = desk.coordinators.get(job.name)
+            coordinator = agent.coordinators.get(job.name)
             return journaled_job(job, coordinator.corruption if coordinator is not None else None)
 
         return Sources(self._store_of, self._migration.image, describe, known)
@@ -294,12 +294,12 @@ class Spans:
     def placement(self, job: Job) -> Placement:
         """For its coordinator."""
         made = SpanningPlacement(
-            self._pool, self._desk.leases, self._leads[job.name], self._places, self._cut_off
+            self._pool, self._agent.leases, self._leads[job.name], self._places, self._cut_off
         )
         self._leads[job.name].room_for = made.room_for
-        desk = self._desk
+        agent = self._agent
         self._far_moves[job.name] = FarMoves(
-            job, made, desk.coordinators, desk.planned.carry_out, self._doors.note
+            job, made, agent.coordinators, agent.planned.carry_out, self._doors.note
         )
         return made
 
@@ -345,13 +345,13 @@ class Spans:
 
     def deputy(self, job: Job) -> Deputy:
         """In place of its coordinator."""
-        persist = self._desk.settings.persist
+        persist = self._agent.settings.persist
         settings = on_several_hosts(persist) if persist is not None else None
-        parts = MemberParts(job, settings, partial(self._desk.keep, job), lambda: self._desk.note())
+        parts = MemberParts(job, settings, partial(self._agent.keep, job), lambda: self._agent.note())
         folder = self._images_folder / self._membership.here if self._images_folder is not None else None
         standby_states = StandbyStates(job, folder, partial(self._store_of, job))
         return Deputy(
-            job, self._desk.leases, self._desk.watch.pace, self._member.describe, parts, standby_states
+            job, self._agent.leases, self._agent.watch.pace, self._member.describe, parts, standby_states
         )
 
     def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> FarParts:
@@ -418,7 +418,7 @@ class Spans:
         if host not in lead.members and len(lead.span.members) + 1 >= lead.span.hosts:
             raise NotAdmitted(f"all {lead.span.hosts} hosts of job {lead.job.name} are there already")
         lead.join(host)
-        self._desk.note()
+        self._agent.note()
         drills = [one.drill.message() for one in lead.job.drills if not one.fired]
         return pb.JoinJobReply(generation=lead.job.generation, drills=drills)
 
@@ -427,12 +427,12 @@ class Spans:
         if host not in lead.members:
             raise NotAdmitted("this host has not joined the job")
         try:
-            await self._desk.remote_ranks.await_former(lead.job, request.rank, request.world, host)
+            await self._agent.remote_ranks.await_former(lead.job, request.rank, request.world, host)
         except Refused as refusal:
             raise NotAdmitted(str(refusal)) from refusal
         await lead.turns.begin(host, request.rank)
         return pb.BeginRankReply(
-            generation=lead.job.generation, validate_step=self._desk.remote_ranks.next_validation(lead.job)
+            generation=lead.job.generation, validate_step=self._agent.remote_ranks.next_validation(lead.job)
         )
 
     def let_end(self, lead: Lead, host: str, request: pb.EndRankRequest) -> pb.EndRankReply:

@@ -20,9 +20,9 @@ import grpc
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.base.own_modules import name_of
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import process_state
@@ -65,20 +65,20 @@ class Taken:
 
 
 class Successor:
-    """Puts what a predecessor left on the desk."""
+    """Puts what a predecessor left in the agent."""
 
-    def __init__(self, leftovers: Leftovers, desk: Desk, pool: ServerPool) -> None:
+    def __init__(self, leftovers: Leftovers, agent: HostAgent, pool: ServerPool) -> None:
         self._runtime = leftovers.runtime.path
         self._journal = leftovers.journal
-        self._desk = desk
+        self._agent = agent
         self._pool = pool
         self._away_since = last_touched(self._runtime)
         self._asked: set[tuple[int, int]] = set()
 
     async def adopt(self) -> None:
-        """All jobs; nobody else has begun to use the desk."""
-        self._desk.leases.fenced.update(self._journal.fenced)
-        self._desk.leases.draining.update(self._journal.draining)
+        """All jobs; nobody else has begun to use the agent."""
+        self._agent.leases.fenced.update(self._journal.fenced)
+        self._agent.leases.draining.update(self._journal.draining)
         taken = [await self._take_job(job) for job in self._journal.jobs]
         for written in self._journal.servers:  # spares, and those that were being started: they have no state
             if (written.process.pid, written.process.start_ticks) not in self._asked:
@@ -103,7 +103,7 @@ class Successor:
                 shutil.rmtree(path, ignore_errors=True)
 
     async def _take_session(self, job: Job, written: pb.JournaledSession) -> Taken | None:
-        device = self._desk.settings.devices.names[written.device_index]
+        device = self._agent.settings.devices.names[written.device_index]
         directory = self._runtime / job.name / written.directory
         candidates = [getattr(written, name) for name in ("server", "stash") if written.HasField(name)]
         found = await asyncio.gather(*(self._ask(server, job.name, written.rank) for server in candidates))
@@ -180,9 +180,9 @@ class Successor:
     # ------------------------------------------------------------------ what is done
     def _install(self, job: Job, taken: Sequence[Taken]) -> None:
         """Without a pause: from here on everybody else may look at the job."""
-        job.history = self._desk.history
+        job.history = self._agent.history
         if job.corruption is not None:
-            self._desk.run_beside(self._desk.remote_ranks.go_on_repairing(job))
+            self._agent.run_beside(self._agent.remote_ranks.go_on_repairing(job))
         active = [one for one in taken if one.session.active and one.session.worker.running]
         adoption = pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), away_s=max(0.0, time.time() - self._away_since),
@@ -196,13 +196,13 @@ class Successor:
             one.session.log.snapshot_suspended = False  # whoever suspended them finds out again why
             job.note_fired(one.session)
         job.note_adoption(adoption)
-        self._desk.adopt(job, [one.session for one in taken])
+        self._agent.adopt(job, [one.session for one in taken])
         log.warning(
             "adopted", job=job.name, former=adoption.former_pid, away_s=round(adoption.away_s, 3),
             ranks=adoption.ranks, servers_lost=adoption.servers_lost,
             recovery_redone=adoption.recovery_redone,
         )  # fmt: skip
-        coordinator = self._desk.coordinators[job.name]
+        coordinator = self._agent.coordinators[job.name]
         for one in taken:
             self._go_on_moving(
                 one,
@@ -215,7 +215,7 @@ class Successor:
     def _go_on_moving(self, taken: Taken, restorer: Coordinator | None) -> None:
         """To the device where somebody wanted a rank: at once, with `restorer`, if a recovery is due."""
         session = taken.session
-        leases = self._desk.leases
+        leases = self._agent.leases
         if session.destination is None:
             if session.device_index in leases.draining:  # between two tries
                 leases.undrain(session.device_index)
@@ -226,7 +226,7 @@ class Successor:
         elif session.active:
             if restorer is not None:
                 restorer.move(session)
-            self._desk.run_beside(self._desk.planned.go_on(session))
+            self._agent.run_beside(self._agent.planned.go_on(session))
         else:
             session.destination = None
 

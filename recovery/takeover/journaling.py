@@ -8,8 +8,8 @@ from pathlib import Path
 
 import structlog
 
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.state.job_record import journaled_durable, journaled_job
@@ -24,19 +24,19 @@ LOOK_S = 0.2
 
 
 class Journaling:
-    """Writes the journal of one desk."""
+    """Writes the journal of one agent."""
 
-    def __init__(self, desk: Desk, pool: ServerPool, runtime: Path) -> None:
-        self._desk = desk
+    def __init__(self, agent: HostAgent, pool: ServerPool, runtime: Path) -> None:
+        self._agent = agent
         self._pool = pool
         self._runtime = runtime
         self._written = pb.Journal()
         self._failed = False
-        desk.note = self.note
+        agent.note = self.note
 
     def note(self) -> None:
         """Write what has changed, before it has consequences."""
-        now = journal_of(self._desk, self._pool)
+        now = journal_of(self._agent, self._pool)
         if now == self._written:
             return
         try:
@@ -60,25 +60,25 @@ class Journaling:
             await asyncio.sleep(LOOK_S)
 
 
-def journal_of(desk: Desk, pool: ServerPool) -> pb.Journal:
+def journal_of(agent: HostAgent, pool: ServerPool) -> pb.Journal:
     """Everything that a successor cannot find out by itself."""
-    settings = desk.settings
+    settings = agent.settings
     return pb.Journal(
         socket=str(settings.socket),
         devices=f"{settings.devices.kind}:{settings.devices.count}",
         optimizer_preimages=settings.keeps_optimizer_preimages,
         proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
-        fenced=desk.leases.fenced,
-        draining=sorted(desk.leases.draining),
-        jobs=[_job(desk, job) for _, job in sorted(desk.jobs.items())],
+        fenced=agent.leases.fenced,
+        draining=sorted(agent.leases.draining),
+        jobs=[_job(agent, job) for _, job in sorted(agent.jobs.items())],
         servers=sorted((_server(server) for server in pool.servers), key=lambda server: str(server.socket)),
     )
 
 
-def _job(desk: Desk, job: Job) -> pb.JournaledJob:
-    known = desk.coordinators.get(job.name)
+def _job(agent: HostAgent, job: Job) -> pb.JournaledJob:
+    known = agent.coordinators.get(job.name)
     sessions = [
-        _session(session, desk.runtime.path)
+        _session(session, agent.runtime.path)
         for _, session in sorted(job.sessions.items())
         # Of one that has ended all is told in `ends`; of ranks on other hosts, their proxyds tell.
         if session.state != "ended" and not session.host

@@ -218,7 +218,7 @@ class World:
         """The session's present server."""
         return cast(Device, session.server)
 
-    # ------------------------------------------------------------------ proxyd's desk
+    # ------------------------------------------------------------------ proxyd's agent
     def _follow(self, session: Session) -> None:
         device = self.device_of(session)
         device.followers.append(lambda: self._server_ended(session, device))
@@ -281,7 +281,7 @@ class World:
             self.later(0.001, lambda: self._end(rank))
 
     def _end(self, rank: int) -> None:
-        """As Desk._end does it."""
+        """As HostAgent._end does it."""
         session = self.job.sessions[rank]
         session.state = "ended"
         self.job.last_facts[rank] = rank_facts(session, self.schedule.optimizer_preimages)

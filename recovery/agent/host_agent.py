@@ -14,12 +14,12 @@ from typing import Any
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent.beginning import attach, make_log
+from understudy.recovery.agent.remote_ranks import RemoteRanks, is_cleaned_up
 from understudy.recovery.base.background import BackgroundTasks
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.job_names import trouble_with
 from understudy.recovery.config.settings import Settings
-from understudy.recovery.desk.beginning import attach, make_log
-from understudy.recovery.desk.remote_ranks import RemoteRanks, is_cleaned_up
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.events import job_started, worker_moved
 from understudy.recovery.history.recorder import Recorder
@@ -66,7 +66,7 @@ LEAVE_WITHIN = 5.0
 """Seconds workers get to end by themselves when their launcher is gone."""
 
 
-class Desk:
+class HostAgent:
     """Everything that is open on this node."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Desk:
         self._background.start(Survey(self.jobs).run())
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
-        """As long as the desk is open."""
+        """As long as this proxyd runs."""
         self._background.start(work)
 
     # ------------------------------------------------------------------ jobs
@@ -147,7 +147,7 @@ class Desk:
         return relays
 
     def begin(self, job: Job) -> None:
-        """A job that is not on the desk yet."""
+        """A job that is not open here yet."""
         name = job.name
         self.jobs[name] = job
         self._keepers[name] = []

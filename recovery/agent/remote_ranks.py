@@ -1,4 +1,4 @@
-"""What the desk does with ranks of other hosts, and with its own ones for the host that leads their job."""
+"""What the agent does with ranks of other hosts, and with its own ones for the host that leads their job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
 
 if TYPE_CHECKING:
-    from understudy.recovery.desk.sessions import Desk
+    from understudy.recovery.agent.host_agent import HostAgent
 
 log = structlog.get_logger()
 
@@ -36,10 +36,10 @@ async def is_cleaned_up(former: Session) -> bool:
 
 
 class RemoteRanks:
-    """Of one desk."""
+    """Does it for the agent of one host."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, agent: HostAgent) -> None:
+        self._agent = agent
 
     async def await_former(self, job: Job, rank: int, world: int, host: str) -> None:
         """Until a rank may open on another host; raises Refused."""
@@ -54,7 +54,7 @@ class RemoteRanks:
 
     def next_validation(self, job: Job) -> int:
         """The minibatch that is to be executed twice; 0: none."""
-        return self._desk.validations[job.name].step
+        return self._agent.validations[job.name].step
 
     def take_remote(self, session: Session) -> None:
         """A rank of a job that we lead, which another host has opened."""
@@ -63,8 +63,8 @@ class RemoteRanks:
         job.departed.pop(session.rank, None)
         job.last_facts.pop(session.rank, None)
         job.note_armed(session)
-        self._desk.run_beside(self._desk.follow_worker(session))
-        self._desk.follow(session)
+        self._agent.run_beside(self._agent.follow_worker(session))
+        self._agent.follow(session)
         log.info("session opened", job=job.name, rank=session.rank, host=session.host,
                  device=session.device, worker=session.worker.pid)  # fmt: skip
 
@@ -72,8 +72,8 @@ class RemoteRanks:
         """A rank that came from another host, and is on its job's list."""
         session.job.departed.pop(session.rank, None)
         session.job.last_facts.pop(session.rank, None)
-        self._desk.run_beside(self._desk.follow_worker(session))
-        self._desk.note()
+        self._agent.run_beside(self._agent.follow_worker(session))
+        self._agent.note()
         log.info("a rank arrived", job=session.job.name, rank=session.rank, device=session.device,
                  worker=session.worker.pid)  # fmt: skip
 
@@ -82,25 +82,25 @@ class RemoteRanks:
         session.state = "ended"
         session.worker.ended.set()  # it may be that nobody has told us yet
         session.worker.close()
-        self._desk.leases.release(session)
+        self._agent.leases.release(session)
         if session.job.sessions.get(session.rank) is session:
             del session.job.sessions[session.rank]
         session.closed.set()
-        self._desk.note()
+        self._agent.note()
         self.close_if_unused(session.job)
 
     def close_if_unused(self, job: Job) -> None:
         """If it has no rank here any more, nor what one has left to be copied from."""
-        deputy = self._desk.coordinators.get(job.name)
+        deputy = self._agent.coordinators.get(job.name)
         behind = isinstance(deputy, Deputy) and bool(deputy.left_behind)
         if (
             job.foreign_relays
             and not job.sessions
-            and job.name in self._desk.jobs
+            and job.name in self._agent.jobs
             and not job.closing
             and not behind
         ):
-            self._desk.run_beside(self._close_quietly(job.name))
+            self._agent.run_beside(self._close_quietly(job.name))
 
     def forget_foreign_relays(self, job: Job) -> None:
         """What its store has left; relays, and what they still have to tell, go by themselves."""
@@ -115,11 +115,11 @@ class RemoteRanks:
 
     async def _close_quietly(self, name: str) -> None:
         with contextlib.suppress(Refused):
-            await self._desk.close_job(name, "its last rank here has ended")
+            await self._agent.close_job(name, "its last rank here has ended")
 
     def tell(self, report: pb.FaultReport) -> None:
         """A device server's, of this host or of another."""
-        coordinator, job = self._desk.coordinators.get(report.job), self._desk.jobs.get(report.job)
+        coordinator, job = self._agent.coordinators.get(report.job), self._agent.jobs.get(report.job)
         session = job.sessions.get(report.rank) if job is not None else None
         if coordinator is None or session is None:
             return
@@ -137,22 +137,22 @@ class RemoteRanks:
 
     async def promote(self, job: Job) -> None:
         """We lead it from now on, as its span says: ranks that a member has opened get a coordinator."""
-        deputy = self._desk.coordinators[job.name]
+        deputy = self._agent.coordinators[job.name]
         assert isinstance(deputy, Deputy)
         if job.corruption is not None:
-            self._desk.run_beside(self.go_on_repairing(job))
-        self._desk.begin_leading(job)
-        coordinator = self._desk.coordinators[job.name]
+            self._agent.run_beside(self.go_on_repairing(job))
+        self._agent.begin_leading(job)
+        coordinator = self._agent.coordinators[job.name]
         assert isinstance(coordinator, Coordinator)
         sessions = job.active_sessions()
-        self._desk.validations[job.name].go_on(sessions)
+        self._agent.validations[job.name].go_on(sessions)
         for session in sessions:
             job.note_armed(session)
             session.log.snapshot_suspended = False  # whoever suspended them finds out again why
             session.persist_note = ""
             if not session.server.process.running:
                 session.server.retired = False
-                self._desk.follow(session)
+                self._agent.follow(session)
             elif deputy.is_steered(session) or session.lacks_state or session.rolling:
                 message = "a recovery broke off its collectives, and was lost with the host that led it"
                 cursor = session.log.cursor_index
@@ -160,7 +160,7 @@ class RemoteRanks:
         for report in deputy.faults:
             self.tell(report)
         deputy.parts.rest()
-        await self._desk.dismiss(deputy)
+        await self._agent.dismiss(deputy)
 
     async def go_on_repairing(self, job: Job) -> None:
         """What whoever led the job before us had found to be corrupted, once all ranks are known.
@@ -173,7 +173,7 @@ class RemoteRanks:
                 await asyncio.sleep(LOOK_S)
             found, job.corruption = job.corruption, None
             session = job.sessions.get(found.rank) if found is not None else None
-            coordinator = self._desk.coordinators.get(job.name)
+            coordinator = self._agent.coordinators.get(job.name)
             if found is None or not isinstance(coordinator, Coordinator):
                 return
             if session is None:
@@ -184,24 +184,24 @@ class RemoteRanks:
 
     async def open_for_leader(self, job: Job, request: Any) -> Session:
         """Another host leads the job: no recovery begins there meanwhile."""
-        assert self._desk.spans is not None
-        begun = await self._desk.spans.begin_rank(job, request.rank, request.world)
+        assert self._agent.spans is not None
+        begun = await self._agent.spans.begin_rank(job, request.rank, request.world)
         job.generation = max(job.generation, begun.generation)
-        self._desk.validations[job.name].expect(begun.validate_step)
+        self._agent.validations[job.name].expect(begun.validate_step)
         session = None
         try:
-            session = await self._desk.open_here(job, request)
+            session = await self._agent.open_here(job, request)
         finally:
             if session is None:
                 with contextlib.suppress(Refused):  # the leader waits for so long, and no longer
-                    await self._desk.spans.end_rank(job, request.rank, None)
-        deputy = self._desk.coordinators[job.name]
+                    await self._agent.spans.end_rank(job, request.rank, None)
+        deputy = self._agent.coordinators[job.name]
         assert isinstance(deputy, Deputy)
         deputy.opened(session)
         try:
-            await self._desk.spans.end_rank(job, request.rank, session)
+            await self._agent.spans.end_rank(job, request.rank, session)
         except Refused as refusal:
             session.fail(str(refusal))
-            self._desk.end_soon(session)
+            self._agent.end_soon(session)
             raise
         return session
