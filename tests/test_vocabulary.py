@@ -161,3 +161,15 @@ def test_what_a_user_is_shown_has_no_unknown_words_but_for_those_that_are_listed
     found = {text for text in texts if words(text) & UNKNOWN}
     assert found - SHOWN == set(), "see docs/glossary.md for better words"
     assert SHOWN - found == set(), "take these from the list"
+
+
+def test_no_docstring_leaves_to_the_reader_what_it_is_about() -> None:
+    """Such as "Of one job.": it says neither what a thing is nor what it does."""
+    told = {
+        f"{file}: {node.name}": ast.get_docstring(node) or ""
+        for file, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert len(told) > 1000
+    assert [name for name, text in told.items() if text.startswith("Of ")] == []

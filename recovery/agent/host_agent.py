@@ -169,7 +169,7 @@ class HostAgent:
         self.begin_leading(job)
 
     def keep_store(self, job: Job, relays: Path) -> None:
-        """Of torch.distributed, for workers below relays there."""
+        """Opens the `torch.distributed` store of a job, for workers below relays there."""
         forwarder = StoreForwarder(lambda name: self.job_hosts.where(name))
         store = WorkerStore(relays, job.name, forwarder, lambda: self.job_hosts.spans(job.name))
         self.worker_stores[job.name] = store

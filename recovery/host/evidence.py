@@ -71,7 +71,7 @@ def durable_facts(session: Session) -> tuple[CommitFacts, ...]:
 
 
 def facts_of(commit: replay.Commit) -> CommitFacts:
-    """Of a commit of a log."""
+    """What a commit of a log says."""
     return CommitFacts(
         number=commit.number,
         step=commit.step,
@@ -150,7 +150,7 @@ def _begun(log: replay.Log, newest: tuple[CommitFacts, ...]) -> tuple[tuple[Uid,
 
 
 def _facts_from_image(session: Session, optimizer_preimages: bool) -> RankFacts:
-    """Of a rank whose worker comes back from an image: of its log nothing counts but what goes with that.
+    """Facts of a rank whose worker comes back from an image: its log counts only as far as that needs it.
 
     The rest is of another moment than the image, or was lost with the host.
     """

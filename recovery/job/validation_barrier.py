@@ -22,7 +22,7 @@ LOOK_S = 0.1
 
 
 class ValidationBarrier:
-    """Of one job."""
+    """Holds the ranks of one job until all have come."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

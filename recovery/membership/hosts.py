@@ -32,7 +32,7 @@ class Peers(Protocol):
     """Whom one can ask whether a host is there."""
 
     async def votes(self, target: pb.HostRecord, others: Mapping[str, pb.HostRecord]) -> Mapping[str, Vote]:
-        """Of us, and of each of the others, by name; within seconds."""
+        """What we and each of the others say of a host, by name; within seconds."""
 
 
 class Nobody:

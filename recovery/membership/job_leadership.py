@@ -42,12 +42,12 @@ class Claim:
 
 
 def key_of(cluster: str, job: str) -> str:
-    """Of the one who leads it."""
+    """The key of the host that leads a job."""
     return f"understudy/{cluster}/jobs/{job}/leader"
 
 
 def standby_key_of(cluster: str, job: str) -> str:
-    """Of whose it is, and of the host that leads it on, should its leader's be lost."""
+    """The key that says whose a job is, and which host leads it on should its leader's be lost."""
     return f"understudy/{cluster}/jobs/{job}/heir"
 
 

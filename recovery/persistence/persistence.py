@@ -72,7 +72,7 @@ class Set:
 
 
 class Persistence:
-    """Of one job."""
+    """Takes the snapshots of one job to storage."""
 
     def __init__(
         self, job: Job, settings: PersistenceSettings, note: Callable[[], None] = lambda: None,
@@ -318,7 +318,7 @@ class Persistence:
 
 
 def run_name(sessions: Sequence[Session]) -> str:
-    """Of one start of all workers; the same for a proxyd that adopted them.
+    """The name of one start of all workers; the same for a proxyd that adopted them.
 
     Where ranks run on other hosts, another one whenever one has moved: no two hosts write one store.
     """

@@ -115,7 +115,7 @@ class CollectiveWatch:
 
 
 def arrivals(members: Collection[Member]) -> dict[tuple[Uid, int], Arrival]:
-    """Of each collective that somebody waits for: who has come to it, or is beyond it.
+    """For each collective that somebody waits for: who has come to it, or is beyond it.
 
     Each member is looked at once for each communicator that it has, and not once for each that waits.
     """

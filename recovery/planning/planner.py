@@ -358,7 +358,7 @@ def _no_device(facts: Facts) -> str:
 
 
 def _name_of_end(fault: FaultFacts) -> PlanName:
-    """Of ranks whose peer's worker has ended: a collective fails of that, too; anything else is a fault."""
+    """How a job ends if a peer's worker has ended: a collective fails of that, too; all else is a fault."""
     return PlanName.END_WITH_PEER if fault.kind in ECHOES else PlanName.GIVE_UP
 
 

@@ -51,7 +51,7 @@ _Step = tuple[int, frozenset[int]]
 
 
 class Restarts:
-    """Of the ranks that leave their servers, at cuts of one search."""
+    """Restarts the ranks that leave their servers, at cuts of one search."""
 
     def __init__(self, ranks: Sequence[RankFacts], search: CutSearch) -> None:
         self._ranks = ranks

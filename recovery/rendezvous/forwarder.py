@@ -77,7 +77,7 @@ class JobHosts(Protocol):
 
 
 class OneHost:
-    """Of a proxyd whose jobs do not."""
+    """A proxyd whose jobs have no other hosts."""
 
     def where(self, job: str) -> Leader | None:
         return None

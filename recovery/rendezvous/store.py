@@ -136,7 +136,7 @@ def _open(path: Path) -> int:
 
 
 class _Wait:
-    """Of a reader, for keys; whoever puts the last one ends it."""
+    """A reader waits for keys; whoever puts the last one ends it."""
 
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -319,7 +319,7 @@ class Store:
 
 
 def _generation(job: str, key: str, value: bytes) -> float:
-    """Of a communicator's key, JOB/GENERATION/COMMUNICATOR/…; those of others never grow old."""
+    """The generation in a communicator's key, JOB/GENERATION/COMMUNICATOR/…; others never grow old."""
     whose, _, rest = key.partition("/")
     number, _, _ = rest.partition("/")
     found = _told(value)[0] if number == RENDEZVOUS else _number(number)

@@ -42,7 +42,7 @@ REQUEST_S = 30.0
 
 
 class WorkerStore:
-    """Of one job."""
+    """The store of one job."""
 
     def __init__(
         self,

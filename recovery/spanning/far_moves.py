@@ -19,7 +19,7 @@ MOST_TRIES = 3
 
 
 class FarMoves:
-    """Of a job that we lead."""
+    """Moves ranks of a job that we lead."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class Started(Protocol):
 
 
 class Images(Protocol):
-    """Of a job's workers."""
+    """Images of a job's workers."""
 
     def kept_from(self, session: Session) -> int:
         """Log offset from which on its log is needed for them; 0: it is not."""
@@ -38,7 +38,7 @@ class Images(Protocol):
 
 
 class JobSpans(Protocol):
-    """Of one proxyd."""
+    """The jobs on several hosts of one proxyd."""
 
     def begin(self, job: Job) -> Started:
         """We lead it."""
@@ -53,7 +53,7 @@ class JobSpans(Protocol):
         """Who writes snapshots of its ranks: `writer` those of this host."""
 
     def images(self, job: Job) -> Images | None:
-        """Of workers of a job that we lead, if any are to be taken."""
+        """Images of workers of a job that we lead, if any are to be taken."""
 
     async def close(self, job: Job) -> pb.JobReport | None:
         """It is over here; its leader's report, if another host leads and gave one."""

@@ -33,7 +33,7 @@ ENDS_S = 10.0
 
 
 class Migration:
-    """Of one proxyd."""
+    """Sends and receives the ranks of one proxyd."""
 
     def __init__(
         self, agent: HostAgent, pool: ServerPool, moves: Moves, member: MemberSide, here: str
@@ -96,7 +96,7 @@ class Migration:
             session.moving = None
 
     def image(self, session: Session) -> AbstractAsyncContextManager[Image]:
-        """Of the worker of a rank of ours, which runs on; raises NotSent."""
+        """An image of the worker of a rank of ours, which runs on; raises NotSent."""
         moving = session.moving = asyncio.Event()
 
         def running_again() -> None:

@@ -69,7 +69,7 @@ REPORT_S = 120.0
 
 
 class Spans:
-    """Of one proxyd."""
+    """Knows the jobs on several hosts of one proxyd."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class Spans:
         return lead
 
     def _store_of(self, job: Job) -> Store | None:
-        """Of its workers, on this host."""
+        """The store of a job's workers, on this host."""
         known = self._agent.worker_stores.get(job.name)
         return known.store if known is not None else None
 
@@ -288,7 +288,7 @@ class Spans:
         return Sources(self._store_of, self._migration.image, describe, known)
 
     def images(self, job: Job) -> CpuImages | None:
-        """Of workers of a job that we lead, if any are to be taken."""
+        """Images of workers of a job that we lead, if any are to be taken."""
         return self._leads[job.name].images
 
     def placement(self, job: Job) -> Placement:

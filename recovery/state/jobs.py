@@ -141,7 +141,7 @@ class Session:
 
     @property
     def persisted_step(self) -> int:
-        """Of the newest snapshot that is durable on all ranks; 0: there is none."""
+        """The step of the newest snapshot that is durable on all ranks; 0: there is none."""
         stored = self.job.span.stored if self.job.span is not None else None
         known = [durable.commit.step for durable in self.durable]
         return max([*known, stored.step] if stored is not None else known, default=0)
@@ -337,7 +337,7 @@ class Job:
         return [self.sessions[rank] for rank in sorted(self.sessions) if self.sessions[rank].active]
 
     def oldest_generation(self) -> int:
-        """Of which a communicator may still be built, or lives."""
+        """The oldest one of which a communicator may still be built, or lives."""
         return min([self.generation, *(session.generation for session in self.active_sessions())])
 
     def replies_different(self) -> dict[int, int]:

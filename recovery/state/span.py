@@ -34,7 +34,7 @@ class GivenUp:
 
 @dataclass(eq=False)
 class Span:
-    """Of one job."""
+    """The hosts of one job, and who leads it."""
 
     hosts: int
     """That it was started for."""

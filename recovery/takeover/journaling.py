@@ -87,7 +87,7 @@ def _job(agent: HostAgent, job: Job) -> pb.JournaledJob:
 
 
 def _place(directory: Path, runtime: Path) -> str:
-    """Of a rank from another host its whole path."""
+    """The name of a rank's directory; its whole path if the rank came from another host."""
     return directory.name if directory.parent.parent == runtime else str(directory)
 
 

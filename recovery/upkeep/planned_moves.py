@@ -38,7 +38,7 @@ SNAPSHOT_WITHIN = 10.0
 
 
 class PlannedMoves:
-    """Of one host."""
+    """Carries out the planned moves of one host."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ PAUSE_S = 0.02
 
 
 class Watch:
-    """Of all jobs of a proxyd."""
+    """Watches the device servers of all jobs of a proxyd."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Watch:
         self._forget()
 
     def pace(self, server: Server) -> Pace:
-        """Of one that we watch for another host, which leads its job."""
+        """How fast a server is that we watch for another host, which leads its job."""
         if server not in self._servers:
             return Pace()
         return self._pace_here(server, time.monotonic_ns())

@@ -44,7 +44,7 @@ class IncomingDirectories:
         self._held[path].users += 1
 
     def take_over(self, path: Path) -> None:
-        """Of a proxyd that died; one more user.  Raises OSError."""
+        """Takes the directory of a proxyd that died; one more user.  Raises OSError."""
         if path == self._own:
             return
         if path not in self._held:

@@ -31,7 +31,7 @@ END_S = 10.0
 
 
 class Stage(StrEnum):
-    """Of a worker from elsewhere."""
+    """How far a worker from another host has come."""
 
     ARRIVING = "arriving"
     READY = "ready"
@@ -154,7 +154,7 @@ class IncomingWorker:
         self._changed.set()
 
     def _account(self) -> tuple[int, str] | None:
-        """Of the worker's end: a status, and what went wrong; None: its relay has left none."""
+        """How the worker ended: a status, and what went wrong; None: its relay has left no account."""
         try:
             with open(self.places.relay / ENDED, "rb") as file:
                 told = parse(file.read(LONGEST_ACCOUNT))

@@ -20,7 +20,7 @@ LARGEST = 4 << 20
 
 
 class IncomingRecords:
-    """Of one proxyd."""
+    """The records of one proxyd."""
 
     def __init__(self, runtime: Path) -> None:
         self._folder = runtime / FOLDER

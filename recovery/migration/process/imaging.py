@@ -56,7 +56,7 @@ class Image:
 async def image_of(
     moves: Moves, worker: DumpedWorker, running_again: Callable[[], None]
 ) -> AsyncIterator[Image]:
-    """Of a worker with a relay, which runs on.  `running_again` is called once it does.  Raises NotSent."""
+    """Takes an image of a worker that runs on.  `running_again` is called once it does.  Raises NotSent."""
     imaging = _Imaging(moves, worker, secrets.token_hex(16), PATIENCE_S)
     # Whoever asked may hang up; the worker must not stand still for that.
     taking = asyncio.ensure_future(imaging.take())

@@ -93,7 +93,7 @@ def _own_proc() -> None:
 
 
 class Init:
-    """Of one worker."""
+    """The init process of one worker."""
 
     def __init__(self, command: Sequence[str], directory: Path, given: Files | None) -> None:
         self.problem = ""

@@ -20,7 +20,7 @@ follows this one goes on where it was."""
 
 
 class OrphanOutput:
-    """Of one worker."""
+    """Writes the output of one worker to files."""
 
     def __init__(self, incoming: IncomingWorker, folder: Path) -> None:
         self._incoming, self._folder = incoming, folder

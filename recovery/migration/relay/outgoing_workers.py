@@ -67,7 +67,7 @@ class _Follower:
 
 
 class OutgoingWorkers:
-    """Of one proxyd."""
+    """Follows the outgoing workers of one proxyd."""
 
     def __init__(self, host: str, runtime: Path, channel_to: Callable[[str], grpc.aio.Channel]) -> None:
         self._host, self._runtime, self._channel_to = host, runtime, channel_to

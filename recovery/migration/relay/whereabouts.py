@@ -38,7 +38,7 @@ PID_MARGIN = 64
 
 
 class Place(StrEnum):
-    """Of the worker."""
+    """Where the worker is."""
 
     HERE = "here"
     HELD = "held"
@@ -51,7 +51,7 @@ class Place(StrEnum):
 
 
 class Whereabouts:
-    """Of one worker.  Orders raise NotMoved or ValueError, and then nothing has changed."""
+    """The state of one worker.  Orders raise NotMoved or ValueError, and then nothing has changed."""
 
     def __init__(self, worker: int, place: Place) -> None:
         self.worker = worker

@@ -60,7 +60,7 @@ class DumpedWorker:
 
 
 class Dumping:
-    """Of one worker."""
+    """Dumps one worker."""
 
     def __init__(self, moves: Moves, worker: DumpedWorker, move: str, patience_s: float) -> None:
         self.moves, self.worker, self.move = moves, worker, move

@@ -62,7 +62,7 @@ class Callbacks:
 
 
 class Moves(rpc.MovesServicer):  # type: ignore[misc]
-    """Of one proxyd."""
+    """The moves that one proxyd takes part in."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class NotSent(Exception):
 
 
 class Reception:
-    """Of one worker at one host.  Everything raises NotSent."""
+    """Asks one host to take one worker in.  Everything raises NotSent."""
 
     def __init__(self, moves: Moves, host: str, move: str, who: str) -> None:
         """`who`: as sentences begin, "the worker of rank 1"."""

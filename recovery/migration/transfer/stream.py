@@ -50,7 +50,7 @@ def extents(file: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 class Checksum:
-    """Of pieces of a file: XXH3 of the one before, of where a piece is, and of what is in it.
+    """A checksum over pieces of a file: XXH3 of the one before, of where a piece is, and of what is in it.
 
     Against damage; that nobody forges what comes is TLS's part.
     """

@@ -27,7 +27,7 @@ class NotRestored(RuntimeError):
 
 
 class Restorer:
-    """Of one job.  `persistence`: what may be copying from the memory that a restore overwrites."""
+    """Restores ranks of a job.  `persistence`: what may be copying from memory that a restore overwrites."""
 
     def __init__(self, persistence: Persistence | None) -> None:
         self._persistence = persistence

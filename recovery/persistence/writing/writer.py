@@ -201,7 +201,7 @@ class RankStores:
 
 
 class RunStores:
-    """Of one run: those of its ranks that are on this host."""
+    """The stores of one run: those of its ranks that are on this host."""
 
     def __init__(
         self, run: Path, ranks: Iterable[int], world: int, slots: int, writing: Writing = DEFAULT_WRITING
@@ -266,7 +266,7 @@ def _complaint() -> Iterator[None]:
 
 
 class JobWriter:
-    """Of one job's ranks on this host."""
+    """Writes for one job's ranks on this host."""
 
     def __init__(self, directory: Path, job: str, slots: int, writing: Writing, keep_runs: int) -> None:
         self._directory, self._job, self._slots, self._writing = directory, job, slots, writing

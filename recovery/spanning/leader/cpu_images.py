@@ -55,7 +55,7 @@ Worker = tuple[str, int, int]
 
 
 class Place(Protocol):
-    """Of a snapshot in its rank's log: of a commit, or what is told of one."""
+    """Where a snapshot lies in its rank's log: that of a commit, or what is told of one."""
 
     @property
     def log_offset(self) -> int: ...
@@ -86,7 +86,7 @@ class Pair:
 
 
 class CpuImages:
-    """Of one job that we lead."""
+    """Takes images of the workers of one job that we lead."""
 
     def __init__(
         self, job: Job, lead: Lead, moves: Moves, folder: Path, every_s: float,

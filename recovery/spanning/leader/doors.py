@@ -17,7 +17,7 @@ from understudy.recovery.state.jobs import Session
 
 
 class Doors:
-    """Of one proxyd."""
+    """Opens what a leader needs here, for all jobs of one proxyd."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ ASK_S, REPLACE_S = 10.0, 90.0
 
 
 class Lead:
-    """Of one job."""
+    """Leads one job: knows its members, and what each tells of its ranks."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Lead:
             await self.standby.settle_job()
 
     def credentials(self) -> dict[str, Any]:
-        """Of every request to a member."""
+        """What every request to a member carries."""
         assert self.span.leading is not None
         return {"job": self.job.name, "token": self.span.token, "leadership": self.span.leading.token}
 
@@ -378,7 +378,7 @@ class Lead:
         self._background.start(self._try(server.host, "EndServer", request))
 
     def sender(self, member: MemberLink, rank: int) -> Any:
-        """Of signals to processes there."""
+        """Sends signals to processes there."""
 
         def send(process: RemoteProcess, number: signal.Signals) -> None:
             request = pb.SignalRankRequest(

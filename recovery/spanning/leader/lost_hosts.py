@@ -31,7 +31,7 @@ LOOK_S = 0.2
 
 
 class LostHosts:
-    """Of one job that we lead."""
+    """Gives up lost hosts of one job that we lead."""
 
     def __init__(self, lead: Lead, attendance: Attendance) -> None:
         self._lead = lead

@@ -66,7 +66,7 @@ class Sources:
 
 
 class StandbyReplication:
-    """Of one job that we lead."""
+    """Sends the state of one job that we lead to its standby."""
 
     def __init__(self, job: Job, lead: Lead, cluster: ClusterStore, key: str, sources: Sources) -> None:
         """`key`: of the JobHeir."""

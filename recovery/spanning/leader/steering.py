@@ -26,7 +26,7 @@ MORE_S = 5.0
 
 
 class Steering:
-    """Of one job."""
+    """Steers the device servers of one job on other hosts."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead

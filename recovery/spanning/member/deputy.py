@@ -33,7 +33,7 @@ class Pace:
 
 
 class Deputy:
-    """Of one job."""
+    """Stands in for the coordinator of one job."""
 
     def __init__(
         self, job: Job, leases: Leases, pace: Callable[[Server], Pace],
@@ -261,7 +261,7 @@ class Deputy:
 
 
 def server_end(session: Session) -> pb.ServerEnd:
-    """Of the present server, which has ended."""
+    """The end of the present server, as the leader is told of it."""
     server = session.server
     end = pb.ServerEnd(
         rank=session.rank, server=server.process.message(), killed_ns=session.killed_ns,

@@ -49,7 +49,7 @@ class NotAdmitted(Exception):
 
 
 class MemberSide:
-    """Of the jobs that other hosts lead."""
+    """Answers the leaders of jobs that other hosts lead."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class MemberSide:
         await deputy.standby_states.keep_job(rest)
 
     async def _admit_first(self, requests: AsyncIterator[Any]) -> tuple[Deputy, AsyncIterator[Any]]:
-        """Of a stream the first says who asks; raises NotAdmitted."""
+        """Admits a stream: its first message says who asks; raises NotAdmitted."""
         first = await anext(requests, None)
         if first is None:
             raise NotAdmitted("nothing was asked")

@@ -48,7 +48,7 @@ class StandbyState:
 
 
 class StandbyStates:
-    """Of one job that another host leads."""
+    """Keeps the states of one job that another host leads."""
 
     def __init__(self, job: Job, folder: Path | None, store: Callable[[], Store | None]) -> None:
         """`folder`: of this host's images; None: none are kept here.  `store`: of the job's workers."""
@@ -115,7 +115,7 @@ class StandbyStates:
         return store
 
     async def keep_image(self, requests: AsyncIterator[Any]) -> None:
-        """Of one worker; raises NotKept."""
+        """Keeps the image of one worker; raises NotKept."""
         first = await anext(requests, None)
         if first is None:
             raise NotKept("it is of no rank")
@@ -142,7 +142,7 @@ class StandbyStates:
         state.images[first.rank] = file.taken()
 
     async def _folder_of(self, identity: str) -> Path:
-        """Of one that is being made; raises NotKept."""
+        """The folder of a state that is being made; raises NotKept."""
         assert self._folder is not None
         if _ID.fullmatch(identity) is None:
             raise NotKept(f"{identity[:80]!r} is no name for it")

@@ -42,7 +42,7 @@ LOOK_S = 0.1
 
 
 class Succession:
-    """Of one proxyd."""
+    """Decides for one proxyd who leads the jobs of lost leaders on."""
 
     def __init__(
         self,

@@ -133,6 +133,6 @@ def absent_server(device: str) -> RemoteServer:
 
 
 def message_class(method: str, *, reply: bool) -> Any:
-    """Of a method of DeviceServer; raises KeyError."""
+    """The message of a method of DeviceServer; raises KeyError."""
     described = _METHODS[method]
     return GetMessageClass(described.output_type if reply else described.input_type)
