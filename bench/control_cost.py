@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-import meeting_cost
+import rendezvous_cost
 import structlog
 from machine import ROOT
 
@@ -46,7 +46,7 @@ def echoes(ranks: int) -> float:
 
 def measure(times: int) -> Results:
     """Meetings of processes at the real store, and what `times` made-up jobs tell."""
-    took, used = meeting_cost.measure(MEETING_RANKS, MEETINGS, ADDRESS_BYTES)
+    took, used = rendezvous_cost.measure(MEETING_RANKS, MEETINGS, ADDRESS_BYTES)
     told = [echoes(TELLING_RANKS) for _ in range(times)]
     return {
         "meeting_ranks": MEETING_RANKS,

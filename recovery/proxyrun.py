@@ -69,7 +69,7 @@ def _refuse_what_it_decides(order: Order) -> None:
 
 
 def _devices_for(order: Order) -> str:
-    """Of a proxyd of our own that nobody said it of; raises BadInput where that is not ours to choose."""
+    """The devices of a proxyd of our own, if nobody named them; raises BadInput if we may not choose."""
     ranks = ranks_wanted(order.command)
     if gpus := gpus_of_machine():
         raise BadInput(

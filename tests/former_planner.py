@@ -273,7 +273,7 @@ def _restarts(
             continue
         if missing:
             return [], _no_replica(rank, commit, len(missing), missing[0].bytes, missing[0].handle, ranks)
-        restarts.append(Restart(rank.rank, commit.number, tuple(copies), stash=rank.alive))
+        restarts.append(Restart(rank.rank, commit.number, tuple(copies), keeps_source=rank.alive))
     return restarts, ""
 
 

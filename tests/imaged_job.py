@@ -44,7 +44,8 @@ def session(job: Any, number: int, host: str = "") -> Any:
     return SimpleNamespace(
         job=job, rank=number, host=host, relay="/r/s", log=Log(number), active=True, cpu_image_step=0,
         cpu_image_note="",
-        note="", returning=0, worker=SimpleNamespace(pid=10 + number, start_ticks=7), destination_device="",
+        note="", restores_from_image=0,
+        worker=SimpleNamespace(pid=10 + number, start_ticks=7), destination_device="",
         recoveries=0,
     )  # fmt: skip
 

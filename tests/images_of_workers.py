@@ -9,7 +9,7 @@ from typing import Any
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.migration.transfer.header import VERSION
-from understudy.recovery.migration.transfer.parcel import Packed, parts
+from understudy.recovery.migration.transfer.stream import StreamPart, parts
 
 RUNTIME = f"{SHARED_MEMORY}/understudy-{os.getuid()}-1-2-abc"
 
@@ -27,5 +27,5 @@ def some_parts(folder: Path, found: pb.WorkerHeader | None = None) -> list[pb.Wo
     """Of a worker with an image and a log."""
     (folder / "core.img").write_bytes(b"image" * 1000)
     (folder / "control").write_bytes(b"\0" * 4096 + b"log" * 100)
-    files = [Packed("image", folder / "core.img"), Packed("log", folder / "control")]
+    files = [StreamPart("image", folder / "core.img"), StreamPart("log", folder / "control")]
     return list(parts(found or header(), files))

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ from jit_training import Training
 
 from understudy import jit
 from understudy.jit import watchdog
+
+
+def wait_for_signal() -> None:
+    """Until one ends the process."""
+    while True:
+        time.sleep(60)
 
 
 class Job(Training):

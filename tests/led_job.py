@@ -14,12 +14,13 @@ import grpc.aio
 from understudy import replay
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.config.settings import DeviceSpec, Settings
-from understudy.recovery.host.homes import NoHome
+from understudy.recovery.host.placement import NoPlace
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.spanning.job_link import JobLinkService
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.member.deputy import Deputy, Pace
 from understudy.recovery.spanning.member.member import MemberSide
+from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
@@ -68,7 +69,7 @@ class Server:
         self.verdict, self.generation = None, 0
 
 
-class Homes:
+class Placement:
     """Of a member."""
 
     def __init__(self) -> None:
@@ -79,13 +80,13 @@ class Homes:
         self.gate.set()
         self.problem = ""
 
-    async def replacement(self, session: Session, stash: bool) -> Any:
-        if stash:
-            session.stash = session.server
+    async def replacement(self, session: Session, keep_source: bool) -> Any:
+        if keep_source:
+            session.source_server = session.server
         else:
             self.retire(session.server)
         if self.problem:
-            raise NoHome(self.problem)
+            raise NoPlace(self.problem)
         server = Server()
         self.made.append(server)
         await self.gate.wait()
@@ -103,21 +104,17 @@ class Member:
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self._folder = name, folder / name
         self._folder.mkdir()
-        self.homes = Homes()
+        self.placement = Placement()
         devices = DeviceSpec("cpu", 1)
         settings = Settings(
             devices, Path("unused"), reply_bytes=1 << 16, shadow_bytes=1 << 16, snapshot_overhead=0
         )
-        elsewhere = SimpleNamespace(close_guest=lambda job: None)
-        self.desk: Any = SimpleNamespace(
-            jobs={},
-            coordinators={},
-            settings=settings,
-            elsewhere=elsewhere,
-            follow=lambda session: None,
-            note=lambda: None,
-        )
-        self.side = MemberSide(cast(Any, self.desk), cast(Any, self.homes))
+        self.jobs: dict[str, Job] = {}
+        self.coordinators: dict[str, Any] = {}
+        self.side = MemberSide(
+            self.jobs, self.coordinators, settings, cast(Any, self.placement), follow=lambda session: None,
+            close_if_unused=lambda job: None, note=lambda: None,
+        )  # fmt: skip
 
     @property
     def socket(self) -> str:
@@ -134,8 +131,8 @@ class Member:
         await self._server.stop(0)
 
     def takes_part(self) -> Deputy:
-        if "j" not in self.desk.jobs:
-            job = self.desk.jobs["j"] = Job("j", None, [], span=Span(2, TOKEN, "a"))
+        if "j" not in self.jobs:
+            job = self.jobs["j"] = Job("j", None, [], span=Span(2, TOKEN, "a"))
             deputy = Deputy(
                 job,
                 cast(Any, None),
@@ -144,13 +141,13 @@ class Member:
                 cast(Any, None),
                 cast(Any, None),
             )
-            self.desk.coordinators["j"] = deputy
-        return cast(Deputy, self.desk.coordinators["j"])
+            self.coordinators["j"] = deputy
+        return cast(Deputy, self.coordinators["j"])
 
     def open(self, rank: int, world: int = 2) -> Session:
         """Without telling anybody."""
         self.takes_part()
-        job: Job = self.desk.jobs["j"]
+        job: Job = self.jobs["j"]
         directory = self._folder / f"rank-{rank}.{job.openings}"
         job.openings += 1
         directory.mkdir()
@@ -167,7 +164,7 @@ class Member:
         return session
 
     def end(self, session: Session) -> None:
-        """Its worker has ended; as the desk does."""
+        """Its worker has ended; as the agent does."""
         session.state = "ended"
         self.takes_part().worker_left(session)
         del session.job.sessions[session.rank]
@@ -188,8 +185,8 @@ class Leading:
         """Nobody minds."""
 
 
-class LeadersDesk:
-    """What the leader has its desk do."""
+class LeadersAgent:
+    """What the leader has its agent do."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -223,7 +220,7 @@ class Leader:
         self.job.span = self.span = Span(2, TOKEN, leading=cast(Any, Leading(self._number)))
         self.span.members.update(known)
         self.span.awaited.update(awaited)
-        self.desk = LeadersDesk(self.job)
+        self.agent = LeadersAgent(self.job)
         self._channels = {
             name: grpc.aio.insecure_channel(
                 member.socket,
@@ -233,7 +230,7 @@ class Leader:
         }
         links: Any = SimpleNamespace(to=self._channels.__getitem__)
         runtime: Any = SimpleNamespace(rank_directory=self._directory)
-        self.lead = Lead(self.job, self.span, links, runtime, cast(Any, self.desk), "a")
+        self.lead = Lead(self.job, self.span, links, runtime, cast(Any, self.agent), "a")
 
     def _directory(self, job: str, rank: int, opening: int) -> Path:
         made = self._folder / f"leader-{self._number}-rank-{rank}.{opening}"
@@ -252,3 +249,12 @@ class Leader:
     async def hears_of(self, rank: int) -> Session:
         await becomes(lambda: rank in self.job.sessions)
         return self.job.sessions[rank]
+
+
+def placement_of(leader: Leader) -> SpanningPlacement:
+    """Where servers of the job's ranks come from; no host is cut off."""
+
+    async def none_cut_off(hosts: list[str]) -> frozenset[str]:
+        return frozenset()
+
+    return SpanningPlacement(cast(Any, None), cast(Any, None), leader.lead, lambda host: {}, none_cut_off)

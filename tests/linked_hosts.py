@@ -13,7 +13,7 @@ from understudy.recovery.membership.network.certificates import load
 from understudy.recovery.membership.network.endpoint import HostsService, listen
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.rendezvous.forwarder import Leader
-from understudy.recovery.rendezvous.services import MeetingService
+from understudy.recovery.rendezvous.services import PeerStoreService
 from understudy.recovery.rendezvous.store import Store
 
 
@@ -45,11 +45,11 @@ class Host:
         self.server: grpc.aio.Server | None = None
 
     async def start(self, service: Any = None) -> None:
-        meeting = service or MeetingService(self.store, Span)
+        peers_store = service or PeerStoreService(self.store, Span)
         hosts = HostsService("tests", lambda: self.record, None)  # type: ignore[arg-type]
         self.server = await listen(
             self.record.address, self._credentials, hosts,
-            [lambda server: rpc.add_MeetingServicer_to_server(meeting, server)],
+            [lambda server: rpc.add_MeetingServicer_to_server(peers_store, server)],
         )  # fmt: skip
 
     async def stop(self) -> None:

@@ -12,7 +12,7 @@ from understudy.recovery.planning.facts import (
     Manifest,
     RankFacts,
 )
-from understudy.recovery.planning.planner import Lose, Plan
+from understudy.recovery.planning.planner import FailRank, Plan
 from understudy.recovery.planning.restarts import Restart
 
 WORLD = (1, 2)
@@ -45,7 +45,7 @@ def died(*ranks: int, **other: object) -> FaultFacts:
 
 
 def lost_ranks(chosen: Plan) -> list[int]:
-    return [action.rank for action in chosen.actions if isinstance(action, Lose)]
+    return [action.rank for action in chosen.actions if isinstance(action, FailRank)]
 
 
 def restarts(chosen: Plan) -> list[Restart]:

@@ -84,7 +84,7 @@ def _rank(
         protected=chance.random() < 0.93, refused_commit=chance.choice([0, 0, 0, 1, 3]),
         stored=tuple(one for one in commits if chance.random() < 0.1),
         refused_snapshots=frozenset(one.place for one in snapshots if chance.random() < 0.15),
-        returning=not alive and chance.random() < 0.05,
+        restores_from_image=not alive and chance.random() < 0.05,
         unread=frozenset(other for other in numbers if chance.random() < 0.06),
         begun=((((7, 7)), chance.randint(1, 3)),) if chance.random() < 0.05 else (),
         host=str(chance.randrange(hosts) or ""),

@@ -10,8 +10,8 @@ from simulation.log import RING, Commit, Log, Row
 from simulation.programs import Program
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.state.jobs import Job, Session
 
@@ -68,7 +68,7 @@ def end_server_of(job: Job, rank: int) -> None:
 def a_coordinator(job: Job) -> Coordinator:
     pool = cast(Any, SimpleNamespace(fill=lambda: None))
     leases = Leases([session.device for session in job.sessions.values()], pool)
-    return Coordinator(job, Homes(pool, leases), True, lambda _: None)
+    return Coordinator(job, Placement(pool, leases), True, lambda _: None)
 
 
 def step(job: Job, *contents: int, manifest: bool = True) -> None:

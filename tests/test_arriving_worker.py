@@ -13,7 +13,7 @@ from understudy.recovery.membership.this_host import Machine
 from understudy.recovery.migration.transfer import header as header_module
 from understudy.recovery.migration.transfer.delivery import Delivery
 from understudy.recovery.migration.transfer.header import Here, Refusal, check_fit, check_form
-from understudy.recovery.migration.transfer.parcel import Checksum, Packed, extents, parts
+from understudy.recovery.migration.transfer.stream import Checksum, StreamPart, extents, parts
 
 RUNTIME = f"understudy-{os.getuid()}-12-345-abcdefgh"
 
@@ -102,7 +102,7 @@ def test_a_host_says_what_it_lacks(
 
 # ------------------------------------------------------------------ files
 @pytest.fixture
-def source(tmp_path: Path) -> list[Packed]:
+def source(tmp_path: Path) -> list[StreamPart]:
     """An image, and a log with holes."""
     folder = tmp_path / "source"
     folder.mkdir()
@@ -114,7 +114,7 @@ def source(tmp_path: Path) -> list[Packed]:
             file.write(b"there")
     (folder / "empty").touch()
     kinds = {"pages-1.img": "image", "segments": "log", "empty": "log"}
-    return [Packed(kind, folder / name) for name, kind in kinds.items()]
+    return [StreamPart(kind, folder / name) for name, kind in kinds.items()]
 
 
 def a_delivery(memory: Path, tmp_path: Path, *, at_home: bool = False, log_bytes: int = 1 << 20) -> Delivery:
@@ -127,7 +127,7 @@ def a_delivery(memory: Path, tmp_path: Path, *, at_home: bool = False, log_bytes
 
 
 def test_what_arrives_is_what_was_sent_and_holes_stay_holes(
-    memory: Path, tmp_path: Path, source: list[Packed]
+    memory: Path, tmp_path: Path, source: list[StreamPart]
 ) -> None:
     delivery = a_delivery(memory, tmp_path)
     _, *sent = parts(delivery.header, source)
@@ -150,7 +150,7 @@ def test_zeros_of_a_log_do_not_travel_and_its_memory_is_reserved_all_the_same(
     control = tmp_path / "control"
     control.write_bytes(bytes(3 << 20) + b"orders" + bytes((1 << 20) - 6))
     delivery = a_delivery(memory, tmp_path, log_bytes=4 << 20)
-    _, *sent = parts(delivery.header, [Packed("log", control)])
+    _, *sent = parts(delivery.header, [StreamPart("log", control)])
     for part in sent:
         delivery.take(part)
     arrived = delivery.places.log / "control"

@@ -20,7 +20,7 @@ from understudy.recovery.membership.network.certificates import issue, make_auth
 def rank_on(net: Network, certs: Path, number: int, temporary: str) -> subprocess.Popen[str]:
     host = "ab"[number]
     return subprocess.Popen(
-        [*net.inside(host), sys.executable, "-P", str(WORKLOADS / "meeting_rank.py"), str(number), host,
+        [*net.inside(host), sys.executable, "-P", str(WORKLOADS / "peer_store_rank.py"), str(number), host,
          net.data_addresses[host], str(certs), f"{net.addresses['a']}:9400"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": temporary},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

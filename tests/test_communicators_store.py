@@ -14,13 +14,13 @@ import proxied
 import pytest
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.recovery_round import Result
 from understudy.recovery.planning.facts import FaultFacts
 from understudy.recovery.planning.planner import Plan, PlanName
-from understudy.recovery.rendezvous import services as meeting
+from understudy.recovery.rendezvous import services
 from understudy.recovery.rendezvous.services import StoreAnswers
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.state.jobs import Job, Session
@@ -36,9 +36,9 @@ class Rebuilding:
     def __init__(self, store: Store, job: Job) -> None:
         self.job, self._answers = job, StoreAnswers(store)
         pool = cast(Any, SimpleNamespace(fill=lambda: None))
-        homes = Homes(pool, Leases([session.device for session in job.sessions.values()], pool))
+        placement = Placement(pool, Leases([session.device for session in job.sessions.values()], pool))
         forget = partial(store.forget_generations, job.name)
-        self._coordinator = Coordinator(job, homes, True, lambda _: None, forget=forget)
+        self._coordinator = Coordinator(job, placement, True, lambda _: None, forget=forget)
         vars(self._coordinator)["_round"] = SimpleNamespace(run=self._run, concerned=self._concerned)
         self._ranks: tuple[int, ...] = ()
 
@@ -67,7 +67,7 @@ def in_a_loop(scene: Callable[[], Awaitable[None]]) -> None:
 
 def test_a_job_may_be_rebuilt_more_often_than_the_store_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each validation takes a generation, so a long job comes to any number of them."""
-    monkeypatch.setattr(meeting, "MOST_KEYS", 3 * 2 * KEYS)
+    monkeypatch.setattr(services, "MOST_KEYS", 3 * 2 * KEYS)
 
     async def scene() -> None:
         store = Store()

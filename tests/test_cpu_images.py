@@ -133,7 +133,7 @@ def test_images_that_nobody_can_go_back_to_are_let_go_of_and_new_ones_taken_at_o
         problem(stage)
         told = stage.images.bring_back([stage.sessions[1]])
         assert told == f"its CPU image is of no use: {PROBLEMS[problem]}"
-        assert [one.returning for one in stage.sessions] == [0, 0]
+        assert [one.restores_from_image for one in stage.sessions] == [0, 0]
         await stage.offer(3)
         assert len(stage.asked) == 2 and stage.leased() == [[3], [3]]
 
@@ -165,7 +165,7 @@ def test_lost_ranks_come_back_to_their_image_and_all_go_back_to_its_set(stage: T
         for one in stage.sessions:
             one.log.snapshot_floor = 3
         assert stage.images.bring_back([stage.sessions[1]]) == ""
-        assert [one.returning for one in stage.sessions] == [0, 2]
+        assert [one.restores_from_image for one in stage.sessions] == [0, 2]
         assert [one.log.snapshot_floor for one in stage.sessions] == [2, 2]
         # Its worker runs elsewhere then, and the image is as good as before.
         stage.sessions[1].host, stage.sessions[1].worker = "c", SimpleNamespace(pid=99, start_ticks=1)
@@ -216,7 +216,7 @@ def test_a_log_has_places_for_all_leases_that_may_be_held_at_once() -> None:
 # ------------------------------------------------------------------ the decision
 def test_a_rank_that_comes_back_goes_back_to_its_image_and_takes_the_others_along() -> None:
     kept = commit(2)
-    back = rank(1, alive=False, snapshots=(kept,), commits=(kept,), returning=True, manifests={})
+    back = rank(1, alive=False, snapshots=(kept,), commits=(kept,), restores_from_image=True, manifests={})
     other = rank(0, 6, snapshots=(kept, commit(5)))
     chosen = plan(Facts((other, back), FaultFacts(FaultKind.HOST_LOST, (1,))))
     assert chosen.name is PlanName.RESTORE_SNAPSHOT_REPLAY
@@ -227,7 +227,13 @@ def test_a_rank_that_comes_back_goes_back_to_its_image_and_takes_the_others_alon
 
 def test_without_the_set_that_goes_with_the_image_the_job_is_given_up() -> None:
     back = rank(
-        1, alive=False, snapshots=(), commits=(), returning=True, manifests={}, log_complete_from_start=False
+        1,
+        alive=False,
+        snapshots=(),
+        commits=(),
+        restores_from_image=True,
+        manifests={},
+        log_complete_from_start=False,
     )
     chosen = plan(Facts((rank(0, 6), back), FaultFacts(FaultKind.HOST_LOST, (1,))))
     assert chosen.name is PlanName.GIVE_UP
@@ -247,14 +253,14 @@ def test_of_a_rank_that_comes_back_nothing_counts_but_what_goes_with_its_image(t
         job=job,
         rank=1,
         world=2,
-        returning=3,
+        restores_from_image=3,
         log=log,
         generation=4,
         refused_snapshots=set(),
         has_state=True,
     )
     facts = rank_facts(one, True)
-    assert facts.returning and not facts.alive and not facts.log_complete_from_start
+    assert facts.restores_from_image and not facts.alive and not facts.log_complete_from_start
     assert [kept.number for kept in facts.snapshots] == [kept.number for kept in facts.commits] == [30]
     assert facts.floor_commit == 30 and not facts.commits[0].has_manifest
 

@@ -17,8 +17,8 @@ from training_run import driver
 
 from understudy.proxy_server import _server
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.planning.replicas import Copy
 from understudy.recovery.planning.restarts import Restart
@@ -124,7 +124,7 @@ class Asked:
 def test_who_is_asked_for_its_state_once_connects_at_once_and_reads_it_by_itself(there: str) -> None:
     """Of a server on another host it may have to be had in another way, and then all begins anew."""
 
-    class Where(Homes):
+    class Where(Placement):
         def read_from(self, holder: Any, reader: Any) -> str:
             return there
 

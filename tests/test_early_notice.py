@@ -25,7 +25,7 @@ from proxied import until
 from understudy import replay
 from understudy.recovery.host.early_notice import EarlyNotice
 from understudy.recovery.host.gpu_health import GpuHealth
-from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.replay import LifeNews, LifeWatch, Log, LogError, ProcessEnd, create_log
@@ -452,8 +452,8 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
             server=SimpleNamespace(process=process), device=device, device_index=0, on_gpu=waits,
             destination=None, rank=0,
         )  # fmt: skip
-        homes = Homes(cast(Any, Pool()), cast(Any, leases))
-        taken = asyncio.create_task(homes.replacement(session, stash=False))
+        placement = Placement(cast(Any, Pool()), cast(Any, leases))
+        taken = asyncio.create_task(placement.replacement(session, keep_source=False))
         for _ in range(10):
             await asyncio.sleep(0)
         assert taken.done() is not waits
@@ -487,8 +487,8 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
             server=SimpleNamespace(process=process), device="cuda:0", device_index=0, on_gpu=True,
             destination=None, rank=0,
         )  # fmt: skip
-        homes = Homes(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
-        found = await homes.replacement(session, stash=False)
+        placement = Placement(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
+        found = await placement.replacement(session, keep_source=False)
         assert found.device == "cuda:1"
         assert fenced == ["its last server still held its memory 0 s after its end"]
 

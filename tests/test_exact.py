@@ -25,7 +25,7 @@ from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.spawner import default_command
 from understudy.recovery.job.refusals import check_nccl
 from understudy.recovery.membership.network.data_network import DataNetwork
-from understudy.recovery.takeover.inheritance import _check_fit
+from understudy.recovery.takeover.leftovers import _check_fit
 from understudy.replay import STRICT_NCCL
 
 DETERMINISTIC, FILL, BENCHMARK = 1, 5, 25

@@ -20,8 +20,8 @@ from understudy.proxy_server import _server
 from understudy.proxy_server.device_server import trouble_of
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.gpu_health import GpuHealth
-from understudy.recovery.host.homes import Homes, NoHome
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import NoPlace, Placement
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.gpu_verdict import Finding, Severity
 from understudy.recovery.state.jobs import Session
@@ -101,7 +101,7 @@ class Node:
         names = [f"cuda:{index}" for index in range(len(trials))]
         self.pool = Pool(dict(zip(names, trials, strict=True)))
         self.leases = Leases(names, cast(Any, self.pool), Told(told or {}))
-        self.homes = Homes(cast(Any, self.pool), self.leases)
+        self.placement = Placement(cast(Any, self.pool), self.leases)
         job = SimpleNamespace(name="job", note_fired=lambda session: None, fired=lambda kind, rank: 0)
         dead = SimpleNamespace(device="its last one", process=Watched.gone(1, 1))
         session = SimpleNamespace(
@@ -112,7 +112,7 @@ class Node:
         self.leases.hold(self.session)
 
     def replaced(self) -> str:
-        return asyncio.run(self.homes.replacement(self.session, stash=False)).device
+        return asyncio.run(self.placement.replacement(self.session, keep_source=False)).device
 
 
 def test_a_rank_whose_gpu_computes_stays_there() -> None:
@@ -136,7 +136,7 @@ def test_a_rank_leaves_gpus_that_do_not_compute_and_they_are_fenced(trial: Trial
 
 def test_a_gpu_whose_new_server_is_killed_during_the_trial_is_not_fenced() -> None:
     node = Node(_dies, _sound)
-    with pytest.raises(NoHome, match="a new device server on cuda:0 ended: Socket closed"):
+    with pytest.raises(NoPlace, match="a new device server on cuda:0 ended: Socket closed"):
         node.replaced()
     assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
     assert node.pool.retired == ["its last one", "cuda:0"]
@@ -181,14 +181,14 @@ def test_a_gpu_with_an_ecc_error_is_used_on_where_there_is_no_other() -> None:
 
 def test_a_rank_without_another_gpu_does_not_stay_on_one_that_is_lost() -> None:
     node = Node(_sound, told={0: LOST})
-    with pytest.raises(NoHome, match=r"cuda:0 of rank 3 is gone, and no other is free"):
+    with pytest.raises(NoPlace, match=r"cuda:0 of rank 3 is gone, and no other is free"):
         node.replaced()
 
 
 def test_a_rank_does_not_move_to_a_gpu_of_which_nvml_tells_an_error() -> None:
     node = Node(_sound, _sound, told={1: WORN})
     node.session.destination = 1
-    with pytest.raises(NoHome, match=f"rank 3 did not move to cuda:1: {WORN.sentence}"):
+    with pytest.raises(NoPlace, match=f"rank 3 did not move to cuda:1: {WORN.sentence}"):
         node.replaced()
     assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
 
@@ -238,14 +238,14 @@ def test_a_gpu_is_told_of_but_for_memory_that_is_full(
 
 def test_a_rank_without_another_gpu_is_told_that_its_own_is_gone() -> None:
     node = Node(_fails)
-    with pytest.raises(NoHome, match=r"cuda:0 of rank 3 is gone, and no other is free"):
+    with pytest.raises(NoPlace, match=r"cuda:0 of rank 3 is gone, and no other is free"):
         node.replaced()
 
 
 def test_a_rank_does_not_move_to_a_gpu_that_does_not_compute_and_keeps_its_own() -> None:
     node = Node(_sound, _fails)
     node.session.destination = 1
-    with pytest.raises(NoHome, match=f"rank 3 did not move to cuda:1: .* told: {UNKNOWN}"):
+    with pytest.raises(NoPlace, match=f"rank 3 did not move to cuda:1: .* told: {UNKNOWN}"):
         node.replaced()
     assert (node.session.device, node.leases.fenced) == ("cuda:0", {})
 
@@ -260,7 +260,7 @@ def test_a_round_that_is_given_up_during_a_trial_leaves_no_server() -> None:
             return ""
 
         node = Node(waits)
-        replacing = asyncio.create_task(node.homes.replacement(node.session, stash=False))
+        replacing = asyncio.create_task(node.placement.replacement(node.session, keep_source=False))
         await tries.wait()
         replacing.cancel()
         with pytest.raises(asyncio.CancelledError):

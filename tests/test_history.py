@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import random
 import re
@@ -18,16 +17,13 @@ from typing import Any
 
 import proxied
 import pytest
-from running_proxyd import running_proxyd
+from made_up_events import T0, made_up, written
 from structlog.testing import capture_logs
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.base.errors import BadInput, Failure
-from understudy.recovery.base.own_modules import module_command
-from understudy.recovery.commands.history import history as command
-from understudy.recovery.commands.history import seconds_of, table, with_durations
+from understudy.recovery.commands.history import table, with_durations
 from understudy.recovery.drills.spec import Drill
-from understudy.recovery.history import recorder as history
+from understudy.recovery.history import recorder
 from understudy.recovery.history.recorder import (
     Event,
     FileRecorder,
@@ -40,11 +36,9 @@ from understudy.recovery.history.recorder import (
     read,
 )
 from understudy.recovery.state.counts import Ended, ScheduledDrill
+from understudy.recovery.state.job_record import restored_job
 from understudy.recovery.state.jobs import DRILL_FIRED, Job
-from understudy.recovery.takeover.adoption import restored_job
-from understudy.recovery.text.tables import duration
 
-T0 = 1_700_000_000_000
 END = b'{"at_ms": 1, "kind": "end", '
 ID = re.compile(r"r-[a-z2-9]{6}")
 
@@ -55,27 +49,6 @@ class Kept(Recorder):
 
     def add(self, event: Event) -> None:
         self.events.append(event)
-
-
-def made_up(number: int, **more: Any) -> Event:
-    return Event(
-        Kind.RECOVERY, f"job-{number % 3}", "server-died", "recovered", history.new_id(), number % 2, number,
-        0.25, T0 + 1000 * number, more,
-    )  # fmt: skip
-
-
-def written(path: Path, *events: Event) -> Path:
-    for event in events:
-        append(path, event.line())
-    return path
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command looks."""
-    monkeypatch.setenv(history.VARIABLE, str(tmp_path / "state" / "history.jsonl"))
-    monkeypatch.setenv("COLUMNS", "80")
-    return history.history_file()
 
 
 # ------------------------------------------------------------------ lines
@@ -128,7 +101,7 @@ def test_whatever_bytes_a_file_holds_they_can_be_read_and_shown(seed: int, tmp_p
 def test_texts_are_cut_so_that_a_line_has_its_bounds() -> None:
     assert len(made_up(1, reason="x" * 10**6).line()) < 2000
     many = made_up(1, **{f"text_{i}": "\u20ac" * 10**4 for i in range(50)})
-    assert len(many.line()) < history.LONGEST_LINE
+    assert len(many.line()) < recorder.LONGEST_LINE
     assert parse(many.line().encode()) == replace(many, more={})
 
 
@@ -161,7 +134,7 @@ def test_a_line_cut_at_any_byte_costs_no_other_one(seed: int, tmp_path: Path) ->
 def test_a_full_file_is_renamed_and_there_are_two_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "LARGEST", 2000)
+    monkeypatch.setattr(recorder, "LARGEST", 2000)
     path = tmp_path / "h"
     for number in range(100):
         written(path, made_up(number))
@@ -175,16 +148,16 @@ def test_a_full_file_is_renamed_and_there_are_two_at_most(
 APPENDING = """
 import itertools, os, sys, time
 from pathlib import Path
-from understudy.recovery.history import recorder as history
+from understudy.recovery.history import recorder
 path, first = Path(sys.argv[1]), int(sys.argv[2])
 names = itertools.count()
-history.LARGEST = 3000
-history.older = lambda path: path.with_name(f"full-{os.getpid()}-{next(names)}")  # all are kept
+recorder.LARGEST = 3000
+recorder.older = lambda path: path.with_name(f"full-{os.getpid()}-{next(names)}")  # all are kept
 (path.parent / f"ready-{first}").touch()
 while not (path.parent / "go").exists():
     time.sleep(0.001)
 for number in range(first, first + 400):
-    history.append(path, history.Event("end", "j", step=number, more={"text": "x" * (number % 200)}).line())
+    recorder.append(path, recorder.Event("end", "j", step=number, more={"text": "x" * (number % 200)}).line())
 """
 
 
@@ -272,32 +245,32 @@ def test_whoever_keeps_the_file_locked_is_not_waited_for_for_ever(
 def test_a_history_that_cannot_be_written_is_one_warning_until_it_can(tmp_path: Path) -> None:
     in_the_way = tmp_path / "state"
     in_the_way.touch()  # root may write everywhere, but no directory is below a file
-    recorder = FileRecorder(in_the_way / "history.jsonl")
+    file_recorder = FileRecorder(in_the_way / "history.jsonl")
     with capture_logs() as said:
         for number in range(5):
-            recorder.add(made_up(number))
-        recorder.settle(10)
+            file_recorder.add(made_up(number))
+        file_recorder.settle(10)
     assert [(entry["log_level"], entry["problem"]) for entry in said] == [("warning", "Not a directory")]
     in_the_way.unlink()
-    recorder.add(made_up(7))
-    recorder.settle(10)
+    file_recorder.add(made_up(7))
+    file_recorder.settle(10)
     (event,) = read(in_the_way / "history.jsonl").events
     assert event.step == 7 and event.more["proxyd"] == os.getpid()
 
 
 def test_nobody_waits_for_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_WAITING", 10)
+    monkeypatch.setattr(recorder, "MOST_WAITING", 10)
     path = tmp_path / "h"
     path.touch()
     with path.open() as other, capture_logs() as said:
         fcntl.flock(other, fcntl.LOCK_EX)
-        recorder, began = FileRecorder(path), time.monotonic()
+        file_recorder, began = FileRecorder(path), time.monotonic()
         for number in range(20):
-            recorder.add(made_up(number))
-        recorder.settle(0.05)
+            file_recorder.add(made_up(number))
+        file_recorder.settle(0.05)
         assert time.monotonic() - began < 2
     assert [entry["problem"] for entry in said] == ["10 lines wait to be written"]
-    recorder.settle(10)
+    file_recorder.settle(10)
     assert 10 <= len(read(path).events) <= 11
 
 
@@ -316,7 +289,7 @@ def test_where_it_is_follows_the_first_variable_that_says_so(
     for name, (value, _) in variables.items():
         monkeypatch.setenv(name, value)
     for name, (_, expected) in variables.items():
-        assert history.history_file() == Path(expected)
+        assert recorder.history_file() == Path(expected)
         monkeypatch.delenv(name)
 
 
@@ -329,24 +302,24 @@ def test_a_home_that_is_of_no_use_is_passed_over(home: str, monkeypatch: pytest.
     monkeypatch.setenv("HOME", home)
     if home == "/proc":  # where even root makes nothing; what access() says of it is the kernel's business
         monkeypatch.setattr(os, "access", lambda *_: False)
-    assert history.history_file() == Path("/run/x/history.jsonl")
+    assert recorder.history_file() == Path("/run/x/history.jsonl")
 
 
 def test_none_is_kept_where_the_file_is_dev_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(history.VARIABLE, "/dev/null")
-    assert type(history.recorder()) is Recorder
-    monkeypatch.setenv(history.VARIABLE, "/tmp/h")
-    assert isinstance(history.recorder(), FileRecorder)
+    monkeypatch.setenv(recorder.VARIABLE, "/dev/null")
+    assert type(recorder.recorder()) is Recorder
+    monkeypatch.setenv(recorder.VARIABLE, "/tmp/h")
+    assert isinstance(recorder.recorder(), FileRecorder)
 
 
 # ------------------------------------------------------------------ what is told
 def test_a_recovery_gets_a_name_that_it_keeps_through_the_journal() -> None:
     job, kept = Job("j", None, []), Kept()
     job.history = kept
-    before = history.now_ms()
+    before = recorder.now_ms()
     job.note_recovery(pb.Recovery(fault="server-died", rank=1, step=5, total_s=0.5, recovered=True))
     (recovery,) = job.recoveries
-    assert ID.fullmatch(recovery.id) and before <= recovery.at_ms <= history.now_ms()
+    assert ID.fullmatch(recovery.id) and before <= recovery.at_ms <= recorder.now_ms()
     (event,) = kept.events
     assert (event.kind, event.what, event.outcome) == ("recovery", "server-died", "recovered")
     assert (event.id, event.rank, event.step, event.seconds) == (recovery.id, 1, 5, 0.5)
@@ -405,156 +378,3 @@ def test_a_job_that_is_in_nobodys_history_goes_on_all_the_same() -> None:
     job.note_recovery(pb.Recovery())
     job.note_end("why", job.report())
     assert len(job.recoveries) == 1
-
-
-# ------------------------------------------------------------------ the command
-STORY = (
-    Event("start", "brave-otter-k3f9", "job", "by process 4711", at_ms=T0),
-    Event("drill", "brave-otter-k3f9", "kill-server", "fired", "", 1, 12, at_ms=T0 + 9000),
-    Event(
-        "recovery", "brave-otter-k3f9", "silent-corruption", "recovered", "r-7f3a9c", 1, 12, 0.773, T0 + 9773
-    ),
-    Event("start", "nightly", "job", "by process 4800", at_ms=T0 + 10_000),
-    Event(
-        "recovery", "nightly", "server-died", "given up", "r-abcdef", 0, 123456, 75.0, T0 + 20_000,
-        {"reason": "no replica has what the rank had: " + "all of it " * 12},
-    ),
-    Event("adoption", "nightly", "proxyd 99", "2 ranks of proxyd 98", seconds=2.3, at_ms=T0 + 30_000),
-    Event(
-        "end", "nightly", "job", "not in order: rank 0; 120 steps, 1 recovery, 3 validations",
-        at_ms=T0 + 8 * 10**6,
-    ),
-    Event("party", "nightly", "x", "\x1b[2Jcake\nfor all", at_ms=T0 + 8 * 10**6, more={"host": ["?"]}),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("width", [20, 80, 120, 200])
-def test_the_table_can_be_read_at_any_width(width: int) -> None:
-    lines = [line for line, _ in table(with_durations(STORY), width)]
-    assert all(len(line) <= max(width, 80) for line in lines), "\n".join(lines)
-    text = " ".join(" ".join(lines).split())
-    told = ("1 12 0.77 s recovered r-7f3a9c", "123456 1m 15s given up r-abcdef", "all of it all of it")
-    for words in (*told, "2h 13m", "party (unknown)", "?[2Jcake for all"):
-        assert words in text
-    assert ("2023-11-" in text) == (width >= 100)
-    assert text.isprintable()
-
-
-def test_what_somebody_has_to_know_of_is_marked() -> None:
-    bad = [line for line, bad in table(STORY, 200) if bad]
-    assert [line.split()[2:4] for line in bad if line.startswith("2023")] == [
-        ["nightly", "server-died"], ["nightly", "end"],
-    ]  # fmt: skip
-
-
-def test_hosts_are_told_where_there_are_several() -> None:
-    here, there = made_up(1, host="a"), made_up(2, host="b")
-    assert not any(", on" in line for line, _ in table([here], 200))
-    assert [line.rpartition(", on ")[2] for line, _ in table([here, there], 200)][1:] == ["a", "b"]
-
-
-def test_the_newest_are_shown_last_and_as_json_as_they_are(
-    path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written(path, *STORY)
-    command(as_json=True)
-    assert capsys.readouterr().out == path.read_text()
-    command(last=2, as_json=True)
-    assert capsys.readouterr().out.splitlines() == path.read_text().splitlines()[-2:]
-    command(last=2)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"the last 2 of {len(STORY)} events"
-    assert said[1].split() == ["when", "job", "what", "rank", "step", "took", "outcome"]
-
-
-def test_events_are_chosen_by_job_kind_and_time(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(path, *STORY, replace(STORY[0], job="nightly-2"), replace(made_up(1), at_ms=history.now_ms()))
-
-    def chosen(**options: Any) -> list[tuple[str, str]]:
-        command(as_json=True, **options)
-        return [(line["job"], line["kind"]) for line in map(json.loads, capsys.readouterr().out.splitlines())]
-
-    assert {job for job, _ in chosen(job="nightly")} == {"nightly"}, "though another begins so"
-    assert {job for job, _ in chosen(job="brave")} == {"brave-otter-k3f9"}
-    assert chosen(job="nightly", kind="recovery") == [("nightly", "recovery")]
-    assert chosen(kind="party") == [("nightly", "party")]
-    assert chosen(since="1h") == [("job-1", "recovery")]
-    assert chosen(job="nobody") == []
-
-
-def test_lines_that_make_no_sense_are_told_of(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(path, *STORY)
-    path.write_bytes(b"what?\n" + path.read_bytes())
-    command()
-    assert capsys.readouterr().err == f"{path}: lines that make no sense, left out: 1\n"
-
-
-def test_a_file_that_is_far_too_long_is_read_from_its_end(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = [made_up(number) for number in range(100)]
-    written(path, *events)
-    monkeypatch.setattr(history, "LARGEST", 1000)
-    found = read(path)
-    assert 5 < len(found.events) < 20 and found == History(tuple(events[-len(found.events) :]))
-
-
-@pytest.mark.parametrize("text", ["", "2", "h", "-2h", "2y", "2 hours", "1e3h", "٣h", "9" * 20 + "d"])
-def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(BadInput, match="2h"):
-        seconds_of(text)
-
-
-def test_times_are_read_and_told() -> None:
-    assert [seconds_of(text) for text in ("90s", "1.5m", "2h", "7 d", "1w")] == [90, 90, 7200, 604800, 604800]
-    told = {0: "0.00 s", 0.773: "0.77 s", 12.34: "12.3 s", 59.96: "1m 00s", 3599.6: "1h 00m", 2e5: "2d 07h"}
-    assert {seconds: duration(seconds) for seconds in told} == told
-
-
-def test_mistakes_are_one_sentence(path: Path) -> None:
-    written(path, *STORY)
-    with pytest.raises(BadInput, match=r"'recover' is no kind of event: there are adoption, .*, party, "):
-        command(kind="recover")
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(Failure, match=r"the history .*history\.jsonl cannot be read: it is no regular file"):
-        command()
-
-
-def test_an_empty_history_says_where_it_was_looked_for_and_is_no_error(path: Path) -> None:
-    def said(*arguments: str) -> str:
-        done = subprocess.run(
-            [*module_command("recovery.recoveryctl"), "history", *arguments],
-            capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-        return done.stdout + done.stderr
-
-    assert said() == f"there is no history yet: no proxyd has written to {path}\n"
-    written(path, *STORY)
-    none = f"none of the {len(STORY)} events in the history {path} fits --job j --since 2h\n"
-    assert said("--job", "j", "--since", "2h", "--json") == none
-
-
-# ------------------------------------------------------------------ all of it
-def test_a_recovery_has_one_name_in_the_log_the_report_and_the_history(path: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with running_proxyd(tmp_path / "s", 1, log=log) as proxyd:
-        drills = ("--drill", "kill-server rank=0 step=2 call=4", "--drill", "bit-flip rank=0 step=99 call=1")
-        options = ("--socket", str(proxyd.socket), "--job", "tiny", *drills)
-        ended = proxied.run(proxied.python(proxied.WORKLOADS / "tiny.py"), folder=tmp_path, options=options)
-    (recovery,) = ended.report["recoveries"]
-    assert ID.fullmatch(recovery["id"])
-    logged = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    assert [line["id"] for line in logged if line["event"] == "recovery"] == [recovery["id"]]
-    found = read(path)
-    assert not found.nonsense and {event.job for event in found.events} == {"tiny"}
-    assert [(event.kind, event.what, event.outcome.partition(";")[0]) for event in found.events] == [
-        ("start", "job", found.events[0].outcome),
-        ("drill", "kill-server", "fired"),
-        ("recovery", "server-died", "recovered"),
-        ("drill", "bit-flip", "never fired"),
-        ("end", "job", "in order"),
-    ]
-    told = found.events[2]
-    assert (told.id, told.at_ms, told.more["plan"]) == (recovery["id"], recovery["at_ms"], recovery["plan"])
-    assert found.events[-1].more["steps"] == 5 and found.events[-1].more["recoveries"] == 1

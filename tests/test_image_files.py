@@ -15,9 +15,9 @@ import pytest
 from images_of_workers import RUNTIME, header, some_parts
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.migration.incoming.guests import Stage
+from understudy.recovery.migration.incoming.incoming_worker import Stage
 from understudy.recovery.migration.process.open_files import FILES, let_written_files_grow
-from understudy.recovery.migration.relay.fostering import Foster
+from understudy.recovery.migration.relay.orphan_output import OrphanOutput
 from understudy.recovery.migration.transfer import moves
 from understudy.recovery.migration.transfer.header import is_home
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, read_parts
@@ -161,8 +161,8 @@ def test_an_image_of_open_files_that_makes_no_sense_is_an_error_and_stays_as_it_
 
 
 # ------------------------------------------------------------------ output
-class FosteredGuest:
-    """What a foster needs of a guest; its output comes as the test says."""
+class OrphanedWorker:
+    """What is needed of a worker whose relay is gone; its output comes as the test says."""
 
     def __init__(self, relay: Path, replies: list[pb.FollowReply]) -> None:
         self.header = header(orphaned=True)
@@ -194,18 +194,18 @@ def relay(tmp_path: Path) -> Iterator[Path]:
 def test_output_goes_to_files_and_a_proxyd_that_follows_goes_on_where_it_was(
     tmp_path: Path, relay: Path
 ) -> None:
-    guest = FosteredGuest(relay, [said(b"one\n", 14), said(b"two\n", 18)])
-    first = Foster(cast(Any, guest), tmp_path / "out")
+    worker = OrphanedWorker(relay, [said(b"one\n", 14), said(b"two\n", 18)])
+    first = OrphanOutput(cast(Any, worker), tmp_path / "out")
     first.prepare()
     asyncio.run(first.run())
     (path,) = (tmp_path / "out").glob("j.rank-1.*.stdout")
     assert path.read_text() == "one\ntwo\n" and not path.stat().st_mode & 0o077
-    assert [one.offset for one in guest.heard[0].positions] == [14, 0]
-    assert guest.heard[-1].positions[0].offset == 22
-    successor = FosteredGuest(
+    assert [one.offset for one in worker.heard[0].positions] == [14, 0]
+    assert worker.heard[-1].positions[0].offset == 22
+    successor = OrphanedWorker(
         relay, [said(b"two\n", 18), said(b"three\n", 22)]
     )  # what comes twice is there once
-    asyncio.run(Foster(cast(Any, successor), tmp_path / "out").run())
+    asyncio.run(OrphanOutput(cast(Any, successor), tmp_path / "out").run())
     assert path.read_text() == "one\ntwo\nthree\n"
     assert [one.offset for one in successor.heard[0].positions] == [22, 0]
 

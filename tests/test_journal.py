@@ -8,7 +8,6 @@ import hashlib
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from small_disks import tiny_file_system
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.rendezvous.store import Notes, Store
+from understudy.recovery.state.job_record import journaled_job, restored_job
 from understudy.recovery.takeover import journal
-from understudy.recovery.takeover.adoption import restored_job
 from understudy.recovery.takeover.journal import JournalError
-from understudy.recovery.takeover.journaling import journaled_job
 
 
 def signed(content: pb.Journal) -> bytes:
@@ -146,8 +144,7 @@ def test_a_decision_and_a_repair_that_nobody_has_taken_up_yet_outlive_one_more_p
         name="job", decision=pb.JournaledDecision(generation=4, plan="rewind-in-place", targets={0: 7}),
         corruption=pb.JournaledCorruption(rank=1, message="rank 1 differs", trusted={1: 7}),
     )  # fmt: skip
-    desk: Any = SimpleNamespace(coordinators={})
-    again = journaled_job(desk, restored_job(written))
+    again = journaled_job(restored_job(written), None)
     assert (again.decision, again.corruption) == (written.decision, written.corruption)
-    nothing = journaled_job(desk, restored_job(pb.JournaledJob(name="job")))
+    nothing = journaled_job(restored_job(pb.JournaledJob(name="job")), None)
     assert not nothing.HasField("decision") and not nothing.HasField("corruption")

@@ -11,10 +11,10 @@ from etcd_server import EtcdServer, running_etcd
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.config.cluster_options import parse_endpoints
 from understudy.recovery.membership.election import Deposed, lead
+from understudy.recovery.membership.job_leadership import Claim, NotLed, claim
 from understudy.recovery.membership.stores.embedded import EmbeddedStore
 from understudy.recovery.membership.stores.etcd import EtcdStore
 from understudy.recovery.membership.stores.store import ClusterStore, LeaseEnded
-from understudy.recovery.spanning.leadership import Claim, NotLed, claim
 
 Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]
 

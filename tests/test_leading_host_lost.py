@@ -1,4 +1,4 @@
-"""The host that leads a job is lost: its heir leads the job on, and no loss changes."""
+"""The host that leads a job is lost: its standby leads the job on, and no loss changes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
         report = {"b": ["--report", str(folder / "report.json")]}
         runs = train_until_there_is_an_image(hosts, folder, rank=0, options_of=report)
-        until(lambda: leaders(hosts, "a") == {("", "b")}, "an heir is named", 60, 0.2)
+        until(lambda: leaders(hosts, "a") == {("", "b")}, "a standby is named", 60, 0.2)
         assert leaders(hosts, "b") == {("a", "")}
         let_it_go_on(folder)
         power_off(hosts, "a")

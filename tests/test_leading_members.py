@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
 import pytest
-from led_job import SOON_S, TOKEN, Leader, Member, becomes
+from led_job import SOON_S, TOKEN, Leader, Member, becomes, placement_of
 
 from understudy.recovery.base.control import answer, pb, rpc
 from understudy.recovery.host.injector import Refused
-from understudy.recovery.machine.processes import Watched
-from understudy.recovery.planning.facts import FaultKind
-from understudy.recovery.spanning.homes import SpanningHomes
 from understudy.recovery.spanning.member.member import NotAdmitted
-from understudy.recovery.spanning.ranks.remote import RemoteProcess, SteerFailed, absent_server
+from understudy.recovery.spanning.ranks.remote import SteerFailed, absent_server
 from understudy.recovery.state.jobs import SESSION_LOST, Job, Session
-from understudy.recovery.takeover.adoption import restored_job
-from understudy.recovery.takeover.journaling import journaled_job
 from understudy.recovery.text.status_text import status_lines
 from understudy.recovery.text.view import view_of
 
@@ -38,11 +30,11 @@ def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folde
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed, match="locked a file"):
-                await a.lead.move(session, "c", stash=False)
+                await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b"}
             a.lead.join("c")
             with pytest.raises(SteerFailed, match="locked a file"):
-                await a.lead.move(session, "c", stash=False)
+                await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b", "c"}
 
     asyncio.run(move())
@@ -60,7 +52,7 @@ def test_a_host_where_a_rank_may_be_goes_on_taking_part(folder: Path) -> None:
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed):
-                await a.lead.move(session, "c", stash=False)
+                await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b", "c"}
 
     asyncio.run(move())
@@ -75,7 +67,7 @@ def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended
             async with b:
                 session = await a.hears_of(1)
                 with pytest.raises(SteerFailed):
-                    await a.lead.move(session, "c", stash=False)
+                    await a.lead.relocations.move(session, "c", keep_source=False)
             del there.job.sessions[1]
             link = a.lead.members["b"]
             await becomes(lambda: not link.connected.is_set())
@@ -103,19 +95,12 @@ def test_what_cannot_be_read_is_not_steered_by(folder: Path) -> None:
     assert asyncio.run(steer()).error == "what Park is to be told cannot be read"
 
 
-def homes_of(leader: Leader) -> SpanningHomes:
-    async def none_cut_off(hosts: list[str]) -> frozenset[str]:
-        return frozenset()
-
-    return SpanningHomes(cast(Any, None), cast(Any, None), leader.lead, lambda host: {}, none_cut_off)
-
-
 def test_a_leader_that_comes_back_plans_once_members_that_had_ranks_have_told_of_them(folder: Path) -> None:
     async def come_back() -> None:
         b, c = Member(folder, "b"), Member(folder, "c")
         b.open(1)
         async with Leader(folder, {"b": b, "c": c}, known="bc", awaited="b") as a:
-            ready = asyncio.create_task(homes_of(a).ready([], suspicious=False))
+            ready = asyncio.create_task(placement_of(a).ready([], suspicious=False))
             await becomes(lambda: "yet" not in a.lead.members["b"].trouble or ready.done())
             assert not ready.done()
             async with b:  # c is not reached at all, and had no rank
@@ -134,7 +119,7 @@ def test_who_is_awaited_is_told_until_all_are_there_or_lost(folder: Path) -> Non
             assert a.span.leading is not None
             a.span.leading.holds.clear()
             session.host = "c"  # which is not reached
-            ready = asyncio.create_task(homes_of(a).ready([session], suspicious=False))
+            ready = asyncio.create_task(placement_of(a).ready([session], suspicious=False))
             await becomes(lambda: "does not lead" in a.job.waits_for)
             assert "host c is not reached" in a.job.waits_for
             assert "a recovery waits: " in str(list(status_lines(view_of(status_of(a.job), 0), 200)))
@@ -181,145 +166,6 @@ def test_how_a_rank_ended_matters_no_more_once_it_was_opened_anew_and_has_moved_
     asyncio.run(come_back())
 
 
-def test_a_host_that_was_lost_before_it_told_of_its_ranks_ends_the_job(folder: Path) -> None:
-    async def lose() -> None:
-        b, c = Member(folder, "b"), Member(folder, "c")
-        c.open(0)
-        async with c, Leader(folder, {"b": b, "c": c}, known="bc", awaited="bc") as a:
-            a.lead.lost_hosts.give_up("b", "nobody reaches it")
-            session = await a.hears_of(0)
-            await becomes(lambda: session.state == "lost")
-            assert session.note.startswith("host b is lost, and with it the worker of rank 1")
-
-    asyncio.run(lose())
-
-
-def test_a_lost_host_harms_nobody_if_all_ranks_are_elsewhere(folder: Path) -> None:
-    async def lose() -> None:
-        b, c = Member(folder, "b"), Member(folder, "c")
-        c.open(0)
-        c.open(1)
-        async with c, Leader(folder, {"b": b, "c": c}, known="bc", awaited="bc") as a:
-            a.lead.lost_hosts.give_up("b", "nobody reaches it")
-            await becomes(a.lead.members["c"].heard.is_set)
-            assert [session.state for session in a.job.active_sessions()] == ["running"] * 2
-
-    asyncio.run(lose())
-
-
-class Images:
-    """That have each rank come back."""
-
-    def __init__(self, obstacle: str = "") -> None:
-        self.obstacle = obstacle
-
-    def bring_back(self, lost: list[Session]) -> str:
-        for session in lost if not self.obstacle else ():
-            session.returning = 5
-        return self.obstacle
-
-    def close(self) -> None:
-        """There is nothing."""
-
-
-def test_a_rank_that_comes_back_goes_on_and_what_its_host_still_runs_is_ended_when_that_is_back(
-    folder: Path,
-) -> None:
-    async def lose() -> None:
-        b = Member(folder, "b")
-        with subprocess.Popen(["sleep", "600"]) as sleeper:
-            b.open(1).worker = Watched(sleeper.pid)
-            async with b, Leader(folder, {"b": b}, known="b") as a:
-                session = await a.hears_of(1)
-                a.lead.images, a.lead.room_for = cast(Any, Images()), lambda _: True
-                a.lead.lost_hosts.give_up("b", "nobody reaches it")
-                assert session.active and session.worker.running and not session.server.process.running
-                verdict = session.server.verdict
-                assert verdict is not None and verdict.kind is FaultKind.HOST_LOST
-                assert verdict.evidence == "host b is lost (nobody reaches it)"
-                assert sleeper.poll() is None
-                a.lead.join("b")
-                await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
-                # Its host is back, so early; its rank needs another home until it has come from its image.
-                homes = homes_of(a)
-                assert homes.is_homeless(session) and session.active and session.worker.running
-                session.host, session.worker = "c", RemoteProcess(pb.Process(pid=9), lambda *_: None)
-                assert not homes.is_homeless(session)
-
-    asyncio.run(lose())
-
-
-@pytest.mark.parametrize("known", ["by its pid", "wholly"])
-def test_a_worker_that_was_given_up_is_ended_by_a_leader_that_was_started_since(
-    folder: Path, known: str
-) -> None:
-    """It won: its rank, which had come back elsewhere, was taken for one that had moved there."""
-
-    async def come_back() -> None:
-        b = Member(folder, "b")
-        with subprocess.Popen(["sleep", "600"]) as sleeper:
-            b.open(1).worker = Watched(sleeper.pid)
-            async with b:
-                async with Leader(folder, {"b": b}, known="b") as a:
-                    if known == "wholly":
-                        await a.hears_of(1)
-                        a.lead.images, a.lead.room_for = cast(Any, Images()), lambda _: True
-                        a.lead.lost_hosts.give_up("b", "nobody reaches it")
-                    else:
-                        await a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
-                        assert a.desk.noted, "its rank may be started elsewhere from here on"
-                    desk: Any = SimpleNamespace(coordinators={})
-                    written = journaled_job(desk, a.job, sessions=False)
-                    given_up = a.span.given_up
-                again = restored_job(pb.JournaledJob.FromString(written.SerializeToString()))
-                assert again.span is not None and again.span.given_up == given_up
-                async with Leader(folder, {"b": b}) as heir:
-                    heir.span.given_up = again.span.given_up
-                    heir.lead.join("b")
-                    await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
-                    assert 1 not in heir.job.sessions
-
-    asyncio.run(come_back())
-
-
-def test_a_worker_of_which_nobody_knew_whether_it_runs_is_ended_when_its_host_is_back(folder: Path) -> None:
-    async def come_back() -> None:
-        b = Member(folder, "b")
-        with subprocess.Popen(["sleep", "600"]) as sleeper:
-            b.open(1).worker = Watched(sleeper.pid)
-            async with b, Leader(folder, {"b": b}) as a:
-                await a.lead.lost_hosts.leave_for_dead("b", sleeper.pid)
-                a.lead.join("b")
-                await becomes(lambda: sleeper.poll() == -signal.SIGKILL)
-                assert 1 not in a.job.sessions
-
-    asyncio.run(come_back())
-
-
-@pytest.mark.parametrize(
-    ("room", "obstacle", "sentence"),
-    [
-        (False, "", "no other host of the cluster has a free device for it"),
-        (True, "its CPU image is of no use: it is old", "its CPU image is of no use: it is old"),
-    ],
-)
-def test_a_rank_that_cannot_come_back_ends_the_job_and_the_reason_is_told(
-    folder: Path, room: bool, obstacle: str, sentence: str
-) -> None:
-    async def lose() -> None:
-        b = Member(folder, "b")
-        b.open(1)
-        async with b, Leader(folder, {"b": b}, known="b") as a:
-            session = await a.hears_of(1)
-            session.returning = 5  # it had just come there from an image
-            a.lead.images, a.lead.room_for = cast(Any, Images(obstacle)), lambda _: room
-            a.lead.lost_hosts.give_up("b", "nobody reaches it")
-            assert session.state == "lost" and not session.worker.running
-            assert f"which nothing can bring back (nobody reaches it; {sentence})" in session.note
-
-    asyncio.run(lose())
-
-
 async def steer(session: Session, method: str, request: Any) -> None:
     await getattr(session.server.stub, method)(request, timeout=SOON_S)
 
@@ -343,15 +189,15 @@ def test_a_rank_that_a_leader_has_not_brought_to_go_on_is_told_to_each_that_foll
         async with b:
             async with Leader(folder, {"b": b}, known="b") as a:
                 session = await a.hears_of(1)
-                assert not a.desk.told
+                assert not a.agent.told
                 if how != "parked":
-                    session.server = await a.lead.replace(session, stash=False)
+                    session.server = await a.lead.replace(session, keep_source=False)
                 for method, request in PREPARED[how]:
                     await steer(session, method, request)
             for _ in range(2):
                 async with Leader(folder, {"b": b}, known="b", awaited="b") as a:
                     session = await a.hears_of(1)
-                    assert [(fault.kind, fault.rank) for fault in a.desk.told] == [("collective", 1)]
+                    assert [(fault.kind, fault.rank) for fault in a.agent.told] == [("collective", 1)]
                     assert session.has_state == (how in ("parked", "restored"))
 
     asyncio.run(follow())
@@ -369,7 +215,7 @@ def test_a_leader_that_follows_knows_from_where_on_a_restored_server_has_its_mem
             async with Leader(folder, {"b": b}, known="b") as a:
                 session = await a.hears_of(1)
                 assert (session.restored_commit, session.resumed_commit) == (3, 3)
-                assert not a.desk.told
+                assert not a.agent.told
 
     asyncio.run(follow())
 
@@ -380,7 +226,7 @@ def test_a_rank_that_has_come_to_a_host_and_has_no_server_yet_counts_as_one_whos
     async def follow() -> None:
         b = Member(folder, "b")
         session = b.open(1)
-        session.server, session.hollow = absent_server("cpu:0"), True
+        session.server, session.lacks_state = absent_server("cpu:0"), True
         async with b:
             for _ in range(2):
                 async with Leader(folder, {"b": b}, known="b") as a:
@@ -390,28 +236,30 @@ def test_a_rank_that_has_come_to_a_host_and_has_no_server_yet_counts_as_one_whos
     asyncio.run(follow())
 
 
-@pytest.mark.parametrize("stash", [False, True], ids=["at once", "copied from"])
+@pytest.mark.parametrize("keep_source", [False, True], ids=["at once", "copied from"])
 def test_a_server_that_nobody_has_heard_of_is_ended_when_its_rank_gets_another(
-    folder: Path, stash: bool
+    folder: Path, keep_source: bool
 ) -> None:
     async def replace() -> None:
         b = Member(folder, "b")
         there = b.open(1)
         former: Any = there.server
-        b.homes.gate.clear()
+        b.placement.gate.clear()
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
-            given_up = asyncio.create_task(a.lead.replace(session, stash))
-            await becomes(lambda: len(b.homes.made) == 1)
+            given_up = asyncio.create_task(a.lead.replace(session, keep_source))
+            await becomes(lambda: len(b.placement.made) == 1)
             given_up.cancel()
             await asyncio.wait({given_up})
-            again = asyncio.create_task(a.lead.replace(session, stash))
-            b.homes.gate.set()
+            again = asyncio.create_task(a.lead.replace(session, keep_source))
+            b.placement.gate.set()
             server = await asyncio.wait_for(again, SOON_S)
-            first, second = b.homes.made
+            first, second = b.placement.made
             assert server.pid == there.server.process.pid == second.process.pid
-            assert first in b.homes.retired and second not in b.homes.retired
-            assert (there.stash, former in b.homes.retired) == ((former, False) if stash else (None, True))
+            assert first in b.placement.retired and second not in b.placement.retired
+            assert (there.source_server, former in b.placement.retired) == (
+                (former, False) if keep_source else (None, True)
+            )
 
     asyncio.run(replace())
 
@@ -429,7 +277,7 @@ def test_a_request_for_a_server_that_a_newer_one_has_overtaken_does_nothing(fold
             assert not (await b.side.replace(request)).error
             request.number = 6
             assert "newer request" in (await b.side.replace(request)).error
-            assert [there.server] == b.homes.made
+            assert [there.server] == b.placement.made
 
     asyncio.run(replace())
 
@@ -439,7 +287,9 @@ def test_a_move_waits_for_one_that_is_under_way(folder: Path, goes: bool) -> Non
     """A leader that follows one that died amid a move asked in pauses of up to 16 s."""
     sent: list[str] = []
 
-    async def send(job: Job, session: Session, destination: str, stash: bool, device: str) -> pb.Transfer:
+    async def send(
+        job: Job, session: Session, destination: str, keep_source: bool, device: str
+    ) -> pb.Transfer:
         sent.append(destination)
         return pb.Transfer(destination=destination)
 
@@ -473,14 +323,14 @@ def test_a_server_that_is_copied_from_lives_on_if_another_could_not_be_had_at_fi
         b = Member(folder, "b")
         there = b.open(1)
         former: Any = there.server
-        b.homes.problem = "no device server became ready"
+        b.placement.problem = "no device server became ready"
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed, match="became ready"):
-                await a.lead.replace(session, stash=True)
-            b.homes.problem = ""
-            await a.lead.replace(session, stash=True)
-            assert there.stash is former and not b.homes.retired
+                await a.lead.replace(session, keep_source=True)
+            b.placement.problem = ""
+            await a.lead.replace(session, keep_source=True)
+            assert there.source_server is former and not b.placement.retired
 
     asyncio.run(replace())
 
@@ -505,7 +355,7 @@ def test_what_a_rank_left_behind_on_another_host_neither_hears_nor_tells_of_it(f
             moved = c.open(1)
             a.lead.add("c")
             await becomes(lambda: session.host == "c")
-            session.stash = left_behind
+            session.source_server = left_behind
             there.log.lose("its worker has gone")
             session.log.floor_commit = 5
             go_on.set()

@@ -13,7 +13,7 @@ from executor_harness import COMMUNICATOR_CREATE, COMMUNICATOR_DESTROY, Harness
 from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
-from understudy.recovery.spanning.leader.mirror import NO_REPLIES, Feed, Mirror
+from understudy.recovery.spanning.ranks.mirror import NO_REPLIES, Feed, Mirror
 
 MOST = 4096
 IN_PLACE = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.membership.settings import MembershipSettings
@@ -34,10 +34,10 @@ def test_a_move_that_a_recovery_has_carried_out_meanwhile_is_not_refused() -> No
     def hasten() -> None:
         log.snapshot_floor += 1
 
-    desk: Any = SimpleNamespace(
-        leases=None,
-        settings=Settings(DeviceSpec("cpu", 1), Path("unused"), membership=MembershipSettings("a")),
-        snapshots={"job": SimpleNamespace(hasten=hasten)},
+    settings = Settings(DeviceSpec("cpu", 1), Path("unused"), membership=MembershipSettings("a"))
+    snapshots: Any = {"job": SimpleNamespace(hasten=hasten)}
+    moves = PlannedMoves(
+        settings, cast(Any, None), cast(Any, None), {}, snapshots, spans=lambda: None, note=lambda: None
     )
-    told = asyncio.run(PlannedMoves(desk, None).carry_out(session, moved_meanwhile(session)))  # type: ignore[arg-type]
+    told = asyncio.run(moves.carry_out(session, moved_meanwhile(session)))
     assert "a recovery came between" in told

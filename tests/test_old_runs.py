@@ -54,12 +54,12 @@ def test_where_hosts_have_storage_of_their_own_the_parts_that_are_here_count(job
     for run in ("a", "b", "c", "d"):
         store_path(job / run, 1, 0).unlink()
     assert remove_old_runs(job, "d", 2) == []
-    assert remove_old_runs(job, "d", 2, parts_elsewhere=True) == ["a", "b"]
+    assert remove_old_runs(job, "d", 2, parts_on_other_hosts=True) == ["a", "b"]
 
 
 def test_where_storage_is_shared_a_run_that_lacks_parts_is_not_kept_for_a_whole_one(job: Path) -> None:
     store_path(job / "c", 1, 0).unlink()
-    assert remove_old_runs(job, "d", 2, parts_elsewhere=True) == ["a", "c"]
+    assert remove_old_runs(job, "d", 2, parts_on_other_hosts=True) == ["a", "c"]
     assert runs(job) == ["b", "d"]
 
 

@@ -28,9 +28,10 @@ from understudy.recovery.spanning.persisting import begin_persisting
 from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.counts import CopyCounts
+from understudy.recovery.state.job_record import journaled_job, restored_job
+from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span, Stored
-from understudy.recovery.takeover import adoption, journaling
 from understudy.recovery.upkeep.rehearsal import rehearse
 
 TOKEN, OTHER_TOKEN = b"t" * 32, b"o" * 32
@@ -67,8 +68,8 @@ class Member:
             self.parts,
             cast(Any, None),
         )
-        desk = SimpleNamespace(jobs={"j": self.job}, coordinators={"j": deputy})
-        self.side = MemberSide(cast(Any, desk), cast(Any, None))
+        jobs, unused = {"j": cast(Any, self.job)}, cast(Any, None)
+        self.side = MemberSide(jobs, {"j": deputy}, *[unused] * 5)
 
     def _note(self) -> None:
         self.noted += 1
@@ -345,9 +346,9 @@ def test_end_of_a_job_names_the_newest_set_what_it_takes_and_what_is_lost() -> N
 @pytest.mark.parametrize("stored", [None, Stored(40, STORE / "j" / RUN)])
 def test_successor_of_a_proxyd_that_died_knows_the_newest_set(stored: Stored | None) -> None:
     span = Span(2, TOKEN, "a", members={"b"}, stored=stored)
-    job = SimpleNamespace(guest=None, sessions={})
-    written = journaling._span(cast(Any, job), span).SerializeToString()
-    known = adoption._span(pb.JournaledSpan.FromString(written))
+    written = journaled_job(Job("j", None, [], span=span), None).SerializeToString()
+    known = restored_job(pb.JournaledJob.FromString(written)).span
+    assert known is not None
     assert (known.hosts, known.leader, known.members, known.stored) == (2, "a", {"b"}, stored)
 
 

@@ -19,7 +19,7 @@ def test_what_all_ranks_hold_is_written_once_and_spread_evenly() -> None:
     loads = [sum(buffer.bytes for buffer in part.own) for part in parts.values()]
     assert max(loads) - min(loads) <= 10_039
     for rank, part in parts.items():
-        assert {b.handle for b in part.own} | set(part.elsewhere) == {b.handle for b in ranks[rank]}
+        assert {b.handle for b in part.own} | set(part.other_holders) == {b.handle for b in ranks[rank]}
 
 
 def test_what_only_one_rank_holds_it_writes_and_small_buffers_everybody_writes() -> None:
@@ -29,18 +29,18 @@ def test_what_only_one_rank_holds_it_writes_and_small_buffers_everybody_writes()
     }
     parts = split(ranks)
     assert {rank: len(part.own) for rank, part in parts.items()} == {0: 2, 1: 2}
-    assert not parts[0].elsewhere and not parts[1].elsewhere
+    assert not parts[0].other_holders and not parts[1].other_holders
 
 
 def test_the_same_digest_with_another_length_is_another_content() -> None:
     parts = split({0: [Holding(1, 8192, 7)], 1: [Holding(1, 16384, 7)]})
-    assert not parts[0].elsewhere and not parts[1].elsewhere
+    assert not parts[0].other_holders and not parts[1].other_holders
 
 
 def test_a_content_that_a_rank_has_twice_is_written_once() -> None:
     parts = split({0: [Holding(1, 8192, 7), Holding(2, 8192, 7)]})
     assert parts[0].own == (Holding(1, 8192, 7),)
-    assert parts[0].elsewhere == {2: Holder(0, 1)}
+    assert parts[0].other_holders == {2: Holder(0, 1)}
 
 
 def test_whoever_is_named_as_the_writer_writes_these_very_bytes(seed: int) -> None:
@@ -57,7 +57,7 @@ def test_whoever_is_named_as_the_writer_writes_these_very_bytes(seed: int) -> No
         assert parts == split(ranks)
         content = {(rank, b.handle): (b.bytes, b.digest) for rank in ranks for b in ranks[rank]}
         for rank, part in parts.items():
-            assert len(part.own) + len(part.elsewhere) == len(ranks[rank])
-            for handle, holder in part.elsewhere.items():
+            assert len(part.own) + len(part.other_holders) == len(ranks[rank])
+            for handle, holder in part.other_holders.items():
                 writes = {b.handle: (b.bytes, b.digest) for b in parts[holder.rank].own}
                 assert writes[holder.handle] == content[(rank, handle)]

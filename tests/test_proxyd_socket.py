@@ -20,7 +20,7 @@ from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.machine.socket_path import claim, default_socket, is_answering
 from understudy.recovery.rendezvous.store import Store
-from understudy.recovery.takeover.inheritance import remove_leftovers
+from understudy.recovery.takeover.leftovers import remove_leftovers
 
 
 @pytest.fixture

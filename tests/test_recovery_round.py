@@ -13,8 +13,8 @@ from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 from understudy.recovery.base.background import all_of
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.planning.facts import FaultFacts, FaultKind
 from understudy.recovery.planning.planner import Plan, PlanName, Reload
@@ -25,7 +25,7 @@ from understudy.recovery.state.jobs import Job, Session
 
 def a_round(job: Job) -> Round:
     pool: Any = None
-    return Round(job, Homes(pool, Leases([], pool)), True, lambda _: None, timing=Timing(notice_s=0.0))
+    return Round(job, Placement(pool, Leases([], pool)), True, lambda _: None, timing=Timing(notice_s=0.0))
 
 
 def test_the_steps_of_a_round_are_cancelled_in_their_order_and_have_ended_when_it_fails() -> None:
@@ -108,7 +108,7 @@ class Unreached(Stub):
         return self.written
 
 
-class AllAway(Homes):
+class AllAway(Placement):
     """Nobody reaches rank 1."""
 
     def read_from(self, holder: Any, reader: Session) -> str:
@@ -135,7 +135,7 @@ def test_state_that_is_not_reached_goes_by_shared_storage_and_the_rest_as_ever()
     (asked,) = stubs[1].writes
     assert asked.generation == 4
     assert [(one.handle, one.offset, one.bytes) for one in asked.ranges] == [(20, 0, 8), (21, 0, 4)]
-    assert stubs[2].writes == [] and not job.sessions[0].hollow
+    assert stubs[2].writes == [] and not job.sessions[0].lacks_state
 
 
 def test_state_that_is_not_had_by_shared_storage_either_is_told_with_both_reasons() -> None:

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from made_up_ranks import a_job, end_server_of, step, stub_of
 
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.coordinator import MOST_ROUNDS, Coordinator
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.upkeep.validation import FIRST
@@ -19,7 +19,7 @@ TIMES = 3 * MOST_ROUNDS
 SOON_S = 20.0
 
 
-class AwaitedHomes(Homes):
+class AwaitedPlacement(Placement):
     """Where nobody can be steered for now."""
 
     def __init__(self, job: Job) -> None:
@@ -38,8 +38,8 @@ class AwaitedHomes(Homes):
 def test_faults_that_come_while_a_recovery_waits_use_up_no_round() -> None:
     async def scene() -> None:
         job = a_job(2)
-        homes = AwaitedHomes(job)
-        coordinator = Coordinator(job, homes, True, lambda _: None)
+        placement = AwaitedPlacement(job)
+        coordinator = Coordinator(job, placement, True, lambda _: None)
         end_server_of(job, 0)
         server: Any = job.sessions[1].server
         server.generation, server.failed_at = 0, -1
@@ -47,7 +47,7 @@ def test_faults_that_come_while_a_recovery_waits_use_up_no_round() -> None:
             coordinator.call_failed(job.sessions[1], 0, suspect=False, message="out of memory",
                                     record_index=10 + number)  # fmt: skip
             async with asyncio.timeout(SOON_S):
-                while homes.asked <= number:
+                while placement.asked <= number:
                     await asyncio.sleep(0)
         assert coordinator.recovering and not job.recoveries
         assert [session.state for session in job.sessions.values()] == ["recovering"] * 2
@@ -59,12 +59,12 @@ def test_faults_that_come_while_a_recovery_waits_use_up_no_round() -> None:
 def test_an_order_to_move_is_declined_and_nobody_is_held_while_a_recovery_would_have_to_wait() -> None:
     async def scene() -> None:
         job = a_job(2)
-        coordinator = Coordinator(job, homes := AwaitedHomes(job), True, lambda _: None)
+        coordinator = Coordinator(job, placement := AwaitedPlacement(job), True, lambda _: None)
         coordinator.move(job.sessions[1])
         async with asyncio.timeout(SOON_S):
             await coordinator.finish()
         assert job.sessions[1].declined == "nobody can be steered for the moment: etcd is away"
-        assert not homes.asked and not job.recoveries
+        assert not placement.asked and not job.recoveries
         assert [session.state for session in job.sessions.values()] == ["running"] * 2
 
     asyncio.run(scene())
@@ -78,12 +78,12 @@ def test_ranks_that_stand_for_a_validation_are_let_go_on_while_it_would_have_to_
         step(job, 1, 1)
         for session in job.sessions.values():
             session.log.validate_step = FIRST
-        coordinator = Coordinator(job, homes := AwaitedHomes(job), True, lambda _: None)
+        coordinator = Coordinator(job, placement := AwaitedPlacement(job), True, lambda _: None)
         for session in job.sessions.values():
             coordinator.validation_reached(session, session.generation)
         async with asyncio.timeout(SOON_S):
             await coordinator.finish()
         assert [stub_of(job, rank).resumed for rank in (0, 1)] == [[0], [0]]
-        assert not homes.asked and job.generation == 0
+        assert not placement.asked and job.generation == 0
 
     asyncio.run(scene())

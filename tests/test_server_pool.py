@@ -16,8 +16,9 @@ from proxied import until
 from understudy.proxy_server import spawner
 from understudy.proxy_server.spawner import enter_gpu, visible_gpu
 from understudy.recovery.config.settings import BadInput, DeviceSpec, refuse_missing_gpus
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import Watched
+from understudy.recovery.state.server import Server
 
 SPAWNER = """
 import json, os, pathlib, signal, subprocess, sys

@@ -135,14 +135,14 @@ def test_a_commits_digests_are_made_on_the_device_unless_its_driver_is_too_old(d
     ],
 )
 def test_a_device_server_ends_with_an_error_that_its_code_or_the_device_tells(case: str, error: str) -> None:
-    done = does(case, "simulated_executor_cases.py")
+    done = does(case, "simulated_failing_calls.py")
     assert done.returncode == DRIVER_LOST, done.stderr
     assert f"({error}) [in one of the records" in done.stderr
 
 
 @pytest.mark.parametrize("case", ["library_on_a_sound_device", "library_on_a_device_that_refuses_a_call"])
 def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(case: str) -> None:
-    done = does(case, "simulated_executor_cases.py")
+    done = does(case, "simulated_failing_calls.py")
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 

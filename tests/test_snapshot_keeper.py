@@ -71,10 +71,10 @@ def some_rank(number: int, world: int) -> Rank:
     log.lease_snapshots = lambda serials: None
     server = SimpleNamespace(process=SimpleNamespace(running=True), suspect=False)
     return Rank(
-        rank=number, world=world, log=log, snapshot_note="", server=server, hollow=False, has_state=True,
+        rank=number, world=world, log=log, snapshot_note="", server=server, lacks_state=False, has_state=True,
         persist_note="", active=True, host="", directory=Path.cwd(),
         generation=0, restored_commit=0, resumed_commit=0, refused_commit=0, phase=None,
-        refused_snapshots=set(), durable=[], destination=None, destination_host="", returning=0,
+        refused_snapshots=set(), durable=[], destination=None, destination_host="", restores_from_image=0,
         unread=Counter(),
     )  # fmt: skip
 

@@ -29,9 +29,8 @@ from understudy.recovery.persistence.tuning import probe
 from understudy.recovery.persistence.tuning.advice import Advice, Known, Slowdown, advise, usable
 from understudy.recovery.persistence.tuning.probe import Point, Timings, medians, points
 from understudy.recovery.persistence.tuning.tuner import CannotTune
-from understudy.recovery.tuning import tune as tuning
 from understudy.recovery.tuning.job_watch import JobWatch, Pace, RankSample, Sample, name_of_job
-from understudy.recovery.tuning.tune import Order, at_once, known_of, running, slowdown_of
+from understudy.recovery.tuning.tune import Order, Running, at_once, known_of, running, slowdown_of
 
 GB = 10**9
 TIMINGS = Timings("uring", "", GB, 3, {1: 1.0, 2: 1.5, 3: 2.4}, {1: 1.2, 2: 1.0, 4: 1.1}, 10.0 * GB)
@@ -294,7 +293,7 @@ class FakeDaemon:
     def watch(self, look: Callable[[], Any], job: str) -> JobWatch:
         return JobWatch(look, job, lambda: self.now_s, self.sleep)
 
-    def running(self, order: Order) -> tuning.Running:
+    def running(self, order: Order) -> Running:
         found = running(order, self.look, self.watch)
         assert found is not None
         return found

@@ -65,13 +65,13 @@ def test_no_job_is_begun_for_a_worker_whose_mark_is_refused_and_the_worker_is_to
     directory = tmp_path / "rank-1"
     directory.mkdir()
     replay.create_log(str(directory), rank=1, world=2, segment_bytes=4 << 20, segment_count=4)
-    desk = SimpleNamespace(jobs={}, leases=None)
+    agent = SimpleNamespace(jobs={}, leases=None)
     moves: Any = SimpleNamespace()
-    Migration(cast(Any, desk), cast(Any, None), moves, cast(Any, None), "here")
+    Migration(cast(Any, agent), cast(Any, None), moves, cast(Any, None), "here")
     header = pb.WorkerHeader(job="j", rank=1, world=2, relay=f"{tmp_path}/r/r1", more=more)
     moves.callbacks.arrived(header, 1, directory)
     assert why in replay.Log(str(directory)).lost_message
-    assert not desk.jobs
+    assert not agent.jobs
 
 
 def test_a_member_that_opened_one_rank_tells_of_no_other() -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from understudy.recovery.base.control import pb
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.membership.network.links import NoLink
-from understudy.recovery.migration.relay.homes import Away
+from understudy.recovery.migration.relay.outgoing_workers import Away
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.spanning.spans import Spans
 
@@ -66,9 +66,12 @@ def moves_of(folder: Path) -> Moves:
 
 def spans_of(moves: Moves, hosts: Hosts) -> Spans:
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
-    desk: Any = SimpleNamespace(jobs={}, coordinators={}, leases=None, settings=settings)
-    membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts)
-    return Spans(desk, cast(Any, None), membership, cast(Any, None), moves)
+    remote_ranks = SimpleNamespace(take_remote=None, tell=None, close_if_unused=None)
+    agent: Any = SimpleNamespace(
+        jobs={}, coordinators={}, leases=None, settings=settings, remote_ranks=remote_ranks, follow=None
+    )
+    membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)
+    return Spans(agent, cast(Any, None), membership, cast(Any, None), moves)
 
 
 def test_a_worker_of_a_job_for_one_host_ends_when_the_host_it_went_to_is_lost(folder: Path) -> None:
@@ -76,7 +79,7 @@ def test_a_worker_of_a_job_for_one_host_ends_when_the_host_it_went_to_is_lost(fo
         moves, hosts, relay = moves_of(folder), Hosts(), Relay(folder)
         spans = spans_of(moves, hosts)
         async with relay.run():
-            moves.homes.follow(folder, Away("c", "move", sure=True))
+            moves.outgoing.follow(folder, Away("c", "move", sure=True))
             for state in ("alive", "suspected", "unknown"):
                 hosts.states["c"] = state
                 await spans.look_at_hosts()
@@ -98,6 +101,6 @@ def test_a_host_that_is_back_is_trusted_again(folder: Path) -> None:
         for state, given_up in (("lost", True), ("suspected", True), ("alive", False)):
             hosts.states["c"] = state
             await spans.look_at_hosts()
-            assert ("c" in moves.homes.hosts()) == given_up
+            assert ("c" in moves.outgoing.hosts()) == given_up
 
     asyncio.run(come_back())

@@ -18,8 +18,8 @@ from training_run import installed
 
 from understudy.recovery.membership.network.certificates import issue, load, make_authority
 from understudy.recovery.membership.network.links import Links
-from understudy.recovery.rendezvous.forwarder import Leader, Passage
-from understudy.recovery.rendezvous.services import MeetingService
+from understudy.recovery.rendezvous.forwarder import Leader, StoreForwarder
+from understudy.recovery.rendezvous.services import PeerStoreService
 from understudy.recovery.rendezvous.worker_store import SOCKET, WorkerStore
 
 SCRIPT = WORKLOADS / "migration" / "shared_store.py"
@@ -51,8 +51,11 @@ class TwoHosts:
         span.leader = Leader("a", links.to("a"))
         spans = (lambda: True) if self._spans else (lambda: False)
         leading = WorkerStore(self.relays("a"), "j", spans=spans)
-        self.stores = {"a": leading, "b": WorkerStore(self.relays("b"), "j", Passage(span.where), spans)}
-        await a.start(MeetingService(a.store, Span, {"j": leading}.get))
+        self.stores = {
+            "a": leading,
+            "b": WorkerStore(self.relays("b"), "j", StoreForwarder(span.where), spans),
+        }
+        await a.start(PeerStoreService(a.store, Span, {"j": leading}.get))
         serving = [asyncio.create_task(store.run()) for store in self.stores.values()]
         await self._stop.wait()
         for task in serving:

@@ -297,7 +297,7 @@ def test_those_who_have_come_to_a_collective_are_the_same_however_they_are_count
             having = who_has_come(members, uid, sequence)
             assert arrival == Arrival(
                 len(having),
-                any(one.stuck_elsewhere for one in having),
+                any(one.stuck_outside for one in having),
                 max((one.quiet_since_ns for one in having), default=0),
             )
 
@@ -311,7 +311,7 @@ def test_a_look_at_many_ranks_that_wait_looks_at_each_of_them_once() -> None:
             return super().items()
 
     members = {
-        rank: Member((UID, 5), Counted({UID: (5, 300), (rank // 2, 1): (5, 2)}), 0, stuck_elsewhere=False)
+        rank: Member((UID, 5), Counted({UID: (5, 300), (rank // 2, 1): (5, 2)}), 0, stuck_outside=False)
         for rank in range(300)
     }
     watch = CollectiveWatch(TIMEOUT_NS)

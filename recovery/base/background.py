@@ -49,7 +49,7 @@ class BackgroundTasks:
 
 
 class Complaints:
-    """Of a loop that has to go on whatever happens: trouble of one kind at one place is logged once."""
+    """Keeps a loop going whatever happens: trouble of one kind at one place is logged once."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner

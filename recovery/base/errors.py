@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitStatus(IntEnum):
-    """Of proxyd, proxyrun and recoveryctl alike; proxyrun passes on its command's own where that failed."""
+    """How our commands end; proxyrun passes on its command's own status where that failed."""
 
     DONE = 0
     FOUND_BAD = 1

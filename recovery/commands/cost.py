@@ -88,7 +88,7 @@ def cost(
 
 
 def _of_running(job: str, socket: Path | None) -> dict[Name, Known]:
-    """Of its status, and of its recoveries in the history."""
+    """What a running job's status says, and its recoveries in the history."""
     from understudy.recovery.costs.given.measured import of_job
     from understudy.recovery.history.recorder import Kind, history_file, read
     from understudy.recovery.run.asking import get_status

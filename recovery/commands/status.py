@@ -57,7 +57,7 @@ def status(
 
 
 def _only(found: Any, job: str) -> Any:
-    """Of one job; of all if it is not named."""
+    """What is told of one job; everything if none is named."""
     for rows in (found.ranks, found.jobs) if job else ():
         name = "job" if rows is found.ranks else "name"
         kept = [row for row in rows if getattr(row, name) == job]
@@ -78,7 +78,7 @@ def _the_rank(found: Statuses, rank: int) -> Any:
 
 
 def _as_json(found: Statuses, rank: int | None) -> Any:
-    """Of one proxyd what it says; of several by socket."""
+    """What one proxyd says; what several say, by socket."""
     if rank is not None:
         _the_rank(found, rank)
         (whole,) = (status_json(one) for one in found.values() if any(r.rank == rank for r in one.ranks))

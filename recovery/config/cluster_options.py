@@ -115,7 +115,7 @@ def parse_data_address(text: str, listen: str, *, anywhere: bool) -> str:
 
 
 def parse_name(text: str, flag: str) -> str:
-    """Of a host or a cluster; raises BadInput."""
+    """Checks the name of a host or a cluster; raises BadInput."""
     if not is_name(text):
         raise BadInput(f"{flag} {text!r} is no name: letters, digits, . _ and - only, at most 63")
     return text

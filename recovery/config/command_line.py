@@ -88,7 +88,7 @@ def command_of(options: type[Options], text: str) -> Any:
 
 
 def type_of_version() -> Any:
-    """Of the parameter that stands for `--version`."""
+    """The type of the parameter that stands for `--version`."""
     from typing import Annotated
 
     return Annotated[bool, VERSION]

@@ -30,7 +30,7 @@ MOST_BATCHES = 500.0
 
 @dataclass(frozen=True)
 class Line:
-    """Of one way."""
+    """What one way costs."""
 
     way: Way
     waste: Waste[float]

@@ -62,7 +62,7 @@ class Influence:
 
 
 def influences(inputs: Inputs, way: Way) -> list[Influence]:
-    """Of every positive number that can be both, by how much it matters; for a tornado."""
+    """How much each positive number that can be both matters, largest first; for a tornado."""
     tree = inputs.model_dump(mode="json", exclude_none=True)
     found = []
     for path, value in _numbers(tree, ()):

@@ -1,4 +1,4 @@
-"""proxyd running: pool, desk and services put together, until told to stop."""
+"""proxyd running: pool, agent and services put together, until told to stop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.config.command_line import say
 from understudy.recovery.config.settings import BadInput, Settings, refuse_missing_gpus
 from understudy.recovery.daemon.metrics import Metrics, serve_metrics
 from understudy.recovery.daemon.node import describe_node, describe_ranks
 from understudy.recovery.daemon.service import DaemonService
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.history.recorder import recorder
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import default_command
@@ -32,14 +32,14 @@ from understudy.recovery.membership.network.data_network import DataNetwork, dat
 from understudy.recovery.migration.transfer.header import Here
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.persistence.remote.first_contact import tell_of_first_contact
-from understudy.recovery.rendezvous.services import MeetingService, RendezvousService
+from understudy.recovery.rendezvous.services import PeerStoreService, RendezvousService
 from understudy.recovery.rendezvous.store import FILE as STORE
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
 from understudy.recovery.spanning.spans import Spans
 from understudy.recovery.takeover.adoption import Successor
-from understudy.recovery.takeover.inheritance import Inheritance, claim_inheritance
 from understudy.recovery.takeover.journaling import Journaling
+from understudy.recovery.takeover.leftovers import Leftovers, claim_leftovers
 
 log = structlog.get_logger()
 
@@ -65,26 +65,26 @@ async def serve(
     stop = signals.came
     server = grpc.aio.server(options=OPTIONS)
     with claim(settings.socket):
-        inheritance = claim_inheritance(settings, settings.log_directory)
+        leftovers = claim_leftovers(settings, settings.log_directory)
         _bind(server, settings.socket)
     async with contextlib.AsyncExitStack() as cleanup:
         cleanup.callback(settings.socket.unlink, missing_ok=True)
         cleanup.push_async_callback(server.stop, 0)
         runtime = (
-            inheritance.runtime if inheritance is not None else RuntimeDirectory.make(settings.log_directory)
+            leftovers.runtime if leftovers is not None else RuntimeDirectory.make(settings.log_directory)
         )
         leaving = contextlib.ExitStack()  # what was not adopted is left for another try
         cleanup.push(leaving)
-        leaving.callback(runtime.release if inheritance is not None else runtime.remove)
-        network = data_network(settings.membership, must=inheritance is None)
+        leaving.callback(runtime.release if leftovers is not None else runtime.remove)
+        network = data_network(settings.membership, must=leftovers is None)
         command = spawner_command(
             settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network,
             settings.exact,
         )  # fmt: skip
         pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
         cleanup.push_async_callback(pool.stop)
-        held = {session.device_index for session in _sessions(inheritance)}
-        drained = set(inheritance.journal.draining) if inheritance is not None else set()
+        held = {session.device_index for session in _sessions(leftovers)}
+        drained = set(leftovers.journal.draining) if leftovers is not None else set()
         for index in held | drained:
             pool.lease(settings.devices.names[index])
         starting = asyncio.create_task(pool.start())
@@ -98,52 +98,54 @@ async def serve(
         if settings.persist is not None:
             settings.persist.make_directory()
         store = Store(Notes(runtime.path / STORE))
-        desk = Desk(settings, runtime, pool, starting.result(), store)
-        desk.history = recorder()
-        cleanup.push_async_callback(asyncio.to_thread, desk.history.settle, HISTORY_S)
+        agent = HostAgent(settings, runtime, pool, starting.result(), store)
+        agent.history = recorder()
+        cleanup.push_async_callback(asyncio.to_thread, agent.history.settle, HISTORY_S)
         signals.running = lambda: account_of_running(
-            {job.name: len(job.active_sessions()) for job in desk.jobs.values()}
+            {job.name: len(job.active_sessions()) for job in agent.jobs.values()}
         )
         membership = Membership(
             settings.membership, str(settings.socket),
-            lambda: describe_node(desk, pool), lambda: describe_ranks(desk),
-            must=inheritance is None,  # jobs that a dead proxyd left cannot wait for other hosts
+            lambda: describe_node(agent, pool), lambda: describe_ranks(agent),
+            must=leftovers is None,  # jobs that a dead proxyd left cannot wait for other hosts
             timing=settings.timing,
         )  # fmt: skip
-        look = asyncio.to_thread(Here.look, settings.membership.host, desk.installation.torch_version)
+        look = asyncio.to_thread(Here.look, settings.membership.host, agent.installation.torch_version)
         outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
         moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
-        spans = Spans(desk, pool, membership, runtime, moves)
-        if inheritance is not None:
-            await Successor(inheritance, desk, pool).adopt()
+        spans = Spans(agent, pool, membership, runtime, moves)
+        if leftovers is not None:
+            await Successor(leftovers, agent, pool).adopt()
             leaving.pop_all()
             leaving.callback(runtime.remove)
-        journaling = Journaling(desk, pool, runtime.path)
+        journaling = Journaling(agent, pool, runtime.path)
         journaling.note()
-        desk.run_beside(journaling.run())
-        meeting = MeetingService(store, lambda: desk.job_hosts, lambda job: desk.worker_stores.get(job))
-        membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(meeting, other))
+        agent.run_beside(journaling.run())
+        peers_store = PeerStoreService(
+            store, lambda: agent.job_hosts, lambda job: agent.worker_stores.get(job)
+        )
+        membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(peers_store, other))
         await moves.resume()
         cleanup.push_async_callback(moves.close)
         await membership.start()
         cleanup.push_async_callback(membership.leave)
         cleanup.push_async_callback(spans.stop)
-        desk.run_beside(spans.run())
-        service = DaemonService(desk, pool, membership, spans, settings.timing)
+        agent.run_beside(spans.run())
+        service = DaemonService(agent, pool, membership, spans, settings.timing)
         rpc.add_DaemonServicer_to_server(service, server)
-        rendezvous = RendezvousService(store, lambda job: desk.job_hosts.where(job))
+        rendezvous = RendezvousService(store, lambda job: agent.job_hosts.where(job))
         rpc.add_RendezvousServicer_to_server(rendezvous, server)
         if settings.metrics:
-            await _serve_metrics(desk, membership, settings.metrics, cleanup)
+            await _serve_metrics(agent, membership, settings.metrics, cleanup)
         await server.start()
         cleanup.push_async_callback(server.stop, 0.2)
-        cleanup.push_async_callback(desk.close, "proxyd was stopped")
+        cleanup.push_async_callback(agent.close, "proxyd was stopped")
         log.info(
             "ready", socket=str(settings.socket), devices=settings.devices.names, runtime=str(runtime.path)
         )
         _warn_of_little_memory(settings)
         if settings.persist is not None and settings.persist.mirror is not None:
-            desk.run_beside(tell_of_first_contact(settings.persist.mirror.url))
+            agent.run_beside(tell_of_first_contact(settings.persist.mirror.url))
         gc.freeze()  # what is there by now stays: to look at all of it took longer than a recovery
         ready()
         manager.tell("READY=1")
@@ -154,10 +156,10 @@ async def serve(
 
 
 async def _serve_metrics(
-    desk: Desk, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
+    agent: HostAgent, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
 ) -> None:
-    metrics = Metrics(desk.jobs, membership.status, desk.settings.timing)
-    desk.on_closed = metrics.forget
+    metrics = Metrics(agent.jobs, membership.status, agent.settings.timing)
+    agent.on_closed = metrics.forget
     http = serve_metrics(metrics, address)
     cleanup.callback(http.server_close)
     cleanup.push_async_callback(asyncio.to_thread, http.shutdown)
@@ -188,8 +190,8 @@ async def _stopped(stop: asyncio.Event, parent_pid: int) -> None:
         wait.cancel()
 
 
-def _sessions(inheritance: Inheritance | None) -> list[pb.JournaledSession]:
-    jobs = inheritance.journal.jobs if inheritance is not None else []
+def _sessions(leftovers: Leftovers | None) -> list[pb.JournaledSession]:
+    jobs = leftovers.journal.jobs if leftovers is not None else []
     return [session for job in jobs for session in job.sessions]
 
 

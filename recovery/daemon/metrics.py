@@ -76,7 +76,7 @@ MOST_JOBS = 100
 
 
 class Metrics(Collector):
-    """Of all jobs of a proxyd.  Counters outlive the jobs."""
+    """Counts and gauges of all jobs of a proxyd.  Counters outlive the jobs."""
 
     def __init__(
         self, jobs: Mapping[str, Job], membership: Callable[[], pb.Membership] = pb.Membership,

@@ -24,15 +24,14 @@ from understudy import replay
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.host.evidence import facts_of
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError, default_command
 from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.data_network import DataNetwork
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.log.log_reach import Laid, Reach, lay_out, log_sizes
 from understudy.recovery.persistence.restore.manifest import read_manifest
 from understudy.recovery.persistence.restore.restorer import Restorer
@@ -44,7 +43,9 @@ from understudy.recovery.planning.facts import FaultFacts, FaultKind
 from understudy.recovery.planning.planner import PlanName
 from understudy.recovery.rendezvous.services import RendezvousService
 from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server
 
 LOOK_S = 0.005
 STUCK_S = 300.0
@@ -179,7 +180,7 @@ def _session(job: Job, reach: Reach, rank: int, device: str, runtime: RuntimeDir
     dead = Server(Watched.gone(0, 0), runtime.path / f"none-{rank}.sock", device)
     job.sessions[rank] = Session(
         job=job, rank=rank, world=about.world, device=device, device_index=rank, threads=about.threads,
-        worker=Watched(os.getpid()), directory=directory, log=log, server=dead, hollow=True,
+        worker=Watched(os.getpid()), directory=directory, log=log, server=dead, lacks_state=True,
         durable=[Durable(reach.stored.serial, run, reach.stored.bytes, facts_of(start), start.log_offset)],
     )  # fmt: skip
     return laid
@@ -189,7 +190,7 @@ async def _bring_back(job: Job, pool: ServerPool, leases: Leases) -> None:
     """As in a recovery from storage; raises RoundFailed or NotReplayed."""
     job.generation = 1
     everybody = tuple(sorted(job.sessions))
-    of_job = Round(job, Homes(pool, leases), True, lambda session: None, Restorer(None))
+    of_job = Round(job, Placement(pool, leases), True, lambda session: None, Restorer(None))
     result = await of_job.run(FaultFacts(FaultKind.REHEARSAL, everybody), [])
     if result.plan.name is not PlanName.RESTORE_STORED_REPLAY:
         raise NotReplayed(f"the set and its log do not fit together: {result.plan.reason}")

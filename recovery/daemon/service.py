@@ -7,11 +7,11 @@ from typing import Any
 
 import structlog
 
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.daemon.node import describe_node
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.drills.fault_table import BY_NAME
 from understudy.recovery.drills.refusals import FLAG, would_end
 from understudy.recovery.drills.spec import Drill, unknown
@@ -36,9 +36,14 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     """What workers, proxyrun, recoveryctl and device servers ask of proxyd."""
 
     def __init__(
-        self, desk: Desk, pool: ServerPool, membership: Membership, spans: Spans, timing: Timing = TIMING,
-    ) -> None:  # fmt: skip
-        self._desk, self._timing = desk, timing
+        self,
+        agent: HostAgent,
+        pool: ServerPool,
+        membership: Membership,
+        spans: Spans,
+        timing: Timing = TIMING,
+    ) -> None:
+        self._agent, self._timing = agent, timing
         self._spans = spans
         self._pool = pool
         self._membership = membership
@@ -56,30 +61,32 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     async def CloseJob(self, request: Any, context: Any) -> pb.JobReport:
         try:
-            return await self._desk.close_job(request.job)
+            return await self._agent.close_job(request.job)
         except Refused as refusal:
             return pb.JobReport(error=str(refusal))
 
     async def OpenSession(self, request: Any, context: Any) -> pb.Session:
         try:
-            session = await asyncio.shield(self._desk.open_session(request))
+            session = await asyncio.shield(self._agent.open_session(request))
         except Refused as refusal:
             log.warning("session refused", job=request.job, rank=request.rank, reason=str(refusal))
-            if request.job in self._desk.jobs:
-                self._desk.jobs[request.job].note_refused(str(refusal))
+            if request.job in self._agent.jobs:
+                self._agent.jobs[request.job].note_refused(str(refusal))
             return pb.Session(error=str(refusal))
-        return pb.Session(log_directory=str(session.directory), capability=self._desk.installation.capability)
+        return pb.Session(
+            log_directory=str(session.directory), capability=self._agent.installation.capability
+        )
 
     async def GetStatus(self, request: Any, context: Any) -> pb.Status:
-        sessions = [job.sessions[rank] for job in self._desk.jobs.values() for rank in sorted(job.sessions)]
-        adoptions = [adoption for job in self._desk.jobs.values() for adoption in job.adoptions]
+        sessions = [job.sessions[rank] for job in self._agent.jobs.values() for rank in sorted(job.sessions)]
+        adoptions = [adoption for job in self._agent.jobs.values() for adoption in job.adoptions]
         return pb.Status(
             node=self._node(), ranks=[session.status() for session in sessions], adoptions=adoptions,
-            jobs=[job.status() for job in self._desk.jobs.values()],
+            jobs=[job.status() for job in self._agent.jobs.values()],
         )  # fmt: skip
 
     async def ReportFault(self, request: Any, context: Any) -> pb.FaultReply:
-        self._desk.elsewhere.tell(request)
+        self._agent.remote_ranks.tell(request)
         return pb.FaultReply()
 
     async def OrderDrill(self, request: Any, context: Any) -> pb.DrillReply:
@@ -88,14 +95,14 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             job = self._led_here(request.job)
             session = _running(job, drill)
             self._refuse_to_end(job, session, drill, may=request.may_end_the_job)
-            return pb.DrillReply(detail=await self._desk.injector.run(job, session, drill))
+            return pb.DrillReply(detail=await self._agent.injector.run(job, session, drill))
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
 
     def _refuse_to_end(self, job: Job, session: Session, drill: Drill, *, may: bool) -> None:
         """Raises Refused."""
-        elsewhere = job.span is not None and job.span.hosts > 1
-        can_move = bool(self._desk.leases.free()) or elsewhere
+        spans = job.span is not None and job.span.hosts > 1
+        can_move = bool(self._agent.leases.free()) or spans
         how = "" if may else would_end(drill.kind, device=session.device, can_move=can_move)
         if how:
             raise Refused(f"{drill.kind} would end job {job.name}: {how}; {FLAG} orders it all the same")
@@ -103,7 +110,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     async def RehearseRestore(self, request: Any, context: Any) -> pb.DrillReply:
         try:
             job = self._led_here(request.job)
-            coordinator = self._desk.coordinators[job.name]
+            coordinator = self._agent.coordinators[job.name]
             assert isinstance(coordinator, Coordinator)
             return pb.DrillReply(detail=await rehearse(job, coordinator))
         except Refused as refusal:
@@ -117,14 +124,14 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
                 raise Refused(f"job {job.name} has no running rank {request.rank}")
             if request.to:
                 self._led_here(job.name)
-                work = self._desk.planned.migrate(session, await self._place(request.to))
-            elif session.host or isinstance(self._desk.coordinators[job.name], Deputy):
+                work = self._agent.planned.migrate(session, await self._place(request.to))
+            elif session.host or isinstance(self._agent.coordinators[job.name], Deputy):
                 raise Refused(
                     f"rank {session.rank} is of a job on several hosts: its worker goes --to another one, "
                     "and not in place"
                 )
             else:
-                work = self._desk.move_worker(session, request.criu, request.images)
+                work = self._agent.move_worker(session, request.criu, request.images)
             return pb.DrillReply(detail=await asyncio.shield(work))
         except (Refused, BadInput) as refusal:
             return pb.DrillReply(error=str(refusal))
@@ -133,8 +140,8 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         try:
             place = await self._place(request.place)
             if request.undo:
-                return pb.DrillReply(detail=self._desk.planned.undo(place))
-            return pb.DrillReply(detail=await asyncio.shield(self._desk.planned.drain(place)))
+                return pb.DrillReply(detail=self._agent.planned.undo(place))
+            return pb.DrillReply(detail=await asyncio.shield(self._agent.planned.drain(place)))
         except (Refused, BadInput) as refusal:
             return pb.DrillReply(error=str(refusal))
 
@@ -161,18 +168,18 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         return pb.DrillReply(error=problem, detail=f"host {request.name} is forgotten")
 
     def _node(self) -> pb.Node:
-        node = describe_node(self._desk, self._pool)
+        node = describe_node(self._agent, self._pool)
         node.membership.CopyFrom(self._membership.status())
         return node
 
     def _led_here(self, name: str) -> Job:
         job = self._the_job(name)
-        if isinstance(self._desk.coordinators[job.name], Deputy) and job.span is not None:
+        if isinstance(self._agent.coordinators[job.name], Deputy) and job.span is not None:
             raise Refused(f"host {job.span.leader} leads job {job.name}: ask its proxyd")
         return job
 
     def _the_job(self, name: str) -> Job:
-        jobs = self._desk.jobs
+        jobs = self._agent.jobs
         if name:
             if name not in jobs:
                 raise Refused(f"there is no job {name}" + (f"; there are: {', '.join(jobs)}" if jobs else ""))

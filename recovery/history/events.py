@@ -74,7 +74,7 @@ def worker_moved(job: str, rank: int, step: int, seconds: float, account: str) -
 
 
 def drill_told(job: str, drill: Drill, step: int, fired: bool = True) -> Event:
-    """Of one that fired, `step` being where its rank stood, or had not when its job ended."""
+    """The event of a drill that fired, `step` being where its rank stood, or had not when its job ended."""
     return Event(
         Kind.DRILL, job, drill.kind, "fired" if fired else "never fired", rank=drill.rank,
         step=drill.step or step, more={"call": drill.call},

@@ -64,7 +64,7 @@ class Kind(StrEnum):
 
 
 def new_id() -> str:
-    """Of a recovery, as r-7f3a9c: people say it, and hardly any two of one history have the same."""
+    """A recovery's id, as r-7f3a9c: people say it, and hardly any two of one history have the same."""
     return f"r-{''.join(secrets.choice(TAIL) for _ in range(6))}"
 
 
@@ -174,7 +174,7 @@ class History:
 
 
 def read(path: Path) -> History:
-    """Of a file that others may be writing to and renaming; raises OSError if it cannot be read."""
+    """Reads a file that others may be writing to and renaming; raises OSError if it cannot be read."""
     events: list[Event] = []
     nonsense = 0
     for line in _lines(path):
@@ -205,7 +205,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _end_of(handle: int) -> bytes:
-    """Of a file that is longer than any of ours, only what came last."""
+    """What came last, if a file is longer than any of ours."""
     start = max(0, os.fstat(handle).st_size - 2 * LARGEST)
     with open(handle, "rb", closefd=False) as file:
         file.seek(start)
@@ -334,6 +334,6 @@ class FileRecorder(Recorder):
 
 
 def recorder() -> Recorder:
-    """Of this process; none where the file is /dev/null."""
+    """Who writes the history of this process; none where the file is /dev/null."""
     path = history_file()
     return Recorder() if path == Path(os.devnull) else FileRecorder(path)

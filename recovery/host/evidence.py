@@ -71,7 +71,7 @@ def durable_facts(session: Session) -> tuple[CommitFacts, ...]:
 
 
 def facts_of(commit: replay.Commit) -> CommitFacts:
-    """Of a commit of a log."""
+    """What a commit of a log says."""
     return CommitFacts(
         number=commit.number,
         step=commit.step,
@@ -113,8 +113,8 @@ def rank_facts(
 ) -> RankFacts:
     """What is known of one rank now."""
     log = session.log
-    if session.returning:
-        return _returning_facts(session, optimizer_preimages)
+    if session.restores_from_image:
+        return _facts_from_image(session, optimizer_preimages)
     alive = session.has_state
     known = commit_facts(log) if commits is None else tuple(commits)
     return RankFacts(
@@ -149,13 +149,13 @@ def _begun(log: replay.Log, newest: tuple[CommitFacts, ...]) -> tuple[tuple[Uid,
     return tuple(((low, high), size) for low, high, _, size in log.started() if (low, high) not in told)
 
 
-def _returning_facts(session: Session, optimizer_preimages: bool) -> RankFacts:
-    """Of a rank whose worker comes back from an image: of its log nothing counts but what goes with that.
+def _facts_from_image(session: Session, optimizer_preimages: bool) -> RankFacts:
+    """Facts of a rank whose worker comes back from an image: its log counts only as far as that needs it.
 
     The rest is of another moment than the image, or was lost with the host.
     """
     log = session.log
-    found = [facts_of(kept.commit) for kept in log.snapshots() if kept.serial == session.returning]
+    found = [facts_of(kept.commit) for kept in log.snapshots() if kept.serial == session.restores_from_image]
     kept = tuple(replace(commit, complete=False, has_manifest=False) for commit in found)
     return RankFacts(
         rank=session.rank,
@@ -168,7 +168,7 @@ def _returning_facts(session: Session, optimizer_preimages: bool) -> RankFacts:
         snapshots=tuple(found),
         refused_snapshots=_refused_commits(session),
         protected=session.world > 1,
-        returning=True,
+        restores_from_image=True,
     )
 
 

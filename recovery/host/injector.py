@@ -85,7 +85,7 @@ class Injector:
                 session.log.drill_done(scheduled.slot)
 
     async def _observed(self, job: Job, session: Session, scheduled: ScheduledDrill) -> str:
-        """Of a fault without recovery: what is known once it has fired."""
+        """What is known of a fault without recovery once it has fired."""
         while session.active and session.log.drills()[scheduled.slot][3] == 0:
             await asyncio.sleep(LOOK_S)  # waits for shared memory, which has no event here
         if not session.active:

@@ -47,17 +47,17 @@ class Leases:
         self._kept[index] = session
 
     def let_go(self, index: int) -> None:
-        """Of a device that was kept."""
+        """Keeps a device no longer."""
         self._kept.pop(index, None)
 
     def index(self, name: str) -> int:
-        """Of a device; raises Refused if there is none of that name."""
+        """The index of a device; raises Refused if there is none of that name."""
         if name not in self._names:
             raise Refused(f"there is no device {name}; there are: {', '.join(self._names)}")
         return self._names.index(name)
 
     def name(self, index: int) -> str:
-        """Of a device."""
+        """The name of a device."""
         return self._names[index]
 
     def is_claimed(self, index: int) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import signal
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -14,10 +13,10 @@ import grpc.aio
 import structlog
 
 from understudy.recovery.base.background import BackgroundTasks
-from understudy.recovery.base.control import asynchronous_channel, pb, rpc, trouble
+from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.host.spawner import Installation, Spawner, SpawnerError
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.state.server import Server, is_gpu
 
 log = structlog.get_logger()
 
@@ -31,59 +30,6 @@ READY_WITHIN = 60.0
 SETTLE_S = 3.0
 """For servers that are being forked while all are ended: it takes milliseconds."""
 _MOST_FAILED_STARTS = 3
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the watch found: CLOCK_MONOTONIC nanoseconds, and a sentence.
-
-    `counts`: whether it tells against the record that was being run, or may have been a false alarm.
-    """
-
-    kind: FaultKind
-    happened_ns: int
-    noticed_ns: int
-    evidence: str
-    counts: bool
-
-
-def is_gpu(device: str) -> bool:
-    """Whether errors come late there, and a server's memory is the device's."""
-    return not device.startswith("cpu:")
-
-
-class Server:
-    """One device server process and our channel to it."""
-
-    def __init__(self, process: Watched, socket: Path, device: str) -> None:
-        self.process = process
-        self.socket = socket
-        self.device = device
-        self.channel = asynchronous_channel(socket)
-        self.stub = rpc.DeviceServerStub(self.channel)
-        self.data_address = ""
-        """Where device servers of other hosts read its state; empty: nowhere."""
-        self.retired = False
-        """Its end is our own doing, or known already."""
-        self.verdict: Verdict | None = None
-        """Why the watch ended it."""
-        self.generation = 0
-        """In which it was attached."""
-        self.failed_at = -1
-        """The last record whose call failed on it."""
-        self.suspect = False
-        """Its driver is not to be trusted any more."""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.process.pid
-
-    async def close(self) -> None:
-        """Let go of channel, pidfd and socket file of a process that ended."""
-        await self.channel.close()
-        self.process.close()
-        self.socket.unlink(missing_ok=True)
 
 
 class ServerPool:

@@ -12,13 +12,13 @@ import structlog
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import refuse_snapshots_behind
-from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.holding import hold, let_go
 from understudy.recovery.job.noticed import ENDED, Noticed
 from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.job.replayed_values import ReplayedValues
 from understudy.recovery.job.stages import Stage
-from understudy.recovery.job.standing import Standing
+from understudy.recovery.job.validation_barrier import ValidationBarrier
 from understudy.recovery.persistence.restore.restorer import Restorer
 from understudy.recovery.planning.facts import SERVERS_SOUND, FaultFacts, FaultKind
 from understudy.recovery.planning.planner import (
@@ -56,7 +56,7 @@ class Coordinator:
     def __init__(
         self,
         job: Job,
-        homes: Homes,
+        placement: Placement,
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
         note: Callable[[], None] = lambda: None,
@@ -75,8 +75,8 @@ class Coordinator:
         self._note = note
         self._forget = forget
         self._job = job
-        self._homes = homes
-        self._round = Round(job, homes, keeps_optimizer_preimages, follow, restorer, decided, timing)
+        self._placement = placement
+        self._round = Round(job, placement, keeps_optimizer_preimages, follow, restorer, decided, timing)
         self._noticed = Noticed(job)
         self._known = 0
         """How many faults the round under way was planned for."""
@@ -86,7 +86,7 @@ class Coordinator:
         self._task: asyncio.Task[None] | None = None
         self._tried: list[str] = []
         self._values = ReplayedValues(job)
-        self._standing = Standing(job)
+        self._barrier = ValidationBarrier(job)
         self._stage = Stage.PREPARING
 
     @property
@@ -96,7 +96,7 @@ class Coordinator:
 
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose: at the end of a minibatch that is validated."""
-        return session in self._standing.sessions()
+        return session in self._barrier.sessions()
 
     @property
     def recovering(self) -> bool:
@@ -117,7 +117,7 @@ class Coordinator:
                                 verdict.evidence, counts=verdict.counts)  # fmt: skip
         gone = session.log.device_message if session.log.device_lost else ""
         if gone:
-            self._homes.fence(session, gone)
+            self._placement.fence(session, gone)
         kind = FaultKind.DEVICE_GONE if gone else FaultKind.SERVER_DIED
         words = session.log.take_last_words()
         evidence = gone or (f"{ENDED}: {words}" if words else ENDED)
@@ -147,7 +147,7 @@ class Coordinator:
         if suspect:
             server.suspect = True
         elif record_index <= server.failed_at:
-            session.hollow = True  # it did not get past its last failure: another server has to
+            session.lacks_state = True  # it did not get past its last failure: another server has to
         server.failed_at = record_index
         now = time.monotonic_ns()
         kind = FaultKind.DRIVER_SUSPECT if suspect else FaultKind.CALL_FAILED
@@ -192,7 +192,7 @@ class Coordinator:
         back.  Nobody ends any more, or begins one, once all are held: else those left would be given up.
         What somebody ordered holds nobody up until etcd, or a host that is cut off, is back.
         """
-        if self._noticed.only_wishes and (waits := self._homes.awaited(self._concerned())):
+        if self._noticed.only_wishes and (waits := self._placement.awaited(self._concerned())):
             return f"nobody can be steered for the moment: {waits}"
         held = [session for session in self._concerned() if session.has_state]
         for session in held:
@@ -253,7 +253,7 @@ class Coordinator:
         """A rank has executed the minibatch that is to be validated once, and stands at its end."""
         if not session.active or generation != session.generation:
             return
-        self._standing.add(session, generation)
+        self._barrier.add(session, generation)
         if self._task is None:
             self._start()
 
@@ -271,7 +271,7 @@ class Coordinator:
             self._interrupt.set()  # a recovery lasts until its ranks are through
             return
         session.refused_commit = session.restored_commit
-        session.hollow = True
+        session.lacks_state = True
         now = time.monotonic_ns()
         # It counts: a snapshot may lack that content, too, and then the third time is the last.
         self._notice(session, FaultKind.CALL_FAILED, now, now, message, message, record_index)
@@ -282,7 +282,7 @@ class Coordinator:
         No plan contains a rank whose program has ended or failed: when many such workers leave at once, each
         would use up one of the rounds.
         """
-        self._standing.look_again()
+        self._barrier.look_again()
         if self.restoring and session.log.session_state == 0:
             self._interrupt.set()
 
@@ -319,7 +319,7 @@ class Coordinator:
         self._noticed.add(session, kind, happened, noticed, evidence,
                           message=message, record_index=record_index, counts=counts)  # fmt: skip
         self._interrupt.set()
-        self._standing.look_again()
+        self._barrier.look_again()
         if self._task is None:
             self._start()
 
@@ -336,16 +336,16 @@ class Coordinator:
         if not task.cancelled() and task.exception() is not None:
             log.error("the recovery itself failed", job=self._job.name, exc_info=task.exception())
             for session in self._job.active_sessions():
-                session.lose(f"Understudy failed to recover this job: {task.exception()}")
+                session.fail(f"Understudy failed to recover this job: {task.exception()}")
             self._noticed.keep([])
-            self._standing.forget()
-        elif not task.cancelled() and (self._noticed.faults or self._standing.sessions()):
+            self._barrier.forget()
+        elif not task.cancelled() and (self._noticed.faults or self._barrier.sessions()):
             self._start()  # noticed when all was over
 
     async def _recover(self) -> None:
         async with self._job.opening:
             await self._deal_with_it()
-        self._homes.fill()
+        self._placement.fill()
         async with self._job.changed:
             self._job.changed.notify_all()
 
@@ -411,24 +411,24 @@ class Coordinator:
             and (self._noticed.is_short_of_its_goal(session) or session.rolling)
             for session in self._job.active_sessions()
         ):  # fmt: skip
-            if self._standing.sessions():  # its new server does not know that it has been there before
+            if self._barrier.sessions():  # its new server does not know that it has been there before
                 await self._release()
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 0.02)
 
     async def _can_validate(self) -> bool:
         """Whether all stand and can go back, or a fault came first: nobody is ended for a validation."""
-        everybody = await self._standing.everybody(lambda: bool(self._noticed.faults))
+        everybody = await self._barrier.everybody(lambda: bool(self._noticed.faults))
         if self._noticed.faults:
             return True
         # Training goes on without etcd; it must not stand still for a validation.
-        waits = self._homes.awaited(self._job.active_sessions())
+        waits = self._placement.awaited(self._job.active_sessions())
         return everybody and not waits and goes_back_a_minibatch(self._round.facts(self._noticed.facts()))
 
     async def _release(self) -> None:
         """Let ranks go on that stand at the end of a minibatch for a validation that does not come about."""
-        for session, problem in await self._standing.release():  # they would stand there for ever
-            session.hollow = True
+        for session, problem in await self._barrier.release():  # they would stand there for ever
+            session.lacks_state = True
             now = time.monotonic_ns()
             self._notice(
                 session, FaultKind.SERVER_HUNG, now, now, f"it did not resume: {problem}", counts=False
@@ -461,7 +461,7 @@ class Coordinator:
         reason = f"recovery did not succeed in {MOST_ROUNDS} rounds"
         reason += f", the last one because {problem}" if problem else ""
         for session in self._job.active_sessions():
-            session.lose(reason)
+            session.fail(reason)
         self._end_incident(len(self._noticed.faults), PlanName.GIVE_UP, reason, 0, [time.monotonic_ns()] * 4)
 
     def _keep(self, later: list[Fault]) -> None:

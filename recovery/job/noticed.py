@@ -20,7 +20,7 @@ ENDED = "its process ended"
 
 
 def last_words(evidence: str) -> str:
-    """Of a server that could still say why it ended, behind a colon; empty of one that could not, or hung."""
+    """What a server still said of its end, behind a colon; empty if it could not, or hung."""
     _, colon, words = evidence.partition(f"{ENDED}: ")
     return f": {words}" if colon else ""
 
@@ -144,6 +144,6 @@ class Noticed:
                 self._failures.forget(fault)
 
     def keep(self, later: list[Fault]) -> None:
-        """Of all that is known, only these are yet to be recovered from."""
+        """Keeps only those faults that are yet to be recovered from."""
         self.faults, self.trusted = later, {}
         self._reach = {fault.rank: fault.record_index + 1 for fault in later if fault.kind in CALLS}

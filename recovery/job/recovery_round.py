@@ -15,15 +15,15 @@ from understudy.recovery.base.background import all_of
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import concerned, rank_facts
-from understudy.recovery.host.homes import Homes, NoHome
-from understudy.recovery.host.servers import Server
-from understudy.recovery.persistence.durable import Durable
+from understudy.recovery.host.placement import NoPlace, Placement
 from understudy.recovery.persistence.restore.restorer import NotRestored, Restorer
 from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import BEGINNING, Facts, FaultFacts, FaultKind
-from understudy.recovery.planning.planner import Lose, Plan, Reload, Rewind, plan
+from understudy.recovery.planning.planner import FailRank, Plan, Reload, Rewind, plan
 from understudy.recovery.planning.restarts import Restart
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 Value = TypeVar("Value")
@@ -63,7 +63,7 @@ class Round:
     def __init__(
         self,
         job: Job,
-        homes: Homes,
+        placement: Placement,
         keeps_optimizer_preimages: bool,
         follow: Callable[[Session], None],
         restorer: Restorer | None = None,
@@ -82,7 +82,7 @@ class Round:
         """Where the state of ranks lies that went back in this round."""
         self._ending: list[Server] = []
         """Whose memory on a GPU the ranks may need when they go on."""
-        self._homes = homes
+        self._placement = placement
         self._restorer = restorer
         self._storage_problem = ""
         """Of the incident that is being recovered from."""
@@ -102,8 +102,8 @@ class Round:
             fault=fault,
             departed=departed,
             not_replayable=self._job.not_replayable,
-            homeless=tuple(session.rank for session in sessions if self._homes.is_homeless(session)),
-            free_devices=self._homes.free_devices(),
+            homeless=tuple(session.rank for session in sessions if self._placement.is_homeless(session)),
+            free_devices=self._placement.free_devices(),
             storage_problem=self._storage_problem,
         )
 
@@ -113,10 +113,10 @@ class Round:
         sessions, _ = self.concerned(fault.ranks)
         for session in sessions:
             session.state = "recovering"
-        await self._homes.ready(sessions, bool(tried) or fault.kind in LINKS)
+        await self._placement.ready(sessions, bool(tried) or fault.kind in LINKS)
         self.begun = True
         for session in sessions:
-            self._drop_stash(session)
+            self._drop_source(session)
         survivors = [session for session in sessions if session.has_state]
         await self._let_steps_end(survivors)
         await all_of(self._park(session) for session in survivors)
@@ -126,7 +126,7 @@ class Round:
             if session.world > 1 and session.log.sealed:
                 # As if it had died: its state is of no commit, and none can be had from it.
                 log.info("a device server has no way back", job=self._job.name, rank=session.rank)
-                session.hollow = True
+                session.lacks_state = True
         facts = self.facts(fault)  # without those whose program ended meanwhile
         if not {rank.rank for rank in facts.ranks} <= {session.rank for session in sessions}:
             raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
@@ -142,8 +142,8 @@ class Round:
         self._job.decision = _decision(self._job.generation, fault, chosen)
         await self._decided()
         for action in chosen.actions:
-            if isinstance(action, Lose):
-                self._job.sessions[action.rank].lose(action.message)
+            if isinstance(action, FailRank):
+                self._job.sessions[action.rank].fail(action.message)
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
         repaired = set() if fault.kind is FaultKind.VALIDATION else _repaired(chosen)
         if len(tried) <= 1:  # the first round of a fault
@@ -182,7 +182,7 @@ class Round:
             [
                 *(self._replace(of_rank[action.rank], action) for action in restarts),
                 *(
-                    self._attach(of_rank[action.rank], action.commit, stash=False)
+                    self._attach(of_rank[action.rank], action.commit, keep_source=False)
                     for action in reloads
                     if action.fresh
                 ),
@@ -198,8 +198,8 @@ class Round:
         )
         result.copied_bytes = sum(copied)
         for session in sessions:
-            self._drop_stash(session)
-        await all_of(self._homes.emptied(server) for server in self._ending)
+            self._drop_source(session)
+        await all_of(self._placement.emptied(server) for server in self._ending)
         self._ending.clear()
         result.restored_ns = time.monotonic_ns()
         await all_of(self._rebuild(session) for session in sessions)
@@ -239,7 +239,7 @@ class Round:
 
     async def _make_way(self, session: Session) -> None:
         """End the server of a rank whose memory in the log is about to be written."""
-        session.server.retired = session.hollow = True
+        session.server.retired = session.lacks_state = True
         try:
             await asyncio.wait_for(session.server.process.end(0.0), END_S)
         except TimeoutError:
@@ -276,16 +276,16 @@ class Round:
             raise RoundFailed(f"rank {session.rank} did not park: {reply.error}")
 
     async def _replace(self, session: Session, action: Restart) -> None:
-        if action.stash:
+        if action.keeps_source:
             await self._rewind(session, action.commit)
-        await self._attach(session, action.commit, action.stash)
+        await self._attach(session, action.commit, action.keeps_source)
 
-    async def _attach(self, session: Session, commit: int, stash: bool) -> None:
+    async def _attach(self, session: Session, commit: int, keep_source: bool) -> None:
         try:
-            server = await self._homes.replacement(session, stash)
-        except NoHome as problem:
+            server = await self._placement.replacement(session, keep_source)
+        except NoPlace as problem:
             raise RoundFailed(str(problem)) from problem
-        session.server, session.hollow, session.rolled_commit = server, True, 0
+        session.server, session.lacks_state, session.rolled_commit = server, True, 0
         server.generation = self._job.generation
         self._follow(session)
         request = pb.AttachRequest(
@@ -305,20 +305,20 @@ class Round:
         reply = await _answer(session, "attach", server.stub.Attach(request, timeout=ATTACH_S))
         _check(session, "attach", reply.error)
 
-    def _drop_stash(self, session: Session) -> None:
-        stash = session.stash
-        if stash is session.server:  # a round that was interrupted before there was another one
-            stash.retired = not stash.process.running  # of its death nobody was told meanwhile
-        elif stash is not None and session.hollow and self._homes.could_serve(stash, session):
+    def _drop_source(self, session: Session) -> None:
+        source = session.source_server
+        if source is session.server:  # a round that was interrupted before there was another one
+            source.retired = not source.process.running  # of its death nobody was told meanwhile
+        elif source is not None and session.lacks_state and self._placement.could_serve(source, session):
             # What came after it did not get as far as to hold what the sound one holds.
             self._retire(session, session.server)
-            session.server, session.hollow, stash.retired = stash, False, False
-        elif stash is not None:
-            self._retire(session, stash)
-        session.stash = None
+            session.server, session.lacks_state, source.retired = source, False, False
+        elif source is not None:
+            self._retire(session, source)
+        session.source_server = None
 
     def _retire(self, session: Session, server: Server) -> None:
-        self._homes.retire(server)
+        self._placement.retire(server)
         if session.on_gpu:
             self._ending.append(server)
 
@@ -349,7 +349,7 @@ class Round:
             )
         sources = [
             pb.ReplicaSource(
-                address=self._homes.read_from(_holder(of_rank[rank]), session), rank=rank, copies=wanted
+                address=self._placement.read_from(_holder(of_rank[rank]), session), rank=rank, copies=wanted
             )
             for rank, wanted in copies.items()
         ]
@@ -376,7 +376,7 @@ class Round:
         session.unread.clear()
         session.rolled_commit = action.commit if roll is not None else 0
         session.former_resumed_commit = session.resumed_commit
-        self._homes.arrive(session)
+        self._placement.arrive(session)
         session.hold_state_of(action.commit)
         return int(reply.copied_bytes)
 
@@ -420,9 +420,9 @@ class Round:
         _check(session, "restore its snapshot", reply.error)
         session.unread.clear()
         session.hold_state_of(action.commit)
-        session.rolled_commit = session.returning = 0
+        session.rolled_commit = session.restores_from_image = 0
         if action.fresh:
-            self._homes.arrive(session)
+            self._placement.arrive(session)
         # Commits and their pre-images begin anew there.  Only now: if the server does not get that far, what
         # lies between the snapshot and the floor is as gone as it was.
         session.log.floor_commit = min(session.log.floor_commit, action.commit)
@@ -455,7 +455,7 @@ class Round:
         """End a server that does not do as it is told; it counts as dead from here on."""
         if session.server.process.running:
             log.error("a device server is ended", rank=session.rank, pid=session.server.pid, problem=problem)
-        session.hollow = True
+        session.lacks_state = True
 
 
 def policy(world: int, keeps_optimizer_preimages: bool) -> pb.Policy:
@@ -480,7 +480,7 @@ def _decision(generation: int, fault: FaultFacts, chosen: Plan) -> pb.JournaledD
 
 def _holder(session: Session) -> Server:
     """The server that holds the state of a rank while it is copied."""
-    return session.stash or session.server
+    return session.source_server or session.server
 
 
 async def _answer(session: Session, what: str, call: Awaitable[Value]) -> Value:

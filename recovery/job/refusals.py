@@ -51,7 +51,7 @@ def check_drills(job: Job, world: int) -> None:
 
 
 def check_that_logs_can_move(directory: Path) -> None:
-    """Of a job whose workers may go to other hosts; raises Refused."""
+    """Checks where a job's logs are whose workers may go to other hosts; raises Refused."""
     if directory != SHARED_MEMORY:
         raise Refused(
             f"a job that is --migratable needs its logs in {SHARED_MEMORY}, where other hosts look for them; "
@@ -76,7 +76,7 @@ def check_nccl(settings: Settings, variables: Iterable[str]) -> None:
 
 
 def check_version(ours: str, theirs: str) -> None:
-    """Of PyTorch, in device servers and in the script; raises Refused."""
+    """Compares PyTorch in device servers and in the script; raises Refused."""
     if theirs.split("+")[0] != ours.split("+")[0]:
         raise Refused(
             f"the script runs PyTorch {theirs} and proxyd's device servers PyTorch {ours}: "

@@ -32,7 +32,7 @@ class ProcessState:
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """Of a process; None if there is none."""
+    """What a process does; None if there is none."""
     root = Path("/proc") / str(pid)
     try:
         fields = _fields(root / "stat")

@@ -37,7 +37,7 @@ def bound_to(path: Path) -> socket.socket:
 
 
 def check_directory(directory: Path) -> None:
-    """Of a socket: it is ours alone, so that nobody else can put a socket there.  Raises NotOurs, OSError."""
+    """Checks that a socket's directory is ours, so that only we put one there.  Raises NotOurs, OSError."""
     state = os.lstat(directory)
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
         raise NotOurs(

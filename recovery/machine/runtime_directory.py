@@ -44,7 +44,7 @@ class RuntimeDirectory:
 
     @classmethod
     def take_over(cls, path: Path) -> RuntimeDirectory:
-        """Of a proxyd that is dead; raises OSError if somebody else has its lock, or it is not ours."""
+        """Takes a dead proxyd's directory; raises OSError if somebody has its lock, or it is not ours."""
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             if os.fstat(lock).st_uid != os.getuid():

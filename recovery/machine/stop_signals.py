@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class StopSignals:
-    """Of this process, from now on."""
+    """Handles the stop signals of this process, from now on."""
 
     def __init__(self, say: Callable[[str], None], running: Callable[[], str] = str) -> None:
         """`running`: which ranks would end with us, in words; empty: none."""

@@ -17,7 +17,7 @@ class Deposed(ClusterStoreError):
 
 @dataclass(frozen=True)
 class Leadership:
-    """Of one candidate, from its election to the end of its lease.
+    """The leadership of one candidate, from its election to the end of its lease.
 
     `token`: the revision at which it was elected, so that of a later leader is always greater.
     """

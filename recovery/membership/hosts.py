@@ -32,7 +32,7 @@ class Peers(Protocol):
     """Whom one can ask whether a host is there."""
 
     async def votes(self, target: pb.HostRecord, others: Mapping[str, pb.HostRecord]) -> Mapping[str, Vote]:
-        """Of us, and of each of the others, by name; within seconds."""
+        """What we and each of the others say of a host, by name; within seconds."""
 
 
 class Nobody:
@@ -145,12 +145,12 @@ class Hosts:
         ages = await asyncio.gather(*(self._age(host) for host in known.values()))
         answers = not self.followed.trouble and None not in ages
         found = [
-            self._standing(name, host, -1.0 if age is None else age, answers)
+            self._state_of(name, host, -1.0 if age is None else age, answers)
             for (name, host), age in zip(known.items(), ages, strict=True)
         ]
         return found, problems
 
-    def _standing(self, name: str, host: KnownHost, age_s: float, answers: bool) -> pb.HostStanding:
+    def _state_of(self, name: str, host: KnownHost, age_s: float, answers: bool) -> pb.HostStanding:
         verdict = self._verdicts.get(name, Verdict(HostState.SUSPECTED, "its lease has ended"))
         if not answers:
             verdict = Verdict(HostState.UNKNOWN, "the store does not answer; this is what was known last")
@@ -169,7 +169,7 @@ class Hosts:
         known, _ = self.known()
         if name not in known:
             return f"no host {name[:80]} is registered"
-        state = self._standing(name, known[name], -1.0, not self.followed.trouble).state
+        state = self._state_of(name, known[name], -1.0, not self.followed.trouble).state
         if state != HostState.LOST:
             return f"host {name} is {state}: only a host that is lost can be forgotten (recoveryctl hosts)"
         record, alive, absent = self._keys.record(name), self._keys.alive(name), self._keys.absent(name)

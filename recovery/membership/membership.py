@@ -37,7 +37,7 @@ RENEW_BEFORE = timedelta(days=14)
 
 
 class Membership:
-    """Of one proxyd, from `start` to `leave`."""
+    """The part that one proxyd has in its cluster, from `start` to `leave`."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Membership:
 
     @property
     def cluster(self) -> str:
-        """Of which it is a part."""
+        """The cluster that it is a part of."""
         return self._settings.cluster
 
     def _registered(self, name: str) -> pb.HostRecord | None:
@@ -211,7 +211,7 @@ class Membership:
 
 
 def _version_of_criu() -> str:
-    """Of the one that would move workers here; empty: none can."""
+    """The version of the CRIU that would move workers here; empty: none can."""
     found = criu.find()
     return found.version_text if found is not None and found.recent else ""
 

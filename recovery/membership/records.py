@@ -24,7 +24,7 @@ class BadRecord(ValueError):
 
 
 class Keys:
-    """Of a cluster: below `hosts` each has a `record`, under its lease `alive`, behind its end `absent`."""
+    """A cluster's keys: below `hosts` each has `record`, under its lease `alive`, behind its end `absent`."""
 
     def __init__(self, cluster: str) -> None:
         self.hosts = f"understudy/{cluster}/hosts/"

@@ -19,13 +19,13 @@ import structlog
 from understudy import replay
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import facts_of
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.log.log_keeping import LogKeeping
 from understudy.recovery.persistence.remote.mirroring import CompleteSet, Mirroring
 from understudy.recovery.persistence.settings import PersistenceSettings, Writing
 from understudy.recovery.persistence.tuning.pacing import Pacing
 from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
 from understudy.recovery.persistence.writing.request import Discard, Release, Written
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Stored
 
@@ -62,17 +62,17 @@ class Set:
     bytes: int = 0
     in_flight: int = 1
     """How many were under way at once, at most."""
-    elsewhere: bool = False
+    on_other_hosts: bool = False
     """Whether parts of it were written on other hosts."""
 
     @property
     def is_within_reach(self) -> bool:
         """Whether it can be read here, and brought back to its ranks."""
-        return not self.elsewhere and not any(session.host for session in self.sessions)
+        return not self.on_other_hosts and not any(session.host for session in self.sessions)
 
 
 class Persistence:
-    """Of one job."""
+    """Takes the snapshots of one job to storage."""
 
     def __init__(
         self, job: Job, settings: PersistenceSettings, note: Callable[[], None] = lambda: None,
@@ -183,9 +183,9 @@ class Persistence:
             return
         self._due_s = max(self._due_s, now + self._settings.every_s)
         ranks = {session.rank for session in sessions}
-        elsewhere = any(session.host for session in sessions)
+        on_other_hosts = any(session.host for session in sessions)
         self._sets[serial] = Set(
-            serial, self._run, sessions, commits, step, now, missing=ranks, elsewhere=elsewhere
+            serial, self._run, sessions, commits, step, now, missing=ranks, on_other_hosts=on_other_hosts
         )
         for of in self._sets.values():
             of.in_flight = max(of.in_flight, len(self._sets))
@@ -318,7 +318,7 @@ class Persistence:
 
 
 def run_name(sessions: Sequence[Session]) -> str:
-    """Of one start of all workers; the same for a proxyd that adopted them.
+    """The name of one start of all workers; the same for a proxyd that adopted them.
 
     Where ranks run on other hosts, another one whenever one has moved: no two hosts write one store.
     """

@@ -79,7 +79,7 @@ class PersistenceSettings:
 
     @property
     def all_slots(self) -> int:
-        """Of a store: with a second tier one more, for the set that is being copied there."""
+        """The slots of a store: with a second tier one more, for the set that is being copied there."""
         return self.slots + (self.mirror is not None)
 
     @property

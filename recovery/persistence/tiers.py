@@ -23,7 +23,7 @@ class Tier(Protocol):
     """Holds sets.  Nothing there is changed."""
 
     def catalogue(self, job: str) -> Catalogue:
-        """Of one job, or of all ("").  Raises OSError."""
+        """What is stored of one job, or of all ("").  Raises OSError."""
 
     def problems_of(self, stored: StoredSet) -> list[str]:
         """Reads all of it; empty if every byte is what it was and nothing is missing."""

@@ -26,7 +26,7 @@ class Member:
     started: Mapping[Uid, tuple[int, int]]
     """Communicator -> (collectives begun, members)."""
     quiet_since_ns: int
-    stuck_elsewhere: bool
+    stuck_outside: bool
     """It has records to run, runs none, and is in no collective: its own fault, if it is one."""
 
 
@@ -35,14 +35,14 @@ class Arrival:
     """Those who have begun one collective, looked at together."""
 
     count: int = 0
-    stuck_elsewhere: bool = False
+    stuck_outside: bool = False
     """Any of them."""
     quiet_since_ns: int = 0
     """All of them."""
 
     def add(self, member: Member) -> None:
         self.count += 1
-        self.stuck_elsewhere |= member.stuck_elsewhere
+        self.stuck_outside |= member.stuck_outside
         self.quiet_since_ns = max(self.quiet_since_ns, member.quiet_since_ns)
 
 
@@ -93,7 +93,7 @@ class CollectiveWatch:
             if arrived.count < member.started.get(uid, (0, 1 << 30))[1]:
                 continue
             since_ns = self._complete.setdefault(rank, (uid, sequence, now_ns))[2]
-            if arrived.stuck_elsewhere:
+            if arrived.stuck_outside:
                 continue
             quiet_ns = now_ns - max(since_ns, arrived.quiet_since_ns)
             overdue = now_ns - since_ns >= self._hang_timeout_ns
@@ -115,7 +115,7 @@ class CollectiveWatch:
 
 
 def arrivals(members: Collection[Member]) -> dict[tuple[Uid, int], Arrival]:
-    """Of each collective that somebody waits for: who has come to it, or is beyond it.
+    """For each collective that somebody waits for: who has come to it, or is beyond it.
 
     Each member is looked at once for each communicator that it has, and not once for each that waits.
     """

@@ -288,7 +288,7 @@ class _Over:
 
 
 def _all_sequences(rank: RankFacts) -> dict[Place, dict[Uid, int]]:
-    """Of all commits of a rank."""
+    """The sequences of all commits of a rank."""
     of_place: dict[Place, dict[Uid, int]] = {BEGINNING.place: {}}
     known: set[Uid] = set()
     for commit in in_order(rank.stored, rank.snapshots, rank.commits):

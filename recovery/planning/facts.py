@@ -114,12 +114,12 @@ class RankFacts:
     `leaving`: it is to go to another device, which is kept for it; if that cannot be, it stays.
     `refused_commit`: its server could not go on from there with state of others; 0: none.  `stored`: commits
     whose whole state lies on storage, and to which the log reaches back, oldest first.  `refused_snapshots`:
-    places of those commits among `snapshots` that a server found damaged.  `returning`: its host is gone,
-    and its worker comes back as it was in an image that goes with its only snapshot.  `unread`: ranks whose
-    state its server could not read, though it was tried again.  `begun`: communicators that it has made since
-    its newest commit, and how many ranks each of them has.  `host`: where its device server runs; empty: on
-    the host that plans.  `sealed`: its server runs, and stands inside an optimizer step out of which no way
-    leads: nothing of its state is of any use, as if it were dead.
+    places of those commits among `snapshots` that a server found damaged.  `restores_from_image`: its host
+    is gone, and its worker comes back as it was in an image that goes with its only snapshot.  `unread`:
+    ranks whose state its server could not read, though it was tried again.  `begun`: communicators that it
+    has made since its newest commit, and how many ranks each of them has.  `host`: where its device server
+    runs; empty: on the host that plans.  `sealed`: its server runs, and stands inside an optimizer step out
+    of which no way leads: nothing of its state is of any use, as if it were dead.
     """
 
     rank: int
@@ -138,7 +138,7 @@ class RankFacts:
     refused_commit: int = 0
     stored: tuple[CommitFacts, ...] = ()
     refused_snapshots: frozenset[tuple[int, int]] = frozenset()
-    returning: bool = False
+    restores_from_image: bool = False
     unread: frozenset[int] = frozenset()
     begun: tuple[tuple[Uid, int], ...] = ()
     host: str = ""

@@ -78,14 +78,14 @@ class Reload:
 
 
 @dataclass(frozen=True)
-class Lose:
+class FailRank:
     """End the session: its worker raises `message`."""
 
     rank: int
     message: str
 
 
-Action = Restart | Rewind | Reload | Lose
+Action = Restart | Rewind | Reload | FailRank
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     kept = [c for c in kept_commits(rank) if c.number <= trusted.get(rank.rank, c.number)]
     if (rank.snapshots or rank.stored) and kept and kept[0] is BEGINNING:
         del kept[0]  # snapshots are nearer
-    if rank.returning:
+    if rank.restores_from_image:
         return [], f"the host of rank {rank.rank} is lost, and its worker comes back from a CPU image"
     if not rank.alive:
         rebuildable = [
@@ -358,7 +358,7 @@ def _no_device(facts: Facts) -> str:
 
 
 def _name_of_end(fault: FaultFacts) -> PlanName:
-    """Of ranks whose peer's worker has ended: a collective fails of that, too; anything else is a fault."""
+    """How a job ends if a peer's worker has ended: a collective fails of that, too; all else is a fault."""
     return PlanName.END_WITH_PEER if fault.kind in ECHOES else PlanName.GIVE_UP
 
 
@@ -395,7 +395,7 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     reason = f"{'; '.join(who)}; {source}; newest consistent cut: {where}"
     if rolled:
         name = PlanName.ROLL_FORWARD
-    elif all(restart.stash for restart in restarts):
+    elif all(restart.keeps_source for restart in restarts):
         name = PlanName.STASH_RESTART_RESTORE
     else:
         name = PlanName.RESTART_COPY_REPLAY
@@ -431,7 +431,7 @@ def _give_up(facts: Facts, reason: str, culprits: Sequence[int]) -> Plan:
     lost = connected(facts.ranks, culprits) & {rank.rank for rank in facts.ranks}
     if not lost:
         lost = {rank.rank for rank in facts.ranks}
-    actions: list[Action] = [Lose(rank.rank, reason) for rank in facts.ranks if rank.rank in lost]
+    actions: list[Action] = [FailRank(rank.rank, reason) for rank in facts.ranks if rank.rank in lost]
     others = tuple(rank for rank in facts.ranks if rank.rank not in lost)
     cut: Cut = {}
     if others:

@@ -96,7 +96,7 @@ class Holders:
         return found
 
     def _handles(self, offer: Offer) -> dict[Content, list[int]]:
-        """Of buffers with wanted contents."""
+        """The handles of buffers with wanted contents."""
         held = self._held.get(offer.rank)
         if held is None:
             held = self._held[offer.rank] = {}
@@ -303,7 +303,7 @@ def _content(buffer: BufferFacts | None) -> Content | None:
 
 
 def _is_zero(content: Content) -> bool:
-    """Of a small buffer; what is large and was never written is hardly ever alike by chance."""
+    """Whether a small buffer is zero; what is large and was never written is hardly ever alike by chance."""
     return content[0] <= LARGEST_ZEROS and content[1] == _digest_of_zeros(content[0])
 
 

@@ -25,7 +25,7 @@ MOST_CUTS = 4096
 class Restart:
     """Attach the rank to a ready server at `commit`, rebuild its state there with `copies`, replay.
 
-    `stash`: its own old server is rewound first and is where the copies come from.
+    `keeps_source`: its own old server is rewound first and is where the copies come from.
     `roll_forward`: `commit` lies right before an optimizer step that others have finished, and some copies
     are of the step's end.
     """
@@ -33,7 +33,7 @@ class Restart:
     rank: int
     commit: int
     copies: tuple[Copy, ...]
-    stash: bool = False
+    keeps_source: bool = False
     roll_forward: RollForward | None = None
 
 
@@ -51,7 +51,7 @@ _Step = tuple[int, frozenset[int]]
 
 
 class Restarts:
-    """Of the ranks that leave their servers, at cuts of one search."""
+    """Restarts the ranks that leave their servers, at cuts of one search."""
 
     def __init__(self, ranks: Sequence[RankFacts], search: CutSearch) -> None:
         self._ranks = ranks
@@ -106,7 +106,7 @@ class Restarts:
             else:
                 copies, missing = holders[commit.step, rank.unread].match(manifest, rank.host, turn)
             if not missing:
-                restarts.append(Restart(rank.rank, commit.number, tuple(copies), stash=rank.alive))
+                restarts.append(Restart(rank.rank, commit.number, tuple(copies), keeps_source=rank.alive))
                 continue
             rolled = self._rolled(rank, commit, cut)
             if rolled is not None:

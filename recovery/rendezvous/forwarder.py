@@ -77,7 +77,7 @@ class JobHosts(Protocol):
 
 
 class OneHost:
-    """Of a proxyd whose jobs do not."""
+    """A proxyd whose jobs have no other hosts."""
 
     def where(self, job: str) -> Leader | None:
         return None
@@ -89,7 +89,7 @@ class OneHost:
         return f"job {job:.64} does not span hosts"
 
 
-class Passage:
+class StoreForwarder:
     """From here to whoever leads a job."""
 
     def __init__(self, where: Where, patience_s: float = PATIENCE_S) -> None:

@@ -11,7 +11,14 @@ import grpc.aio
 
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.membership.network.links import caller
-from understudy.recovery.rendezvous.forwarder import NOT_LED, JobHosts, NotPassedOn, Passage, Where, nowhere
+from understudy.recovery.rendezvous.forwarder import (
+    NOT_LED,
+    JobHosts,
+    NotPassedOn,
+    StoreForwarder,
+    Where,
+    nowhere,
+)
 from understudy.recovery.rendezvous.store import LARGEST_VALUE, LONGEST_KEY, MOST_KEYS, Store, StoreFull
 from understudy.recovery.rendezvous.worker_store import WorkerStore
 
@@ -79,7 +86,7 @@ class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
 
     def __init__(self, store: Store, where: Where = nowhere) -> None:
         self._here = StoreAnswers(store)
-        self._passage = Passage(where)
+        self._forwarder = StoreForwarder(where)
 
     async def Set(self, request: Any, context: Any) -> pb.StoreReply:
         return await self._ask(request.key, lambda stub: stub.Set, request, self._here.set, context)
@@ -94,8 +101,8 @@ class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
         if request.HasField("set") and _job(request.set.key) != _job(key):
             raise NotPassedOn("what is set, and what is asked for, is of one job", _INVALID)
         if request.timeout_ms:
-            return await self._passage.wait(key, request, self._here.get)
-        return await self._passage.ask(_job(key), lambda stub: stub.Get, request, self._here.get)
+            return await self._forwarder.wait(key, request, self._here.get)
+        return await self._forwarder.ask(_job(key), lambda stub: stub.Get, request, self._here.get)
 
     async def Add(self, request: Any, context: Any) -> pb.StoreReply:
         request.id = request.id or secrets.token_hex(16)
@@ -108,10 +115,10 @@ class RendezvousService(rpc.RendezvousServicer):  # type: ignore[misc]
         return await self._ask(request.key, lambda stub: stub.Delete, request, self._here.delete, context)
 
     async def _ask(self, key: str, there: Any, request: Any, here: Any, context: Any) -> pb.StoreReply:
-        return await _told(context, self._passage.ask(_job(key), there, request, here))
+        return await _told(context, self._forwarder.ask(_job(key), there, request, here))
 
 
-class MeetingService(rpc.MeetingServicer):  # type: ignore[misc]
+class PeerStoreService(rpc.MeetingServicer):  # type: ignore[misc]
     """For other hosts that have a part in a job: its store, if this one leads it.
 
     Nothing is passed on from here, so no request ever goes round in circles.

@@ -31,7 +31,7 @@ MOST_DONE_OF_WORKERS = 1 << 18
 SPARE_NOTES = 1 << 20
 """Bytes that notes may have beyond twice what they had when they were last written anew."""
 FILE = "store"
-MEETING = "meet"
+RENDEZVOUS = "meet"
 """What stands for the generation in the key of a member that is there (proxy_server/backends.py)."""
 LONGEST_NUMBER = 20
 
@@ -136,7 +136,7 @@ def _open(path: Path) -> int:
 
 
 class _Wait:
-    """Of a reader, for keys; whoever puts the last one ends it."""
+    """A reader waits for keys; whoever puts the last one ends it."""
 
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -319,16 +319,16 @@ class Store:
 
 
 def _generation(job: str, key: str, value: bytes) -> float:
-    """Of a communicator's key, JOB/GENERATION/COMMUNICATOR/…; those of others never grow old."""
+    """The generation in a communicator's key, JOB/GENERATION/COMMUNICATOR/…; others never grow old."""
     whose, _, rest = key.partition("/")
     number, _, _ = rest.partition("/")
-    found = _told(value)[0] if number == MEETING else _number(number)
+    found = _told(value)[0] if number == RENDEZVOUS else _number(number)
     return math.inf if whose != job or found is None else found
 
 
 def _member(job: str, key: str, value: bytes) -> int | None:
     """The rank whose being there a key JOB/meet/COMMUNICATOR/MEMBER tells of."""
-    return _told(value)[1] if key.startswith(f"{job}/{MEETING}/") else None
+    return _told(value)[1] if key.startswith(f"{job}/{RENDEZVOUS}/") else None
 
 
 def _told(value: bytes) -> tuple[int | None, int | None]:

@@ -20,7 +20,7 @@ import structlog
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.private_socket import bound_to
-from understudy.recovery.rendezvous.forwarder import NOT_LED, NotPassedOn, Passage, nowhere
+from understudy.recovery.rendezvous.forwarder import NOT_LED, NotPassedOn, StoreForwarder, nowhere
 from understudy.recovery.rendezvous.store import (
     LARGEST_VALUE,
     LONGEST_KEY,
@@ -42,19 +42,19 @@ REQUEST_S = 30.0
 
 
 class WorkerStore:
-    """Of one job."""
+    """The store of one job."""
 
     def __init__(
         self,
         directory: Path,
         job: str = "",
-        passage: Passage | None = None,
+        forwarder: StoreForwarder | None = None,
         spans: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`passage`: to whoever leads the job; `spans`: whether it may have ranks on other hosts."""
+        """`forwarder`: to whoever leads the job; `spans`: whether it may have ranks on other hosts."""
         self._directory = directory
         self._job = job
-        self._passage = passage or Passage(nowhere)
+        self._forwarder = forwarder or StoreForwarder(nowhere)
         self._spans = spans
         self.settle: Callable[[], Awaitable[None]] = _settled
         """Until what has been written outlives this host, too, if anything is to."""
@@ -95,7 +95,7 @@ class WorkerStore:
             return json.dumps({"spans": self._spans()}).encode()
         try:
             request = pb.WorkerStoreRequest(job=self._job, line=line)
-            reply = await self._passage.ask(
+            reply = await self._forwarder.ask(
                 self._job, lambda stub: stub.AskWorkerStore, request, self.answer_here
             )
         except NotPassedOn as problem:  # nobody may lead the job for a while: whoever asks goes on asking

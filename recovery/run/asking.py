@@ -43,7 +43,7 @@ def get_status(socket: Path | None, job: str = "") -> Any:
 
 
 def all_status(socket: Path | None) -> dict[Path, Any]:
-    """Of all that answer, by socket: the node's own and those of single runs; raises NobodyAnswers.
+    """What all say that answer, by socket: the node's own and those of single runs; raises NobodyAnswers.
 
     One that hangs, or has just ended, is told of, and keeps nobody from seeing the others.
     """
@@ -54,7 +54,7 @@ def all_status(socket: Path | None) -> dict[Path, Any]:
 
 
 def _statuses(paths: list[Path]) -> dict[Path, Any]:
-    """Of those that answer; raises NobodyAnswers if none does."""
+    """What those say that answer; raises NobodyAnswers if none does."""
     found: dict[Path, Any] = {}
     silent: list[NobodyAnswers] = []
     for path in paths:

@@ -69,7 +69,7 @@ def _never_fired(report: Any, drills: Sequence[Drill]) -> list[str]:
 
 
 def _status_of(report: Any, idle: list[str]) -> int:
-    """Of a run whose command has succeeded."""
+    """The exit status of a run whose command has succeeded."""
     if report.replies_different:
         return VALUES_DIFFERENT
     if report.error:

@@ -50,7 +50,7 @@ def begin_attempt(directory: Path, job: str, command: Sequence[str], hosts: int)
 
 
 def _numbers(directory: Path, host: str) -> list[int]:
-    """Of attempts so far; with `host`, of that one's alone."""
+    """The numbers of attempts so far; with `host`, of that one's alone."""
     found = [_NAME.fullmatch(path.name) for path in directory.iterdir()]
     return [int(one[1]) for one in found if one and (not host or one[2] == host)]
 

@@ -22,7 +22,7 @@ Plan = tuple[tuple[int, int, int, bool], int]
 
 
 def judge_resumed(run: Run, against: Run | None = None) -> Found:
-    """Of a run alone, or beside another."""
+    """Judges a run alone, or beside another."""
     found = Found()
     plans = plans_of(run)
     others = plans_of(against) if against is not None else {}

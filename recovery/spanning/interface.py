@@ -1,4 +1,4 @@
-"""What the desk needs of jobs on several hosts (spans.py, which needs the desk)."""
+"""What the agent needs of jobs on several hosts (spans.py, which needs the agent)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from understudy import replay
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.homes import Homes
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.migration.places import Place
 from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
 from understudy.recovery.persistence.writing.request import Written
@@ -19,14 +19,14 @@ class Started(Protocol):
     """A job that we lead."""
 
     def start(self) -> None:
-        """Once it is on the desk."""
+        """Once it is open here."""
 
     async def settle(self) -> None:
         """Until what is known of it outlives this host, if that is to outlive its loss."""
 
 
 class Images(Protocol):
-    """Of a job's workers."""
+    """Images of a job's workers."""
 
     def kept_from(self, session: Session) -> int:
         """Log offset from which on its log is needed for them; 0: it is not."""
@@ -38,12 +38,12 @@ class Images(Protocol):
 
 
 class JobSpans(Protocol):
-    """Of one proxyd."""
+    """The jobs on several hosts of one proxyd."""
 
     def begin(self, job: Job) -> Started:
         """We lead it."""
 
-    def homes(self, job: Job) -> Homes:
+    def placement(self, job: Job) -> Placement:
         """Where its ranks get devices and servers from."""
 
     def deputy(self, job: Job) -> Deputy:
@@ -53,7 +53,7 @@ class JobSpans(Protocol):
         """Who writes snapshots of its ranks: `writer` those of this host."""
 
     def images(self, job: Job) -> Images | None:
-        """Of workers of a job that we lead, if any are to be taken."""
+        """Images of workers of a job that we lead, if any are to be taken."""
 
     async def close(self, job: Job) -> pb.JobReport | None:
         """It is over here; its leader's report, if another host leads and gave one."""

@@ -11,8 +11,8 @@ import grpc
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.membership.network.links import caller
-from understudy.recovery.spanning.member.estate import NotKept
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
+from understudy.recovery.spanning.member.standby_state import NotKept
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.spans import Spans

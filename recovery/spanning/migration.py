@@ -9,14 +9,14 @@ from pathlib import Path
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb
-from understudy.recovery.desk.sessions import Desk
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image, image_of
-from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.moves import Callbacks, Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import Shipped, send_worker
@@ -33,28 +33,34 @@ ENDS_S = 10.0
 
 
 class Migration:
-    """Of one proxyd."""
+    """Sends and receives the ranks of one proxyd."""
 
-    def __init__(self, desk: Desk, pool: ServerPool, moves: Moves, member: MemberSide, here: str) -> None:
-        self._desk = desk
+    def __init__(
+        self, agent: HostAgent, pool: ServerPool, moves: Moves, member: MemberSide, here: str
+    ) -> None:
+        self._agent = agent
         self._pool = pool
-        self._homes = Homes(pool, desk.leases)
+        self._placement = Placement(pool, agent.leases)
         self._moves = moves
         self._member = member
         self._here = here
-        moves.callbacks = Callbacks(arrived=self._arrived, free_devices=lambda: len(self._desk.leases.free()))
+        moves.callbacks = Callbacks(
+            arrived=self._arrived, free_devices=lambda: len(self._agent.leases.free())
+        )
         self._awaited: dict[tuple[str, int], asyncio.Future[tuple[Path, int, str]]] = {}
 
     # ------------------------------------------------------------------ going
-    async def send(self, session: Session, destination: str, stash: bool, device: str = "") -> pb.Transfer:
+    async def send(
+        self, session: Session, destination: str, keep_source: bool, device: str = ""
+    ) -> pb.Transfer:
         """Its worker and log; its server is ended, or stays to be copied from.  Raises Refused."""
         if not session.relay:
             raise Refused(
                 f"the worker of rank {session.rank} cannot be moved: start the run with proxyrun --migratable"
             )
-        if not stash:
+        if not keep_source:
             session.server.retired = True
-            self._homes.retire(session.server)
+            self._placement.retire(session.server)
             try:
                 await asyncio.wait_for(session.server.process.memory_gone.wait(), ENDS_S)
             except TimeoutError:
@@ -65,39 +71,39 @@ class Migration:
             token=span.token, leader=span.leader or self._here, hosts=span.hosts,
             recoveries=session.recoveries, device=device,
         )  # fmt: skip
-        passenger = Passenger.of(session, mark.SerializeToString())
+        worker = DumpedWorker.of(session, mark.SerializeToString())
         try:
-            return _transfer(self._here, await send_worker(self._moves, passenger, destination))
+            return _transfer(self._here, await send_worker(self._moves, worker, destination))
         except NotSent as problem:
             raise Refused(str(problem)) from problem
 
     async def send_for_leader(
-        self, job: Job, session: Session, destination: str, stash: bool, device: str
+        self, job: Job, session: Session, destination: str, keep_source: bool, device: str
     ) -> pb.Transfer:
         """A rank of ours, as the leader wants it; raises Refused."""
-        deputy = self._desk.coordinators[job.name]
+        deputy = self._agent.coordinators[job.name]
         assert isinstance(deputy, Deputy)
         if session.moving is not None:
             raise Refused(f"the worker of rank {session.rank} is being moved already")
         session.moving = asyncio.Event()
         try:
-            transfer = await self.send(session, destination, stash, device)
-            deputy.moved_out(session, session.server if stash else None)
-            self._desk.elsewhere.moved_out(session)
+            transfer = await self.send(session, destination, keep_source, device)
+            deputy.moved_out(session, session.server if keep_source else None)
+            self._agent.remote_ranks.moved_out(session)
             return transfer
         finally:
             session.moving.set()
             session.moving = None
 
     def image(self, session: Session) -> AbstractAsyncContextManager[Image]:
-        """Of the worker of a rank of ours, which runs on; raises NotSent."""
+        """An image of the worker of a rank of ours, which runs on; raises NotSent."""
         moving = session.moving = asyncio.Event()
 
         def running_again() -> None:
             session.moving = None
             moving.set()
 
-        return image_of(self._moves, Passenger.of(session), running_again)
+        return image_of(self._moves, DumpedWorker.of(session), running_again)
 
     # ------------------------------------------------------------------ coming
     def expect(self, job: str, rank: int) -> asyncio.Future[tuple[Path, int, str]]:
@@ -112,7 +118,7 @@ class Migration:
         if awaited is not None and not awaited.done():
             awaited.set_result((directory, pid, relay))
             return
-        job = self._desk.jobs.get(header.job)
+        job = self._agent.jobs.get(header.job)
         known = job.sessions.get(header.rank) if job is not None else None
         if known is not None and known.directory == directory:
             return  # it was here when a proxyd died, and its session was adopted
@@ -121,19 +127,19 @@ class Migration:
         except (Refused, replay.LogError, OSError) as problem:
             log.error("a worker that arrived gets no session", job=header.job, rank=header.rank,
                       problem=str(problem))  # fmt: skip
-            _lose(directory, f"host {self._here} could not take rank {header.rank} in: {problem}")
+            _fail_log(directory, f"host {self._here} could not take rank {header.rank} in: {problem}")
 
     def _open(self, header: pb.WorkerHeader, pid: int, directory: Path, relay: str) -> None:
         mark = read_mark(header.more)
-        job = self._desk.jobs.get(header.job)
+        job = self._agent.jobs.get(header.job)
         if job is None and mark.leader == self._here:
             raise Refused(f"this host leads no job {header.job}")
         if job is None:
             span = Span(mark.hosts, mark.token, mark.leader)
             job = Job(header.job, None, [], span=span, generation=header.generation)
-            job.guest = Path(header.relay).parent
-            self._desk.begin(job)
-        deputy = self._desk.coordinators[job.name]
+            job.foreign_relays = Path(header.relay).parent
+            self._agent.begin(job)
+        deputy = self._agent.coordinators[job.name]
         if job.span is None or not job.span.admits(mark.token) or not isinstance(deputy, Deputy):
             raise Refused(f"there is another job {header.job} here")
         if header.rank in job.sessions:
@@ -142,18 +148,19 @@ class Migration:
         session = Session(
             job=job, rank=header.rank, world=header.world, device=device, device_index=device_index,
             asked_index=device_index, threads=header.threads, worker=Watched(pid),
-            directory=directory, log=replay.Log(str(directory)), server=absent_server(device), hollow=True,
+            directory=directory, log=replay.Log(str(directory)), server=absent_server(device),
+            lacks_state=True,
             relay=relay, recoveries=mark.recoveries, generation=header.generation,
         )  # fmt: skip
-        self._desk.leases.hold(session)
+        self._agent.leases.hold(session)
         job.sessions[header.rank] = session
-        self._desk.elsewhere.receive(session)
+        self._agent.remote_ranks.receive(session)
         deputy.arrived(session, self._member.describe(session))
 
     def take_device(self, wished: str = "") -> tuple[int, str]:
         """One of ours; raises Refused."""
-        names = self._desk.settings.devices.names
-        free = self._desk.leases.free()
+        names = self._agent.settings.devices.names
+        free = self._agent.leases.free()
         if not free:
             raise Refused(f"host {self._here} has no free device")
         index = next((index for index in free if names[index] == wished), free[0])
@@ -169,7 +176,7 @@ def _transfer(source: str, shipped: Shipped) -> pb.Transfer:
     )  # fmt: skip
 
 
-def _lose(directory: Path, message: str) -> None:
+def _fail_log(directory: Path, message: str) -> None:
     try:
         replay.Log(str(directory)).lose(message[:1000])
     except replay.LogError as problem:

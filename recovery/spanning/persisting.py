@@ -19,7 +19,7 @@ def begin_persisting(
     job: Job, settings: PersistenceSettings | None, spans: JobSpans | None, note: Callable[[], None],
     timing: Timing = TIMING,
 ) -> Persistence | None:  # fmt: skip
-    """Of a job that we lead."""
+    """Begins it for a job that we lead."""
     if settings is None:
         return None
     reduced = ""

@@ -10,21 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.background import Complaints
-from understudy.recovery.base.control import answer, pb, rpc, trouble
-from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.report import drill_of
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, standby_key_of
 from understudy.recovery.membership.membership import Membership
-from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.membership.records import VERSION
 from understudy.recovery.membership.stores.store import ClusterStoreError
 from understudy.recovery.migration.places import Place
@@ -38,63 +37,61 @@ from understudy.recovery.planning.link_judgement import judge_links
 from understudy.recovery.rendezvous.forwarder import Leader
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.far_moves import FarMoves
-from understudy.recovery.spanning.homes import SpanningHomes
 from understudy.recovery.spanning.job_link import JobLinkService
-from understudy.recovery.spanning.leader.bequest import Bequest, Sources
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.doors import Doors
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
-from understudy.recovery.spanning.leader.mirror import Feed
-from understudy.recovery.spanning.leadership import Leading, NotLed, claim, heir_key_of
+from understudy.recovery.spanning.leader.standby_replication import Sources, StandbyReplication
 from understudy.recovery.spanning.member.deputy import Deputy
-from understudy.recovery.spanning.member.estate import Estates
+from understudy.recovery.spanning.member.leader_link import LeaderLink
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.member_parts import MemberParts
+from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.spanning.migration import Migration
+from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.description import description
+from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.spanning.way_on import way_on
+from understudy.recovery.state.job_record import journaled_job
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
-from understudy.recovery.takeover.journaling import journaled_job
 
 log = structlog.get_logger()
 
-JOIN_S = 20.0
-"""How long a member waits for the leader to have opened the job, or to be known."""
-AGAIN_S = 0.2
-ASK_S = 10.0
 LOOK_S = 1.0
 MOVE_S = 1500.0
 UNLED_S = 15.0
 """Without a leader for so long, a member asks it."""
 REPORT_S = 120.0
 """How long members can have the report of a job that is over."""
-OPEN_S = 150.0
-"""A rank of a member waits so long for a recovery to end before it opens."""
 
 
 class Spans:
-    """Of one proxyd."""
+    """Knows the jobs on several hosts of one proxyd."""
 
     def __init__(
         self,
-        desk: Desk,
+        agent: HostAgent,
         pool: ServerPool,
         membership: Membership,
         runtime: RuntimeDirectory,
         moves: Moves,
     ) -> None:
-        self._desk = desk
+        self._agent = agent
         self._pool = pool
         self._membership = membership
         self._runtime = runtime
+        self._leader = LeaderLink(membership.links)
         self._leads: dict[str, Lead] = {}
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
-        self._member = MemberSide(desk, Homes(pool, desk.leases))
-        settings = desk.settings
+        self._member = MemberSide(
+            agent.jobs, agent.coordinators, agent.settings, Placement(pool, agent.leases), agent.follow,
+            agent.remote_ranks.close_if_unused, lambda: agent.note(),
+        )  # fmt: skip
+        settings = agent.settings
         self._images_folder: Path | None = None
         if settings.cpu_image_every_s and settings.persist is not None:
             self._images_folder = settings.persist.directory / FOLDER
@@ -102,15 +99,19 @@ class Spans:
             membership.here, lambda: membership.store, membership.cluster, self._promote,
             settings.timing,
         )  # fmt: skip
-        self._migration = Migration(desk, pool, moves, self._member, membership.here)
+        self._migration = Migration(agent, pool, moves, self._member, membership.here)
         self._member.send = self._migration.send_for_leader
         self._member.image = self._migration.image
+        self._doors = Doors(
+            agent.leases, self._migration, agent.remote_ranks.take_remote, agent.remote_ranks.tell,
+            agent.follow, lambda: agent.note(),
+        )  # fmt: skip
         self._moves = moves
         membership.services.append(moves.add_to)
         membership.services.append(
             lambda server: rpc.add_JobLinkServicer_to_server(JobLinkService(self, self._member), server)
         )
-        desk.spans = desk.job_hosts = self
+        agent.spans = agent.job_hosts = self
 
     async def run(self) -> None:
         """Look after hosts that are lost, until cancelled."""
@@ -122,9 +123,9 @@ class Spans:
 
     async def look_at_hosts(self) -> None:
         """Once: whose loss would mean anything here, and who is lost."""
-        away = self._moves.homes.hosts()
+        away = self._moves.outgoing.hosts()
         members = any(lead.members for lead in self._leads.values())
-        led = any(isinstance(known, Deputy) for known in self._desk.coordinators.values())
+        led = any(isinstance(known, Deputy) for known in self._agent.coordinators.values())
         if not (away or members or led):
             return
         standings, _ = await self._membership.hosts.standings()
@@ -134,17 +135,17 @@ class Spans:
         for lead in self._leads.values():
             for host in lost.keys() & lead.members.keys():
                 lead.lost_hosts.give_up(host, lost[host])
-        for job in list(self._desk.jobs.values()):
-            deputy = self._desk.coordinators.get(job.name)
+        for job in list(self._agent.jobs.values()):
+            deputy = self._agent.coordinators.get(job.name)
             if job.span is None or not isinstance(deputy, Deputy):
                 continue
             why = ""
             if job.span.leader in lost:
                 why = await self._why_over(job, deputy, lost)
             elif time.monotonic() - deputy.followed_at > UNLED_S:
-                why = await self._leads_no_more(job)
+                why = await self._leader.leads_no_more(job)
             for session in job.active_sessions() if why else []:
-                session.lose(f"host {job.span.leader} leads job {job.name} no more: {why}")
+                session.fail(f"host {job.span.leader} leads job {job.name} no more: {why}")
 
     async def _why_over(self, job: Job, deputy: Deputy, lost: Mapping[str, str]) -> str:
         """Its leader is lost: what has become of it, or "" if it goes on."""
@@ -154,19 +155,19 @@ class Spans:
         return f"it is lost ({lost[leader]}), and {over}: {way_on(job)}" if over else ""
 
     async def _promote(self, job: Job) -> Lead:
-        await self._desk.elsewhere.promote(job)
+        await self._agent.remote_ranks.promote(job)
         return self._leads[job.name]
 
     def _give_way(self, job: Job, host: str) -> None:
         """Another host leads a job of ours: ours was given up, and its ranks go on elsewhere."""
         lead = self._leads[job.name]
         lead.let_go_of_members(f"host {host} leads")
-        lead.run_beside(self._desk.coordinators[job.name].cancel())  # what it waits for does not come
+        lead.run_beside(self._agent.coordinators[job.name].cancel())  # what it waits for does not come
         for session in job.active_sessions():
             if session.host:  # it goes on, and nothing of what we know of it counts
                 lead.worker_ended(session)
                 continue
-            session.lose(f"this host was given up: host {host} leads job {job.name} now, with this rank")
+            session.fail(f"this host was given up: host {host} leads job {job.name} now, with this rank")
             # It has stood in its first collective since, and must never write to a file again.
             session.worker.send(signal.SIGKILL)
 
@@ -175,29 +176,19 @@ class Spans:
         for host in away & lost.keys():
             self._moves.host_is_lost(host, f"host {host} is lost, and the worker with it ({lost[host]})")
         for host in away & alive:
-            self._moves.homes.trust(host)
-
-    async def _leads_no_more(self, job: Job) -> str:
-        """Why the leader of a job is none, if it says so itself; to be asked is to be reminded of us."""
-        assert job.span is not None
-        request = pb.JoinJobRequest(job=job.name, token=job.span.token, hosts=job.span.hosts)
-        try:
-            reply = await answer(self._leader(job.span).JoinJob(request, timeout=ASK_S))
-        except (grpc.RpcError, NoLink):
-            return ""
-        return str(reply.error)
+            self._moves.outgoing.trust(host)
 
     # ------------------------------------------------------------------ stores of jobs
     def where(self, job: str) -> Leader | None:
         """Who leads it; None: this host.  Raises NoLink."""
-        known = self._desk.jobs.get(job)
+        known = self._agent.jobs.get(job)
         if known is None or known.span is None or not known.span.leader:
             return None
         return Leader(known.span.leader, self._membership.links.to(known.span.leader))
 
     def spans(self, job: str) -> bool:
         """Whether it may have ranks on other hosts."""
-        known = self._desk.jobs.get(job)
+        known = self._agent.jobs.get(job)
         return known is not None and known.span is not None
 
     def admits(self, job: str, host: str) -> str:
@@ -211,14 +202,14 @@ class Spans:
     async def open_job(self, request: pb.OpenJobRequest, drills: list[Drill]) -> str:
         """Answers the directory of its relays, if it is migratable; raises Refused."""
         name = request.job
-        span = None if name in self._desk.jobs else await self.settle(name, request.hosts)
+        span = None if name in self._agent.jobs else await self.settle(name, request.hosts)
         if span is not None and span.leader:
             if drills:
                 raise Refused(f"host {span.leader} leads job {name}: name its drills there")
-            joined = await self.join(name, span)
+            joined = await self._leader.join(name, span)
             drills = [drill_of(drill) for drill in joined.drills]
         try:
-            return self._desk.open_job(name, drills, request.launcher_pid, request.migratable, span)
+            return self._agent.open_job(name, drills, request.launcher_pid, request.migratable, span)
         except Refused:
             if span is not None and span.leading is not None:
                 await span.leading.resign()
@@ -235,7 +226,7 @@ class Spans:
         try:
             claimed = await claim(
                 self._membership.store, self._membership.cluster, name, self._membership.here, max(hosts, 1),
-                timing=self._desk.settings.timing,
+                timing=self._agent.settings.timing,
             )  # fmt: skip
         except NotLed as problem:
             raise Refused(str(problem)) from problem
@@ -249,90 +240,67 @@ class Spans:
             return Span(record.hosts, record.token, record.host)
         leading = Leading(
             self._membership.store, self._membership.cluster, name, record, claimed.leadership,
-            self._desk.settings.timing,
+            self._agent.settings.timing,
         )  # fmt: skip
         return Span(record.hosts, record.token, leading=leading)
 
-    async def join(self, name: str, span: Span) -> pb.JoinJobReply:
-        """The job that another host leads; raises Refused."""
-        deadline = asyncio.get_running_loop().time() + JOIN_S
-        request = pb.JoinJobRequest(job=name, token=span.token, hosts=span.hosts)
-        while True:
-            try:
-                reply: pb.JoinJobReply = await self._ask_leader(name, span, "JoinJob", request, ASK_S)
-                return reply
-            except Refused as problem:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise Refused(f"host {span.leader} lets nobody into job {name}: {problem}") from problem
-            await asyncio.sleep(AGAIN_S)
-
-    def _leader(self, span: Span) -> rpc.JobLinkStub:
-        """Raises NoLink."""
-        return rpc.JobLinkStub(self._membership.links.to(span.leader))
-
-    async def _ask_leader(self, job: str, span: Span, method: str, request: Any, within_s: float) -> Any:
-        """Its answer, which is no error; raises Refused."""
-        try:
-            reply = await answer(getattr(self._leader(span), method)(request, timeout=within_s))
-        except (grpc.RpcError, NoLink) as problem:
-            why = trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
-            raise Refused(f"host {span.leader}, which leads job {job}: {why}") from problem
-        if reply.error:
-            raise Refused(reply.error)
-        return reply
-
     def begin(self, job: Job) -> Lead:
-        """We lead it; `start` is for when it is on the desk."""
+        """We lead it; `start` is for when it is open here."""
         assert job.span is not None
         if job.span.leading is None:  # a proxyd before us led it
             store, cluster, here = self._membership.store, self._membership.cluster, self._membership.here
             record = pb.JobLeader(version=VERSION, host=here, hosts=job.span.hosts, token=job.span.token)
-            job.span.leading = Leading(store, cluster, job.name, record, timing=self._desk.settings.timing)
+            job.span.leading = Leading(store, cluster, job.name, record, timing=self._agent.settings.timing)
         lead = Lead(
             job, job.span, self._membership.links, self._runtime,
-            Doors(self._desk, self._pool, self._migration), self._membership.here,
+            self._doors, self._membership.here,
         )  # fmt: skip
         self._leads[job.name] = lead
         job.span.leading.superseded = partial(self._give_way, job)
         if self._images_folder is not None:
-            every_s = self._desk.settings.cpu_image_every_s
+            every_s = self._agent.settings.cpu_image_every_s
             images = lead.images = CpuImages(
-                job, lead, self._moves, self._images_folder, every_s, self._desk.settings.timing
+                job, lead, self._moves, self._images_folder, every_s, self._agent.settings.timing
             )
-            store, key = self._membership.store, heir_key_of(self._membership.cluster, job.name)
-            images.bequest = lead.bequest = Bequest(job, lead, store, key, self._sources())
-            images.bequest.lapsed = images.not_left
-            if (workers := self._desk.worker_stores.get(job.name)) is not None:
-                workers.settle = images.bequest.settle
+            store, key = self._membership.store, standby_key_of(self._membership.cluster, job.name)
+            images.standby = lead.standby = StandbyReplication(job, lead, store, key, self._sources())
+            images.standby.lapsed = images.not_left
+            if (workers := self._agent.worker_stores.get(job.name)) is not None:
+                workers.settle = images.standby.settle
         return lead
 
     def _store_of(self, job: Job) -> Store | None:
-        """Of its workers, on this host."""
-        known = self._desk.worker_stores.get(job.name)
+        """The store of a job's workers, on this host."""
+        known = self._agent.worker_stores.get(job.name)
         return known.store if known is not None else None
 
     def _sources(self) -> Sources:
-        desk = self._desk
+        agent = self._agent
 
         def describe(session: Session) -> pb.RankDescription:
             whole = Feed(session.log).whole(session.rank, anew=True)
-            return description(session, desk.settings, whole, parked=False)
+            return description(session, agent.settings, whole, parked=False)
 
-        return Sources(
-            self._store_of, self._migration.image, describe, partial(journaled_job, desk, sessions=False)
-        )
+        def known(job: Job) -> pb.JournaledJob:
+            coordinator = agent.coordinators.get(job.name)
+            return journaled_job(job, coordinator.corruption if coordinator is not None else None)
+
+        return Sources(self._store_of, self._migration.image, describe, known)
 
     def images(self, job: Job) -> CpuImages | None:
-        """Of workers of a job that we lead, if any are to be taken."""
+        """Images of workers of a job that we lead, if any are to be taken."""
         return self._leads[job.name].images
 
-    def homes(self, job: Job) -> Homes:
+    def placement(self, job: Job) -> Placement:
         """For its coordinator."""
-        made = SpanningHomes(
-            self._pool, self._desk.leases, self._leads[job.name], self._places, self._cut_off
+        made = SpanningPlacement(
+            self._pool, self._agent.leases, self._leads[job.name], self._places, self._cut_off
         )
         self._leads[job.name].room_for = made.room_for
-        self._far_moves[job.name] = FarMoves(self._desk, job, made)
+        agent = self._agent
+        self._far_moves[job.name] = FarMoves(
+            job, made, agent.coordinators, agent.planned.carry_out, self._doors.note
+        )
         return made
 
     def _places(self, source: str) -> dict[str, int]:
@@ -365,7 +333,7 @@ class Spans:
         request = pb.AskMoveRequest(
             job=job.name, token=job.span.token, rank=session.rank, host=place.host, device=place.device
         )
-        reply = await self._ask_leader(job.name, job.span, "AskMove", request, MOVE_S)
+        reply = await self._leader.ask(job.name, job.span, "AskMove", request, MOVE_S)
         return str(reply.detail)
 
     async def move_for_member(self, lead: Lead, host: str, request: pb.AskMoveRequest) -> str:
@@ -377,12 +345,14 @@ class Spans:
 
     def deputy(self, job: Job) -> Deputy:
         """In place of its coordinator."""
-        persist = self._desk.settings.persist
+        persist = self._agent.settings.persist
         settings = on_several_hosts(persist) if persist is not None else None
-        parts = MemberParts(job, settings, partial(self._desk.keep, job), lambda: self._desk.note())
+        parts = MemberParts(job, settings, partial(self._agent.keep, job), lambda: self._agent.note())
         folder = self._images_folder / self._membership.here if self._images_folder is not None else None
-        estates = Estates(job, folder, partial(self._store_of, job))
-        return Deputy(job, self._desk.leases, self._desk.watch.pace, self._member.describe, parts, estates)
+        standby_states = StandbyStates(job, folder, partial(self._store_of, job))
+        return Deputy(
+            job, self._agent.leases, self._agent.watch.pace, self._member.describe, parts, standby_states
+        )
 
     def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> FarParts:
         """Who writes snapshots of its ranks."""
@@ -399,12 +369,7 @@ class Spans:
             asyncio.get_running_loop().call_later(REPORT_S, self._reports.pop, job.name, None)
             await lead.close()
             return None
-        request = pb.LeaveJobRequest(job=job.name, token=job.span.token)
-        try:
-            return await answer(self._leader(job.span).LeaveJob(request, timeout=ASK_S))
-        except (grpc.RpcError, NoLink) as problem:
-            log.warning("no report of a job's leader", job=job.name, problem=str(problem))
-            return None
+        return await self._leader.leave(job, job.span)
 
     async def ended(self, session: Session) -> None:
         """One of another host's."""
@@ -421,17 +386,13 @@ class Spans:
     async def begin_rank(self, job: Job, rank: int, world: int) -> pb.BeginRankReply:
         """Before it opens here; raises Refused."""
         assert job.span is not None
-        request = pb.BeginRankRequest(job=job.name, token=job.span.token, rank=rank, world=world)
-        reply: pb.BeginRankReply = await self._ask_leader(job.name, job.span, "BeginRank", request, OPEN_S)
-        return reply
+        return await self._leader.begin_rank(job.name, job.span, rank, world)
 
     async def end_rank(self, job: Job, rank: int, session: Session | None) -> None:
         """It has opened, or not; raises Refused."""
         assert job.span is not None
-        request = pb.EndRankRequest(job=job.name, token=job.span.token, rank=rank)
-        if session is not None:
-            request.opened.CopyFrom(self._member.describe(session))
-        await self._ask_leader(job.name, job.span, "EndRank", request, ASK_S)
+        opened = self._member.describe(session) if session is not None else None
+        await self._leader.end_rank(job.name, job.span, rank, opened)
 
     # ------------------------------------------------------------------ what members ask
     def led(self, request: Any) -> Lead:
@@ -457,7 +418,7 @@ class Spans:
         if host not in lead.members and len(lead.span.members) + 1 >= lead.span.hosts:
             raise NotAdmitted(f"all {lead.span.hosts} hosts of job {lead.job.name} are there already")
         lead.join(host)
-        self._desk.note()
+        self._agent.note()
         drills = [one.drill.message() for one in lead.job.drills if not one.fired]
         return pb.JoinJobReply(generation=lead.job.generation, drills=drills)
 
@@ -466,12 +427,12 @@ class Spans:
         if host not in lead.members:
             raise NotAdmitted("this host has not joined the job")
         try:
-            await self._desk.elsewhere.await_former(lead.job, request.rank, request.world, host)
+            await self._agent.remote_ranks.await_former(lead.job, request.rank, request.world, host)
         except Refused as refusal:
             raise NotAdmitted(str(refusal)) from refusal
         await lead.turns.begin(host, request.rank)
         return pb.BeginRankReply(
-            generation=lead.job.generation, validate_step=self._desk.elsewhere.next_validation(lead.job)
+            generation=lead.job.generation, validate_step=self._agent.remote_ranks.next_validation(lead.job)
         )
 
     def let_end(self, lead: Lead, host: str, request: pb.EndRankRequest) -> pb.EndRankReply:

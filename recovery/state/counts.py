@@ -39,7 +39,7 @@ class ScheduledDrill:
 
 @dataclass
 class CopyCounts:
-    """Of a job's sets of snapshots, on their way to storage or to the second tier."""
+    """Counts a job's sets of snapshots, on their way to storage or to the second tier."""
 
     copied: int = 0
     """Sets that are complete there."""
@@ -52,7 +52,7 @@ class CopyCounts:
 
 @dataclass
 class LogCounts:
-    """Of a job's logs, on their way to storage."""
+    """Counts what of a job's logs is on its way to storage."""
 
     bytes: int = 0
     gaps: int = 0

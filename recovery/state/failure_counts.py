@@ -17,7 +17,7 @@ class _Count:
 
 
 class FailureCounts:
-    """Of one job; of each rank and kind of fault."""
+    """Counts the failures of one job, by rank and kind of fault."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, FaultKind], _Count] = {}

@@ -15,12 +15,12 @@ from understudy.recovery.drills.fault_table import BY_NAME
 from understudy.recovery.history import events
 from understudy.recovery.history.recorder import Recorder, new_id, now_ms
 from understudy.recovery.history.report import counts_of
-from understudy.recovery.host.servers import Server, is_gpu
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.planning.facts import Phase, RankFacts
 from understudy.recovery.state.counts import CopyCounts, Ended, LogCounts, ScheduledDrill
+from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.pace import StepClock
+from understudy.recovery.state.server import Server, is_gpu
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span
 
@@ -72,9 +72,9 @@ class Session:
     """How it came to where it is, until that is told of."""
     declined: str = ""
     """Why what was ordered last of it did not come about."""
-    stash: Server | None = None
+    source_server: Server | None = None
     """Its former server, while the new one copies from it."""
-    hollow: bool = False
+    lacks_state: bool = False
     """Its server is fresh and holds no state yet."""
     restored_commit: int = 0
     """Where its server's memory begins: it has no pre-images of what came before."""
@@ -114,7 +114,7 @@ class Session:
     """Where it runs, if that is another one."""
     relay: str = ""
     """The socket of what can move its worker; empty: nothing can."""
-    returning: int = 0
+    restores_from_image: int = 0
     """Serial of the snapshot with which its worker comes back, as its host is lost; 0: it does not."""
     cpu_image_step: int = 0
     """Of the newest CPU image of it; 0: there is none."""
@@ -141,7 +141,7 @@ class Session:
 
     @property
     def persisted_step(self) -> int:
-        """Of the newest snapshot that is durable on all ranks; 0: there is none."""
+        """The step of the newest snapshot that is durable on all ranks; 0: there is none."""
         stored = self.job.span.stored if self.job.span is not None else None
         known = [durable.commit.step for durable in self.durable]
         return max([*known, stored.step] if stored is not None else known, default=0)
@@ -159,17 +159,17 @@ class Session:
     @property
     def has_state(self) -> bool:
         """Whether its server runs and holds the rank's memory."""
-        return self.server.process.running and not self.hollow
+        return self.server.process.running and not self.lacks_state
 
     def hold_state_of(self, commit: int) -> None:
         """Its new server stands at that commit; those behind are made anew."""
-        self.hollow, self.restored_commit = False, commit
+        self.lacks_state, self.restored_commit = False, commit
         if commit < self.refused_commit:
             self.refused_commit = 0
 
     def break_off_roll_forward(self) -> None:
         """Its server stands still amid its step, and has overwritten nothing: it has made no commit."""
-        self.hollow = True
+        self.lacks_state = True
         self.resumed_commit = self.former_resumed_commit
 
     @property
@@ -214,7 +214,7 @@ class Session:
         """What was ordered of it does not come about; whoever ordered it may try again."""
         self.destination, self.destination_host, self.declined = None, "", reason
 
-    def lose(self, message: str) -> None:
+    def fail(self, message: str) -> None:
         """Its worker raises `message` at its next call."""
         if self.log.session_state == 0:
             self.log.lose(message[:1000])
@@ -260,7 +260,7 @@ class Session:
             migratable=self.migratable,
             host=self.host,
             leader=self.job.span.leader if self.job.span is not None else "",
-            heir=self.job.span.heir if self.job.span is not None else "",
+            heir=self.job.span.standby if self.job.span is not None else "",
             replies_different=sum(self.job.replies_different().values()),
             not_replayable=self.job.not_replayable,
             not_validated=self.not_validated,
@@ -314,7 +314,7 @@ class Job:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     """Notified when a recovery or a session ended."""
     closing: bool = False
-    guest: Path | None = None
+    foreign_relays: Path | None = None
     """Directory of its relays, if it was begun on another host: it ends here with its last rank."""
     span: Span | None = None
     """If it spans hosts, or may come to."""
@@ -337,7 +337,7 @@ class Job:
         return [self.sessions[rank] for rank in sorted(self.sessions) if self.sessions[rank].active]
 
     def oldest_generation(self) -> int:
-        """Of which a communicator may still be built, or lives."""
+        """The oldest one of which a communicator may still be built, or lives."""
         return min([self.generation, *(session.generation for session in self.active_sessions())])
 
     def replies_different(self) -> dict[int, int]:

@@ -11,7 +11,7 @@ REMEMBERED = 32
 
 @dataclass
 class StepClock:
-    """Of one session.  Several minibatches may end between two looks."""
+    """Times the steps of one session.  Several minibatches may end between two looks."""
 
     _step: int = -1
     _began_ns: int = 0
@@ -27,7 +27,7 @@ class StepClock:
 
     @property
     def step_s(self) -> float:
-        """Of a minibatch, the median of the last ones; 0: none has ended yet."""
+        """The seconds of a minibatch, the median of the last ones; 0: none has ended yet."""
         return statistics.median(list(self._seconds)[1:] or self._seconds) if self._seconds else 0.0
 
     def age_s(self, now_ns: int) -> float:

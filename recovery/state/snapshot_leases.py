@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SnapshotLeases:
-    """Of one job."""
+    """The leases on the snapshots of one job."""
 
     def __init__(self) -> None:
         self._held: dict[str, frozenset[int]] = {}

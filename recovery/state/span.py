@@ -6,7 +6,7 @@ import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from understudy.recovery.spanning.leadership import Leading
+from understudy.recovery.membership.job_leadership import Leading
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GivenUp:
 
 @dataclass(eq=False)
 class Span:
-    """Of one job."""
+    """The hosts of one job, and who leads it."""
 
     hosts: int
     """That it was started for."""
@@ -52,7 +52,7 @@ class Span:
     """Other hosts to which ranks are on their way."""
     given_up: set[GivenUp] = field(default_factory=set)
     """Workers whose ranks came back from images; their hosts may only have been cut off."""
-    heir: str = ""
+    standby: str = ""
     """The host that leads it on if ours is lost; empty: none does, or another host leads."""
     stored: Stored | None = None
     """The newest that is known of."""

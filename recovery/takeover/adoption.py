@@ -20,24 +20,22 @@ import grpc
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.base.own_modules import name_of
-from understudy.recovery.desk.sessions import Desk
-from understudy.recovery.history.report import drill_of
-from understudy.recovery.host.servers import Server, ServerPool, Verdict
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
-from understudy.recovery.persistence.durable import Durable
-from understudy.recovery.planning.facts import CommitFacts, FaultKind, RankFacts
+from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.ranks.remote import absent_server
-from understudy.recovery.state.counts import Ended, ScheduledDrill
+from understudy.recovery.state.job_record import restored_durable, restored_job
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.span import GivenUp, Span, Stored
-from understudy.recovery.takeover.inheritance import Inheritance
+from understudy.recovery.state.server import Server, Verdict
 from understudy.recovery.takeover.journal import last_touched
+from understudy.recovery.takeover.leftovers import Leftovers
 
 log = structlog.get_logger()
 
@@ -67,20 +65,20 @@ class Taken:
 
 
 class Successor:
-    """Puts what a predecessor left on the desk."""
+    """Puts what a predecessor left in the agent."""
 
-    def __init__(self, inheritance: Inheritance, desk: Desk, pool: ServerPool) -> None:
-        self._runtime = inheritance.runtime.path
-        self._journal = inheritance.journal
-        self._desk = desk
+    def __init__(self, leftovers: Leftovers, agent: HostAgent, pool: ServerPool) -> None:
+        self._runtime = leftovers.runtime.path
+        self._journal = leftovers.journal
+        self._agent = agent
         self._pool = pool
         self._away_since = last_touched(self._runtime)
         self._asked: set[tuple[int, int]] = set()
 
     async def adopt(self) -> None:
-        """All jobs; nobody else has begun to use the desk."""
-        self._desk.leases.fenced.update(self._journal.fenced)
-        self._desk.leases.draining.update(self._journal.draining)
+        """All jobs; nobody else has begun to use the agent."""
+        self._agent.leases.fenced.update(self._journal.fenced)
+        self._agent.leases.draining.update(self._journal.draining)
         taken = [await self._take_job(job) for job in self._journal.jobs]
         for written in self._journal.servers:  # spares, and those that were being started: they have no state
             if (written.process.pid, written.process.start_ticks) not in self._asked:
@@ -105,7 +103,7 @@ class Successor:
                 shutil.rmtree(path, ignore_errors=True)
 
     async def _take_session(self, job: Job, written: pb.JournaledSession) -> Taken | None:
-        device = self._desk.settings.devices.names[written.device_index]
+        device = self._agent.settings.devices.names[written.device_index]
         directory = self._runtime / job.name / written.directory
         candidates = [getattr(written, name) for name in ("server", "stash") if written.HasField(name)]
         found = await asyncio.gather(*(self._ask(server, job.name, written.rank) for server in candidates))
@@ -128,10 +126,11 @@ class Successor:
             asked_index=written.asked_index, threads=written.threads, directory=directory, log=opened,
             worker=Watched.of(written.worker.pid, written.worker.start_ticks), server=chosen.server,
             state="lost" if written.lost else "running", recoveries=written.recoveries, note=written.note,
-            generation=written.generation if account is None else account.generation, hollow=account is None,
+            generation=written.generation if account is None else account.generation,
+            lacks_state=account is None,
             restored_commit=0 if account is None else account.restored_commit,
             resumed_commit=written.resumed_commit if account is None else account.restored_commit,
-            drills_seen=set(written.drills_seen), durable=[_durable(one) for one in written.durable],
+            drills_seen=set(written.drills_seen), durable=[restored_durable(one) for one in written.durable],
             mirrored_step=written.mirrored_step, relay=written.relay,
             destination=written.destination if written.HasField("destination") else None,
         )  # fmt: skip
@@ -181,9 +180,9 @@ class Successor:
     # ------------------------------------------------------------------ what is done
     def _install(self, job: Job, taken: Sequence[Taken]) -> None:
         """Without a pause: from here on everybody else may look at the job."""
-        job.history = self._desk.history
+        job.history = self._agent.history
         if job.corruption is not None:
-            self._desk.run_beside(self._desk.elsewhere.go_on_repairing(job))
+            self._agent.run_beside(self._agent.remote_ranks.go_on_repairing(job))
         active = [one for one in taken if one.session.active and one.session.worker.running]
         adoption = pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), away_s=max(0.0, time.time() - self._away_since),
@@ -197,13 +196,13 @@ class Successor:
             one.session.log.snapshot_suspended = False  # whoever suspended them finds out again why
             job.note_fired(one.session)
         job.note_adoption(adoption)
-        self._desk.adopt(job, [one.session for one in taken])
+        self._agent.adopt(job, [one.session for one in taken])
         log.warning(
             "adopted", job=job.name, former=adoption.former_pid, away_s=round(adoption.away_s, 3),
             ranks=adoption.ranks, servers_lost=adoption.servers_lost,
             recovery_redone=adoption.recovery_redone,
         )  # fmt: skip
-        coordinator = self._desk.coordinators[job.name]
+        coordinator = self._agent.coordinators[job.name]
         for one in taken:
             self._go_on_moving(
                 one,
@@ -216,7 +215,7 @@ class Successor:
     def _go_on_moving(self, taken: Taken, restorer: Coordinator | None) -> None:
         """To the device where somebody wanted a rank: at once, with `restorer`, if a recovery is due."""
         session = taken.session
-        leases = self._desk.leases
+        leases = self._agent.leases
         if session.destination is None:
             if session.device_index in leases.draining:  # between two tries
                 leases.undrain(session.device_index)
@@ -227,7 +226,7 @@ class Successor:
         elif session.active:
             if restorer is not None:
                 restorer.move(session)
-            self._desk.run_beside(self._desk.planned.go_on(session))
+            self._agent.run_beside(self._agent.planned.go_on(session))
         else:
             session.destination = None
 
@@ -266,69 +265,3 @@ async def _end(server: Server, kind: FaultKind, evidence: str) -> None:
     now = time.monotonic_ns()
     server.verdict = Verdict(kind, now, now, evidence, counts=False)
     await server.process.end(0.0)
-
-
-def restored_job(written: pb.JournaledJob) -> Job:
-    """A job as the journal knows it, but for its sessions."""
-    launcher = written.launcher
-    drills = [ScheduledDrill(drill_of(entry.drill), entry.slot, entry.fired) for entry in written.drills]
-    return Job(
-        name=written.name,
-        launcher=Watched.of(launcher.pid, launcher.start_ticks) if written.HasField("launcher") else None,
-        drills=drills,
-        ended=[_ended(end) for end in written.ends],
-        departed={departure.rank: departure.clean for departure in written.departures},
-        last_facts={departure.rank: _last_facts(departure) for departure in written.departures},
-        recoveries=list(written.recoveries),
-        adoptions=list(written.adoptions),
-        validations=written.validations,
-        not_replayable=written.not_replayable,
-        decision=written.decision if written.HasField("decision") else None,
-        corruption=written.corruption if written.HasField("corruption") else None,
-        generation=written.generation,
-        openings=written.openings,
-        span=_span(written.span) if written.HasField("span") else None,
-        guest=Path(written.span.guest) if written.span.guest else None,
-    )
-
-
-def _span(written: pb.JournaledSpan) -> Span:
-    members, awaited = set(written.members), set(written.awaited)
-    stored = Stored(written.stored_step, Path(written.stored_run)) if written.stored_run else None
-    return Span(
-        written.hosts, written.token, written.leader, members=members, awaited=awaited & members,
-        given_up={
-            GivenUp(one.host, one.process.pid, one.process.start_ticks) for one in written.given_up
-        },
-        stored=stored,
-    )  # fmt: skip
-
-
-def _ended(end: pb.JournaledEnd) -> Ended:
-    return Ended(
-        rank=end.status.rank, clean=end.clean, steps=end.steps, calls_per_step=end.calls_per_step,
-        bytes_per_step=end.bytes_per_step, replies_compared=end.replies_compared,
-        replies_different=end.replies_different, recent_calls=tuple(end.recent_calls), status=end.status,
-        automatic_commits=end.automatic_commits, records=end.records,
-    )  # fmt: skip
-
-
-def _last_facts(departure: pb.JournaledDeparture) -> RankFacts:
-    return RankFacts(
-        departure.rank, departure.generation, alive=False, commits=(_commit_facts(departure.newest),)
-    )
-
-
-def _durable(written: pb.JournaledDurable) -> Durable:
-    return Durable(
-        written.serial, Path(written.run), written.bytes, _commit_facts(written.commit), written.log_offset
-    )
-
-
-def _commit_facts(written: pb.JournaledCommit) -> CommitFacts:
-    words = list(written.communicators)
-    return CommitFacts(
-        written.number, written.step, members=tuple(written.members), call=written.call,
-        index=written.index,
-        communicators=tuple(zip(words[::3], words[1::3], words[2::3], strict=False)),
-    )  # fmt: skip

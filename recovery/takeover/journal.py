@@ -56,7 +56,7 @@ def touch(runtime: Path) -> None:
 
 
 def last_touched(runtime: Path) -> float:
-    """Of the proxyd that wrote it, seconds since 1970; raises OSError."""
+    """When the proxyd that wrote it was last there, seconds since 1970; raises OSError."""
     return (runtime / FILE).lstat().st_mtime
 
 

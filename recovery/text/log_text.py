@@ -49,7 +49,7 @@ class Origin:
 
 @dataclass
 class Buffers:
-    """Of the rows that are shown, in the order in which they name them."""
+    """The buffers of the rows that are shown, in the order in which they name them."""
 
     found: dict[int, Buffer] = field(default_factory=dict)
 

@@ -21,7 +21,7 @@ PATIENCE = 12
 
 @dataclass(frozen=True)
 class RankSample:
-    """Of one rank at one look."""
+    """What one rank showed at one look."""
 
     step: int
     live_bytes: int
@@ -124,7 +124,7 @@ class Pace:
 
 @dataclass
 class _Advance:
-    """Of one rank: where its step was seen to change.  When it came to its first step nobody saw."""
+    """Where one rank's step was seen to change.  When it came to its first step nobody saw."""
 
     step: int
     changes: int = 0

@@ -8,23 +8,25 @@ goes by a snapshot that is taken for this.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from understudy.recovery.base.control import pb
+from understudy.recovery.config.settings import Settings
 from understudy.recovery.history.events import move_failed
 from understudy.recovery.host.injector import Refused, account_of
+from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import READY_WITHIN, ServerPool
 from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job.undisturbed import undisturbed
 from understudy.recovery.migration.places import Place
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.planning.planner import Plan, PlanName
+from understudy.recovery.spanning.interface import JobSpans
+from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Session
-
-if TYPE_CHECKING:
-    from understudy.recovery.desk.sessions import Desk
+from understudy.recovery.upkeep.snapshots import SnapshotKeeper
 
 log = structlog.get_logger()
 
@@ -36,13 +38,26 @@ SNAPSHOT_WITHIN = 10.0
 
 
 class PlannedMoves:
-    """Of one host."""
+    """Carries out the planned moves of one host."""
 
-    def __init__(self, desk: Desk, pool: ServerPool) -> None:
-        self._desk = desk
-        self._leases = desk.leases
-        self._here = desk.settings.membership.host
-        self._pool = pool
+    def __init__(
+        self,
+        settings: Settings,
+        leases: Leases,
+        pool: ServerPool,
+        coordinators: Mapping[str, Coordinator | Deputy],
+        snapshots: Mapping[str, SnapshotKeeper],
+        spans: Callable[[], JobSpans | None],
+        note: Callable[[], None],
+    ) -> None:
+        """By the names of jobs.  `spans` takes ranks to other hosts, where jobs can have several.
+
+        `note`: what has changed has consequences from here on.
+        """
+        self._here, self._devices = settings.membership.host, settings.devices.names
+        self._leases, self._pool = leases, pool
+        self._coordinators, self._snapshots = coordinators, snapshots
+        self._spans, self._note = spans, note
         self._under_way: set[Session] = set()
 
     async def drain(self, place: Place) -> str:
@@ -58,7 +73,7 @@ class PlannedMoves:
     async def _drain_all(self) -> str:
         """Each of its own accord: ranks that cannot leave keep their devices."""
         told, stays = [], []
-        devices = list(enumerate(self._desk.settings.devices.names))
+        devices = list(enumerate(self._devices))
         devices.sort(
             key=lambda device: self._leases.holder(device[0]) is not None
         )  # so that none moves there
@@ -87,7 +102,7 @@ class PlannedMoves:
         holder = self._leases.holder(index)
         if holder is None or not holder.active:
             self._leases.drain(index)
-            self._desk.note()
+            self._note()
             if holder is None:
                 return f"{name} is drained: no session held it"
             return (
@@ -103,21 +118,22 @@ class PlannedMoves:
         except BaseException:
             if holder.active and holder.device_index == index:
                 self._leases.undrain(index)
-            self._desk.note()
+            self._note()
             raise
 
     async def _go_far(self, session: Session, place: Place, beside: bool) -> str:
         """To another host; raises Refused."""
-        if self._desk.spans is None or session.job.span is None:
+        spans = self._spans()
+        if spans is None or session.job.span is None:
             what = "no other device is free to take it" if beside else "its job can have no other host"
             raise Refused(
                 f"rank {session.rank} of job {session.job.name} has {session.device}, and {what}: nothing "
                 "has changed (start proxyd with more --devices than ranks, or several with --etcd)"
             )
-        return await self._desk.spans.move(session, place)
+        return await spans.move(session, place)
 
     def _led_here(self, session: Session) -> bool:
-        return isinstance(self._desk.coordinators[session.job.name], Coordinator)
+        return isinstance(self._coordinators[session.job.name], Coordinator)
 
     def undo(self, place: Place) -> str:
         """Let whoever comes have a device again; raises Refused."""
@@ -125,7 +141,7 @@ class PlannedMoves:
         if (failed := self._leases.fenced.get(index)) is not None:
             self._leases.lift(index)
             self._leases.draining.discard(index)
-            self._desk.note()
+            self._note()
             return f"{name} can be had again (it had failed: {failed})"
         if index not in self._leases.draining:
             raise Refused(f"{name} is not drained")
@@ -133,7 +149,7 @@ class PlannedMoves:
         if holder is not None and self.is_under_way(holder):
             raise Refused(f"{name} is being drained: wait until rank {holder.rank} has left it")
         self._leases.undrain(index)
-        self._desk.note()
+        self._note()
         return f"{name} can be had again"
 
     async def migrate(self, session: Session, place: Place) -> str:
@@ -196,7 +212,7 @@ class PlannedMoves:
         try:
             for _ in range(MOST_TRIES):
                 session.destination = destination
-                self._desk.note()
+                self._note()
                 problem = await self._try(session, destination)
                 if session.device_index == destination:
                     return f"rank {session.rank} runs on {session.device}\n{problem}"
@@ -214,12 +230,12 @@ class PlannedMoves:
             self._leases.let_go(destination)
             if session.device_index != destination:
                 session.destination = None
-            self._desk.note()
+            self._note()
 
     async def _try(self, session: Session, destination: int) -> str:
         """An account of what was done, or why nothing was."""
         job = session.job
-        coordinator = self._desk.coordinators[job.name]
+        coordinator = self._coordinators[job.name]
         if not isinstance(coordinator, Coordinator):
             assert job.span is not None
             raise Refused(f"host {job.span.leader} leads job {job.name}: ask its proxyd")
@@ -275,16 +291,8 @@ class PlannedMoves:
         clock = asyncio.get_running_loop().time
         until = clock() + SNAPSHOT_WITHIN
         while session.active and session.log.snapshot_floor <= floor and clock() < until:
-            self._desk.snapshots[session.job.name].hasten()
+            self._snapshots[session.job.name].hasten()
             await asyncio.sleep(LOOK_S)
-
-
-async def undisturbed(session: Session, coordinator: Coordinator) -> None:
-    """Until no recovery is under way, or the session is over."""
-    while coordinator.recovering and session.active:
-        with contextlib.suppress(Exception):  # it has told of its trouble
-            await coordinator.finish()
-        await asyncio.sleep(LOOK_S)
 
 
 def _needs_snapshot(way: Plan, session: Session) -> bool:

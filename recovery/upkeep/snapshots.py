@@ -91,8 +91,8 @@ class SnapshotKeeper:
         complaints = Complaints("snapshots")
         while self._overhead > 0:
             # A set of a rank whose host is lost may seem to be complete, and is lost, too.
-            returning = any(session.returning for session in self._job.sessions.values())
-            if not self._coordinator.restoring and not returning:
+            restores_from_image = any(session.restores_from_image for session in self._job.sessions.values())
+            if not self._coordinator.restoring and not restores_from_image:
                 with complaints.survived(self._job.name):
                     self.look(time.monotonic())
             await asyncio.sleep(LOOK_S)
@@ -300,7 +300,7 @@ class SnapshotKeeper:
             session.snapshot_note = f"no snapshots: {reason}"
 
     def _steps_per_second(self, sessions: Sequence[Session], now: float) -> float:
-        """Of the fastest rank, since the last look."""
+        """The speed of the fastest rank, since the last look."""
         step = max(s.log.step for s in sessions)
         before, self._pace = self._pace, (now, step)
         if step != before[1]:
@@ -326,13 +326,13 @@ def _is_filling(sessions: Sequence[Session]) -> bool:
 
 
 def _log_bytes(session: Session) -> int:
-    """Of records that were run and are still there."""
+    """The bytes of records that were run and are still there."""
     log = session.log
     return log.cursor - log.freed_segments * log.segment_bytes
 
 
 def _template_bytes(session: Session) -> int:
-    """Of regions that have not been recycled."""
+    """The bytes of regions that have not been recycled."""
     return session.log.dictionary_tail - session.log.dictionary_begin
 
 

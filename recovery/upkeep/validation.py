@@ -41,7 +41,7 @@ class ValidationSchedule:
 
     @property
     def step(self) -> int:
-        """Of the next one; 0: none."""
+        """The next minibatch to be executed twice; 0: none."""
         return self._step
 
     def expect(self, step: int) -> None:

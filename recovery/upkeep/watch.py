@@ -11,7 +11,6 @@ import structlog
 
 from understudy.recovery.base.background import Complaints
 from understudy.recovery.host.injector import Injector
-from understudy.recovery.host.servers import Server, Verdict, is_gpu
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import Activity
 from understudy.recovery.planning.collective_watch import BUSY_DEVICE_NS, CollectiveWatch, Member
@@ -19,6 +18,7 @@ from understudy.recovery.planning.progress import SECOND, SHORTEST_NS, STUCK_NS,
 from understudy.recovery.spanning.member.deputy import Deputy, Pace
 from understudy.recovery.spanning.ranks.remote import RemoteServer
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server, Verdict, is_gpu
 
 log = structlog.get_logger()
 
@@ -26,7 +26,7 @@ PAUSE_S = 0.02
 
 
 class Watch:
-    """Of all jobs of a proxyd."""
+    """Watches the device servers of all jobs of a proxyd."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Watch:
         self._forget()
 
     def pace(self, server: Server) -> Pace:
-        """Of one that we watch for another host, which leads its job."""
+        """How fast a server is that we watch for another host, which leads its job."""
         if server not in self._servers:
             return Pace()
         return self._pace_here(server, time.monotonic_ns())
@@ -107,7 +107,7 @@ class Watch:
             waits_for=(uid, session.log.wait_sequence) if waiting and uid != (0, 0) else None,
             started={(low, high): (done, size) for low, high, done, size in session.log.started()},
             quiet_since_ns=max(pace.quiet_since_ns, pace.moved_ns),
-            stuck_elsewhere=pace.stuck_ns >= STUCK_NS and not waiting,
+            stuck_outside=pace.stuck_ns >= STUCK_NS and not waiting,
         )
 
     def _pace(self, session: Session, now_ns: int) -> Pace:

@@ -17,20 +17,22 @@ from durations import ROOT, FullRun
 
 REPORT = ROOT / "docs" / "reports" / "suite.md"
 LAYERS = {
-    "static": "bad_input dictionary documented_commands installed_names refusals state_names tables",
-    "unit": "cost_* crash_consistency leases *_decisions needs planner retention run_summary standing watch",
+    "static": "bad_input dictionary documented_commands installed_names layers refusals state_names tables"
+    " vocabulary",
+    "unit": "cost_* crash_consistency leases *_decisions needs planner* retention run_summary"
+    " validation_barrier watch",
     "log/executor": "brief_groups copy_list cuts direct_calls executor* fuzz_corpus hostile_log"
     " instruction_counts leaks log mapped_areas old_runs rewind roll_forward roll_forward_[ep]* span_marks"
     " stored_log",
     "simulation": "*_schedules rewind_machine slot_interleavings soak",
     "component": "background certificates commands control daemon_channel doctor goodput journal"
-    " link_judgement meeting membership metrics persistence_parts rendezvous_gate shared_state"
+    " link_judgement peer_store membership metrics persistence_parts rendezvous_gate shared_state"
     " slow_greetings snapshot_[bcks]* snapshot_tune* snapshots storage_e*",
     "scripts": "bench_jit compile* conformance* cuda_build data_[rs]* elastic examples gpu hints_* jit_*"
     " libraries library_imports mistakes_* mixed_devices new_shapes parallelism real_scripts "
     "replica_groups sharded_export sparse sweep third_party training* worker* zygotes",
-    "cluster/moves": "arriving_worker bequests communicator_* compatible_hosts cpu_images data_* estates"
-    " heirs host* image* jobs_on_hosts lead* membership_store migration_bench moved_worker moving_*"
+    "cluster/moves": "arriving_worker standby* communicator_* compatible_hosts cpu_images data_*"
+    " host* image* jobs_on_hosts lead* membership_store migration_bench moved_worker moving_*"
     " parts_of_hosts persist_on_hosts planned_moves preflight proxyd_hosts relay several_hosts"
     " spanning_losses store_of_two_hosts successions",
     "deploy": "deploy_* install_criu",

@@ -25,13 +25,13 @@ from hosts_simulation.workers import Conversation, Copy, Machine, Process, Relay
 from understudy.recovery.base import background
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
-from understudy.recovery.migration.incoming import guests
-from understudy.recovery.migration.relay import homes
-from understudy.recovery.migration.relay.homes import Away
+from understudy.recovery.migration.incoming import incoming_worker
+from understudy.recovery.migration.relay import outgoing_workers
 from understudy.recovery.migration.relay.orders import OrderRefused
+from understudy.recovery.migration.relay.outgoing_workers import Away
 from understudy.recovery.migration.relay.whereabouts import Place
 from understudy.recovery.migration.transfer import dumping, moves, shipping
-from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.header import VERSION, Here, Refusal
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent
@@ -241,15 +241,15 @@ class Proxyd:
         """As an order of the leader has it, if there is a session for it here."""
         if not self.life.alive or not hasattr(self, "moves"):
             return
-        if self.host == self.world.home or str(self.world.relay) in self.moves.guests:
+        if self.host == self.world.home or str(self.world.relay) in self.moves.incoming:
             self.life.start(self._send(destination))
 
     async def _send(self, destination: str) -> None:
         directory = RUNTIMES[self.world.home] / "job" / f"rank-0-{self.world.number()}"
-        passenger = Passenger("job", 0, 1, directory, self.world.relay, WORKER_PID)
+        worker = DumpedWorker("job", 0, 1, directory, self.world.relay, WORKER_PID)
         self.world.note(f"{self.host}: to send the worker to {destination}")
         try:
-            await send_worker(self.moves, passenger, destination)
+            await send_worker(self.moves, worker, destination)
         except NotSent as problem:
             self.world.count("refused")
             self.world.note(f"{self.host}: {problem}")
@@ -259,7 +259,7 @@ class Proxyd:
 
 
 class Records:
-    """As GuestRecords, in a machine's memory."""
+    """As IncomingRecords, in a machine's memory."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -275,7 +275,7 @@ class Records:
 
 
 class Directories:
-    """As GuestDirectories: those of other hosts' proxyds, and how many use them."""
+    """As IncomingDirectories: those of other hosts' proxyds, and how many use them."""
 
     def __init__(self, machine: Machine, own: Path) -> None:
         self._machine, self._own = machine, own
@@ -325,7 +325,7 @@ class Delivery:
     def discard(self) -> None: ...
 
 
-class HomesInMemory(homes.Homes):
+class OutgoingInMemory(outgoing_workers.OutgoingWorkers):
     """What is written down of workers that are away is in the machine's memory."""
 
     def _machine(self) -> Machine:
@@ -376,24 +376,24 @@ def in_world(world: World) -> Iterator[None]:
         relay.home = Conversation(relay)
         return relay.home, relay.home
 
-    async def start_far_relay(guest: Any) -> None:
+    async def start_far_relay(incoming: Any) -> None:
         machine = _here(world)
         await asyncio.sleep(chance.uniform(0.0, 0.05))
-        relay = machine.start_relay(guest.places.relay, Place.AWAY)
-        vars(guest)["_far"] = far = Process(relay.pid)
+        relay = machine.start_relay(incoming.places.relay, Place.AWAY)
+        vars(incoming)["_far"] = far = Process(relay.pid)
         stdin = SimpleNamespace(write=lambda line: vars(relay).update(stays=True))
-        vars(guest)["_process"] = SimpleNamespace(stdin=stdin, wait=far.ended.wait, pid=relay.pid)
+        vars(incoming)["_process"] = SimpleNamespace(stdin=stdin, wait=far.ended.wait, pid=relay.pid)
         await asyncio.sleep(chance.uniform(0.0, 0.05))
 
-    def account(guest: Any) -> tuple[int, str] | None:
-        return _here(world).accounts.get(guest.places.relay)
+    def account(incoming: Any) -> tuple[int, str] | None:
+        return _here(world).accounts.get(incoming.places.relay)
 
     def header(sending: Any) -> Any:
-        who, guest, moves_ = sending.passenger, sending.guest, sending.moves
+        who, incoming, moves_ = sending.worker, sending.incoming, sending.moves
         return pb.WorkerHeader(
             version=VERSION, move=sending.move, job=who.job, rank=who.rank, world=who.world,
             directory=str(who.directory), relay=str(who.relay), worker=WORKER_PID, pids=[WORKER_PID],
-            home=guest.header.home if guest is not None else moves_.here.host,
+            home=incoming.header.home if incoming is not None else moves_.here.host,
         )  # fmt: skip
 
     def pack(sending: Any, dumped: dict[str, Any]) -> tuple[Any, list[Any]]:
@@ -431,11 +431,12 @@ def in_world(world: World) -> Iterator[None]:
         patches: list[tuple[Any, dict[str, Any]]] = [
             (asyncio, {"to_thread": to_thread}),
             (background, {"log": log}),
-            (homes, {"order": order, "_connect": connect, "_positions": lambda _: [], "log": log}),
-            (guests, {"order": order, "Watched": Process, "pid_here": lambda pid, _: WORKER_PID + (1 << 23),
-                      "Outputs": lambda *_: outputs}),
+            (outgoing_workers, {"order": order, "_connect": connect, "_positions": lambda _: [], "log": log}),
+            (incoming_worker, {
+                "order": order, "Watched": Process, "pid_here": lambda pid, _: WORKER_PID + (1 << 23),
+                "Outputs": lambda *_: outputs}),
             (moves, {"order": order, "check_fit": lambda *_: None, "Delivery": Delivery, "log": log,
-                     "Homes": HomesInMemory, "remove_unfinished": lambda _: None}),
+                     "OutgoingWorkers": OutgoingInMemory, "remove_unfinished": lambda _: None}),
             (dumping, {"order": order, "lasting_obstacles": nothing, "trouble_of_machine": lambda _: "",
                        "memory_of": lambda _: 0, "place_for": lambda *_: Path("/tmp"), "log": log,
                        "shutil": disk}),
@@ -444,8 +445,8 @@ def in_world(world: World) -> Iterator[None]:
         ]  # fmt: skip
         for where, what in patches:
             stack.enter_context(patch.multiple(where, **what))
-        stack.enter_context(patch.object(guests.Guest, "_start_far_relay", start_far_relay))
-        stack.enter_context(patch.object(guests.Guest, "_account", account))
+        stack.enter_context(patch.object(incoming_worker.IncomingWorker, "_start_far_relay", start_far_relay))
+        stack.enter_context(patch.object(incoming_worker.IncomingWorker, "_account", account))
         stack.enter_context(patch.object(Delivery, "begin", begin))
         stack.enter_context(patch.object(Moves, "_images_folder", images_folder))
         stack.enter_context(patch.object(Moves, "_supervise", lambda *_: None))

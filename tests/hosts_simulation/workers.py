@@ -143,7 +143,7 @@ class Relay:
     def _out_of_patience(self) -> None:
         if not self.ended and self.where.patience() == 0:
             with self.machine.world.acting(self):
-                self.where.lose_patience()
+                self.where.time_out()
             self.machine.world.note(f"{self.machine.name}: out of patience: {self.where.place}")
 
     def worker_ends(self, status: int) -> None:
@@ -167,7 +167,7 @@ class Relay:
         if self.ended:
             return
         with self.machine.world.acting(self):
-            over = "ended" in message and self.where.ended_elsewhere()
+            over = "ended" in message and self.where.ended_remotely()
         if over:
             self.tell_end(int(message["ended"]), str(message.get("problem") or ""))
 

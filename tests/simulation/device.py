@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulation.collectives import Blocked, CollectiveFailed, Collectives
-from simulation.fabric import Violation
-from simulation.log import BUFFER_BYTES, RING, SEGMENT_RECORDS, Commit, Log, Row
+from simulation.floors import Floor
+from simulation.log import RING, Commit, Log
+from simulation.manifest import describe
 from simulation.process import Process
 from simulation.programs import Do, Record, mix
+from simulation.restoring import Arriving
 from simulation.roll_forward import RollForward, RollForwardRefused
 from simulation.snapshots import Snapshots
 from simulation.step_digest import StepDigest
-from simulation.validation import Validation, ValidationPause
+from simulation.validation import Patience, Validation, ValidationPause
 from understudy import replay
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ AUTOMATIC_COMMIT_RECORDS = 60
 """Records without a commit after which a sync makes one."""
 BURST = 6
 """Records a server runs at once, at most."""
-VALIDATION_PATIENCE = 0.5
-"""Seconds that what is in flight at the end of a minibatch that is validated is waited for."""
 
 
 Tell = Callable[[int, int], None]
@@ -38,7 +38,7 @@ Tell = Callable[[int, int], None]
 
 
 class Device:
-    """Stands in for `understudy.recovery.host.servers.Server`, the process behind it included."""
+    """Stands in for `understudy.recovery.state.server.Server`, the process behind it included."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -72,19 +72,15 @@ class Device:
         """Whether it is to stand still for no fault, and does; it may be let go again."""
         self.roll = RollForward(self.table)
         self.step_digest = StepDigest()
-        self.applied_floor = 0
-        self.floor_index = 0
-        """Record from which the log must stay, so that it can rewind."""
+        self.floor = Floor(self)
         self.last_commit = 0
         self.stands: int | None = None
         """The commit that its memory holds unmodified, while it does."""
         self.pace = self.chance.choice((0.0004, 0.001, 0.002)) * world.schedule.slowness
         self._timer: asyncio.TimerHandle | None = None
-        self._unsettled: tuple[int, float] | None = None
-        """The record before which something is in flight, and until when that is waited for."""
-        self._arriving: dict[int, bytes | None] = {}
-        self._awaited: set[int] = set()
-        self._bequeathed: list[Commit] = []
+        self._patience = Patience()
+        self._arriving = Arriving()
+        self._former_commits: list[Commit] = []
         """Commits of a former server, whose shadows the next commit may overwrite."""
         self.followers: list[Callable[[], None]] = []
 
@@ -139,14 +135,15 @@ class Device:
         if self.state != "running" or self.held or log is None:
             return
         self.world.count_event()
-        traps = self.world.traps.get(log.rank)
+        injector = self.world.injector
+        traps = injector.traps.get(log.rank)
         self.stands = None
         try:
             for _ in range(self.chance.randint(1, BURST)):
                 if self.index >= log.tail_index:
                     self._publish(log)
                     return
-                if traps is not None and self.index in traps and self.world.spring(self, self.index):
+                if traps is not None and self.index in traps and injector.spring(self, self.index):
                     return
                 self._record(log, log.program.records[self.index])
                 self.index += 1
@@ -266,7 +263,7 @@ class Device:
         return record[0] is Do.OPTIMIZER
 
     def _validate(self, log: Log) -> None:
-        if not self._settles():
+        if not self._patience.settles(self):
             return self.validation.leave_out(log)
         if self.ran_short and not self.validation.has_first:
             return self.validation.leave_out(log)
@@ -275,22 +272,6 @@ class Device:
         self.world.stir()
         if not self.validation.at_end(log, now, self.world.schedule.drifts):
             raise self.world.violation(f"rank {log.rank} replays step {self.steps + 1} with other contents")
-
-    def _settles(self) -> bool:
-        """Whether nothing is in flight any more within some patience; raises Blocked meanwhile."""
-        since, self._unsettled = self._unsettled, None
-        try:
-            self.collectives.wait_for_all()
-        except Blocked:
-            now = self.world.loop.time()
-            if since is not None and since[0] == self.index and now >= since[1]:
-                return False
-            if since is None or since[0] != self.index:
-                since = (self.index, now + VALIDATION_PATIENCE)
-                self.world.later(VALIDATION_PATIENCE, self.go_on)
-            self._unsettled = since
-            raise
-        return True
 
     # ------------------------------------------------------------------ commits
     def _begins_optimizer(self, log: Log) -> bool:
@@ -318,7 +299,7 @@ class Device:
         made.call = 0 if self.pending else self.index
         if self.protect:
             made.complete = made.has_manifest = True
-            self._manifest(made)
+            describe(made, table, self.replicated, self.world.shadow_limit, self.world.seed)
         if self.ran_short:
             self.ran_short = False
             self._keep_preimages(log, keeps=False)
@@ -332,50 +313,12 @@ class Device:
         self.pending, self.last_commit = False, self.index
         self.snapshots.after_commit(log, made)
         self.world.stir()
-        self.apply_floor(log)
+        self.floor.apply(log)
 
     def _overwrite_former(self) -> None:
-        for other in self._bequeathed:
+        for other in self._former_commits:
             other.readable = False
-        self._bequeathed = []
-
-    def _manifest(self, made: Commit) -> None:
-        epoch = self.table.epoch
-        rows, lost = made.rows, []
-        room = self.world.shadow_limit
-        for handle, content, born, available in self.table.rows():
-            if not available:
-                rows.append(Row(handle, BUFFER_BYTES, None, False))
-                lost.append(handle)
-                continue
-            fresh = born == epoch
-            digest = int.from_bytes(content, "little") if not fresh or made.optimizer else None
-            shadowed = handle not in self.replicated
-            if made.optimizer and fresh and mix(self.world.seed, handle) % 2:  # it is large
-                rows.append(Row(handle, BUFFER_BYTES, digest, False))
-                continue
-            if shadowed and len(made.shadows) >= room:
-                shadowed = made.complete = False
-            if shadowed:
-                made.shadows[handle] = content
-            rows.append(Row(handle, BUFFER_BYTES, digest, shadowed))
-        made.lost = frozenset(lost)
-
-    def apply_floor(self, log: Log) -> None:
-        """Let go of what no commit at or above the floor needs."""
-        newest = self.table.epoch
-        target = min(log.floor_commit, newest) if self.protect else newest
-        target = max(target, newest - (RING - 4))
-        if target > self.applied_floor:
-            self.applied_floor = target
-            self.table.release(target)
-            self.floor_index = log.entry(target).index
-            for commit in log.commits():
-                if commit.number < target:
-                    commit.readable = False
-        self.snapshots.apply_floor(log)
-        keeps_from = min(self.floor_index, self.snapshots.keeps_log_from(log))
-        log.freed_segments = max(log.freed_segments, keeps_from // SEGMENT_RECORDS)
+        self._former_commits = []
 
     # ------------------------------------------------------------------ steering (already serialised)
     def attach(self, request: Any) -> None:
@@ -449,8 +392,7 @@ class Device:
         self.table.rewind(target)
         log.sealed = 0
         self._stand(log, target)
-        self.applied_floor = min(self.applied_floor, target)
-        self.floor_index = min(self.floor_index, self.index)
+        self.floor.down_to(target, self.index)
 
     def _forget(self, log: Log) -> None:
         self.snapshots.abandon(log)
@@ -460,17 +402,12 @@ class Device:
         """Begin anew: everything but what replicas hold.  Its own state, if it had any, is forgotten."""
         log = self.need_parked()
         self._forget(log)
-        self.replicated, self.inbox, self._arriving, self._awaited = set(), None, {}, set()
+        self.replicated, self.inbox = set(), None
+        self._arriving.begin()
         self.table.start_at(target)
         log.sealed = 0
         if target:
-            commit = log.entry(target)
-            if not commit.has_manifest:  # a server that went back to a snapshot late has taken it
-                raise replay.LogError(f"commit {target} has no manifest")
-            if not commit.readable:
-                raise Violation(f"rank {log.rank} is restored from shadows that may have been overwritten")
-            self._arriving = {row.handle: commit.shadows.get(row.handle) for row in commit.rows}
-            self._awaited = self._arriving.keys() - commit.shadows.keys() - commit.lost
+            self._arriving.begin_at(log.entry(target), log.rank)
         self._begin_anew(log, target)
 
     def restore_snapshot(self, target: int) -> None:
@@ -478,7 +415,8 @@ class Device:
         log = self.need_parked()
         snapshot = self.snapshots.of(log, target)
         self._forget(log)
-        self.replicated, self.inbox, self._arriving, self._awaited = set(), None, {}, set()
+        self.replicated, self.inbox = set(), None
+        self._arriving.begin()
         self.table.start_at(target)
         for handle, content, available in snapshot.contents:
             self.table.adopt(handle, content, available)
@@ -488,14 +426,14 @@ class Device:
         self._begin_anew(log, target)
 
     def _begin_anew(self, log: Log, target: int) -> None:
-        self._bequeathed = [commit for commit in log.ring.values() if commit.number != target]
+        self._former_commits = [commit for commit in log.ring.values() if commit.number != target]
         self._stand(log, target)
-        self.applied_floor, self.floor_index = target, self.index
+        self.floor.at(target, self.index)
 
     def _stand(self, log: Log, target: int) -> None:
         self.roll.active = self.step_digest.active = False
         self.pending = self.validation.pausing = False
-        self._unsettled = None
+        self._patience.end()
         self.stands = target
         self.world.stir()
         log.phase = 0
@@ -517,10 +455,7 @@ class Device:
 
     def adopt_replica(self, handle: int, content: bytes | None) -> None:
         """Content of a replica; None: it was not kept there."""
-        if handle not in self._arriving:
-            raise replay.LogError(f"a replica spoke of an unknown buffer {handle}")
-        self._arriving[handle] = content
-        self._awaited.discard(handle)
+        self._arriving.adopt(handle, content)
         self.replicated.add(handle)
 
     def roll_forward(self, contents: Any) -> None:
@@ -535,15 +470,7 @@ class Device:
 
     def complete_restore(self, digests: dict[int, int], lost: Collection[int]) -> None:
         """All is there, but what is lost: check it."""
-        self._awaited -= set(lost)
-        if self._awaited:
-            raise Violation(f"rank {self.rank} is restored without the content of {sorted(self._awaited)}")
-        for handle, content in self._arriving.items():
-            self.table.adopt(handle, content or b"\xdd" * 8, content is not None)
-            expected = digests.get(handle)
-            if content is not None and expected is not None and int.from_bytes(content, "little") != expected:
-                raise replay.LogError(f"buffer {handle} copied from a replica differs from this rank's own")
-        self._arriving = {}
+        self._arriving.complete(self.table, self.rank, digests, lost)
 
     def rebuild(self, generation: int, finished: Callable[[], None]) -> None:
         """Connect the communicators that were in use; then call `finished`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 from understudy.recovery.config.settings import DeviceSpec, Settings
@@ -17,7 +16,6 @@ from understudy.recovery.upkeep.snapshots import SnapshotKeeper
 if TYPE_CHECKING:
     from simulation.schedules import Move
     from simulation.world import World
-    from understudy.recovery.desk.sessions import Desk
 
 
 class Moves:
@@ -27,11 +25,11 @@ class Moves:
         self._world = world
         self._leases = leases
         name = world.job.name
-        desk = SimpleNamespace(
-            leases=leases, coordinators={name: world.coordinator}, snapshots={name: snapshots}, spans=None,
-            note=lambda: None, settings=Settings(DeviceSpec("cpu", 1), Path("unused")),
+        settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
+        self._moves = PlannedMoves(
+            settings, leases, cast(ServerPool, world.pool), {name: world.coordinator}, {name: snapshots},
+            spans=lambda: None, note=lambda: None,
         )  # fmt: skip
-        self._moves = PlannedMoves(cast("Desk", desk), cast(ServerPool, world.pool))
         self.begun = 0
         self.arrived = 0
 

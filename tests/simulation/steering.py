@@ -122,7 +122,7 @@ class Stub:
             return _refuse(order.answer, "failed to connect to all addresses")
         if order.answer.cancelled() and not (self._world.late_calls and self._chance.random() < 0.5):
             return
-        order.fault = self._world.meddle(self._device, order.name)
+        order.fault = self._world.injector.meddle(self._device, order.name)
         if not self._device.process.running:
             return
         if order.name == "SetReplicated":
@@ -154,7 +154,7 @@ class Stub:
         )
         self._world.later(self._chance.uniform(0.0001, 0.0008), lambda: self._delivered(order.answer, reply))
         if order.fault == "kill-after":
-            self._world.kill(self._device)
+            self._world.injector.kill(self._device)
 
     def _delivered(self, answer: asyncio.Future[Any], reply: Any) -> None:
         if answer in self._open:
@@ -187,7 +187,7 @@ class Stub:
         if not device.process.running:
             return
         if order.fault == "kill-during":
-            return self._world.kill(device)
+            return self._world.injector.kill(device)
         if order.fault == "refuse":
             return self._finished(order, "RuntimeError: out of file descriptors")
         try:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from simulation.collectives import Blocked
 from simulation.log import Log
 
+if TYPE_CHECKING:
+    from simulation.device import Device
+
+VALIDATION_PATIENCE = 0.5
+"""Seconds that what is in flight at the end of a minibatch that is validated is waited for."""
 Contents = dict[int, bytes]
 """Handle -> content; the generator's state is under handle -1."""
 
@@ -56,3 +64,31 @@ class Validation:
             log.validations_failed += 1
         log.validated_step = self._step
         return same
+
+
+class Patience:
+    """Waits for what is in flight at the end of a minibatch that is validated."""
+
+    def __init__(self) -> None:
+        self._since: tuple[int, float] | None = None
+        """The record before which something is in flight, and until when that is waited for."""
+
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        self._since = None
+
+    def settles(self, device: Device) -> bool:
+        """Whether nothing is in flight any more within some patience; raises Blocked meanwhile."""
+        since, self._since = self._since, None
+        try:
+            device.collectives.wait_for_all()
+        except Blocked:
+            now = device.world.loop.time()
+            if since is not None and since[0] == device.index and now >= since[1]:
+                return False
+            if since is None or since[0] != device.index:
+                since = (device.index, now + VALIDATION_PATIENCE)
+                device.world.later(VALIDATION_PATIENCE, device.go_on)
+            self._since = since
+            raise
+        return True

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import grpc
 from simulation import oracle
 from simulation.device import Device
 from simulation.fabric import Fabric, Violation
+from simulation.injector import Injector
 from simulation.judgement import judge
 from simulation.layouts import Job, Shape
 from simulation.log import Log
@@ -24,7 +24,7 @@ from simulation.pool import Pool
 from simulation.process import Process
 from simulation.programs import Key, mix
 from simulation.roll_forward import is_of_the_step
-from simulation.schedules import Fault, Move, Schedule
+from simulation.schedules import Move, Schedule
 from simulation.steering import Decisions, Stub
 from simulation.storage import Storage
 from simulation.virtual_time import VirtualLoop
@@ -32,9 +32,9 @@ from understudy import replay
 from understudy.recovery.base.control import address, pb
 from understudy.recovery.base.timing import TIMING
 from understudy.recovery.host.evidence import rank_facts
-from understudy.recovery.host.homes import Homes
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server, ServerPool
+from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job import recovery_round
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.recovery_round import policy
@@ -47,6 +47,7 @@ from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.planning.roll_forward import RollForward
 from understudy.recovery.state.jobs import Job as RecoveryJob
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.server import Server
 from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.snapshots import LOOK_S, SnapshotKeeper
 from understudy.recovery.upkeep.validation import ValidationSchedule
@@ -72,10 +73,9 @@ class World:
         self.first_random = mix(mix(seed, 1), 7)
         self.fabric = Fabric(self.later, mix(seed, 14))
         self.logs = [Log(rank, program, self._lost) for rank, program in enumerate(self.programs)]
+        self.injector = Injector(self)
         self.devices: dict[str, Device] = {}
         self.workers: list[Process] = []
-        self.traps: dict[int, dict[int, list[Fault]]] = {}
-        self.calls: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.plans: Counter[str] = Counter()
         self.violations: list[str] = []
@@ -87,7 +87,6 @@ class World:
         self.refusals = 0
         """How often a server could not be rolled through its optimizer step."""
         self._rolled: dict[int, RollForward | None] = {}
-        self._own_failures: Counter[tuple[int, int]] = Counter()
         self._targets: dict[int, int] = {}
         self._counts: dict[int, dict[Key, tuple[int, int]]] = {}
         self._closed = 0
@@ -100,10 +99,10 @@ class World:
         pool = cast(ServerPool, self.pool)
         self.leases = Leases([f"cpu:{rank}" for rank in range(shape.world + SPARE_DEVICES)], pool)
         self.storage = Storage(self) if schedule.storage else None
-        homes, restorer = Homes(pool, self.leases), cast(Restorer | None, self.storage)
+        placement, restorer = Placement(pool, self.leases), cast(Restorer | None, self.storage)
         self.decisions = Decisions(self.job)
         more: dict[str, Any] = {"restorer": restorer, "decided": self.decisions.write}
-        self.coordinator = Coordinator(self.job, homes, keeps, self._follow, **more)
+        self.coordinator = Coordinator(self.job, placement, keeps, self._follow, **more)
         self.validations = ValidationSchedule(self.job, 1 if schedule.validates else 0)
         vars(self.validations)["_step"] = schedule.validates
         self.keeper = FloorKeeper(self.job, self.coordinator, keeps, self.validations)
@@ -151,7 +150,7 @@ class World:
         try:
             self._open()
             for fault in self.schedule.faults:
-                self._arrange(fault)
+                self.injector.arrange(fault)
             keepers += [asyncio.create_task(self._move_at(move)) for move in self.schedule.moves]
             try:
                 await asyncio.wait_for(self._over.wait(), LONGEST)
@@ -219,7 +218,7 @@ class World:
         """The session's present server."""
         return cast(Device, session.server)
 
-    # ------------------------------------------------------------------ proxyd's desk
+    # ------------------------------------------------------------------ proxyd's agent
     def _follow(self, session: Session) -> None:
         device = self.device_of(session)
         device.followers.append(lambda: self._server_ended(session, device))
@@ -259,7 +258,7 @@ class World:
             self.count_event()
 
     def _lost(self, rank: int) -> None:
-        self.later(0.004, lambda: self._worker_ended(rank))
+        self.later(0.004, lambda: self.worker_ended(rank))
 
     def worker_is_done(self, device: Device, log: Log) -> None:
         """A program has been run to its end: compare, then its worker leaves."""
@@ -272,16 +271,17 @@ class World:
                 raise self.violation(f"rank {log.rank} ends with other bytes in buffer {handle}")
         if len(log.told) != len(log.program.reads):
             raise self.violation(f"rank {log.rank} was not told every value it asked for")
-        self.later(device.chance.uniform(0.001, 0.03), lambda: self._worker_ended(log.rank))
+        self.later(device.chance.uniform(0.001, 0.03), lambda: self.worker_ended(log.rank))
 
-    def _worker_ended(self, rank: int) -> None:
+    def worker_ended(self, rank: int) -> None:
+        """Its process is gone, whatever its program had still to do."""
         worker = self.workers[rank]
         if worker.running:
             worker.running = False
             self.later(0.001, lambda: self._end(rank))
 
     def _end(self, rank: int) -> None:
-        """As Desk._end does it."""
+        """As HostAgent._end does it."""
         session = self.job.sessions[rank]
         session.state = "ended"
         self.job.last_facts[rank] = rank_facts(session, self.schedule.optimizer_preimages)
@@ -431,7 +431,9 @@ class World:
     def _undue(self, facts: Facts) -> str | None:
         """Why a job should not have been given up, or None."""
         if facts.fault.attempts >= MAXIMUM_ATTEMPTS:
-            worst = max((n for (r, _), n in self._own_failures.items() if r in facts.fault.ranks), default=0)
+            worst = max(
+                (n for (r, _), n in self.injector.own_failures.items() if r in facts.fault.ranks), default=0
+            )
             if worst < MAXIMUM_ATTEMPTS:
                 return f"no record failed more than {worst} times by itself"
             return None
@@ -439,68 +441,3 @@ class World:
             return None
         cut = oracle.reachable(self, facts)
         return None if cut is None else f"{cut} could have been reached"
-
-    # ------------------------------------------------------------------ faults
-    def _arrange(self, fault: Fault) -> None:
-        if fault.record >= 0:
-            self.traps.setdefault(fault.rank, {}).setdefault(fault.record, []).append(fault)
-        elif fault.call == "":
-            self.later(fault.at, lambda: self._strike(fault))
-
-    def spring(self, device: Device, index: int) -> bool:
-        """A fault that waits at a record; whether the device must not go on."""
-        waiting = self.traps[device.rank][index]
-        fault = waiting.pop(0)
-        if not waiting:
-            del self.traps[device.rank][index]
-        self.faults[fault.kind] += 1
-        self._own_failures[device.rank, index] += 1
-        if fault.kind == "kill":
-            device.kill()
-            return True
-        if fault.kind in ("call-error", "driver-suspect"):
-            suspect = fault.kind == "driver-suspect"
-            device.fail(partial(self.call_failed, suspect=suspect, index=index))
-            return True
-        if self.logs[device.rank].program.records[index][0] in (8, 9, 10) and device.generation >= 0:
-            device.index = index
-            device.collective_failed("Connection reset by peer")
-            return True
-        return False
-
-    def kill(self, device: Device) -> None:
-        """A server dies where it stands."""
-        if device.log is not None:
-            self._own_failures[device.rank, device.index] += 1
-        device.kill()
-
-    def _strike(self, fault: Fault) -> None:
-        session = self.job.sessions.get(fault.rank)
-        if fault.kind == "kill-spare":
-            if self.pool.ready:
-                self.faults[fault.kind] += 1
-                self.pool.ready[0].kill()
-        elif fault.kind == "outage":
-            self.faults[fault.kind] += 1
-            self.pool.outage_until = self.loop.time() + fault.lasts
-        elif session is None:
-            return
-        elif fault.kind == "leave":
-            self.faults[fault.kind] += 1
-            self._worker_ended(fault.rank)
-        elif fault.kind == "kill":
-            self.faults[fault.kind] += 1
-            self.kill(self.device_of(session))
-
-    def meddle(self, device: Device, call: str) -> str:
-        """What shall go wrong with a request that reaches a server now."""
-        self.calls[call] += 1
-        for fault in self.schedule.faults:
-            if fault.call == call and fault.nth == self.calls[call]:
-                self.faults[f"{call}: {fault.kind}"] += 1
-                if fault.kind == "kill-before":
-                    self.kill(device)
-                elif fault.kind == "kill-other" and (other := self.job.sessions.get(fault.rank)) is not None:
-                    self.kill(self.device_of(other))
-                return fault.kind
-        return ""

@@ -36,7 +36,6 @@ from executor_harness import (  # isort: skip
 from understudy.replay import content_digest  # isort: skip
 
 INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, MPS_CLIENT_TERMINATED = 1, 2, 700, 810
-LIBRARY_ERROR = b"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
 SEND, RECEIVE = 12, 13
 RECEIPT = 1 << 20
 """The tag of what answers a message of tag 0 (tests/csrc/simulated_cuda/process_group.cpp)."""
@@ -374,54 +373,6 @@ def fail(place: int, code: int) -> None:
     library.simulated_cuda_fail(place, ctypes.c_uint64(1), code)
 
 
-def call_a_library(h: Harness, device: int) -> None:
-    """An operator whose error does not say what is the cause; `device`: that of the device, if any."""
-    h.new(1, [0.0])
-    h.synchronize()
-    padded = LIBRARY_ERROR.ljust(-(-len(LIBRARY_ERROR) // 8) * 8, b"\0")
-    text = [9 | len(LIBRARY_ERROR) << 8, *struct.unpack(f"<{len(padded) // 8}Q", padded)]
-    template = h.template("aten::_assert_async.msg", [*vector(1), *text], outputs=[])
-    if device:
-        fail(simulated_device.SYNCHRONIZE, device)
-    h.writer.append(OPERATOR, template, [1])
-
-
-def library_on_a_sound_device() -> None:
-    """The program's own error."""
-    with Harness() as h:
-        call_a_library(h, 0)
-        try:
-            h.synchronize()
-        except RuntimeError as problem:
-            print(LIBRARY_ERROR.decode() in str(problem))
-
-
-def library_on_a_device_that_refuses_a_call() -> None:
-    """Worth another attempt."""
-    with Harness() as h:
-        call_a_library(h, INVALID_VALUE)
-        fault = h.executor.wait_for_fault(30_000)
-        print(fault is not None and fault[0] == "call" and "invalid argument" in fault[1])
-
-
-def library_on_a_lost_device() -> None:
-    """The end of the process."""
-    with Harness() as h:
-        call_a_library(h, ILLEGAL_ADDRESS)
-        h.synchronize()
-
-
-def lost_device() -> None:
-    """An error that its code alone tells: the simulated device has no words for it. It ends the process."""
-    with Harness() as h:
-        h.new(1, list(OURS))
-        h.add(1, 1)
-        h.synchronize()
-        fail(simulated_device.IN_STREAM, MPS_CLIENT_TERMINATED)
-        h.add(1, 1)
-        h.read(1)
-
-
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
@@ -438,10 +389,6 @@ CASES: dict[str, Callable[[], None]] = {
         the_program_needs_room,
         digests,
         the_scripts_environment,
-        library_on_a_sound_device,
-        library_on_a_device_that_refuses_a_call,
-        library_on_a_lost_device,
-        lost_device,
     )
 }
 CASES[sys.argv[1]]()

@@ -66,7 +66,7 @@ class Job(Section):
 
     @property
     def layout(self) -> Layout:
-        """Of its ranks."""
+        """How its ranks lie on hosts and racks."""
         return Layout(self.gpus, self.replicas, self.gpus_per_host, self.hosts_per_rack)
 
     def with_gpus(self, gpus: int) -> Job:

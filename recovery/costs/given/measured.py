@@ -91,7 +91,7 @@ def _duration(value: Any) -> float | None:
 
 
 def _overhead(content: Mapping[str, Any], origin: str) -> dict[Name, Known]:
-    """Of `make bench`: how much longer a step of two ranks takes; never less than nothing."""
+    """What `make bench` measured: how much longer a step of two ranks takes; never less than nothing."""
     rows = content.get("step_times")
     ratios = [
         row["ratio"]

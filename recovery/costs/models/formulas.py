@@ -58,7 +58,7 @@ def wasted_fraction(w: Real) -> Real:
 
 
 def user_level_waste(N: Real, f: Real, o: Real, o_jit: Real, r: Real, m: Real) -> Real:
-    """Of user-level just-in-time checkpoints, seconds per GPU and useful second: eq. 7 over N t.
+    """The waste of user-level just-in-time checkpoints, seconds per GPU and useful second: eq. 7 over N t.
 
     o_jit: seconds per useful second, hence Table 4's overhead over its minibatch.  The paper's f o is what
     *one* GPU's failures cost one GPU; as all wait for that checkpoint it should be N f o, and the recoveries
@@ -73,7 +73,7 @@ def user_level_waste_when_all_wait(N: Real, f: Real, o: Real, o_jit: Real, r: Re
 
 
 def transparent_waste(N: Real, f: Real, o_jit: Real, m: Real) -> Real:
-    """Of transparent recovery from transient errors, seconds per GPU and useful second: eq. 8 over N t."""
+    """The waste of transparent recovery from transient errors, per GPU and useful second: eq. 8 over N t."""
     return o_jit + N * f * m / 2
 
 

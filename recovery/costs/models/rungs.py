@@ -98,7 +98,7 @@ class Ladder:
 def images_outlive(hosts: frozenset[int]) -> bool:
     """Whether the images of workers on these hosts, lost at once, are still somewhere.
 
-    The leading host, the first, has those of all others, and its heir those of the leading host.
+    The leading host, the first, has those of all others, and its standby those of the leading host.
     """
     return not (0 in hosts and len(hosts) > 1)
 
@@ -179,5 +179,5 @@ def _rank(layout: Layout, kept: Kept, rank: int, how: Failure | None) -> RankFac
         suspect=how is Failure.DRIVER,
         snapshots=(_KEPT,) if kept.images else (),
         stored=(_KEPT,) if kept.stored else (),
-        returning=returns,
+        restores_from_image=returns,
     )

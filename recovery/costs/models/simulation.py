@@ -188,7 +188,7 @@ class _Life:
                 self._train(event.at - resumed)
             else:
                 self._spend(pending, event.at - began)
-            self._lose(event)
+            self._devices_lost(event)
             if event.noticed and pending is None and self._moves(event):
                 began, pending = event.at, self._move(event)
                 continue
@@ -236,7 +236,7 @@ class _Life:
 
     # What a failure leads to.
 
-    def _lose(self, event: Event) -> None:
+    def _devices_lost(self, event: Event) -> None:
         taken = devices_wanted(event.failed)
         if taken and event.repaired and self._inputs.devices is not None:
             self._spares.repair(taken, event.at + 3600 * self._inputs.devices.repair_hours)

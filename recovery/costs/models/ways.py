@@ -48,7 +48,7 @@ class Waste(Generic[Real]):
 
 @dataclass(frozen=True)
 class Terms:
-    """Of a way: its steady overhead, and what a failure costs every GPU, seconds."""
+    """What a way costs: its steady overhead, and what a failure costs every GPU, seconds."""
 
     steady: float
     """Seconds per useful second."""
@@ -74,7 +74,7 @@ class Terms:
 
 
 def waste_of(way: Way, inputs: Inputs) -> Waste[float]:
-    """Of the file's own job.  Raises BadInput if the way is not given, or nothing bounds what it wastes."""
+    """What the file's own job wastes.  Raises BadInput if the way is not given, or its waste has no bound."""
     return terms_of(way, inputs, inputs.job).waste(inputs.job.gpus * inputs.failures.rate)
 
 
@@ -133,7 +133,7 @@ class Loss:
 
 
 def loss_of(ours: Ours, job: Job, kind: Failure) -> Loss:
-    """Of a single failure, with spares enough.  Raises BadInput where there is no time for its rung."""
+    """What a single failure costs, with spares enough.  Raises BadInput if its rung has no time."""
     rung = rung_of_one(ours, job, kind)
     kept = gone_back_to(ours, rung)
     if rung is PlanName.GIVE_UP:

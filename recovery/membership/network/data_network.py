@@ -17,7 +17,7 @@ _IP = (socket.AF_INET, socket.AF_INET6)
 
 @dataclass(frozen=True)
 class DataNetwork:
-    """Of this host."""
+    """Where device servers of this host are reached by those of others."""
 
     address: str = LOOPBACK
     interface: str = "lo"

@@ -40,7 +40,7 @@ _VOTES: dict[str, bool | None] = {"reached": True, "not reached": False}
 
 
 class DataProbe(rpc.DataProbeServicer):  # type: ignore[misc]
-    """Of one host."""
+    """Tries the data network from one host."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class NoLink(RuntimeError):
 
 
 class Links:
-    """Of one proxyd."""
+    """The connections of one proxyd."""
 
     def __init__(self, known: Callable[[str], pb.HostRecord | None], credentials: Credentials | None) -> None:
         """`known`: what is registered of a host."""

@@ -25,7 +25,7 @@ OLDEST_KERNEL = (5, 9)
 
 
 class Verdict(StrEnum):
-    """Of one check."""
+    """How one check came out."""
 
     GOOD = "good"
     NOTE = "note"

@@ -48,7 +48,7 @@ class MappedFile:
 
 @dataclass(frozen=True)
 class Process:
-    """Of the tree."""
+    """A process of the tree."""
 
     pid: int
     name: str

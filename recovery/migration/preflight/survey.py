@@ -56,7 +56,7 @@ def trouble_of_machine(criu: Criu | None) -> str:
 
 
 class Survey:
-    """Of all jobs of a proxyd."""
+    """Looks at the workers of all jobs of a proxyd."""
 
     def __init__(
         self, jobs: Mapping[str, Job], first_after_s: float = FIRST_AFTER_S, pause_s: float = PAUSE_S

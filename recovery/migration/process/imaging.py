@@ -25,10 +25,10 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.migration.process.image_folders import ARRIVING
 from understudy.recovery.migration.process.open_files import let_written_files_grow
 from understudy.recovery.migration.relay.orders import OrderRefused
-from understudy.recovery.migration.transfer.dumping import Dumping, Passenger
+from understudy.recovery.migration.transfer.dumping import DumpedWorker, Dumping
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import Packed, extents, parts, read_ahead
 from understudy.recovery.migration.transfer.reception import NotSent
+from understudy.recovery.migration.transfer.stream import StreamPart, extents, parts, read_ahead
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ PATIENCE_S = 60.0
 """So long the worker stands still at most, if this proxyd dies meanwhile."""
 GROWING = ("segments", "snapshot")
 """Files of a log in which the image needs nothing that can change: what it needs is kept for its sake."""
-HOLLOW = "shadow"
+SHADOW = "shadow"
 """Of no use without the device server's state of that moment."""
 GROWS_BYTES = 256 << 20
 """Room for what comes into the log while it is read."""
@@ -54,10 +54,10 @@ class Image:
 
 @asynccontextmanager
 async def image_of(
-    moves: Moves, passenger: Passenger, running_again: Callable[[], None]
+    moves: Moves, worker: DumpedWorker, running_again: Callable[[], None]
 ) -> AsyncIterator[Image]:
-    """Of a worker with a relay, which runs on.  `running_again` is called once it does.  Raises NotSent."""
-    imaging = _Imaging(moves, passenger, secrets.token_hex(16), PATIENCE_S)
+    """Takes an image of a worker that runs on.  `running_again` is called once it does.  Raises NotSent."""
+    imaging = _Imaging(moves, worker, secrets.token_hex(16), PATIENCE_S)
     # Whoever asked may hang up; the worker must not stand still for that.
     taking = asyncio.ensure_future(imaging.take())
     taking.add_done_callback(lambda _: running_again())
@@ -75,11 +75,11 @@ class _Imaging(Dumping):
     _folder: Path | None = None
     _lock = -1
 
-    async def take(self) -> tuple[pb.WorkerHeader, list[Packed], float]:
+    async def take(self) -> tuple[pb.WorkerHeader, list[StreamPart], float]:
         with self.alone():
             return await self._take()
 
-    async def _take(self) -> tuple[pb.WorkerHeader, list[Packed], float]:
+    async def _take(self) -> tuple[pb.WorkerHeader, list[StreamPart], float]:
         await self.check()
         dumped = await self.dump()
         began = time.monotonic() - float(dumped["dump_s"])
@@ -97,7 +97,7 @@ class _Imaging(Dumping):
         except OrderRefused as problem:
             raise NotSent(f"{self.who()} does not go on after its image was taken: {problem}") from problem
 
-    def _keep(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[Packed]]:
+    def _keep(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[StreamPart]]:
         """Raises OSError."""
         images = Path(str(dumped["images"]))
         # As of a worker that arrives: whatever proxyd starts after us removes it if nobody holds its lock.
@@ -109,18 +109,22 @@ class _Imaging(Dumping):
         copies = self._folder / "log"
         copies.mkdir(mode=0o700)
         files, logs = [], []
-        for path in sorted(path for path in self.passenger.directory.iterdir() if path.is_file()):
-            if path.name == HOLLOW:
-                files.append(Packed("log", path, hollow=True))
+        for path in sorted(path for path in self.worker.directory.iterdir() if path.is_file()):
+            if path.name == SHADOW:
+                files.append(StreamPart("log", path, sizes_only=True))
                 continue
             if path.name not in GROWING:
                 copy_data(path, copies / path.name)
                 path = copies / path.name
             logs.append(path)
         dumped_images = sorted(kept.glob("*.img"))
-        files += [Packed("image", path) for path in dumped_images] + [Packed("log", path) for path in logs]
+        files += [StreamPart("image", path) for path in dumped_images] + [
+            StreamPart("log", path) for path in logs
+        ]
         # It grows when the worker runs on, and CRIU wants it as it was.
-        files += [Packed("output", path, hollow=True, bytes=path.stat().st_size) for path in self.outputs()]
+        files += [
+            StreamPart("output", path, sizes_only=True, bytes=path.stat().st_size) for path in self.outputs()
+        ]
         header = self.header_of_dump(dumped, dumped_images, logs)
         header.log_bytes += GROWS_BYTES
         return header, files

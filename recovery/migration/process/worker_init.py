@@ -93,7 +93,7 @@ def _own_proc() -> None:
 
 
 class Init:
-    """Of one worker."""
+    """The init process of one worker."""
 
     def __init__(self, command: Sequence[str], directory: Path, given: Files | None) -> None:
         self.problem = ""
@@ -139,7 +139,7 @@ class Init:
             waiting: list[Any] = [self._listener, self._wakeup, *([self._home] if self._home else [])]
             readable, _, _ = select.select(waiting, [], [], self.where.patience())
             if not readable:
-                self.where.lose_patience()
+                self.where.time_out()
             if self._wakeup in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup, 4096)
@@ -181,7 +181,7 @@ class Init:
             *lines, self._heard = self._heard.split(b"\n")
             for line in lines:
                 message = json.loads(line)
-                if "ended" in message and self.where.ended_elsewhere():
+                if "ended" in message and self.where.ended_remotely():
                     self.problem = str(message.get("problem") or "")
                     return int(message["ended"])
                 self._signals.forget(int(message.get("signals_done", 0)))

@@ -38,7 +38,7 @@ PID_MARGIN = 64
 
 
 class Place(StrEnum):
-    """Of the worker."""
+    """Where the worker is."""
 
     HERE = "here"
     HELD = "held"
@@ -51,7 +51,7 @@ class Place(StrEnum):
 
 
 class Whereabouts:
-    """Of one worker.  Orders raise NotMoved or ValueError, and then nothing has changed."""
+    """The state of one worker.  Orders raise NotMoved or ValueError, and then nothing has changed."""
 
     def __init__(self, worker: int, place: Place) -> None:
         self.worker = worker
@@ -82,12 +82,12 @@ class Whereabouts:
 
     # ------------------------------------------------------------------ time
     def patience(self) -> float | None:
-        """Seconds until `lose_patience`; None: there is no end."""
+        """Seconds until `time_out`; None: there is no end."""
         if self.place not in (Place.HELD, Place.GUEST):
             return None
         return max(0.0, self._deadline - time.monotonic())
 
-    def lose_patience(self) -> None:
+    def time_out(self) -> None:
         """Whoever gave the last order does not come back."""
         if self.place is Place.HELD:
             self._resume({})
@@ -99,7 +99,7 @@ class Whereabouts:
         self._pids, self.place = [], Place.AWAY
         self._forget_images()
 
-    def ended_elsewhere(self) -> bool:
+    def ended_remotely(self) -> bool:
         """We are told so; answers whether it can be."""
         if self.place not in (Place.AWAY, Place.BOUND, Place.GUEST):
             return False

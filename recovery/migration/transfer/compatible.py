@@ -43,8 +43,8 @@ def no_room(there: pb.HostRecord, device: str) -> str:
 
 def refusal(place: Place, hosts: pb.HostList) -> str:
     """Why nothing can go to a place of another host; empty: as far as is known it can."""
-    known = {standing.record.name: standing for standing in hosts.hosts}
-    here = next((standing for standing in hosts.hosts if standing.here), None)
+    known = {one.record.name: one for one in hosts.hosts}
+    here = next((one for one in hosts.hosts if one.here), None)
     if place.host not in known:
         return f"there is no host {place.host}; known are: {', '.join(sorted(known)) or 'none'}"
     there = known[place.host]
@@ -57,8 +57,8 @@ def refusal(place: Place, hosts: pb.HostList) -> str:
 
 def may_pass(place: Place, hosts: pb.HostList) -> bool:
     """Whether a refusal is for want of a device only: what a host tells of them is up to a second old."""
-    known = {standing.record.name: standing for standing in hosts.hosts}
-    here = next((standing for standing in hosts.hosts if standing.here), None)
+    known = {one.record.name: one for one in hosts.hosts}
+    here = next((one for one in hosts.hosts if one.here), None)
     there = known.get(place.host)
     if here is None or there is None or there.state != HostState.ALIVE or why_not(here.record, there.record):
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.migration.transfer.header import MOST_BYTES, OUTPUTS, PLAIN_NAME, Places, Refusal
-from understudy.recovery.migration.transfer.parcel import Checksum
+from understudy.recovery.migration.transfer.stream import Checksum
 
 MOST_FILES = 20_000
 MODE = 0o777
@@ -21,7 +21,7 @@ SPARE_BYTES = 64 << 20
 
 
 class Delivery:
-    """Of one worker: what it has made is removed by `discard`, unless it was taken over."""
+    """Receives one worker: what it has made is removed by `discard`, unless it was taken over."""
 
     def __init__(self, header: pb.WorkerHeader, found: Places, images: Path, at_home: bool) -> None:
         """`images`: a directory of ours, which is there; `at_home`: the relay's directory is, too."""

@@ -14,15 +14,15 @@ from typing import Any
 import structlog
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.migration.incoming.guests import Guest, Stage
+from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
 from understudy.recovery.migration.preflight.process_tree import read_tree
 from understudy.recovery.migration.preflight.survey import lasting_obstacles, trouble_of_machine
 from understudy.recovery.migration.process.image_folders import place_for
 from understudy.recovery.migration.relay.orders import OrderRefused, order
 from understudy.recovery.migration.transfer.header import OUTPUTS, VERSION
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import data_bytes
 from understudy.recovery.migration.transfer.reception import NotSent
+from understudy.recovery.migration.transfer.stream import data_bytes
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ DUMP_MARGIN = 64 << 20
 
 
 @dataclass(frozen=True)
-class Passenger:
+class DumpedWorker:
     """A worker that is to go."""
 
     job: str
@@ -50,7 +50,7 @@ class Passenger:
     """For whoever runs the job, on the other host."""
 
     @classmethod
-    def of(cls, session: Session, more: bytes = b"") -> Passenger:
+    def of(cls, session: Session, more: bytes = b"") -> DumpedWorker:
         """The worker of a session; it must have a relay."""
         return cls(
             job=session.job.name, rank=session.rank, world=session.world, directory=session.directory,
@@ -60,19 +60,19 @@ class Passenger:
 
 
 class Dumping:
-    """Of one worker."""
+    """Dumps one worker."""
 
-    def __init__(self, moves: Moves, passenger: Passenger, move: str, patience_s: float) -> None:
-        self.moves, self.passenger, self.move = moves, passenger, move
-        self.relay = passenger.relay
-        self.guest: Guest | None = moves.guests.get(str(passenger.relay))
+    def __init__(self, moves: Moves, worker: DumpedWorker, move: str, patience_s: float) -> None:
+        self.moves, self.worker, self.move = moves, worker, move
+        self.relay = worker.relay
+        self.incoming: IncomingWorker | None = moves.incoming.get(str(worker.relay))
         self._patience_s = patience_s
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Nobody else dumps it meanwhile; raises NotSent.
 
-        Who waited for another host could find a worker that had left, and was back as another guest.
+        Who waited for another host could find a worker that had left, and was back as another one.
         """
         if self.relay in self.moves.dumped:
             raise NotSent(f"{self.who()} cannot be moved: it is being dumped already")
@@ -84,13 +84,13 @@ class Dumping:
 
     def who(self) -> str:
         """As sentences begin."""
-        return f"the worker of rank {self.passenger.rank}"
+        return f"the worker of rank {self.worker.rank}"
 
     async def check(self) -> None:
         """Whether it can be dumped; raises NotSent."""
-        if self.guest is not None and self.guest.stage is not Stage.RUNNING:
-            raise NotSent(f"{self.who()} cannot be moved: it is {self.guest.stage}")
-        rank, pid = self.passenger.rank, self.passenger.pid
+        if self.incoming is not None and self.incoming.stage is not Stage.RUNNING:
+            raise NotSent(f"{self.who()} cannot be moved: it is {self.incoming.stage}")
+        rank, pid = self.worker.rank, self.worker.pid
         obstacles = await lasting_obstacles(rank, pid, between_hosts=True)
         if reason := trouble_of_machine(self.moves.here.criu) or "; ".join(obstacles):
             raise NotSent(f"{self.who()} cannot be moved: {reason}")
@@ -99,7 +99,7 @@ class Dumping:
         """It is stopped then, until somebody says how it goes on, or patience ends; raises NotSent."""
         assert self.moves.here.criu is not None
         try:
-            wanted = await asyncio.to_thread(memory_of, self.passenger.pid) + DUMP_MARGIN
+            wanted = await asyncio.to_thread(memory_of, self.worker.pid) + DUMP_MARGIN
             images = place_for(wanted, self.moves.images)
             free = shutil.disk_usage(images).free
             if free < wanted:
@@ -110,8 +110,8 @@ class Dumping:
             dumped = await self._order_dump(str(self.moves.here.criu.path.absolute()), str(images))
         except (OrderRefused, OSError) as problem:
             raise NotSent(f"{self.who()} was not moved: {problem}") from problem
-        if self.guest is not None:
-            self.guest.leave()
+        if self.incoming is not None:
+            self.incoming.leave()
         return dumped
 
     async def _order_dump(self, criu: str, images: str) -> dict[str, Any]:
@@ -127,24 +127,24 @@ class Dumping:
     async def resume(self) -> None:
         """It goes on here; raises OrderRefused."""
         await order(self.relay, "resume")
-        if self.guest is not None:
-            self.guest.stay()
+        if self.incoming is not None:
+            self.incoming.stay()
 
     def header(self) -> pb.WorkerHeader:
         """What is told of it before it is dumped; raises OSError."""
-        who, here, guest = self.passenger, self.moves.here, self.guest
+        who, here, incoming = self.worker, self.moves.here, self.incoming
         assert here.criu is not None
         return pb.WorkerHeader(
             version=VERSION, move=self.move, job=who.job, rank=who.rank, world=who.world,
             generation=who.generation, threads=who.threads, asked_index=who.asked_index,
             directory=str(who.directory), relay=str(self.relay),
-            home=guest.header.home if guest is not None else here.host,
-            orphaned=guest is not None and guest.header.orphaned,
+            home=incoming.header.home if incoming is not None else here.host,
+            orphaned=incoming is not None and incoming.header.orphaned,
             working_directory=os.readlink(f"/proc/{who.pid}/cwd"),
             program=os.readlink(f"/proc/{who.pid}/exe"),
             kernel=here.machine.kernel, processor_features=here.machine.features,
             torch_version=here.torch_version, criu_version=here.criu.version_text,
-            signals_done=guest.signals_done if guest is not None else 0, more=who.more,
+            signals_done=incoming.signals_done if incoming is not None else 0, more=who.more,
         )  # fmt: skip
 
     def header_of_dump(self, dumped: dict[str, Any], images: list[Path], logs: list[Path]) -> pb.WorkerHeader:

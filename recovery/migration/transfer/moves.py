@@ -22,13 +22,13 @@ from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.membership.network.links import caller
-from understudy.recovery.migration.incoming.guest_directories import GuestDirectories
-from understudy.recovery.migration.incoming.guest_records import GuestRecords
-from understudy.recovery.migration.incoming.guests import Guest, Stage
+from understudy.recovery.migration.incoming.directories import IncomingDirectories
+from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
+from understudy.recovery.migration.incoming.records import IncomingRecords
 from understudy.recovery.migration.process.image_folders import ARRIVING, place_for, remove_unfinished
-from understudy.recovery.migration.relay.fostering import Foster
-from understudy.recovery.migration.relay.homes import Away, Homes, Lost
 from understudy.recovery.migration.relay.orders import OrderRefused, order
+from understudy.recovery.migration.relay.orphan_output import OrphanOutput
+from understudy.recovery.migration.relay.outgoing_workers import Away, Lost, OutgoingWorkers
 from understudy.recovery.migration.transfer.delivery import Delivery
 from understudy.recovery.migration.transfer.header import (
     VERSION,
@@ -62,7 +62,7 @@ class Callbacks:
 
 
 class Moves(rpc.MovesServicer):  # type: ignore[misc]
-    """Of one proxyd."""
+    """The moves that one proxyd takes part in."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         self.callbacks = callbacks or Callbacks()
         self.images = images
         self._outputs = outputs or Path(tempfile.gettempdir())
-        self.guests: dict[str, Guest] = {}
+        self.incoming: dict[str, IncomingWorker] = {}
         """By the directory of the relay: the newest."""
-        self.homes = Homes(here.host, runtime, channel_to)
+        self.outgoing = OutgoingWorkers(here.host, runtime, channel_to)
         self.dumped: set[Path] = set()
         """Relays of workers of which somebody here makes a dump, to send or to keep it."""
         self._runtime = runtime
-        self._moves: dict[str, Guest] = {}
-        self._directories = GuestDirectories(runtime)
+        self._moves: dict[str, IncomingWorker] = {}
+        self._directories = IncomingDirectories(runtime)
         self._background = BackgroundTasks("moves")
         self._arriving = 0
         self._under_way: set[asyncio.Task[pb.MoveReply]] = set()
         self.decision_s, self.ended_s = DECISION_S, ENDED_S
-        self._records = GuestRecords(runtime)
+        self._records = IncomingRecords(runtime)
 
     # ------------------------------------------------------------------ beginning and end
     async def resume(self) -> None:
@@ -105,15 +105,15 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             try:
                 await self._adopt(record)
             except OSError as problem:
-                log.error("a worker from elsewhere cannot be adopted", job=record.header.job,
+                log.error("a worker from another host cannot be adopted", job=record.header.job,
                           rank=record.header.rank, problem=str(problem))  # fmt: skip
-        for guest in list(self._moves.values()):
-            if guest.stage is Stage.MOVED and not guest.at_home and self._is_last(guest):
-                await guest.moved()
-                await guest.drop()
-                guest.cleared = True
+        for incoming in list(self._moves.values()):
+            if incoming.stage is Stage.MOVED and not incoming.at_home and self._is_last(incoming):
+                await incoming.moved()
+                await incoming.drop()
+                incoming.cleared = True
         await asyncio.to_thread(self._directories.remove_abandoned)
-        self.homes.resume()
+        self.outgoing.resume()
 
     async def _adopt(self, record: pb.GuestRecord) -> None:
         header = record.header
@@ -122,98 +122,100 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             return await self._adopt_at_home(record)
         delivery = Delivery(header, found, found.relay / "none", at_home=False)
         delivery.take_over()
-        guest = Guest(delivery, record.source, self.here)
-        place = await guest.adopt(record)
-        self._moves[header.move] = guest
-        if guest.stage is not Stage.RESTORED:
-            self.guests[header.relay] = guest
-        if guest.stage is Stage.MOVED:
-            guest.cleared = True
+        incoming = IncomingWorker(delivery, record.source, self.here)
+        place = await incoming.adopt(record)
+        self._moves[header.move] = incoming
+        if incoming.stage is not Stage.RESTORED:
+            self.incoming[header.relay] = incoming
+        if incoming.stage is Stage.MOVED:
+            incoming.cleared = True
             return
         self._directories.take_over(found.runtime)
         if place == "away":  # nobody has let it run in time
-            return await self._drop(guest)
-        self.note(guest)
-        log.info("a worker from elsewhere was adopted", job=header.job, rank=header.rank, place=place)
-        if guest.stage is Stage.RESTORED:
-            self._background.start(self._await_decision(guest))
+            return await self._drop(incoming)
+        self.note(incoming)
+        log.info("a worker from another host was adopted", job=header.job, rank=header.rank, place=place)
+        if incoming.stage is Stage.RESTORED:
+            self._background.start(self._await_decision(incoming))
             return
-        guest.decided.set()
-        self._background.start(self._await_end(guest))
+        incoming.decided.set()
+        self._background.start(self._await_end(incoming))
         if header.orphaned:
-            self._background.start(self._foster(guest))
+            self._background.start(self._keep_output(incoming))
         if place == "held":
             with contextlib.suppress(OrderRefused):
                 await order(found.relay, "resume")
         elif place == "bound":
-            self._background.start(self._decide(guest))
-        self.callbacks.arrived(header, guest.pid, found.log)
+            self._background.start(self._decide(incoming))
+        self.callbacks.arrived(header, incoming.pid, found.log)
 
     async def _adopt_at_home(self, record: pb.GuestRecord) -> None:
         """One that was coming back: its source, which asks until it is answered, must hear that it has."""
         header = record.header
         found = check_form(header)
-        guest = Guest(Delivery(header, found, found.relay / "none", at_home=True), record.source, self.here)
-        place = await guest.adopt(record)
-        guest.close()
-        if guest.stage is not Stage.MOVED:
+        incoming = IncomingWorker(
+            Delivery(header, found, found.relay / "none", at_home=True), record.source, self.here
+        )
+        place = await incoming.adopt(record)
+        incoming.close()
+        if incoming.stage is not Stage.MOVED:
             if place == "guest":
                 with contextlib.suppress(OrderRefused):
                     await order(found.relay, "resume")
-                place = await guest.place()
+                place = await incoming.place()
             if place == "away":  # it was never let run
                 return self._records.remove(header.move)
-            self._returned(guest)
+            self._returned(incoming)
             if place:
-                self.callbacks.arrived(header, guest.pid, found.log)
-        self._moves[header.move] = guest
-        guest.cleared = True
+                self.callbacks.arrived(header, incoming.pid, found.log)
+        self._moves[header.move] = incoming
+        incoming.cleared = True
 
-    def _returned(self, guest: Guest) -> None:
+    def _returned(self, incoming: IncomingWorker) -> None:
         """It runs at home again; that it has come stays known.  Raises OSError."""
-        guest.stage, guest.moved_to, guest.cleared = Stage.MOVED, self.here.host, True
-        self.note(guest)
-        self.homes.forget(guest.places.relay)
+        incoming.stage, incoming.moved_to, incoming.cleared = Stage.MOVED, self.here.host, True
+        self.note(incoming)
+        self.outgoing.forget(incoming.places.relay)
 
-    async def _decide(self, guest: Guest) -> None:
+    async def _decide(self, incoming: IncomingWorker) -> None:
         """Whether it runs where it was to go."""
-        away = Away(guest.leaving_to, guest.leaving_move, sure=False)
+        away = Away(incoming.leaving_to, incoming.leaving_move, sure=False)
         try:
-            refused = await self.homes.start_there_surely(away)
+            refused = await self.outgoing.start_there_surely(away)
         except Lost as problem:
-            return await guest.lose(str(problem))
+            return await incoming.worker_lost(str(problem))
         if not refused:
             with contextlib.suppress(OrderRefused):
-                await order(guest.places.relay, "gone")
-            return await self.moved(guest, guest.leaving_to)
+                await order(incoming.places.relay, "gone")
+            return await self.moved(incoming, incoming.leaving_to)
         try:
-            await order(guest.places.relay, "resume")
+            await order(incoming.places.relay, "resume")
         except OrderRefused:  # it has been killed meanwhile
-            return await guest.lose()
-        guest.stay()
-        self.note(guest)
+            return await incoming.worker_lost()
+        incoming.stay()
+        self.note(incoming)
 
-    def _is_last(self, guest: Guest) -> bool:
+    def _is_last(self, incoming: IncomingWorker) -> bool:
         """Whether what lies in its directories is its own."""
-        relay = guest.header.relay
-        return all(one.count <= guest.count for one in self._moves.values() if one.header.relay == relay)
+        relay = incoming.header.relay
+        return all(one.count <= incoming.count for one in self._moves.values() if one.header.relay == relay)
 
-    def note(self, guest: Guest) -> None:
+    def note(self, incoming: IncomingWorker) -> None:
         """Raises OSError."""
-        self._records.write(guest.record())
+        self._records.write(incoming.record())
 
-    async def moved(self, guest: Guest, host: str) -> None:
+    async def moved(self, incoming: IncomingWorker, host: str) -> None:
         """It has moved on; that it has stays known."""
-        guest.stage, guest.moved_to = Stage.MOVED, host
-        self.note(guest)
-        await guest.moved()
-        await guest.drop()
-        guest.cleared = True
-        self._directories.leave(guest.places.runtime)
+        incoming.stage, incoming.moved_to = Stage.MOVED, host
+        self.note(incoming)
+        await incoming.moved()
+        await incoming.drop()
+        incoming.cleared = True
+        self._directories.leave(incoming.places.runtime)
 
     def host_is_lost(self, host: str, sentence: str) -> None:
         """Relays here of workers there end, and workers that may run there do not go on here."""
-        self.homes.give_up(host, sentence)
+        self.outgoing.give_up(host, sentence)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """As Membership.services wants it."""
@@ -222,9 +224,9 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
     async def close(self) -> None:
         """proxyd stops: workers from elsewhere end."""
         await self._background.cancel()
-        await self.homes.close()
-        for guest in list(self.guests.values()):
-            await self._drop(guest)
+        await self.outgoing.close()
+        for incoming in list(self.incoming.values()):
+            await self._drop(incoming)
 
     # ------------------------------------------------------------------ arriving
     async def ConsiderWorker(self, header: Any, context: Any) -> pb.MoveReply:
@@ -238,22 +240,22 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
 
     async def ReceiveWorker(self, parts: AsyncIterator[pb.WorkerPart], context: Any) -> pb.MoveReply:
         began = time.monotonic()
-        guest: Guest | None = None
+        incoming: IncomingWorker | None = None
         try:
             if self._arriving >= MOST_ARRIVING:
                 raise Refusal(f"{MOST_ARRIVING} workers are arriving already")
             self._arriving += 1
             try:
-                guest = await self._receive(parts, caller(context))
+                incoming = await self._receive(parts, caller(context))
             finally:
                 self._arriving -= 1
         except Refusal as refusal:
             log.warning("a worker was not taken in", source=caller(context), reason=str(refusal))
             return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
-        self._background.start(self._await_decision(guest))
-        return pb.MoveReply(state=guest.stage.value, seconds=time.monotonic() - began)
+        self._background.start(self._await_decision(incoming))
+        return pb.MoveReply(state=incoming.stage.value, seconds=time.monotonic() - began)
 
-    async def _receive(self, parts: AsyncIterator[pb.WorkerPart], source: str) -> Guest:
+    async def _receive(self, parts: AsyncIterator[pb.WorkerPart], source: str) -> IncomingWorker:
         parts = aiter(parts)
         first = await _following(parts)
         if first is None or first.WhichOneof("part") != "header":
@@ -268,7 +270,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             one.header.relay == header.relay and not one.cleared for one in self._moves.values()
         ):
             raise Refusal("it is here already")
-        if at_home and not self.homes.expects(found.relay, source):
+        if at_home and not self.outgoing.expects(found.relay, source):
             raise Refusal(f"no worker is away from {header.relay}")
         ours = found.runtime == self._runtime
         if at_home != ours and not (ours and header.orphaned):  # its relay has ended, and it comes back
@@ -279,8 +281,8 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         try:
             images = await asyncio.shield(making)
             delivery = Delivery(header, found, images, at_home)
-            guest = Guest(delivery, source, self.here)
-            self._moves[header.move] = guest
+            incoming = IncomingWorker(delivery, source, self.here)
+            self._moves[header.move] = incoming
             await asyncio.to_thread(delivery.begin)
             while (part := await _following(parts)) is not None:
                 await asyncio.to_thread(delivery.take, part)
@@ -290,13 +292,13 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             forgetting = self._forget(header, found.runtime, making, delivery)
             await asyncio.shield(self._background.start(forgetting))
             raise
-        guest.stage = Stage.READY
-        return guest
+        incoming.stage = Stage.READY
+        return incoming
 
     def _await_their_start(self) -> int:
         """How many have come and do not run yet."""
         stages = (Stage.READY, Stage.RESTORING, Stage.RESTORED)
-        return sum(guest.stage in stages for guest in self._moves.values())
+        return sum(incoming.stage in stages for incoming in self._moves.values())
 
     async def _forget(
         self, header: pb.WorkerHeader, runtime: Path, making: asyncio.Future[Path], delivery: Delivery | None
@@ -319,18 +321,18 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         except OSError as problem:
             raise Refusal(f"no images can be written: {problem.strerror}") from problem
 
-    async def _await_decision(self, guest: Guest) -> None:
+    async def _await_decision(self, incoming: IncomingWorker) -> None:
         """Who does not come back has kept its worker, or restores it."""
         while True:
             try:
                 async with asyncio.timeout(self.decision_s):
-                    await guest.decided.wait()
+                    await incoming.decided.wait()
                     return
             except TimeoutError:
-                async with guest.turn:  # it may be being restored, or let run
-                    if guest.stage in (Stage.READY, Stage.RESTORED):
-                        log.warning("a worker's source did not come back", source=guest.source)
-                        return await self._drop(guest)
+                async with incoming.turn:  # it may be being restored, or let run
+                    if incoming.stage in (Stage.READY, Stage.RESTORED):
+                        log.warning("a worker's source did not come back", source=incoming.source)
+                        return await self._drop(incoming)
 
     async def FinishMove(self, request: Any, context: Any) -> pb.MoveReply:
         return await self._to_its_end(self._finish, request, context)
@@ -342,109 +344,109 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         return await self._to_its_end(self._abandon, request, context)
 
     async def _to_its_end(
-        self, what: Callable[[Guest], Awaitable[pb.MoveReply | None]], request: Any, context: Any
+        self, what: Callable[[IncomingWorker], Awaitable[pb.MoveReply | None]], request: Any, context: Any
     ) -> pb.MoveReply:
         """One after the other, and also if whoever asked is gone: grpc cancels what nobody waits for."""
 
         async def work() -> pb.MoveReply:
-            guest = self._moves.get(request.move)
-            if guest is None or guest.source != caller(context):
+            incoming = self._moves.get(request.move)
+            if incoming is None or incoming.source != caller(context):
                 return self._unknown(request)
-            async with guest.turn:
-                here = self._moves.get(request.move) is guest
-                return (await what(guest) if here else None) or self._unknown(request)
+            async with incoming.turn:
+                here = self._moves.get(request.move) is incoming
+                return (await what(incoming) if here else None) or self._unknown(request)
 
         task = asyncio.ensure_future(work())
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
-    async def _finish(self, guest: Guest) -> pb.MoveReply | None:
-        if guest.stage is not Stage.READY:
+    async def _finish(self, incoming: IncomingWorker) -> pb.MoveReply | None:
+        if incoming.stage is not Stage.READY:
             return None
-        guest.stage = Stage.RESTORING
+        incoming.stage = Stage.RESTORING
         try:
-            seconds = await guest.restore()
+            seconds = await incoming.restore()
         except Refusal as refusal:
-            await self._drop(guest)
+            await self._drop(incoming)
             return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
-        output = str(self._fostering(guest).path("stdout")) if guest.header.orphaned else ""
-        return pb.MoveReply(state=guest.stage.value, pid=guest.pid, seconds=seconds, output=output)
+        output = str(self._orphan_output(incoming).path("stdout")) if incoming.header.orphaned else ""
+        return pb.MoveReply(state=incoming.stage.value, pid=incoming.pid, seconds=seconds, output=output)
 
-    async def _start(self, guest: Guest) -> pb.MoveReply | None:
-        fresh = guest.stage is Stage.RESTORED
+    async def _start(self, incoming: IncomingWorker) -> pb.MoveReply | None:
+        fresh = incoming.stage is Stage.RESTORED
         try:
-            if fresh and guest.header.orphaned:
-                await asyncio.to_thread(self._fostering(guest).prepare)
+            if fresh and incoming.header.orphaned:
+                await asyncio.to_thread(self._orphan_output(incoming).prepare)
             if fresh:
-                self._supervise(guest)
-                guest.count = 1 + max(one.count for one in self._moves.values())
-                self.note(guest)
-            await guest.start()
+                self._supervise(incoming)
+                incoming.count = 1 + max(one.count for one in self._moves.values())
+                self.note(incoming)
+            await incoming.start()
         except (Refusal, OSError) as refusal:
-            await self._drop(guest)
+            await self._drop(incoming)
             return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
         if fresh:
-            guest.decided.set()
-            if guest.at_home:
-                self._returned(guest)
-                await self.homes.returned(guest.places.relay)
-                guest.close()
+            incoming.decided.set()
+            if incoming.at_home:
+                self._returned(incoming)
+                await self.outgoing.returned(incoming.places.relay)
+                incoming.close()
             else:
-                self.guests[guest.header.relay] = guest
-                self._background.start(self._await_end(guest))
-                if guest.header.orphaned:
-                    self._background.start(self._foster(guest))
-            log.info("a worker arrived", job=guest.header.job, rank=guest.header.rank, source=guest.source,
-                     worker=guest.pid)  # fmt: skip
-            self.callbacks.arrived(guest.header, guest.pid, guest.places.log)
-        return pb.MoveReply(state=guest.stage.value, pid=guest.pid)
+                self.incoming[incoming.header.relay] = incoming
+                self._background.start(self._await_end(incoming))
+                if incoming.header.orphaned:
+                    self._background.start(self._keep_output(incoming))
+            log.info("a worker arrived", job=incoming.header.job, rank=incoming.header.rank,
+                     source=incoming.source, worker=incoming.pid)  # fmt: skip
+            self.callbacks.arrived(incoming.header, incoming.pid, incoming.places.log)
+        return pb.MoveReply(state=incoming.stage.value, pid=incoming.pid)
 
-    def _fostering(self, guest: Guest) -> Foster:
-        return Foster(guest, self._outputs)
+    def _orphan_output(self, incoming: IncomingWorker) -> OrphanOutput:
+        return OrphanOutput(incoming, self._outputs)
 
-    async def _foster(self, guest: Guest) -> None:
+    async def _keep_output(self, incoming: IncomingWorker) -> None:
         """Its home will not hear of its end."""
-        await self._fostering(guest).run()
-        if guest.stage is Stage.ENDED:
-            await self._drop(guest)
+        await self._orphan_output(incoming).run()
+        if incoming.stage is Stage.ENDED:
+            await self._drop(incoming)
 
-    def _supervise(self, guest: Guest) -> None:
+    def _supervise(self, incoming: IncomingWorker) -> None:
         with contextlib.suppress(replay.LogError):  # whoever opens a session for it will say so
             ours = os.getpid()
-            replay.Log(str(guest.places.log)).supervise(ours, start_ticks(ours))
+            replay.Log(str(incoming.places.log)).supervise(ours, start_ticks(ours))
 
-    async def _await_end(self, guest: Guest) -> None:
-        await guest.await_end()
-        if guest.stage is Stage.ENDED:
-            self._background.start(self._drop_unless_asked(guest))
-        how = f"moved to {guest.moved_to}" if guest.stage is Stage.MOVED else guest.stage.value
-        self.callbacks.left(guest.header, how)
+    async def _await_end(self, incoming: IncomingWorker) -> None:
+        await incoming.await_end()
+        if incoming.stage is Stage.ENDED:
+            self._background.start(self._drop_unless_asked(incoming))
+        how = f"moved to {incoming.moved_to}" if incoming.stage is Stage.MOVED else incoming.stage.value
+        self.callbacks.left(incoming.header, how)
 
-    async def _drop_unless_asked(self, guest: Guest) -> None:
+    async def _drop_unless_asked(self, incoming: IncomingWorker) -> None:
         """Its home, which hears of the end and then has it dropped, may be lost."""
         await asyncio.sleep(self.ended_s)
-        await self._drop(guest)
+        await self._drop(incoming)
 
-    async def _abandon(self, guest: Guest) -> pb.MoveReply | None:
-        if guest.stage not in (Stage.READY, Stage.RESTORED):
+    async def _abandon(self, incoming: IncomingWorker) -> pb.MoveReply | None:
+        if incoming.stage not in (Stage.READY, Stage.RESTORED):
             return None
-        await self._drop(guest)
-        return pb.MoveReply(state=guest.stage.value)
+        await self._drop(incoming)
+        return pb.MoveReply(state=incoming.stage.value)
 
     def _unknown(self, request: Any) -> pb.MoveReply:
         return pb.MoveReply(error=f"host {self.here.host} knows of no such move ({request.move[:64]})")
 
-    async def _drop(self, guest: Guest) -> None:
+    async def _drop(self, incoming: IncomingWorker) -> None:
         """Nothing of it stays here."""
-        if self._moves.pop(guest.header.move, None) is None or guest.stage is Stage.MOVED:
+        if self._moves.pop(incoming.header.move, None) is None or incoming.stage is Stage.MOVED:
             return
-        if self.guests.get(guest.header.relay) is guest:
-            del self.guests[guest.header.relay]
-        guest.decided.set()
-        await guest.drop()
-        self._records.remove(guest.header.move)
-        self._directories.leave(guest.places.runtime)
+        if self.incoming.get(incoming.header.relay) is incoming:
+            del self.incoming[incoming.header.relay]
+        incoming.decided.set()
+        await incoming.drop()
+        self._records.remove(incoming.header.move)
+        self._directories.leave(incoming.places.runtime)
 
     # ------------------------------------------------------------------ following
     async def FollowWorker(
@@ -452,26 +454,26 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
     ) -> AsyncIterator[pb.FollowReply]:
         requests = aiter(requests)
         first = await anext(requests, None)
-        guest = self.guests.get(first.relay) if first is not None else None
-        if guest is None or first is None or guest.header.home != caller(context):
+        incoming = self.incoming.get(first.relay) if first is not None else None
+        if incoming is None or first is None or incoming.header.home != caller(context):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"host {self.here.host} has no such worker")
             return
-        guest.hear(first)
-        hearing = asyncio.create_task(self._hear(guest, requests, first))
+        incoming.hear(first)
+        hearing = asyncio.create_task(self._hear(incoming, requests, first))
         try:
-            async for reply in guest.tell(first):
+            async for reply in incoming.tell(first):
                 yield reply
         finally:
             hearing.cancel()
 
     async def _hear(
-        self, guest: Guest, requests: AsyncIterator[pb.FollowRequest], first: pb.FollowRequest
+        self, incoming: IncomingWorker, requests: AsyncIterator[pb.FollowRequest], first: pb.FollowRequest
     ) -> None:
         request: pb.FollowRequest | None = first
         while request is not None:
-            guest.hear(request)
+            incoming.hear(request)
             if request.ended:  # its end has arrived there; or nobody is there any more
-                self._background.start(self._drop(guest))
+                self._background.start(self._drop(incoming))
                 return
             request = await anext(requests, None)
 

@@ -10,9 +10,9 @@ import grpc.aio
 
 from understudy.recovery.base.control import answer, pb, rpc, trouble
 from understudy.recovery.membership.network.links import NoLink
-from understudy.recovery.migration.relay.homes import ASK_S
+from understudy.recovery.migration.relay.outgoing_workers import ASK_S
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import Outgoing
+from understudy.recovery.migration.transfer.stream import Outgoing
 
 SLOWEST = 10e6
 """Bytes a second."""
@@ -25,7 +25,7 @@ class NotSent(Exception):
 
 
 class Reception:
-    """Of one worker at one host.  Everything raises NotSent."""
+    """Asks one host to take one worker in.  Everything raises NotSent."""
 
     def __init__(self, moves: Moves, host: str, move: str, who: str) -> None:
         """`who`: as sentences begin, "the worker of rank 1"."""

@@ -18,12 +18,12 @@ from typing import Any
 import structlog
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.migration.relay.homes import Away, Lost
 from understudy.recovery.migration.relay.orders import OrderRefused, order
-from understudy.recovery.migration.transfer.dumping import Dumping, Passenger
+from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
+from understudy.recovery.migration.transfer.dumping import DumpedWorker, Dumping
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import Packed, parts, read_ahead
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
+from understudy.recovery.migration.transfer.stream import StreamPart, parts, read_ahead
 
 log = structlog.get_logger()
 
@@ -47,15 +47,15 @@ class Shipped:
 
 
 async def send_worker(
-    moves: Moves, passenger: Passenger, destination: str, patience_s: float = PATIENCE_S
+    moves: Moves, worker: DumpedWorker, destination: str, patience_s: float = PATIENCE_S
 ) -> Shipped:
     """To a host of the cluster; its device server must be parked, or gone.  Raises NotSent."""
-    return await asyncio.shield(_Sending(moves, passenger, destination, patience_s).run())
+    return await asyncio.shield(_Sending(moves, worker, destination, patience_s).run())
 
 
 class _Sending(Dumping):
-    def __init__(self, moves: Moves, passenger: Passenger, destination: str, patience_s: float) -> None:
-        super().__init__(moves, passenger, secrets.token_hex(16), patience_s)
+    def __init__(self, moves: Moves, worker: DumpedWorker, destination: str, patience_s: float) -> None:
+        super().__init__(moves, worker, secrets.token_hex(16), patience_s)
         self._destination = destination
         self._there = Reception(moves, destination, self.move, self.who())
 
@@ -66,7 +66,7 @@ class _Sending(Dumping):
     async def _send(self) -> Shipped:
         began = time.monotonic()
         await self.check()
-        self.moves.homes.trust(self._destination)
+        self.moves.outgoing.trust(self._destination)
         dumped = await self.dump()
         stopped = time.monotonic()
         try:
@@ -83,8 +83,8 @@ class _Sending(Dumping):
         pid = restored.pid
         await self._switch()
         ended = time.monotonic()
-        await asyncio.to_thread(shutil.rmtree, self.passenger.directory, True)
-        log.info("a worker left", job=self.passenger.job, rank=self.passenger.rank,
+        await asyncio.to_thread(shutil.rmtree, self.worker.directory, True)
+        log.info("a worker left", job=self.worker.job, rank=self.worker.rank,
                  destination=self._destination, bytes=self._there.sent)  # fmt: skip
         return Shipped(
             pid=pid, host=self._destination, bytes=self._there.sent, dump_s=float(dumped["dump_s"]),
@@ -103,13 +103,13 @@ class _Sending(Dumping):
             raise NotSent(f"{self.who()} was not moved: {problem.strerror}") from problem
         await self._there.consider(header)
 
-    def _pack(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[Packed]]:
+    def _pack(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[StreamPart]]:
         """Raises OSError."""
         images = sorted(Path(str(dumped["images"])).glob("*.img"))
-        logs = sorted(path for path in self.passenger.directory.iterdir() if path.is_file())
-        files = [Packed("image", path) for path in images] + [Packed("log", path) for path in logs]
+        logs = sorted(path for path in self.worker.directory.iterdir() if path.is_file())
+        files = [StreamPart("image", path) for path in images] + [StreamPart("log", path) for path in logs]
         # Where its relay is, its output so far is.
-        files += [Packed("output", path, hollow=self.guest is None) for path in self.outputs()]
+        files += [StreamPart("output", path, sizes_only=self.incoming is None) for path in self.outputs()]
         return self.header_of_dump(dumped, images, logs), files
 
     async def _undo(self) -> None:
@@ -129,37 +129,37 @@ class _Sending(Dumping):
         """From here on there is no way back unless the other host says that it does not run there."""
         away = Away(self._destination, self.move, sure=False)
         try:
-            if self.guest is None:
-                self.moves.homes.note(self.relay, away)
+            if self.incoming is None:
+                self.moves.outgoing.note(self.relay, away)
             else:
-                self.guest.leaving_to, self.guest.leaving_move = self._destination, self.move
-                self.moves.note(self.guest)
+                self.incoming.leaving_to, self.incoming.leaving_move = self._destination, self.move
+                self.moves.note(self.incoming)
             await order(self.relay, "yield")
         except (OrderRefused, OSError) as problem:
-            self.moves.homes.forget(self.relay)
+            self.moves.outgoing.forget(self.relay)
             await self._undo()
             raise NotSent(f"{self.who()} was not moved: {problem}") from problem
         try:
-            refused = await self.moves.homes.start_there_surely(away, asked=False)
+            refused = await self.moves.outgoing.start_there_surely(away, asked=False)
         except Lost as problem:
-            await self._lose(str(problem))
+            await self._worker_lost(str(problem))
             raise NotSent(f"{self.who()} is lost: {problem}") from problem
         if refused:
-            self.moves.homes.forget(self.relay)
+            self.moves.outgoing.forget(self.relay)
             await self._resume()
             raise NotSent(f"{self.who()} was not moved: {refused}")
         with contextlib.suppress(OrderRefused):  # it has been killed meanwhile
             await order(self.relay, "gone")
-        if self.guest is not None:
-            await self.moves.moved(self.guest, self._destination)
+        if self.incoming is not None:
+            await self.moves.moved(self.incoming, self._destination)
         else:
             sure = Away(self._destination, self.move, sure=True)
-            self.moves.homes.note(self.relay, sure)
-            self.moves.homes.follow(self.relay, sure)
+            self.moves.outgoing.note(self.relay, sure)
+            self.moves.outgoing.follow(self.relay, sure)
 
-    async def _lose(self, why: str) -> None:
+    async def _worker_lost(self, why: str) -> None:
         """It may run there, so it must not go on here."""
-        if self.guest is not None:
-            return await self.guest.lose(why)
+        if self.incoming is not None:
+            return await self.incoming.worker_lost(why)
         away = Away(self._destination, self.move, sure=False)
-        self.moves.homes.follow(self.relay, away)  # which ends it
+        self.moves.outgoing.follow(self.relay, away)  # which ends it

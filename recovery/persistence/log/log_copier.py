@@ -193,7 +193,7 @@ class LogOfRank:
 
 
 class Copier:
-    """Of one run of a job."""
+    """Copies the logs of one run of a job."""
 
     def __init__(self, run: Path, answer: Callable[[Copied | Trouble], None]) -> None:
         self._run, self._answer = run, answer

@@ -40,7 +40,7 @@ LATE_S = 5.0
 
 
 class LogKeeping:
-    """Of one job."""
+    """Keeps the stored log of one job."""
 
     def __init__(
         self, job: Job, settings: PersistenceSettings, run_of: Callable[[Sequence[Session]], str]

@@ -54,7 +54,7 @@ class BadLog(ValueError):
 
 @dataclass(frozen=True)
 class About:
-    """Of what the file is, and what a log must be like to hold it."""
+    """Says what the file is, and what a log must be like to hold it."""
 
     job: str
     run: str
@@ -139,7 +139,7 @@ def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
 
 
 def read_about(frame: Frame) -> About:
-    """Of the first frame; raises BadLog."""
+    """Reads the first frame; raises BadLog."""
     try:
         told = json.loads(frame.content)
         if frame.kind is not Kind.ABOUT or told.pop("format") != _FORMAT:

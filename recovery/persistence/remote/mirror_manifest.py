@@ -57,7 +57,7 @@ class MirroredSet:
 
     @property
     def bytes(self) -> int:
-        """Of all parts."""
+        """The bytes of all parts."""
         return sum(part.bytes for part in self.parts)
 
 
@@ -80,7 +80,7 @@ def encode_manifest(stored: MirroredSet) -> bytes:
 
 
 def decode_manifest(content: bytes, of: SetName) -> MirroredSet:
-    """Of a set that lies where `of` says; raises ValueError."""
+    """Reads the manifest of a set that lies where `of` says; raises ValueError."""
     try:
         fields = json.loads(content)
         told = fields.pop("digest")

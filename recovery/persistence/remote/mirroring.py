@@ -47,7 +47,7 @@ class CompleteSet:
 
 
 class Mirroring:
-    """Of one job."""
+    """Mirrors the sets of one job."""
 
     def __init__(
         self, job: Job, local: PersistenceSettings, settings: MirrorSettings, let_go: Callable[[], None],

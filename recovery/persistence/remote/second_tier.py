@@ -36,7 +36,7 @@ MOST_BLOCKS = 9000
 
 @dataclass(frozen=True)
 class SetName:
-    """Of a set, in the mirror as in the local stores."""
+    """The name of a set, in the mirror as in the local stores."""
 
     job: str
     run: str

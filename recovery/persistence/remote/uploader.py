@@ -42,7 +42,7 @@ SENTENCE = 300
 
 
 class Uploader:
-    """Of one job."""
+    """Uploads the sets of one job."""
 
     def __init__(self, directory: Path, job: str, mirror: Mirror, rule: Retention) -> None:
         self._directory, self._job, self._mirror, self._rule = directory, job, mirror, rule

@@ -17,9 +17,9 @@ from understudy.recovery.persistence.stores.kinds import (
     BUFFER,
     CLIENT_STATE,
     CONTENT,
-    ELSEWHERE,
     GENERATOR,
     MANIFEST,
+    OTHER_HOLDERS,
     ROW,
 )
 from understudy.recovery.persistence.stores.layout import in_use
@@ -51,7 +51,7 @@ class PartReader:
                 (kind, number): Place(part.rank, index, count)
                 for index, (kind, number, count) in enumerate(self.store.extents(part.sequence))
             }
-            self.elsewhere = self._read_elsewhere()
+            self.other_holders = self._read_other_holders()
             self.buffers = self._read_buffers()
         except BaseException:
             self.store.close()
@@ -110,8 +110,8 @@ class PartReader:
             raise Damaged("its tables are missing")
         return bytes(self.read(self._extents[kind, number]))
 
-    def _read_elsewhere(self) -> Mapping[int, tuple[int, int]]:
-        content = self._table(ELSEWHERE, 0)
+    def _read_other_holders(self) -> Mapping[int, tuple[int, int]]:
+        content = self._table(OTHER_HOLDERS, 0)
         try:
             table = json.loads(content)
             return {int(handle): (int(rank), int(other)) for handle, (rank, other) in table.items()}
@@ -157,7 +157,7 @@ class SetReader(contextlib.ExitStack):
         row = self.parts[rank].buffers.get(handle)
         if row is None:
             raise Damaged(f"rank {rank} has no buffer {handle}")
-        holder, other = self.parts[rank].elsewhere.get(handle, (rank, handle))
+        holder, other = self.parts[rank].other_holders.get(handle, (rank, handle))
         found = self.parts[holder].own(other) if holder in self.parts else None
         if found is None or found.bytes != row.bytes:
             raise Damaged(f"buffer {handle} of rank {rank} is not where it should be (rank {holder})")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from understudy.recovery.base.own_modules import module_command
-from understudy.recovery.persistence.durable import Durable
 from understudy.recovery.persistence.persistence import Persistence
+from understudy.recovery.state.durable import Durable
 
 AT_LEAST_S = 30.0
 SLOWEST = 20 << 20
@@ -27,7 +27,7 @@ class NotRestored(RuntimeError):
 
 
 class Restorer:
-    """Of one job.  `persistence`: what may be copying from the memory that a restore overwrites."""
+    """Restores ranks of a job.  `persistence`: what may be copying from memory that a restore overwrites."""
 
     def __init__(self, persistence: Persistence | None) -> None:
         self._persistence = persistence

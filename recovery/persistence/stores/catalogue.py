@@ -84,7 +84,7 @@ class StoredSet:
 
     @property
     def bytes(self) -> int:
-        """Of all parts."""
+        """The bytes of all parts."""
         return sum(part.bytes for part in self.parts.values())
 
     @property
@@ -110,7 +110,7 @@ def read_catalogue(directory: Path) -> Catalogue:
 
 
 def read_run(run: Path) -> Catalogue:
-    """Of one run's directory; raises OSError if there is none."""
+    """Reads the directory of one run; raises OSError if there is none."""
     parts: dict[int, dict[int, StoredPart]] = defaultdict(dict)
     worlds: dict[int, int] = {}
     problems: list[str] = []

@@ -66,7 +66,7 @@ def removable(run: Path) -> Iterator[bool]:
 
 
 def store_path(run: Path, rank: int, growth: int) -> Path:
-    """Of a rank's store."""
+    """The path of a rank's store."""
     return run / (f"rank-{rank}.{growth}.store" if growth else f"rank-{rank}.store")
 
 
@@ -85,7 +85,7 @@ class LogFile:
 
 
 def log_path(run: Path, rank: int, begin: int) -> Path:
-    """Of a file that begins at a log offset."""
+    """The path of a file that begins at a log offset."""
     return run / f"rank-{rank}.{begin}.log"
 
 

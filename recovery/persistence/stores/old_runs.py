@@ -12,24 +12,24 @@ from understudy.recovery.persistence.stores.layout import ORIGIN, logs_of, remov
 from understudy.recovery.persistence.stores.retention import LocalRun, superfluous_runs
 
 
-def remove_old_runs(job: Path, present: str, keep: int, parts_elsewhere: bool = False) -> list[str]:
+def remove_old_runs(job: Path, present: str, keep: int, parts_on_other_hosts: bool = False) -> list[str]:
     """Answers the runs that are gone.  Precondition: `present`, a run of the job, holds a complete set.
 
-    `parts_elsewhere`: parts of it may lie on other hosts, and then those of former runs do, too.  Runs that
+    `parts_on_other_hosts`: parts of it may lie there, and then those of former runs do, too.  Runs that
     anybody reads or writes stay, and files that are no stores.  Raises OSError.
     """
     folders = [run for run in sorted(job.iterdir()) if run.is_dir() and not run.is_symlink()]
     runs = [_look(run) for run in folders]
-    if parts_elsewhere and not any(run.name == present and run.complete for run in runs):
-        runs = [_look(run, parts_elsewhere) for run in folders]
+    if parts_on_other_hosts and not any(run.name == present and run.complete for run in runs):
+        runs = [_look(run, parts_on_other_hosts) for run in folders]
     return [name for name in superfluous_runs(runs, present, keep) if _remove(job / name)]
 
 
-def _look(run: Path, parts_elsewhere: bool = False) -> LocalRun:
+def _look(run: Path, parts_on_other_hosts: bool = False) -> LocalRun:
     found, here = read_run(run), {file.rank for file in stores_of(run)}
     newest = max((one.time_ns for one in found.sets), default=run.stat().st_mtime_ns)
     is_ours = bool(stores_of(run) or logs_of(run))
-    complete = any(one.complete or (parts_elsewhere and set(one.parts) == here) for one in found.sets)
+    complete = any(one.complete or (parts_on_other_hosts and set(one.parts) == here) for one in found.sets)
     return LocalRun(run.name, newest, complete, is_ours and not found.problems)
 
 

@@ -34,7 +34,7 @@ class Part:
     """What one rank writes, and of what it only says who does."""
 
     own: tuple[Holding, ...]
-    elsewhere: Mapping[int, Holder]
+    other_holders: Mapping[int, Holder]
     """By handle; those that it has twice are in here too."""
 
 
@@ -50,18 +50,18 @@ def split(holdings: Mapping[int, Sequence[Holding]]) -> dict[int, Part]:
             else:
                 groups.setdefault((buffer.bytes, buffer.digest), []).append((rank, buffer))
         load[rank] = small
-    elsewhere: dict[int, dict[int, Holder]] = {rank: {} for rank in holdings}
+    other_holders: dict[int, dict[int, Holder]] = {rank: {} for rank in holdings}
     if any(len(group) > 1 for group in groups.values()):  # else everybody writes all that is its own
         for (count, _), group in sorted(groups.items(), key=lambda item: (-item[0][0], item[1][0][1].handle)):
             _, writer, handle = min((load[rank], rank, buffer.handle) for rank, buffer in group)
             load[writer] += count
             for rank, buffer in group:
                 if (rank, buffer.handle) != (writer, handle):
-                    elsewhere[rank][buffer.handle] = Holder(writer, handle)
-    return {rank: _part(buffers, elsewhere[rank]) for rank, buffers in holdings.items()}
+                    other_holders[rank][buffer.handle] = Holder(writer, handle)
+    return {rank: _part(buffers, other_holders[rank]) for rank, buffers in holdings.items()}
 
 
-def _part(buffers: Sequence[Holding], elsewhere: Mapping[int, Holder]) -> Part:
-    if not elsewhere:
-        return Part(tuple(buffers), elsewhere)
-    return Part(tuple(buffer for buffer in buffers if buffer.handle not in elsewhere), elsewhere)
+def _part(buffers: Sequence[Holding], other_holders: Mapping[int, Holder]) -> Part:
+    if not other_holders:
+        return Part(tuple(buffers), other_holders)
+    return Part(tuple(buffer for buffer in buffers if buffer.handle not in other_holders), other_holders)

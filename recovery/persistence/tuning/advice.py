@@ -62,7 +62,7 @@ class Advice:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Of proxyd."""
+        """The options for proxyd."""
         return (
             "--persist", self.directory, "--persist-slots", str(self.choice.in_flight + 1),
             "--persist-every", str(every_s(self.choice, self.measured)),
@@ -118,7 +118,7 @@ class Advice:
 
 
 def usable(storage_bytes: int) -> int:
-    """Of storage: proxyd makes slots larger than the first snapshot, as the next ones may grow."""
+    """How much storage counts: proxyd makes slots larger than the first snapshot, as the next may grow."""
     return int(storage_bytes / SLACK)
 
 

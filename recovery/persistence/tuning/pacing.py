@@ -64,7 +64,7 @@ class Meter:
 
 
 class Pacing:
-    """Of one run.  `overhead` [q] is a factor on the training time; `most` [N] sets may be under way at once.
+    """Paces one run.  `overhead` [q] is a factor on training time; `most` [N] sets may be under way at once.
 
     Three trials, then a first choice: the set that makes the stores; one alone; `most` at once, if one takes
     longer than a step.

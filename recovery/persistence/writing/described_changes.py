@@ -98,5 +98,5 @@ class Descriptions:
 
     @property
     def last(self) -> bytes:
-        """Of the newest step; empty if there was none."""
+        """The description of the newest step; empty if there was none."""
         return json.dumps(self._last).encode() if self._last is not None else b""

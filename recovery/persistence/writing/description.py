@@ -58,7 +58,7 @@ class ModuleState:
 
 @dataclass(frozen=True)
 class Group:
-    """Of an optimizer's parameters, by number."""
+    """A group of an optimizer's parameters, by number."""
 
     options: Mapping[str, Any]
     parameters: tuple[int, ...]
@@ -99,7 +99,7 @@ class LoaderPosition:
 
 @dataclass(frozen=True)
 class Description:
-    """Of one rank; schedulers have a state_dict(), too."""
+    """What one rank says of its state; schedulers have a state_dict(), too."""
 
     modules: tuple[ModuleState, ...]
     optimizers: tuple[OptimizerState, ...]

@@ -46,7 +46,7 @@ class Parts(Protocol):
 
 
 class PartWriter:
-    """Of one job."""
+    """Writes the parts of one job."""
 
     def __init__(self, job: str, settings: PersistenceSettings, take: Callable[[Written], None]) -> None:
         """`take` is called with every answer."""
@@ -61,7 +61,7 @@ class PartWriter:
         self._wanted = asyncio.Event()
 
     def persist(self, serial: int, run: str, sessions: Sequence[Session], known: Known) -> None:
-        """Of these ranks, which all run here."""
+        """Orders the parts of these ranks, which all run here."""
         for former in [key for key in self._awaited if key[0] != run]:
             del self._awaited[former]  # its workers have left: nobody waits for it
         self._end_if_dismissed()

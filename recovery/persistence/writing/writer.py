@@ -27,8 +27,8 @@ from understudy.recovery.persistence.settings import Writing
 from understudy.recovery.persistence.stores.kinds import (
     CLIENT_STATE,
     CONTENT,
-    ELSEWHERE,
     MANIFEST,
+    OTHER_HOLDERS,
     ROW,
 )
 from understudy.recovery.persistence.stores.layout import RUN_NAME, in_use, store_path, stores_of
@@ -68,16 +68,16 @@ class Source:
 
     def to_write(self, part: Part) -> _store.Contents:
         """What is to be written of it, with the digests that the device server has taken; StoreError."""
-        table = {handle: [holder.rank, holder.handle] for handle, holder in part.elsewhere.items()}
+        table = {handle: [holder.rank, holder.handle] for handle, holder in part.other_holders.items()}
         loose = [
             (MANIFEST, ROW, self.contents.row),
             (MANIFEST, CONTENT, self.contents.manifest),
-            (ELSEWHERE, 0, json.dumps(table).encode()),
+            (OTHER_HOLDERS, 0, json.dumps(table).encode()),
         ]
         if self.described:
             loose.append((CLIENT_STATE, 0, self.described))
         return _store.Contents(
-            loose, area=self.area, manifest=self.contents.manifest, elsewhere=list(part.elsewhere),
+            loose, area=self.area, manifest=self.contents.manifest, elsewhere=list(part.other_holders),
             in_place=in_place(self.log),
         )  # fmt: skip
 
@@ -201,14 +201,14 @@ class RankStores:
 
 
 class RunStores:
-    """Of one run: those of its ranks that are on this host."""
+    """The stores of one run: those of its ranks that are on this host."""
 
     def __init__(
         self, run: Path, ranks: Iterable[int], world: int, slots: int, writing: Writing = DEFAULT_WRITING
     ) -> None:
         """Raises OSError."""
         self.of_rank = {rank: RankStores(run, rank, slots, writing) for rank in ranks}
-        self.parts_elsewhere = len(self.of_rank) < world
+        self.parts_on_other_hosts = len(self.of_rank) < world
         """Whether other hosts write some of the run."""
         self._in_use = contextlib.ExitStack()
         self._in_use.enter_context(in_use(run))
@@ -266,7 +266,7 @@ def _complaint() -> Iterator[None]:
 
 
 class JobWriter:
-    """Of one job's ranks on this host."""
+    """Writes for one job's ranks on this host."""
 
     def __init__(self, directory: Path, job: str, slots: int, writing: Writing, keep_runs: int) -> None:
         self._directory, self._job, self._slots, self._writing = directory, job, slots, writing
@@ -305,11 +305,11 @@ class JobWriter:
             self._tidied.add(present)
             runs = list(self._runs)
             former = [self._runs.pop(run) for run in runs[: runs.index(present)]]
-            parts_elsewhere = self._runs[present].parts_elsewhere
+            parts_on_other_hosts = self._runs[present].parts_on_other_hosts
         for stores in former:
             stores.close()
         try:
-            remove_old_runs(self._directory / self._job, present, self._keep_runs, parts_elsewhere)
+            remove_old_runs(self._directory / self._job, present, self._keep_runs, parts_on_other_hosts)
         except OSError as problem:
             sys.stderr.write(f"understudy: former runs were not removed: {problem}\n")
 

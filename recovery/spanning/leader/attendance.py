@@ -7,7 +7,7 @@ from understudy.recovery.state.span import Span
 
 
 class Attendance:
-    """Of one job."""
+    """Who of one job has told of its ranks."""
 
     def __init__(self, job: Job, span: Span) -> None:
         self._job, self._span = job, span
@@ -15,7 +15,7 @@ class Attendance:
         """Hosts that were lost before they told of their ranks, and why."""
 
     def told(self, host: str) -> None:
-        """Of all ranks that it has."""
+        """A host has told of all ranks that it has."""
         self._span.awaited.discard(host)
 
     def lost(self, host: str, why: str) -> None:

@@ -1,6 +1,6 @@
 """Images of workers, so that a rank comes back though its host is gone (`--cpu-image-every`).
 
-Those of workers on other hosts lie here, and those of our own at our heir (bequest.py).
+Those of workers on other hosts lie here, and those of our own at our standby (standby_replication.py).
 
 An image is of use only with device state that its worker and all other ranks can go back to: the set of
 snapshots that counts when it is taken, and the log from there on.  Both are kept, on every rank, for as long
@@ -27,12 +27,12 @@ from understudy import replay
 from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.network.links import NoLink
-from understudy.recovery.migration.relay.homes import Away, Lost
+from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.parcel import read_ahead
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
-from understudy.recovery.spanning.leader.bequest import Bequest, NotLeft
-from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.migration.transfer.stream import read_ahead
+from understudy.recovery.spanning.leader.standby_replication import NotLeft, StandbyReplication
+from understudy.recovery.spanning.member.standby_state import StandbyState
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
 from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed
 from understudy.recovery.state.jobs import Job, Session
@@ -55,7 +55,7 @@ Worker = tuple[str, int, int]
 
 
 class Place(Protocol):
-    """Of a snapshot in its rank's log: of a commit, or what is told of one."""
+    """Where a snapshot lies in its rank's log: that of a commit, or what is told of one."""
 
     @property
     def log_offset(self) -> int: ...
@@ -86,7 +86,7 @@ class Pair:
 
 
 class CpuImages:
-    """Of one job that we lead."""
+    """Takes images of the workers of one job that we lead."""
 
     def __init__(
         self, job: Job, lead: Lead, moves: Moves, folder: Path, every_s: float,
@@ -102,7 +102,7 @@ class CpuImages:
         self._begun_s = 0.0
         self._count = 0
         self._problem = "none has been taken yet"
-        self.bequest: Bequest | None = None
+        self.standby: StandbyReplication | None = None
         """To whoever leads the job on if our host is lost."""
         shutil.rmtree(self._folder, ignore_errors=True)  # of a former run, or of a proxyd before us
 
@@ -132,22 +132,20 @@ class CpuImages:
             log.warning("CPU images are of no use any more", job=self._job.name, reason=why)
             shutil.rmtree(self._pair.folder, ignore_errors=True)
             self._pair = None
-            if self.bequest is not None and self.bequest.heir:
-                self._lead.run_beside(self.bequest.void(why))
+            if self.standby is not None and self.standby.host:
+                self._lead.run_beside(self.standby.void(why))
         self._problem, self._due_s = why, 0.0
 
-    def inherit(self, estate: Estate, former: str) -> None:
+    def take_over(self, state: StandbyState, former: str) -> None:
         """What that host, which led the job before us, has left to us; raises OSError."""
         folder = self._folder / "inherited"
         make_folder(folder.parent)
-        estate.folder.rename(folder)
-        with contextlib.suppress(OSError):  # another estate, which never came to count
-            estate.folder.parent.rmdir()
-        images = {
-            rank: replace(taken, path=folder / taken.path.name) for rank, taken in estate.images.items()
-        }
-        workers = {told.rank: {(former, told.worker.pid, told.worker.start_ticks)} for told in estate.ranks}
-        self._pair = Pair(estate.serial, frozenset(estate.cut), estate.cut, folder, True, images, workers)
+        state.folder.rename(folder)
+        with contextlib.suppress(OSError):  # another state, which never came to count
+            state.folder.parent.rmdir()
+        images = {rank: replace(taken, path=folder / taken.path.name) for rank, taken in state.images.items()}
+        workers = {told.rank: {(former, told.worker.pid, told.worker.start_ticks)} for told in state.ranks}
+        self._pair = Pair(state.serial, frozenset(state.cut), state.cut, folder, True, images, workers)
         self._keep()
 
     # ------------------------------------------------------------------ taking
@@ -188,8 +186,8 @@ class CpuImages:
                 pair.workers[session.rank] = {_worker(session)}
                 paused_s += await self._take_one(pair, session)
             self._check(pair, generation)
-            if self.bequest is not None:
-                paused_s += await self._leave(self.bequest, pair, generation)
+            if self.standby is not None:
+                paused_s += await self._leave(self.standby, pair, generation)
         except (BadImage, SteerFailed, OSError) as problem:
             self._not_taken(pair, _text(problem), pressed)
         except BaseException as problem:
@@ -204,9 +202,9 @@ class CpuImages:
             self._tell("")
             size = sum(image.bytes for image in pair.images.values())
             seconds = time.monotonic() - self._begun_s
-            heir = self.bequest.heir if self.bequest is not None else ""
+            standby = self.standby.host if self.standby is not None else ""
             log.info("CPU images were taken", job=self._job.name, step=pair.step, bytes=size,
-                     heir=heir, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
+                     standby=standby, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
 
     def _check(self, pair: Pair, generation: int) -> None:
         """That it is of use; raises BadImage."""
@@ -216,19 +214,19 @@ class CpuImages:
         if why:
             raise BadImage(why)
 
-    async def _leave(self, bequest: Bequest, pair: Pair, generation: int) -> float:
-        """Images of our own workers, to our heir, if there is any; raises BadImage."""
+    async def _leave(self, standby: StandbyReplication, pair: Pair, generation: int) -> float:
+        """Images of our own workers, to our standby, if there is any; raises BadImage."""
         here = [session for session in self._job.active_sessions() if not session.host]
         pair.workers.update({session.rank: {_worker(session)} for session in here})
         try:
-            paused_s = await bequest.leave(pair, here)
+            paused_s = await standby.leave(pair, here)
         except NotLeft as problem:
             self.not_left(str(problem), pair)
             return 0.0
         try:
             self._check(pair, generation)
         except BadImage as problem:
-            await bequest.void(str(problem))
+            await standby.void(str(problem))
             raise
         self._tell_here("")
         return paused_s
@@ -343,7 +341,7 @@ class CpuImages:
         if why:
             return f"its CPU image is of no use: {why}"
         for session in lost:
-            session.returning = pair.serial
+            session.restores_from_image = pair.serial
         for session in sessions:
             session.log.snapshot_floor = pair.serial
             session.log.snapshot_suspended = False
@@ -370,7 +368,7 @@ class CpuImages:
         )  # fmt: skip
         header.more = mark.SerializeToString()
         there = Reception(self._moves, destination, header.move, f"the worker of rank {session.rank}")
-        self._moves.homes.trust(destination)
+        self._moves.outgoing.trust(destination)
         await there.consider(header)
         try:
             await there.take_in(header, read_ahead(read_parts(taken.path, header)))
@@ -382,7 +380,7 @@ class CpuImages:
         ready = time.monotonic()
         away = Away(destination, header.move, sure=False)
         try:
-            refused = await self._moves.homes.start_there_surely(away, asked=False)
+            refused = await self._moves.outgoing.start_there_surely(away, asked=False)
         except Lost as problem:
             await self._lead.lost_hosts.leave_for_dead(destination, restored.pid)
             raise NotSent(str(problem)) from problem

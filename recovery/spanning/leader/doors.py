@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from understudy import replay
 from understudy.recovery.base.control import pb
-from understudy.recovery.desk.sessions import Desk
 from understudy.recovery.host.injector import Refused
-from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.host.leases import Leases
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.spanning.migration import Migration
 from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed, absent_server
@@ -17,37 +17,47 @@ from understudy.recovery.state.jobs import Session
 
 
 class Doors:
-    """Of one proxyd."""
+    """Opens what a leader needs here, for all jobs of one proxyd."""
 
-    def __init__(self, desk: Desk, pool: ServerPool, migration: Migration) -> None:
-        self._desk, self._pool, self._migration = desk, pool, migration
+    def __init__(
+        self,
+        leases: Leases,
+        migration: Migration,
+        take_remote: Callable[[Session], None],
+        tell: Callable[[pb.FaultReport], None],
+        follow: Callable[[Session], None],
+        note: Callable[[], None],
+    ) -> None:
+        """The last four are what its methods of these names do."""
+        self._leases, self._migration = leases, migration
+        self._take_remote, self._tell, self._follow, self._note = take_remote, tell, follow, note
 
     def take_remote(self, session: Session) -> None:
         """It has opened."""
-        self._desk.elsewhere.take_remote(session)
+        self._take_remote(session)
 
     def tell(self, report: pb.FaultReport) -> None:
         """A device server's report."""
-        self._desk.elsewhere.tell(report)
+        self._tell(report)
 
     def follow(self, session: Session) -> None:
         """Its server is another one."""
-        self._desk.follow(session)
+        self._follow(session)
 
     def note(self) -> None:
         """For whoever leads after us."""
-        self._desk.note()
+        self._note()
 
-    async def send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+    async def send(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         """Raises NotMoved."""
         try:
-            return await self._migration.send(session, destination, stash, session.destination_device)
+            return await self._migration.send(session, destination, keep_source, session.destination_device)
         except Refused as refusal:
             raise NotMoved(str(refusal)) from refusal
 
     def leaves_here(self, session: Session) -> None:
         """Its device is free, if it is sound."""
-        self._desk.leases.release(session)
+        self._leases.release(session)
         session.worker.ended.set()
         session.worker.close()
 
@@ -66,5 +76,5 @@ class Doors:
             raise SteerFailed(str(problem)) from problem
         session.host, session.log, session.directory, session.worker = "", page, directory, worker
         session.device_index, session.device, session.relay = index, device, relay
-        session.server, session.hollow = absent_server(device), True
-        self._desk.leases.hold(session)
+        session.server, session.lacks_state = absent_server(device), True
+        self._leases.hold(session)

@@ -23,7 +23,7 @@ LONGEST_ERROR = 300
 
 
 class FarParts:
-    """Of one job that we lead."""
+    """Has the parts of one job that we lead written."""
 
     def __init__(self, lead: Lead, writer: PartWriter, take: Callable[[Written], None]) -> None:
         """`writer` is this host's."""

@@ -10,40 +10,39 @@ from typing import Any
 
 import structlog
 
-from understudy import replay
 from understudy.recovery.base.background import BackgroundTasks
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.servers import Verdict
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.links import Links
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.leader.attendance import Attendance
-from understudy.recovery.spanning.leader.bequest import Bequest
 from understudy.recovery.spanning.leader.cpu_images import CpuImages
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.leader.mirror import Mirror
 from understudy.recovery.spanning.leader.openings import Openings
+from understudy.recovery.spanning.leader.relocations import ARRIVES_S, Relocations
+from understudy.recovery.spanning.leader.standby_replication import StandbyReplication
 from understudy.recovery.spanning.leader.steering import Steering
 from understudy.recovery.spanning.leader.turns import Turns
+from understudy.recovery.spanning.ranks.mirror import Mirror
 from understudy.recovery.spanning.ranks.remote import (
-    NotMoved,
     RemoteProcess,
     RemoteServer,
     SteerFailed,
     absent_server,
 )
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Verdict
 from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()
 
-ASK_S, REPLACE_S, MOVE_S, ARRIVES_S = 10.0, 90.0, 1500.0, 30.0
+ASK_S, REPLACE_S = 10.0, 90.0
 
 
 class Lead:
-    """Of one job."""
+    """Leads one job: knows its members, and what each tells of its ranks."""
 
     def __init__(
         self,
@@ -64,22 +63,18 @@ class Lead:
         self.members: dict[str, MemberLink] = {}
         self.mirrors: dict[Session, Mirror] = {}
         self._background = BackgroundTasks(f"lead {job.name}")
-        self._arriving: dict[int, tuple[Session, str, asyncio.Future[pb.RankDescription]]] = {}
         self.turns = Turns(job)
         self.steering = Steering(self)
         self._replacements = 0
         self._attendance = Attendance(job, span)
-        self._astray: set[int] = set()
-        """Ranks on their way to another host, or of which nobody knows whether they went."""
         self.room_for: Callable[[Sequence[Session]], bool] = lambda _: False
         """Whether ranks of lost hosts find a device elsewhere."""
-        self.bequest: Bequest | None = None
+        self.standby: StandbyReplication | None = None
         """To the host that leads the job on if ours is lost, if anything can be left to it."""
         self.images: CpuImages | None = None
         """Of workers, if any are taken."""
         self.lost_hosts = LostHosts(self, self._attendance)
-        self._for_moves: set[str] = set()
-        """Hosts that take part only because a rank was to go there."""
+        self.relocations = Relocations(self, openings)
 
     def start(self) -> None:
         """Go on with the members that are known."""
@@ -88,17 +83,17 @@ class Lead:
         self._background.start(self.steering.pass_orders_on())
         assert self.span.leading is not None
         self._background.start(self.span.leading.run())
-        if self.bequest is not None:
-            self._background.start(self.bequest.run())
+        if self.standby is not None:
+            self._background.start(self.standby.run())
 
     async def settle(self) -> None:
         """Before anything is done that was decided: whoever leads the job after us knows of it."""
         self._openings.note()
-        if self.bequest is not None:
-            await self.bequest.settle_job()
+        if self.standby is not None:
+            await self.standby.settle_job()
 
     def credentials(self) -> dict[str, Any]:
-        """Of every request to a member."""
+        """What every request to a member carries."""
         assert self.span.leading is not None
         return {"job": self.job.name, "token": self.span.token, "leadership": self.span.leading.token}
 
@@ -112,18 +107,13 @@ class Lead:
 
     def join(self, host: str) -> None:
         """It is to open ranks."""
-        self._for_moves.discard(host)
+        self.relocations.takes_part(host)
         self.add(host)
 
-    def _let_go(self, host: str) -> None:
-        """A rank that was to go there has not, and nobody else of the job is there."""
-        member = self.members.get(host)
-        wanted = host in self.span.destinations or host not in self._for_moves
-        if member is None or wanted or self.of(member):
-            return
-        self._for_moves.discard(host)
-        self.span.members.discard(host)
-        del self.members[host]
+    def let_go(self, member: MemberLink) -> None:
+        """Nobody of the job is there, nor is to come."""
+        self.span.members.discard(member.host)
+        del self.members[member.host]
         if member.following is not None:
             member.following.cancel()
         self._openings.note()
@@ -146,8 +136,8 @@ class Lead:
         if self.images is not None:
             self.images.close()
         self.turns.close()
-        if self.bequest is not None:
-            self.bequest.close()
+        if self.standby is not None:
+            self.standby.close()
         if self.span.leading is not None:
             await self.span.leading.resign()
 
@@ -163,8 +153,8 @@ class Lead:
                 continue
             session = self.described(member, one)
             # By a leader before us, or by us if we are at it; nobody else gets it to go on.
-            hollow = one.server.pid > 0 and not one.holds_state and not session.rolling
-            if one.parked or hollow:
+            lacks_state = one.server.pid > 0 and not one.holds_state and not session.rolling
+            if one.parked or lacks_state:
                 message = "a recovery broke off its collectives, and died with the proxyd that led it"
                 self._openings.tell(
                     pb.FaultReport(
@@ -178,7 +168,7 @@ class Lead:
 
     def _not_there(self, session: Session) -> None:
         """Its worker ended unheard, or went to another host by a move that nobody heard the end of."""
-        if session.rank in self._astray:
+        if self.relocations.may_arrive(session.rank):
             later = asyncio.get_running_loop().call_later
             later(ARRIVES_S, self._ended_unless_found, session, session.worker)
         else:
@@ -192,7 +182,7 @@ class Lead:
         member.heard.set()
         self._attendance.told(member.host)
         self._openings.note()
-        self.lost_hosts.lose_missing()
+        self.lost_hosts.fail_missing()
 
     def _apply(self, member: MemberLink, news: pb.MemberNews) -> None:
         for one in news.ranks:
@@ -236,7 +226,7 @@ class Lead:
 
     def _server_ended(self, session: Session, end: pb.ServerEnd) -> None:
         mirror = self.mirrors[session]
-        for server in (session.server, session.stash):
+        for server in (session.server, session.source_server):
             if server is None or not _same(server.process, end.server):
                 continue
             assert isinstance(server.process, RemoteProcess)
@@ -262,14 +252,13 @@ class Lead:
 
     def described(self, member: MemberLink, one: pb.RankDescription) -> Session:
         """A rank there, new or known; raises LogError."""
-        arriving = self._arriving.get(one.rank)
-        if arriving is not None and arriving[1] == member.host and not arriving[2].done():
-            arriving[2].set_result(one)
-            return arriving[0]
+        arrived = self.relocations.arrived(member, one)
+        if arrived is not None:
+            return arrived
         session = self._session(member, one.rank)
-        elsewhere = self.job.sessions.get(one.rank)
-        if session is None and elsewhere is not None and elsewhere.active:
-            return elsewhere if one.leaving else self._has_come(elsewhere, member, one)
+        known = self.job.sessions.get(one.rank)
+        if session is None and known is not None and known.active:
+            return known if one.leaving else self._has_come(known, member, one)
         if session is None or not _same(session.worker, one.worker):
             if session is not None:
                 self.worker_ended(session)
@@ -291,7 +280,7 @@ class Lead:
             asked_index=one.asked_index, threads=one.threads, directory=mirror.directory, log=mirror.log,
             worker=RemoteProcess(one.worker, self.sender(member, one.rank)),
             server=self._server(member, one.rank, one), generation=one.generation, relay=one.relay,
-            host=member.host, hollow=not one.holds_state, restored_commit=one.restored_commit,
+            host=member.host, lacks_state=not one.holds_state, restored_commit=one.restored_commit,
             resumed_commit=one.resumed_commit,
             state="lost" if one.lost else "running",
         )  # fmt: skip
@@ -324,152 +313,58 @@ class Lead:
                 await self.steering.flush(session)
             except SteerFailed as problem:
                 log.debug("a host was not told of an end", host=session.host, problem=problem.details())
-        self._drop_mirror(session)
+        self.drop_mirror(session)
 
-    # ------------------------------------------------------------------ ranks move
-    async def move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
-        """Its worker to another host, where it then has a device and no server; raises SteerFailed."""
-        if session.moving is not None:
-            raise SteerFailed(f"the worker of rank {session.rank} is being moved already")
-        session.moving = asyncio.Event()
-        try:
-            return await self._move(session, destination, stash)
-        except replay.LogError as problem:
-            raise SteerFailed(f"rank {session.rank} arrived without a log: {problem}") from problem
-        finally:
-            session.moving.set()
-            session.moving = None
-
-    async def _move(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
-        coming = destination == self.here
-        expected = None if coming else asyncio.get_running_loop().create_future()
-        arrives = self._openings.expect(session) if coming else None
-        if expected is not None:
-            if destination not in self.span.members:
-                self._for_moves.add(destination)
-            self.add(destination)
-            self._expect(session, destination, expected)
-            self._openings.note()  # whoever leads after us must look there
-        try:
-            transfer = await self._send(session, destination, stash)
-            former = session.worker
-            if arrives is not None:
-                directory, pid, relay = await asyncio.wait_for(arrives, ARRIVES_S)
-                self._openings.leaves_remote(session, directory, pid, relay)
-                self._drop_mirror(session)
-            elif expected is not None:
-                self.members[destination].hurry.set()
-                described = await asyncio.wait_for(expected, ARRIVES_S)
-                self._settle(session, self.members[destination], described)
-        except NotMoved:
-            self._expect_no_more(session, destination)
-            self._let_go(destination)
-            raise
-        except TimeoutError:
-            raise SteerFailed(f"host {destination} does not tell that rank {session.rank} arrived") from None
-        finally:  # if nobody knows how it went, the rank may be there
-            self._arriving.pop(session.rank, None)
-            self._for_moves.discard(destination)
-        self._expect_no_more(session, destination)
-        if self.images is not None and session.returning:
-            self.images.came_back(session)
-        session.transfer = transfer
-        if isinstance(former, RemoteProcess):
-            former.has_ended()  # whoever follows it goes on with the other one
-        log.warning("a rank has moved", job=self.job.name, rank=session.rank, source=transfer.source,
-                    destination=destination, total_s=round(transfer.total_s, 3))  # fmt: skip
-        return transfer
-
-    def _expect(self, session: Session, host: str, described: asyncio.Future[pb.RankDescription]) -> None:
-        self._arriving[session.rank] = session, host, described
-        self._astray.add(session.rank)
-        self.span.destinations.add(host)
-
-    def _expect_no_more(self, session: Session, host: str) -> None:
-        self._arriving.pop(session.rank, None)
-        self._astray.discard(session.rank)
-        if all(destination != host for _, destination, _ in self._arriving.values()):
-            self.span.destinations.discard(host)
-
-    async def _send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
-        former, member = session.server, self.members.get(session.host)
-        retired, former.retired = former.retired, True
-        if self.images is not None and self.lost_hosts.awaits(session):
-            transfer = await self.images.send(session, destination)
-        elif member is None:
-            try:
-                transfer = await self._openings.send(session, destination, stash)
-            except NotMoved:
-                former.retired = retired
-                raise
-        else:
-            request = pb.MoveRankRequest(
-                rank=session.rank, destination=destination, stash=stash, device=session.destination_device,
-                **self.credentials(),
-            )  # fmt: skip
-            try:
-                reply = await member.ask("MoveRank", request, MOVE_S)
-            except SteerFailed:
-                former.retired = retired
-                raise
-            if reply.error:
-                former.retired = retired
-                raise NotMoved(reply.error)
-            transfer = reply.transfer
-        if stash:
-            session.stash = former
-        elif isinstance(former.process, RemoteProcess):
-            former.process.has_ended()
-        return transfer
-
-    def _settle(self, session: Session, member: MemberLink, one: pb.RankDescription) -> None:
+    # ------------------------------------------------------------------ ranks have moved
+    def settle_at(self, session: Session, member: MemberLink, one: pb.RankDescription) -> None:
         """Our session of a rank that has come there; raises LogError."""
         directory = self._runtime.rank_directory(self.job.name, one.rank, self.job.openings)
         self.job.openings += 1
         mirror = Mirror(directory, one)
         if session.host:
-            self._drop_mirror(session)
+            self.drop_mirror(session)
         else:
             self._openings.leaves_here(session)
         self.mirrors[session] = mirror
         session.host, session.log, session.directory = member.host, mirror.log, mirror.directory
         session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
         session.worker = RemoteProcess(one.worker, self.sender(member, one.rank))
-        session.server, session.hollow = absent_server(one.device), True
+        session.server, session.lacks_state = absent_server(one.device), True
 
     def _has_come(self, session: Session, member: MemberLink, one: pb.RankDescription) -> Session:
         """It went there while nobody led the job, by the order of a leader that died; raises LogError."""
-        log.warning("a rank is found elsewhere", job=self.job.name, rank=one.rank, host=member.host)
+        log.warning("a rank is found on another host", job=self.job.name, rank=one.rank, host=member.host)
         former = session.worker
-        self._settle(session, member, one)
-        self._expect_no_more(session, member.host)
+        self.settle_at(session, member, one)
+        self.relocations.expect_no_more(session, member.host)
         if isinstance(former, RemoteProcess):
             former.has_ended()
         session.server.retired = False  # it has none, which is as good as one that died
         self._openings.follow(session)
         return session
 
-    def _drop_mirror(self, session: Session) -> None:
+    def drop_mirror(self, session: Session) -> None:
+        """Its rank does not run at that host any more."""
         mirror = self.mirrors.pop(session, None)
         if mirror is not None:
             shutil.rmtree(mirror.directory, ignore_errors=True)
 
     # ------------------------------------------------------------------ what members are told
-    async def replace(self, session: Session, stash: bool) -> RemoteServer:
+    async def replace(self, session: Session, keep_source: bool) -> RemoteServer:
         """Another server for its rank; raises SteerFailed."""
         member = self.members[session.host]
         former = session.server
         former.retired = True
         self._replacements += 1
         request = pb.ReplaceServerRequest(
-            rank=session.rank, stash=stash, number=self._replacements, former=former.process.message(),
+            rank=session.rank, stash=keep_source, number=self._replacements, former=former.process.message(),
             **self.credentials(),
         )  # fmt: skip
         reply = await member.ask("ReplaceServer", request, REPLACE_S)
         if reply.error:
             raise SteerFailed(reply.error)
-        if stash:
-            session.stash = former
+        if keep_source:
+            session.source_server = former
         elif isinstance(former.process, RemoteProcess):
             former.process.has_ended()
         session.device, session.device_index = reply.device, reply.device_index
@@ -483,7 +378,7 @@ class Lead:
         self._background.start(self._try(server.host, "EndServer", request))
 
     def sender(self, member: MemberLink, rank: int) -> Any:
-        """Of signals to processes there."""
+        """Sends signals to processes there."""
 
         def send(process: RemoteProcess, number: signal.Signals) -> None:
             request = pb.SignalRankRequest(

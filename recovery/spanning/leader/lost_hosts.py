@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.servers import Verdict
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.leader.attendance import Attendance
@@ -19,6 +18,7 @@ from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.server import Verdict
 from understudy.recovery.state.span import GivenUp
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ LOOK_S = 0.2
 
 
 class LostHosts:
-    """Of one job that we lead."""
+    """Gives up lost hosts of one job that we lead."""
 
     def __init__(self, lead: Lead, attendance: Attendance) -> None:
         self._lead = lead
@@ -40,7 +40,7 @@ class LostHosts:
         """The host that led the job before us, and is lost; not given up before all others have told."""
 
     def expect_loss(self, former: str) -> MemberLink:
-        """We follow that host as its heir: it is lost, but who else is there is to be known first."""
+        """We follow that host as its standby: it is lost, but who else is there is to be known first."""
         self._expected = former
         self._lead.span.members.add(former)
         member = self._lead.members[former] = MemberLink(self._lead, former)
@@ -69,15 +69,15 @@ class LostHosts:
             self._bring_back(host, lost, why)
         elif lost:
             ranks = ", ".join(f"rank {session.rank} in step {session.log.step}" for session in lost)
-            self.lose_all({host: why}, ranks, obstacle)
+            self.fail_all({host: why}, ranks, obstacle)
             for session in lost:
-                session.returning = 0
+                session.restores_from_image = 0
         for session in self._lead.of(member):
             assert isinstance(session.server.process, RemoteProcess)
             session.server.process.has_ended(time.monotonic_ns())
-            if not session.returning:
+            if not session.restores_from_image:
                 self._lead.worker_ended(session)
-        self.lose_missing()
+        self.fail_missing()
 
     def _try_images(self, images: CpuImages, lost: Sequence[Session]) -> str:
         if not self._lead.room_for(lost):
@@ -105,14 +105,14 @@ class LostHosts:
 
     async def _await_return(self, session: Session) -> None:
         """If its job is given up meanwhile, nobody tells us of the end of its worker, who is gone."""
-        while session.returning and session.active:
+        while session.restores_from_image and session.active:
             await asyncio.sleep(LOOK_S)
         if self.awaits(session):
             self._lead.worker_ended(session)
 
     def awaits(self, session: Session) -> bool:
         """Whether its worker is to come back from an image, and has not: its host may be back meanwhile."""
-        return bool(session.returning) and self._given_up(_worker(session.host, session.worker))
+        return bool(session.restores_from_image) and self._given_up(_worker(session.host, session.worker))
 
     def _given_up(self, worker: GivenUp) -> bool:
         return any(one.covers(worker) for one in self._lead.span.given_up)
@@ -129,18 +129,18 @@ class LostHosts:
         self._lead.sender(member, one.rank)(RemoteProcess(one.worker, lambda *_: None), signal.SIGKILL)
         return True
 
-    def lose_missing(self) -> None:
+    def fail_missing(self) -> None:
         """Ranks of a former leader's time whose hosts never told of them."""
         ranks, hosts = self._attendance.missing()
         if ranks:
-            self.lose_all(hosts, ", ".join(f"rank {rank}" for rank in ranks))
+            self.fail_all(hosts, ", ".join(f"rank {rank}" for rank in ranks))
 
-    def lose_all(self, hosts: Mapping[str, str], ranks: str, obstacle: str = "") -> None:
+    def fail_all(self, hosts: Mapping[str, str], ranks: str, obstacle: str = "") -> None:
         """The job ends, with a sentence."""
         why = "; ".join([*hosts.values(), *filter(None, [obstacle])])
         lost = f"host {next(iter(hosts))} is" if len(hosts) == 1 else f"hosts {', '.join(hosts)} are"
         for session in self._lead.job.active_sessions():
-            session.lose(
+            session.fail(
                 f"{lost} lost, and with it the worker of {ranks}, which nothing can bring back ({why}): "
                 f"{way_on(self._lead.job)}"
             )

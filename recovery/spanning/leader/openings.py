@@ -1,4 +1,4 @@
-"""What the leader of a job has its desk do with ranks of other hosts (spans.py, which needs the leader)."""
+"""What the leader of a job has its agent do with ranks of other hosts (spans.py, which needs the leader)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from understudy.recovery.state.jobs import Session
 
 
 class Openings(Protocol):
-    """What the desk does with a rank of another host."""
+    """What the agent does with a rank of another host."""
 
     def take_remote(self, session: Session) -> None:
         """It has opened."""
@@ -25,7 +25,7 @@ class Openings(Protocol):
     def note(self) -> None:
         """What has changed has consequences from here on."""
 
-    async def send(self, session: Session, destination: str, stash: bool) -> pb.Transfer:
+    async def send(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         """The worker of a rank of ours; raises NotMoved."""
 
     def leaves_here(self, session: Session) -> None:

@@ -26,7 +26,7 @@ MORE_S = 5.0
 
 
 class Steering:
-    """Of one job."""
+    """Steers the device servers of one job on other hosts."""
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
@@ -35,9 +35,9 @@ class Steering:
 
     def _session(self, server: RemoteServer) -> Session | None:
         known = self._served.get(server)
-        if known is None or server not in (known.server, known.stash):
+        if known is None or server not in (known.server, known.source_server):
             sessions = self._lead.job.sessions.values()
-            known = next((one for one in sessions if server in (one.server, one.stash)), None)
+            known = next((one for one in sessions if server in (one.server, one.source_server)), None)
             if known is not None:
                 self._served[server] = known
         return known

@@ -11,7 +11,7 @@ LONGEST_S = 100.0
 
 
 class Turns:
-    """Of one job."""
+    """Lets the members of one job open ranks in turn."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.servers import Server
-from understudy.recovery.spanning.leader.mirror import Feed
-from understudy.recovery.spanning.member.estate import Estates
 from understudy.recovery.spanning.member.member_parts import MemberParts
+from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.spanning.ranks.in_turn import InTurn
+from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
+from understudy.recovery.state.server import Server
 
 BEAT_S = 0.02
 """Between two messages, if there is anything to tell."""
@@ -33,21 +33,21 @@ class Pace:
 
 
 class Deputy:
-    """Of one job."""
+    """Stands in for the coordinator of one job."""
 
     def __init__(
         self, job: Job, leases: Leases, pace: Callable[[Server], Pace],
-        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, estates: Estates,
+        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, standby_states: StandbyStates,
     ) -> None:  # fmt: skip
         self._job = job
         self._describe = describe
         self.parts = parts
-        self.estates = estates
+        self.standby_states = standby_states
         self._leases = leases
         self._pace = pace
         self._feeds: dict[int, Feed] = {}
         self._steered: set[int] = set()
-        self._standing: set[int] = set()
+        self._at_barrier: set[int] = set()
         self._faults: dict[int, pb.FaultReport] = {}
         self._ended: dict[int, pb.RankEnd] = {}
         """Newest ends of ranks here, for a leader that comes back."""
@@ -78,7 +78,7 @@ class Deputy:
 
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose."""
-        return session.rank in self._standing
+        return session.rank in self._at_barrier
 
     def server_died(self, session: Session) -> None:
         """A session's server has died: nothing of it runs any more."""
@@ -94,7 +94,7 @@ class Deputy:
         if session is None or not session.active:
             return
         if report.kind == "validation":
-            self._standing.add(report.rank)
+            self._at_barrier.add(report.rank)
         self._faults[report.rank] = report
         self._add_news(session)
         self._news.faults.append(report)
@@ -126,7 +126,7 @@ class Deputy:
 
     async def cancel(self) -> None:
         """There is nothing to stop; what is to be told still is."""
-        self.estates.close()
+        self.standby_states.close()
         self._over = True
         self._woken.set()
 
@@ -165,16 +165,16 @@ class Deputy:
         rank = session.rank
         if method in ("Park", "Hold", "Attach", "Rewind", "Restore"):
             self._steered.add(rank)
-            self._standing.discard(rank)
+            self._at_barrier.discard(rank)
             session.state = "recovering" if session.state == "running" else session.state
         if method in ("Rewind", "Restore", "Attach"):
             self._feed(session).went_back()
         if method == "Restore" and succeeded:
-            session.hollow = False
+            session.lacks_state = False
         if method in ("Resume", "LetGo") and succeeded:
             self._steered.discard(rank)
             if method == "Resume":
-                self._standing.discard(rank)
+                self._at_barrier.discard(rank)
                 self._faults.pop(rank, None)
             session.state = "running" if session.state == "recovering" else session.state
 
@@ -195,11 +195,11 @@ class Deputy:
         for feed in self._feeds.values():
             feed.begin()
         messages = [pb.MemberNews(workers_ended=[self._ended[rank]]) for rank in self.ended]
-        standing = pb.MemberNews(faults=self._faults.values(), complete=True)
+        latest = pb.MemberNews(faults=self._faults.values(), complete=True)
         for session in self._job.active_sessions():
             if not session.server.process.running:
-                standing.servers_ended.append(server_end(session))
-        return self._follower, [*messages, standing]
+                latest.servers_ended.append(server_end(session))
+        return self._follower, [*messages, latest]
 
     async def next(self, follower: int) -> list[pb.MemberNews] | None:
         """What has happened since; None once there is another follower, or the job is over."""
@@ -256,12 +256,12 @@ class Deputy:
     def _forget(self, rank: int) -> None:
         self._feeds.pop(rank, None)
         self._steered.discard(rank)
-        self._standing.discard(rank)
+        self._at_barrier.discard(rank)
         self._faults.pop(rank, None)
 
 
 def server_end(session: Session) -> pb.ServerEnd:
-    """Of the present server, which has ended."""
+    """The end of the present server, as the leader is told of it."""
     server = session.server
     end = pb.ServerEnd(
         rank=session.rank, server=server.process.message(), killed_ns=session.killed_ns,

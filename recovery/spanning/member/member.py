@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -16,10 +16,10 @@ from google.protobuf.message import DecodeError
 
 from understudy import replay
 from understudy.recovery.base.control import answer, pb, ran_out, trouble
-from understudy.recovery.desk.sessions import Desk
-from understudy.recovery.host.homes import Homes, NoHome
+from understudy.recovery.config.settings import Settings
 from understudy.recovery.host.injector import Refused
-from understudy.recovery.host.servers import Server
+from understudy.recovery.host.placement import NoPlace, Placement
+from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.reception import NotSent
@@ -28,6 +28,7 @@ from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.in_turn import Outdated
 from understudy.recovery.spanning.ranks.remote import message_class
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 
@@ -48,37 +49,55 @@ class NotAdmitted(Exception):
 
 
 class MemberSide:
-    """Of the jobs that other hosts lead."""
+    """Answers the leaders of jobs that other hosts lead."""
 
-    def __init__(self, desk: Desk, homes: Homes) -> None:
-        self._desk = desk
-        self._homes = homes
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        coordinators: Mapping[str, Coordinator | Deputy],
+        settings: Settings,
+        placement: Placement,
+        follow: Callable[[Session], None],
+        close_if_unused: Callable[[Job], None],
+        note: Callable[[], None],
+    ) -> None:
+        """`follow` watches a rank's new server, `close_if_unused` ends a job that has nothing here any more.
+
+        `note`: what has changed has consequences from here on.
+        """
+        self._jobs, self._coordinators, self._settings, self._placement = (
+            jobs,
+            coordinators,
+            settings,
+            placement,
+        )
+        self._watch_server, self._close_if_unused, self._note = follow, close_if_unused, note
         self.send: Callable[[Job, Session, str, bool, str], Awaitable[pb.Transfer]] | None = None
         """A rank's worker to another host; raises Refused."""
         self.image: Callable[[Session], AbstractAsyncContextManager[Image]] | None = None
         """Of a rank's worker, which runs on; raises NotSent."""
 
     async def follow(self, request: pb.FollowRanksRequest, leader: str) -> AsyncIterator[pb.MemberNews]:
-        """`leader`: the host that asks, perhaps the heir of the one before.  Raises NotAdmitted."""
-        known = self._desk.coordinators.get(request.job)
+        """`leader`: the host that asks, perhaps the standby of the one before.  Raises NotAdmitted."""
+        known = self._coordinators.get(request.job)
         newer = isinstance(known, Deputy) and 0 < known.newest_leadership < request.leadership
         job, deputy = self._admit(request)
         assert job.span is not None
         if leader and leader != job.span.leader:
             log.warning("another host leads", job=job.name, host=leader, former=job.span.leader)
             job.span.leader = leader
-            self._desk.note()
+            self._note()
         if newer:  # it knows nothing of what its predecessor left behind
             self.end_left_behind(job, deputy)
         here = [session for session in job.sessions.values() if session.state != "ended"]
         present = [*(session.rank for session in here), *deputy.ended]
         first = pb.MemberNews(whole=True, present=present)
-        follower, standing = deputy.follow()
+        follower, latest = deputy.follow()
         yield first
         for session in here:  # one by one: a message has its limit
             if session.state != "ended":
                 yield pb.MemberNews(described=[self.describe(session)])
-        for message in standing:
+        for message in latest:
             yield message
         while (news := await deputy.next(follower)) is not None:
             for message in news:
@@ -87,15 +106,15 @@ class MemberSide:
     def end_left_behind(self, job: Job, deputy: Deputy) -> None:
         """Servers of ranks that have gone elsewhere."""
         while deputy.left_behind:
-            self._homes.retire(deputy.left_behind.popitem()[1])
-        self._desk.elsewhere.close_guest(job)
+            self._placement.retire(deputy.left_behind.popitem()[1])
+        self._close_if_unused(job)
 
     def describe(self, session: Session) -> pb.RankDescription:
         """All that a leader must know of a rank that it does not know yet."""
-        deputy = self._desk.coordinators[session.job.name]
+        deputy = self._coordinators[session.job.name]
         assert isinstance(deputy, Deputy)
         whole = deputy.whole(session, anew=True)
-        return description(session, self._desk.settings, whole, parked=deputy.is_steered(session))
+        return description(session, self._settings, whole, parked=deputy.is_steered(session))
 
     async def steer(self, request: pb.SteerRequest) -> pb.SteerReply:
         """Raises NotAdmitted."""
@@ -120,7 +139,7 @@ class MemberSide:
         deputy.steered(session, request.method, succeeded=False)
         if request.method == "Resume":
             session.resumed_commit = session.restored_commit  # even if no answer comes
-            self._desk.note()
+            self._note()
         reply, given = await self._told(server, request, message)
         if given is not None:
             succeeded = not getattr(given, "error", "")
@@ -159,27 +178,27 @@ class MemberSide:
         try:
             async with deputy.replacing.turn(request.rank, (request.leadership, request.number)):
                 return await self._replace(job, deputy, request)
-        except (NoHome, Outdated) as problem:
+        except (NoPlace, Outdated) as problem:
             return pb.ReplaceServerReply(error=str(problem))
 
     async def _replace(
         self, job: Job, deputy: Deputy, request: pb.ReplaceServerRequest
     ) -> pb.ReplaceServerReply:
-        """Raises NotAdmitted, NoHome."""
+        """Raises NotAdmitted, NoPlace."""
         session = self._session(job, request.rank)
-        other, session.stash = session.stash, None
+        other, session.source_server = session.source_server, None
         if other is not None and _is(request.former, other.process):  # whoever replaced it was never heard of
             session.server, other = other, session.server
         if other is not None and other is not session.server:
-            self._homes.retire(other)
-        server = await self._homes.replacement(session, request.stash)
+            self._placement.retire(other)
+        server = await self._placement.replacement(session, request.stash)
         if session.state == "ended":
-            self._homes.retire(server)
+            self._placement.retire(server)
             raise NotAdmitted(f"rank {request.rank} does not run here any more")
-        session.server, session.hollow, session.rolled_commit = server, True, 0
+        session.server, session.lacks_state, session.rolled_commit = server, True, 0
         server.generation = job.generation
         deputy.replaced(session)
-        self._desk.follow(session)
+        self._watch_server(session)
         return pb.ReplaceServerReply(
             server=server.process.message(), device=session.device, device_index=session.device_index,
             data_address=server.data_address, socket=str(server.socket),
@@ -190,18 +209,18 @@ class MemberSide:
         job, deputy = self._admit(request)
         behind = deputy.left_behind.get(request.rank)
         if behind is not None and _is(request.server, behind.process):
-            self._homes.retire(deputy.left_behind.pop(request.rank))
-            self._desk.elsewhere.close_guest(job)
+            self._placement.retire(deputy.left_behind.pop(request.rank))
+            self._close_if_unused(job)
             return pb.EndServerReply()
         session = self._session(job, request.rank)
         server = self._server(session, request.server)
-        if server is session.stash:
-            session.stash = None
+        if server is session.source_server:
+            session.source_server = None
         if server is session.server:
             server.retired = True
             await server.process.end(0.0)
         else:
-            self._homes.retire(server)
+            self._placement.retire(server)
         return pb.EndServerReply()
 
     async def move(self, request: pb.MoveRankRequest) -> pb.MoveRankReply:
@@ -258,20 +277,20 @@ class MemberSide:
     def keep_store(self, request: pb.KeepStoreRequest) -> None:
         """Raises NotAdmitted, NotKept."""
         _, deputy = self._admit(request)
-        deputy.estates.keep_store(request)
+        deputy.standby_states.keep_store(request)
 
     async def keep_image(self, requests: AsyncIterator[Any]) -> None:
         """Raises NotAdmitted, NotKept."""
         deputy, rest = await self._admit_first(requests)
-        await deputy.estates.keep_image(rest)
+        await deputy.standby_states.keep_image(rest)
 
     async def keep_job(self, requests: AsyncIterator[Any]) -> None:
         """Raises NotAdmitted, NotKept."""
         deputy, rest = await self._admit_first(requests)
-        await deputy.estates.keep_job(rest)
+        await deputy.standby_states.keep_job(rest)
 
     async def _admit_first(self, requests: AsyncIterator[Any]) -> tuple[Deputy, AsyncIterator[Any]]:
-        """Of a stream the first says who asks; raises NotAdmitted."""
+        """Admits a stream: its first message says who asks; raises NotAdmitted."""
         first = await anext(requests, None)
         if first is None:
             raise NotAdmitted("nothing was asked")
@@ -312,8 +331,8 @@ class MemberSide:
 
     def _admit(self, request: Any) -> tuple[Job, Deputy]:
         """Only who knows the job's token, and leads it in the newest way that we know of."""
-        job = self._desk.jobs.get(request.job)
-        deputy = self._desk.coordinators.get(request.job)
+        job = self._jobs.get(request.job)
+        deputy = self._coordinators.get(request.job)
         if job is None or job.span is None or not isinstance(deputy, Deputy):
             raise NotAdmitted(NO_MEMBER)
         if not job.span.admits(request.token):
@@ -330,7 +349,7 @@ class MemberSide:
         return session
 
     def _server(self, session: Session, process: pb.Process) -> Server:
-        for server in (session.server, session.stash):
+        for server in (session.server, session.source_server):
             if server is not None and _is(process, server.process):
                 return server
         raise NotAdmitted(f"process {process.pid} is no device server of rank {session.rank}")

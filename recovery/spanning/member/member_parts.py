@@ -18,7 +18,7 @@ NO_STORAGE = "its proxyd was started without --persist"
 
 
 class MemberParts:
-    """Of one job that another host leads."""
+    """Writes the parts of one job that another host leads."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class MemberParts:
     async def write(
         self, request: pb.WritePartsRequest, sessions: Sequence[Session]
     ) -> AsyncIterator[pb.WrittenPart]:
-        """Of these sessions, which run here; raises ValueError if the request makes no sense."""
+        """Writes parts of these sessions, which run here; raises ValueError if the request makes no sense."""
         run, serial = named(request)
         if (run, serial) in self._waiting:
             raise ValueError(f"snapshot {serial} is being written already")

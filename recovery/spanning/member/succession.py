@@ -1,6 +1,6 @@
-"""A job whose leading host is lost goes on under its heir: the host that the leader had named.
+"""A job whose leading host is lost goes on under its standby: the host that the leader had named.
 
-The heir claims the job in the cluster's store, which lets it only while it is named there and the lost
+The standby claims the job in the cluster's store, which lets it only while it is named there and the lost
 leader's lease is gone.  It makes the job its own, waits until all other members have described their ranks
 to it, and gives the lost host up then, as any leader does: the ranks that were there come back from the
 images that it was left.  The other members wait for it, and learn from whom they are followed.
@@ -19,13 +19,19 @@ from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.election import Leadership
+from understudy.recovery.membership.job_leadership import (
+    Leading,
+    NotLed,
+    claim,
+    claim_as_standby,
+    standby_key_of,
+)
 from understudy.recovery.membership.records import VERSION, BadRecord, read, written
 from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Entry
-from understudy.recovery.spanning.leadership import Leading, NotLed, claim, claim_as_heir, heir_key_of
 from understudy.recovery.spanning.member.deputy import Deputy
-from understudy.recovery.spanning.member.estate import Estate
+from understudy.recovery.spanning.member.standby_state import StandbyState
+from understudy.recovery.state.job_record import restored_job
 from understudy.recovery.state.jobs import Job
-from understudy.recovery.takeover.adoption import restored_job
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.leader.lead import Lead
@@ -36,7 +42,7 @@ LOOK_S = 0.1
 
 
 class Succession:
-    """Of one proxyd."""
+    """Decides for one proxyd who leads the jobs of lost leaders on."""
 
     def __init__(
         self,
@@ -59,26 +65,26 @@ class Succession:
     async def why_over(self, job: Job, deputy: Deputy, lost: Collection[str], why: str) -> str:
         """Its leader is lost (`why`), like these hosts: why that is the end, or "": it goes on, or will.
 
-        If we are the heir, it goes on from here when this returns.
+        If we are the standby, it goes on from here when this returns.
         """
         assert job.span is not None
         since = self._since.setdefault((job.name, job.span.leader), time.monotonic())
         too_late = time.monotonic() > since + self._timing.follows_s
-        key = heir_key_of(self._cluster, job.name)
+        key = standby_key_of(self._cluster, job.name)
         try:
             entry = await self._store().get(key)
-            heir = read(entry.value, pb.JobHeir) if entry is not None else pb.JobHeir()
-            if entry is None or not job.span.admits(heir.token):
+            standby = read(entry.value, pb.JobHeir) if entry is not None else pb.JobHeir()
+            if entry is None or not job.span.admits(standby.token):
                 return "it has left the job to nobody"
-            if heir.leader == self._here:  # nobody has heard that we claimed it
-                return await self._lead_on(job, deputy, entry, heir, why, too_late)
-            if heir.leader != job.span.leader:  # it leads by now, and will follow us
-                return self._why_not_led(heir.leader, lost, too_late)
-            if not heir.host:
+            if standby.leader == self._here:  # nobody has heard that we claimed it
+                return await self._lead_on(job, deputy, entry, standby, why, too_late)
+            if standby.leader != job.span.leader:  # it leads by now, and will follow us
+                return self._why_not_led(standby.leader, lost, too_late)
+            if not standby.host:
                 return "it has left the job to nobody"
-            if heir.host != self._here:
-                return self._why_not_led(heir.host, lost, too_late)
-            return await self._lead_on(job, deputy, entry, heir, why, too_late)
+            if standby.host != self._here:
+                return self._why_not_led(standby.host, lost, too_late)
+            return await self._lead_on(job, deputy, entry, standby, why, too_late)
         except BadRecord as problem:
             return f"who was to lead the job on cannot be read: {problem}"
         except ClusterStoreError as problem:
@@ -92,40 +98,40 @@ class Succession:
         return f"host {host} was to lead it on, and does not within {within}" if too_late else ""
 
     async def _lead_on(
-        self, job: Job, deputy: Deputy, entry: Entry, heir: pb.JobHeir, why: str, too_late: bool
+        self, job: Job, deputy: Deputy, entry: Entry, standby: pb.JobHeir, why: str, too_late: bool
     ) -> str:
         """Raises ClusterStoreError."""
         assert job.span is not None
-        estate = deputy.estates.get(heir.estate)
-        if estate is None or job.closing:
-            nobody = written(pb.JobHeir(version=VERSION, leader=heir.leader, token=heir.token))
+        state = deputy.standby_states.get(standby.estate)
+        if state is None or job.closing:
+            nobody = written(pb.JobHeir(version=VERSION, leader=standby.leader, token=standby.token))
             await self._store().swap(entry.key, entry.revision, nobody)  # so others need not wait
             return "what it has left to this host is gone"
-        known, former = restored_job(estate.known), job.span.leader
+        known, former = restored_job(state.known), job.span.leader
         record = pb.JobLeader(version=VERSION, host=self._here, hosts=job.span.hosts, token=job.span.token)
-        leadership = await self._claim(job.name, record, heir, entry.revision)
-        if leadership is None or deputy.estates.get(heir.estate) is not estate:
+        leadership = await self._claim(job.name, record, standby, entry.revision)
+        if leadership is None or deputy.standby_states.get(standby.estate) is not state:
             return "this host was to lead it on, and cannot claim that" if too_late else ""
         log.warning("leads a job on", job=job.name, former=former, why=why)
-        deputy.estates.bequeath(heir.estate)
+        deputy.standby_states.hand_over(standby.estate)
         job.span.leader = ""
         job.span.leading = Leading(self._store(), self._cluster, job.name, record, leadership, self._timing)
         _know(job, known, former, self._here, time.monotonic() - deputy.followed_at)
         lead = await self._promote(job)
-        take_over(lead, estate, former, why)
+        take_over(lead, state, former, why)
         return ""
 
     async def _claim(
-        self, job: str, record: pb.JobLeader, heir: pb.JobHeir, revision: int
+        self, job: str, record: pb.JobLeader, standby: pb.JobHeir, revision: int
     ) -> Leadership | None:
         """None: the former leader's lease has some seconds to go, it may be.  Raises ClusterStoreError."""
-        if heir.leader != self._here:
-            return await claim_as_heir(
-                self._store(), self._cluster, job, record, heir.estate, revision, self._timing
+        if standby.leader != self._here:
+            return await claim_as_standby(
+                self._store(), self._cluster, job, record, standby.estate, revision, self._timing
             )
         try:
             claimed = await claim(
-                self._store(), self._cluster, job, self._here, record.hosts, record.token, heir.estate,
+                self._store(), self._cluster, job, self._here, record.hosts, record.token, standby.estate,
                 self._timing,
             )  # fmt: skip
         except NotLed:
@@ -162,16 +168,16 @@ def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
     )  # fmt: skip
 
 
-def take_over(lead: Lead, estate: Estate, former: str, why: str) -> None:
+def take_over(lead: Lead, state: StandbyState, former: str, why: str) -> None:
     """The ranks that were on the host that led it before; it is given up once all others have told."""
     images = lead.images
     try:
         if images is not None:
-            images.inherit(estate, former)
+            images.take_over(state, former)
     except OSError as problem:
         log.error("nothing can come back from CPU images", job=lead.job.name, problem=str(problem))
     member = lead.lost_hosts.expect_loss(former)
-    for told in estate.ranks:
+    for told in state.ranks:
         if told.rank in lead.job.sessions or told.rank in lead.job.departed:
             continue  # it has come here meanwhile, or has ended
         try:
@@ -179,7 +185,7 @@ def take_over(lead: Lead, estate: Estate, former: str, why: str) -> None:
         except replay.LogError as problem:
             log.error("a rank cannot come back", job=lead.job.name, rank=told.rank, problem=str(problem))
             continue
-        session.returning = estate.serial
+        session.restores_from_image = state.serial
     lead.run_beside(_give_up(lead, former, why))
 
 
@@ -189,10 +195,10 @@ async def _give_up(lead: Lead, former: str, why: str) -> None:
         await asyncio.sleep(LOOK_S)
     for session in job.active_sessions():
         if session.host != former:
-            session.returning = 0  # it had gone elsewhere meanwhile
+            session.restores_from_image = 0  # it had gone elsewhere meanwhile
     lead.lost_hosts.give_up_expected(former, why)
     worlds = [session.world for session in job.sessions.values()]
     missing = set(range(max(worlds, default=0))) - job.sessions.keys() - job.departed.keys()
     if missing:
         ranks = ", ".join(f"rank {rank}" for rank in sorted(missing))
-        lead.lost_hosts.lose_all({former: why}, ranks, "it had come there after the newest CPU images")
+        lead.lost_hosts.fail_all({former: why}, ranks, "it had come there after the newest CPU images")

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from understudy.recovery.base.control import pb
 from understudy.recovery.membership.network.links import LARGEST_MESSAGE
 from understudy.recovery.migration.transfer.header import MOST_BYTES, Refusal, check_form
-from understudy.recovery.migration.transfer.parcel import Checksum
+from understudy.recovery.migration.transfer.stream import Checksum
 
 MAGIC = b"understudy image 1\n"
 SPARE_BYTES = 256 << 20

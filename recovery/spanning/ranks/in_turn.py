@@ -15,7 +15,7 @@ class Outdated(Exception):
 
 
 class InTurn:
-    """Of one job."""
+    """Puts the requests of one job in turn."""
 
     def __init__(self) -> None:
         self._newest: dict[int, Number] = {}

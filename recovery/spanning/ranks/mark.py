@@ -8,8 +8,8 @@ from google.protobuf.message import DecodeError
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.membership.job_leadership import TOKEN_BYTES
 from understudy.recovery.membership.settings import MOST_HOSTS_OF_A_JOB, is_name
-from understudy.recovery.spanning.leadership import TOKEN_BYTES
 
 _DEVICE = re.compile(r"(?:[a-z]{1,16}:[0-9]{1,4})?")
 """Empty: any."""

@@ -13,8 +13,8 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.host.servers import Server
 from understudy.recovery.machine.processes import Watched
+from understudy.recovery.state.server import Server
 
 Send = Callable[["RemoteProcess", signal.Signals], None]
 Steer = Callable[["RemoteServer", str, Any, float], Awaitable[Any]]
@@ -133,6 +133,6 @@ def absent_server(device: str) -> RemoteServer:
 
 
 def message_class(method: str, *, reply: bool) -> Any:
-    """Of a method of DeviceServer; raises KeyError."""
+    """The message of a method of DeviceServer; raises KeyError."""
     described = _METHODS[method]
     return GetMessageClass(described.output_type if reply else described.input_type)

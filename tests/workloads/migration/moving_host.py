@@ -28,13 +28,13 @@ from understudy.recovery.membership.network.endpoint import HostsService, listen
 from understudy.recovery.membership.network.links import Links
 from understudy.recovery.migration.process.namespaces import pid_here, unshare
 from understudy.recovery.migration.relay.orders import order
-from understudy.recovery.migration.transfer.dumping import Passenger
+from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.header import Here
 from understudy.recovery.migration.transfer.moves import Callbacks, Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import send_worker
 from understudy.recovery.planning.agreement import Vote
-from understudy.recovery.takeover.inheritance import remove_leftovers
+from understudy.recovery.takeover.leftovers import remove_leftovers
 
 CLONE_NEWTIME = 0x80
 if shift := os.environ.pop("CLOCK_AHEAD_S", ""):
@@ -164,11 +164,11 @@ class MovingHost:
                 return await self.start(**what)
             case "send":
                 pid, directory = self.here[what["relay"]]
-                passenger = Passenger(
+                worker = DumpedWorker(
                     JOB, what["rank"], 9, directory, Path(what["relay"]), pid, more=b"of the lead's"
                 )
                 try:
-                    done = await send_worker(self.moves, passenger, what["to"], what.get("patience_s", 120))
+                    done = await send_worker(self.moves, worker, what["to"], what.get("patience_s", 120))
                 except NotSent as problem:
                     return {"error": str(problem)}
                 self.here.pop(what["relay"], None)
@@ -192,7 +192,7 @@ class MovingHost:
             case "lost":
                 self.moves.host_is_lost(what["host"], what["sentence"])
             case "back":
-                self.moves.homes.trust(what["host"])
+                self.moves.outgoing.trust(what["host"])
             case "lacks":
                 machine = replace(self.found.machine, **what["machine"])
                 self.moves.here = replace(self.found, machine=machine, **what["here"])

@@ -1,0 +1,505 @@
+"""Opens and ends sessions: leases devices, makes logs, follows workers and their servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from understudy import replay
+from understudy.recovery.agent.beginning import attach, make_log
+from understudy.recovery.agent.remote_ranks import RemoteRanks, is_cleaned_up
+from understudy.recovery.base.background import BackgroundTasks
+from understudy.recovery.base.control import pb
+from understudy.recovery.base.job_names import trouble_with
+from understudy.recovery.config.settings import Settings
+from understudy.recovery.drills.spec import Drill
+from understudy.recovery.history.events import job_started, worker_moved
+from understudy.recovery.history.recorder import Recorder
+from understudy.recovery.host.early_notice import EarlyNotice
+from understudy.recovery.host.evidence import rank_facts
+from understudy.recovery.host.gpu_health import GpuHealth
+from understudy.recovery.host.injector import Injector, Refused
+from understudy.recovery.host.leases import Leases
+from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.host.spawner import Installation, SpawnerError
+from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job.refusals import (
+    check_drills,
+    check_nccl,
+    check_that_logs_can_move,
+    check_version,
+    held,
+    more_ranks_than_devices,
+)
+from understudy.recovery.machine.processes import Watched
+from understudy.recovery.machine.runtime_directory import RuntimeDirectory
+from understudy.recovery.migration.mover import move_worker
+from understudy.recovery.migration.preflight.survey import Survey
+from understudy.recovery.migration.process.namespaces import pid_here
+from understudy.recovery.persistence.restore.restorer import Restorer
+from understudy.recovery.rendezvous.forwarder import JobHosts, OneHost, StoreForwarder
+from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.rendezvous.worker_store import WorkerStore
+from understudy.recovery.spanning.interface import JobSpans, Started
+from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.spanning.persisting import begin_persisting
+from understudy.recovery.state.counts import ScheduledDrill
+from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
+from understudy.recovery.state.server import Server
+from understudy.recovery.state.span import Span
+from understudy.recovery.upkeep.floors import FloorKeeper
+from understudy.recovery.upkeep.planned_moves import PlannedMoves
+from understudy.recovery.upkeep.snapshots import SnapshotKeeper
+from understudy.recovery.upkeep.validation import ValidationSchedule
+from understudy.recovery.upkeep.watch import Watch
+
+log = structlog.get_logger()
+
+LEAVE_WITHIN = 5.0
+"""Seconds workers get to end by themselves when their launcher is gone."""
+
+
+class HostAgent:
+    """Everything that is open on this node."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtime: RuntimeDirectory,
+        pool: ServerPool,
+        installation: Installation,
+        store: Store,
+    ) -> None:
+        self.settings = settings
+        self.installation = installation
+        self.jobs: dict[str, Job] = {}
+        self.coordinators: dict[str, Coordinator | Deputy] = {}
+        self.spans: JobSpans | None = None
+        self.remote_ranks = RemoteRanks(self)
+        self.runtime = runtime
+        self._pool = pool
+        self._store = store
+        health = GpuHealth(installation.gpu_uuids[: settings.devices.count])
+        self.leases = Leases(settings.devices.names, pool, health)
+        self._background = BackgroundTasks("sessions", settings.timing)
+        self._keepers: dict[str, list[asyncio.Task[None]]] = {}
+        self.snapshots: dict[str, SnapshotKeeper] = {}
+        self.validations: dict[str, ValidationSchedule] = {}
+        self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
+        self.note: Callable[[], None] = lambda: None
+        """Called before what has changed has consequences: the journal must know."""
+        self.job_hosts: JobHosts = OneHost()
+        """Which jobs have ranks on other hosts."""
+        self.worker_stores: dict[str, WorkerStore] = {}
+        """Of migratable jobs."""
+        self.injector = Injector(pool)
+        self.planned = PlannedMoves(
+            settings, self.leases, pool, self.coordinators, self.snapshots, lambda: self.spans,
+            lambda: self.note(),
+        )  # fmt: skip
+        self.on_closed: Callable[[Job], None] = lambda _: None
+        self.history = Recorder()
+        self._early_notice = EarlyNotice()
+        self.watch = Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s)
+        self._background.start(self.watch.run())
+        self._background.start(Survey(self.jobs).run())
+        self._background.start(health.run())
+
+    def run_beside(self, work: Coroutine[None, None, None]) -> None:
+        """As long as this proxyd runs."""
+        self._background.start(work)
+
+    # ------------------------------------------------------------------ jobs
+    def open_job(
+        self,
+        name: str,
+        drills: list[Drill],
+        launcher_pid: int,
+        migratable: bool = False,
+        span: Span | None = None,
+    ) -> str:
+        """Answers the directory of its relays, if it is migratable; raises Refused."""
+        if trouble := trouble_with(name):
+            raise Refused(f"job {trouble}")
+        if migratable:
+            check_that_logs_can_move(self.settings.log_directory)
+        relays = str(self.runtime.relays(name)) if migratable else ""
+        if name in self.jobs:
+            if self.jobs[name].adopted_from(launcher_pid):
+                return relays  # the answer of the proxyd that died did not reach it
+            raise Refused(f"there is a job {name} already")
+        launcher: Watched | None = None
+        if launcher_pid:
+            try:
+                launcher = Watched(launcher_pid)
+            except ProcessLookupError:
+                raise Refused(f"the launcher of job {name} (pid {launcher_pid}) has ended already") from None
+        if relays:
+            os.makedirs(relays, mode=0o700, exist_ok=True)
+        self.begin(Job(name, launcher, [ScheduledDrill(drill) for drill in drills], span=span))
+        self.note()
+        log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
+        return relays
+
+    def begin(self, job: Job) -> None:
+        """A job that is not open here yet."""
+        name = job.name
+        self.jobs[name] = job
+        self._keepers[name] = []
+        job.history = self.history
+        if not job.adoptions:
+            launcher = job.launcher.pid if job.launcher is not None else 0
+            self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))
+        if (relays := self.runtime.relays(name)).is_dir():
+            self.keep_store(job, relays)
+        if job.foreign_relays is not None and job.name not in self.worker_stores:
+            self.keep_store(job, job.foreign_relays)
+        if job.launcher is not None:
+            self.keep(job, self._follow_launcher(job, job.launcher))
+        if job.span is not None and job.span.leader:
+            assert self.spans is not None
+            self.coordinators[name] = self.spans.deputy(job)
+            self.validations[name] = ValidationSchedule(job, 0)
+            return
+        self.begin_leading(job)
+
+    def keep_store(self, job: Job, relays: Path) -> None:
+        """Opens the `torch.distributed` store of a job, for workers below relays there."""
+        forwarder = StoreForwarder(lambda name: self.job_hosts.where(name))
+        store = WorkerStore(relays, job.name, forwarder, lambda: self.job_hosts.spans(job.name))
+        self.worker_stores[job.name] = store
+        self.keep(job, store.run())
+
+    def keep(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+        """For as long as the job lasts."""
+        self._keepers[job.name].append(asyncio.create_task(work))
+
+    def begin_leading(self, job: Job) -> None:
+        """Whether it is new, or another host has led it."""
+        name = job.name
+        placement, lead = Placement(self._pool, self.leases), None
+        if job.span is not None:
+            assert self.spans is not None
+            lead = self.spans.begin(job)
+            placement = self.spans.placement(job)
+        keeps = self.settings.keeps_optimizer_preimages
+        overhead, timing = self.settings.snapshot_overhead, self.settings.timing
+        persistence = begin_persisting(job, self.settings.persist, self.spans, lambda: self.note(), timing)
+        coordinator = self.coordinators[name] = Coordinator(
+            job,
+            placement,
+            keeps,
+            self.follow,
+            lambda: self.note(),
+            Restorer(persistence),
+            partial(self._decided, lead),
+            partial(self._store.forget_generations, name),
+            timing,
+        )
+        images = self.spans.images(job) if job.span is not None and self.spans is not None else None
+        snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
+        validations = self.validations[name] = ValidationSchedule(
+            job, self.settings.validate_every, keeps, self.settings.keeps_snapshots
+        )
+        self.keep(job, FloorKeeper(job, coordinator, keeps, validations, timing).run())
+        self.keep(job, snapshots.run())
+        if persistence is not None:
+            self.keep(job, persistence.writer.run())
+            if persistence.log_keeping is not None:
+                self.keep(job, persistence.log_keeping.run())
+            if persistence.mirroring is not None:
+                self.keep(job, persistence.mirroring.run())
+        if lead is not None:
+            lead.start()
+
+    async def _decided(self, lead: Started | None) -> None:
+        """Until what is known of a job, and is to be done now, outlives this proxyd, and this host."""
+        if lead is not None:
+            await lead.settle()
+        else:
+            self.note()
+
+    def adopt(self, job: Job, sessions: Sequence[Session]) -> None:
+        """A job that a predecessor opened, with sessions whose devices the pool knows to be leased."""
+        self.begin(job)
+        for session in sessions:
+            job.sessions[session.rank] = session
+            self.leases.hold(session)
+            self._background.start(self.follow_worker(session))
+            self.follow(session)
+        self.validations[job.name].go_on(sessions)
+
+    async def close_job(self, name: str, message: str = "its launcher has ended") -> pb.JobReport:
+        """End what is left of a job and answer its report; raises Refused."""
+        if name not in self._closings:
+            if name not in self.jobs:
+                raise Refused(f"there is no job {name}")
+            self._closings[name] = asyncio.create_task(self._close(self.jobs[name], message))
+            self._closings[name].add_done_callback(lambda _: self._closings.pop(name, None))
+        return await asyncio.shield(self._closings[name])
+
+    async def _close(self, job: Job, message: str) -> pb.JobReport:
+        job.closing = True
+        sessions = [session for session in job.sessions.values() if not session.host]
+        if sessions:
+            await asyncio.wait(
+                [asyncio.ensure_future(s.worker.ended.wait()) for s in sessions], timeout=LEAVE_WITHIN
+            )
+        for session in sessions:
+            if session.worker.running:
+                session.fail(f"the session of rank {session.rank} was ended: {message}")
+                self.end_soon(session)
+        await asyncio.gather(*(session.closed.wait() for session in sessions))
+        remote = [session for session in job.sessions.values() if session.host]
+        if remote:  # they go on, and need us
+            self._background.start(self._close_later(job, remote))
+            return job.report()
+        return await self._finish(job, message)
+
+    async def _close_later(self, job: Job, remote: Sequence[Session]) -> None:
+        log.info("ranks of other hosts go on", job=job.name, ranks=[session.rank for session in remote])
+        await asyncio.gather(*(session.closed.wait() for session in remote))
+        await self._finish(job, "ranks of other hosts went on")
+
+    async def _finish(self, job: Job, why: str) -> pb.JobReport:
+        """Nothing runs any more."""
+        report = None
+        if job.span is not None and self.spans is not None:
+            report = await self.spans.close(job)
+        for keeper in self._keepers.pop(job.name):
+            keeper.cancel()
+        self.leases.lift_rehearsed(job.name)
+        del self.validations[job.name]
+        self.snapshots.pop(job.name, None)
+        await self.dismiss(self.coordinators.pop(job.name))
+        if job.launcher is not None:
+            job.launcher.close()
+        self._store.forget(f"{job.name}/")
+        if (store := self.worker_stores.pop(job.name, None)) is not None:
+            store.close()
+        self.runtime.remove_job(job.name)
+        self.remote_ranks.forget_foreign_relays(job)
+        del self.jobs[job.name]
+        self.on_closed(job)
+        self.note()
+        async with job.changed:
+            job.changed.notify_all()
+        told = report if report is not None and not report.error else job.report()
+        job.note_end(why, told)
+        log.info("job closed", job=job.name, recoveries=len(job.recoveries))
+        return told
+
+    async def dismiss(self, coordinator: Coordinator | Deputy) -> None:
+        """Nobody asks it any more."""
+        await coordinator.cancel()
+        if isinstance(coordinator, Deputy):
+            for server in coordinator.left_behind.values():
+                self._pool.retire(server)
+
+    async def _follow_launcher(self, job: Job, launcher: Watched) -> None:
+        await launcher.ended.wait()
+        if job.name in self.jobs and not job.closing:
+            await self.close_job(job.name, f"its launcher (pid {launcher.pid}) ended")
+
+    # ------------------------------------------------------------------ sessions
+    async def open_session(self, request: Any) -> Session:
+        """Give a worker a log and a device; raises Refused."""
+        job = self.jobs.get(request.job)
+        if job is None or job.closing:
+            raise Refused(f"there is no job {request.job!r}: start the script with proxyrun")
+        check_version(self.installation.torch_version, request.torch_version)
+        check_nccl(self.settings, request.nccl)
+        if request.world < 1 or not 0 <= request.rank < request.world:
+            raise Refused(f"rank {request.rank} of {request.world} is not possible")
+        if not 0 <= request.device_index < self.settings.devices.count:
+            raise Refused(more_ranks_than_devices(self.settings.devices, request.rank, request.device_index))
+        if request.pid_namespace:
+            request.worker_pid = await asyncio.to_thread(pid_here, request.worker_pid, request.pid_namespace)
+        known = job.sessions.get(request.rank)
+        if known is not None and known.adopted_from(request.worker_pid):
+            return known  # the answer of the proxyd that died did not reach it
+        await self._former_gone(job, request)
+        if job.span is not None and job.span.leader:
+            return await self.remote_ranks.open_for_leader(job, request)
+        return await self.open_here(job, request)
+
+    async def open_here(self, job: Job, request: Any) -> Session:
+        async with job.opening:
+            index = self.leases.place(request.device_index)
+            with self.leases.claim(index):
+                return await self._open(job, request, index)
+
+    async def _open(self, job: Job, request: Any, index: int) -> Session:
+        check_drills(job, request.world)
+        holder = self.leases.holder(index)
+        if holder is not None or request.rank in job.sessions:
+            raise Refused(held(holder or job.sessions[request.rank], request))
+        device = self.settings.devices.names[index]
+        try:
+            worker = Watched(request.worker_pid)
+        except (ProcessLookupError, OSError):
+            raise Refused(f"the worker (pid {request.worker_pid}) has ended already") from None
+        directory = self.runtime.rank_directory(job.name, request.rank, job.openings)
+        job.openings += 1
+        self._pool.lease(device)
+        try:
+            made = make_log(directory, request, self.settings)
+            server = await self._pool.take(device)
+        except (SpawnerError, replay.LogError) as problem:
+            self._pool.unlease(device)
+            worker.close()
+            shutil.rmtree(directory, ignore_errors=True)
+            raise Refused(str(problem)) from problem
+        session = Session(
+            job=job, rank=request.rank, world=request.world, device=device, device_index=index,
+            asked_index=request.device_index, threads=request.threads, worker=worker, directory=directory,
+            log=made, server=server, generation=job.generation, relay=request.relay,
+        )  # fmt: skip
+        self.leases.hold(session)
+        job.sessions[request.rank] = session
+        job.departed.pop(request.rank, None)
+        job.last_facts.pop(request.rank, None)
+        job.arm(session)
+        self.validations[job.name].arm(session)
+        self.note()
+        problem_text = await attach(session, self.settings.keeps_optimizer_preimages)
+        self._background.start(self.follow_worker(session))
+        self.follow(session)
+        self._pool.fill()
+        if problem_text:
+            session.fail(problem_text)
+            self.end_soon(session)
+            raise Refused(f"rank {session.rank} got no device: {problem_text}")
+        log.info("session opened", job=job.name, rank=session.rank, device=device, worker=worker.pid,
+                 server=server.pid)  # fmt: skip
+        return session
+
+    async def _former_gone(self, job: Job, request: Any) -> None:
+        """Wait for the cleanup of a session in the way, whose worker has ended or is another program."""
+        holder = self.leases.holder(request.device_index)
+        for former in {holder, job.sessions.get(request.rank)} - {None}:
+            assert former is not None
+            if former is holder and former.asked_index != request.device_index:
+                continue  # it had to move there; another place is to be found
+            plain = not (former.host or former.relay) and former.moving is None
+            if plain and former.worker.running and not former.worker.maps(former.directory):
+                log.info("the worker has replaced itself", job=former.job.name, rank=former.rank)
+                former.worker.has_become_another()
+            if not await is_cleaned_up(former):
+                raise Refused(held(former, request))
+
+    # ------------------------------------------------------------------ ends
+    async def follow_worker(self, session: Session) -> None:
+        """A worker that is being moved ends, and comes back as another process."""
+        followed = None
+        while followed is not session.worker:
+            followed = session.worker
+            await followed.ended.wait()
+            if session.moving is not None:
+                await session.moving.wait()
+        await self._end(session)
+
+    async def move_worker(self, session: Session, criu: str, images: str) -> str:
+        """Answers what happened; raises Refused."""
+        if session.destination is not None:
+            raise Refused(f"rank {session.rank} is on its way to another device: move its worker afterwards")
+        began, step = time.monotonic(), session.log.step
+        detail = await move_worker(session, criu, images)
+        took = time.monotonic() - began
+        session.job.history.add(worker_moved(session.job.name, session.rank, step, took, detail))
+        self.note()
+        return detail
+
+    def follow(self, session: Session) -> None:
+        """Watch the session's present server, which may be about to be attached."""
+        self.note()
+        early = 0 if session.host else self._early_notice.follow(session.server.process, session.directory)
+        self._background.start(self._notice_death(session, session.server, early))
+
+    async def _notice_death(self, session: Session, server: Server, early: int) -> None:
+        try:
+            await _first_of(server.process.ended, session.closed)  # a sound server outlives the session
+        finally:
+            self._early_notice.leave(early)
+        coordinator = self.coordinators.get(session.job.name)
+        if session.moving is not None:
+            await session.moving.wait()
+        died = server.process.ended.is_set() and session.worker.running
+        if coordinator is not None and session.server is server and died:
+            coordinator.server_died(session)
+
+    def end_soon(self, session: Session) -> None:
+        """Its cleanup, without waiting."""
+        self._background.start(self._end(session))
+
+    async def _end(self, session: Session) -> None:
+        """Nothing is left of the session when this returns."""
+        if session.state == "ended":
+            return await _wait(session.closed)
+        job = session.job
+        clean = session.log.session_state == SESSION_CLOSED
+        lost, session.state = session.state == "lost", "ended"
+        if job.sessions.get(session.rank) is session:  # and has not been opened again meanwhile
+            job.departed[session.rank] = clean
+            job.last_facts[session.rank] = rank_facts(session, self.settings.keeps_optimizer_preimages)
+        if job.name in self.validations:
+            self.validations[job.name].collect(session)
+        job.remember(session, clean)
+        if lost:
+            job.ended[-1].status.state = "lost"
+        if job.name in self.coordinators:
+            self.coordinators[job.name].worker_left(session)
+        if session.host:
+            assert self.spans is not None
+            await self.spans.ended(session)
+        else:
+            if session.source_server is not None:
+                self._pool.retire(session.source_server)
+            await self._pool.end(session.server)  # what is in it is of no other session's business
+            shutil.rmtree(session.directory, ignore_errors=True)
+            self.leases.release(session)
+        session.worker.close()
+        if job.sessions.get(session.rank) is session:
+            del job.sessions[session.rank]
+        session.closed.set()
+        self.note()
+        self.remote_ranks.close_if_unused(job)
+        log.info("session ended", job=job.name, rank=session.rank, orderly=clean)
+        async with job.changed:
+            job.changed.notify_all()
+
+    async def close(self, message: str) -> None:
+        """proxyd stops: every session is lost."""
+        for job in list(self.jobs.values()):
+            job.closing = True
+            for session in job.sessions.values():
+                if session.log.session_state != SESSION_CLOSED:
+                    session.fail(message)
+            await self.coordinators[job.name].cancel()
+            for keeper in self._keepers[job.name]:
+                keeper.cancel()
+            job.note_end(message, job.report())
+        await self._background.cancel()
+        self._early_notice.close()
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

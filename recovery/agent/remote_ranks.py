@@ -1,0 +1,207 @@
+"""What the agent does with ranks of other hosts, and with its own ones for the host that leads their job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from understudy.recovery.base.control import pb
+from understudy.recovery.host.injector import Refused
+from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job.refusals import check_drills
+from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.state.jobs import Job, Session
+
+if TYPE_CHECKING:
+    from understudy.recovery.agent.host_agent import HostAgent
+
+log = structlog.get_logger()
+
+LOOK_S = 0.1
+CLEANUP_WITHIN = 15.0
+"""Seconds a successor waits for the former worker's session to be cleaned up."""
+
+
+async def is_cleaned_up(former: Session) -> bool:
+    """Whether a rank may be opened again: its worker has ended, and its session is over, perhaps just now."""
+    if former.worker.running and former.state not in ("ended", "lost"):
+        return False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLEANUP_WITHIN):
+            await former.closed.wait()
+    return former.closed.is_set()
+
+
+class RemoteRanks:
+    """Does it for the agent of one host."""
+
+    def __init__(self, agent: HostAgent) -> None:
+        self._agent = agent
+
+    async def await_former(self, job: Job, rank: int, world: int, host: str) -> None:
+        """Until a rank may open on another host; raises Refused."""
+        check_drills(job, world)
+        former = job.sessions.get(rank)
+        if former is None:
+            return
+        where = f"on host {former.host}" if former.host else "on the host that leads the job"
+        problem = f"a second process, on host {host}, says that it is rank {rank}, which runs {where}"
+        if not await is_cleaned_up(former):
+            raise Refused(problem)
+
+    def next_validation(self, job: Job) -> int:
+        """The minibatch that is to be executed twice; 0: none."""
+        return self._agent.validations[job.name].step
+
+    def take_remote(self, session: Session) -> None:
+        """A rank of a job that we lead, which another host has opened."""
+        job = session.job
+        job.sessions[session.rank] = session
+        job.departed.pop(session.rank, None)
+        job.last_facts.pop(session.rank, None)
+        job.note_armed(session)
+        self._agent.run_beside(self._agent.follow_worker(session))
+        self._agent.follow(session)
+        log.info("session opened", job=job.name, rank=session.rank, host=session.host,
+                 device=session.device, worker=session.worker.pid)  # fmt: skip
+
+    def receive(self, session: Session) -> None:
+        """A rank that came from another host, and is on its job's list."""
+        session.job.departed.pop(session.rank, None)
+        session.job.last_facts.pop(session.rank, None)
+        self._agent.run_beside(self._agent.follow_worker(session))
+        self._agent.note()
+        log.info("a rank arrived", job=session.job.name, rank=session.rank, device=session.device,
+                 worker=session.worker.pid)  # fmt: skip
+
+    def moved_out(self, session: Session) -> None:
+        """A rank of ours goes on elsewhere; who leads the job knows."""
+        session.state = "ended"
+        session.worker.ended.set()  # it may be that nobody has told us yet
+        session.worker.close()
+        self._agent.leases.release(session)
+        if session.job.sessions.get(session.rank) is session:
+            del session.job.sessions[session.rank]
+        session.closed.set()
+        self._agent.note()
+        self.close_if_unused(session.job)
+
+    def close_if_unused(self, job: Job) -> None:
+        """If it has no rank here any more, nor what one has left to be copied from."""
+        deputy = self._agent.coordinators.get(job.name)
+        behind = isinstance(deputy, Deputy) and bool(deputy.left_behind)
+        if (
+            job.foreign_relays
+            and not job.sessions
+            and job.name in self._agent.jobs
+            and not job.closing
+            and not behind
+        ):
+            self._agent.run_beside(self._close_quietly(job.name))
+
+    def forget_foreign_relays(self, job: Job) -> None:
+        """What its store has left; relays, and what they still have to tell, go by themselves."""
+        if job.foreign_relays is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in job.foreign_relays.iterdir():
+                if not path.is_dir():
+                    path.unlink()
+            job.foreign_relays.rmdir()
+            job.foreign_relays.parent.rmdir()
+
+    async def _close_quietly(self, name: str) -> None:
+        with contextlib.suppress(Refused):
+            await self._agent.close_job(name, "its last rank here has ended")
+
+    def tell(self, report: pb.FaultReport) -> None:
+        """A device server's, of this host or of another."""
+        coordinator, job = self._agent.coordinators.get(report.job), self._agent.jobs.get(report.job)
+        session = job.sessions.get(report.rank) if job is not None else None
+        if coordinator is None or session is None:
+            return
+        generation, message, index = report.generation, report.message, report.record_index
+        if isinstance(coordinator, Deputy):
+            coordinator.tell(report)
+        elif report.kind in ("call", "suspect"):
+            coordinator.call_failed(session, generation, report.kind == "suspect", message, index)
+        elif report.kind == "validation":
+            coordinator.validation_reached(session, generation)
+        elif report.kind == "restart":
+            coordinator.restart_refused(session, generation, message, index)
+        else:
+            coordinator.collective_failed(session, generation, message, index)
+
+    async def promote(self, job: Job) -> None:
+        """We lead it from now on, as its span says: ranks that a member has opened get a coordinator."""
+        deputy = self._agent.coordinators[job.name]
+        assert isinstance(deputy, Deputy)
+        if job.corruption is not None:
+            self._agent.run_beside(self.go_on_repairing(job))
+        self._agent.begin_leading(job)
+        coordinator = self._agent.coordinators[job.name]
+        assert isinstance(coordinator, Coordinator)
+        sessions = job.active_sessions()
+        self._agent.validations[job.name].go_on(sessions)
+        for session in sessions:
+            job.note_armed(session)
+            session.log.snapshot_suspended = False  # whoever suspended them finds out again why
+            session.persist_note = ""
+            if not session.server.process.running:
+                session.server.retired = False
+                self._agent.follow(session)
+            elif deputy.is_steered(session) or session.lacks_state or session.rolling:
+                message = "a recovery broke off its collectives, and was lost with the host that led it"
+                cursor = session.log.cursor_index
+                coordinator.collective_failed(session, session.generation, message, cursor)
+        for report in deputy.faults:
+            self.tell(report)
+        deputy.parts.rest()
+        await self._agent.dismiss(deputy)
+
+    async def go_on_repairing(self, job: Job) -> None:
+        """What whoever led the job before us had found to be corrupted, once all ranks are known.
+
+        No plan is made before: nobody else can tell any more which commits are right.  To be started before
+        any fault is noticed.
+        """
+        async with job.opening:
+            while job.span is not None and job.span.awaited and not job.closing:
+                await asyncio.sleep(LOOK_S)
+            found, job.corruption = job.corruption, None
+            session = job.sessions.get(found.rank) if found is not None else None
+            coordinator = self._agent.coordinators.get(job.name)
+            if found is None or not isinstance(coordinator, Coordinator):
+                return
+            if session is None:
+                log.error("corrupted state is not repaired: its rank is gone", job=job.name, rank=found.rank,
+                          difference=found.message)  # fmt: skip
+                return
+            coordinator.corruption_found(session, found.message, dict(found.trusted))
+
+    async def open_for_leader(self, job: Job, request: Any) -> Session:
+        """Another host leads the job: no recovery begins there meanwhile."""
+        assert self._agent.spans is not None
+        begun = await self._agent.spans.begin_rank(job, request.rank, request.world)
+        job.generation = max(job.generation, begun.generation)
+        self._agent.validations[job.name].expect(begun.validate_step)
+        session = None
+        try:
+            session = await self._agent.open_here(job, request)
+        finally:
+            if session is None:
+                with contextlib.suppress(Refused):  # the leader waits for so long, and no longer
+                    await self._agent.spans.end_rank(job, request.rank, None)
+        deputy = self._agent.coordinators[job.name]
+        assert isinstance(deputy, Deputy)
+        deputy.opened(session)
+        try:
+            await self._agent.spans.end_rank(job, request.rank, session)
+        except Refused as refusal:
+            session.fail(str(refusal))
+            self._agent.end_soon(session)
+            raise
+        return session

@@ -1,0 +1,51 @@
+"""What is written down of workers from other hosts, one file each, in proxyd's runtime directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from understudy.recovery.base.control import pb
+from understudy.recovery.migration.transfer.header import Refusal, check_form
+
+log = structlog.get_logger()
+
+FOLDER = "guests.d"
+"""A name that no job has: they have no dots."""
+LARGEST = 4 << 20
+
+
+class IncomingRecords:
+    """The records of one proxyd."""
+
+    def __init__(self, runtime: Path) -> None:
+        self._folder = runtime / FOLDER
+
+    def write(self, record: pb.GuestRecord) -> None:
+        """Before it has consequences; raises OSError."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        new = self._folder / f"{record.header.move}.new"
+        new.write_bytes(record.SerializeToString())
+        new.rename(self._folder / record.header.move)
+
+    def remove(self, move: str) -> None:
+        """It is not here any more."""
+        (self._folder / move).unlink(missing_ok=True)
+
+    def read(self) -> Iterator[pb.GuestRecord]:
+        """Those that make sense."""
+        for path in sorted(self._folder.glob("*")) if self._folder.is_dir() else ():
+            try:
+                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                with open(file, "rb") as text:
+                    record = pb.GuestRecord.FromString(text.read(LARGEST))
+                check_form(record.header)
+                if record.header.move == path.name:
+                    yield record
+            except (OSError, DecodeError, Refusal) as problem:
+                log.error("what is known of a worker from another host is of no use", path=str(path),
+                          problem=str(problem))  # fmt: skip

@@ -1,0 +1,156 @@
+"""Ranks of a job that go from one host to another: the leader's side of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from understudy import replay
+from understudy.recovery.base.control import pb
+from understudy.recovery.spanning.leader.member_link import MemberLink
+from understudy.recovery.spanning.leader.openings import Openings
+from understudy.recovery.spanning.ranks.remote import NotMoved, RemoteProcess, SteerFailed
+from understudy.recovery.state.jobs import Session
+
+if TYPE_CHECKING:
+    from understudy.recovery.spanning.leader.lead import Lead
+
+log = structlog.get_logger()
+
+MOVE_S, ARRIVES_S = 1500.0, 30.0
+
+
+class Relocations:
+    """Moves each rank to the host where it is to go, and knows which are under way."""
+
+    def __init__(self, lead: Lead, openings: Openings) -> None:
+        self._lead = lead
+        self._openings = openings
+        self._arriving: dict[int, tuple[Session, str, asyncio.Future[pb.RankDescription]]] = {}
+        self._astray: set[int] = set()
+        """Ranks on their way to another host, or of which nobody knows whether they went."""
+        self._for_moves: set[str] = set()
+        """Hosts that take part only because a rank was to go there."""
+
+    def may_arrive(self, rank: int) -> bool:
+        """Whether it is on its way, or may be."""
+        return rank in self._astray
+
+    def arrived(self, member: MemberLink, one: pb.RankDescription) -> Session | None:
+        """The rank that was awaited there, if this is it."""
+        arriving = self._arriving.get(one.rank)
+        if arriving is None or arriving[1] != member.host or arriving[2].done():
+            return None
+        arriving[2].set_result(one)
+        return arriving[0]
+
+    def takes_part(self, host: str) -> None:
+        """A host is to open ranks, whether or not one goes there."""
+        self._for_moves.discard(host)
+
+    async def move(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
+        """Its worker to another host, where it then has a device and no server; raises SteerFailed."""
+        if session.moving is not None:
+            raise SteerFailed(f"the worker of rank {session.rank} is being moved already")
+        session.moving = asyncio.Event()
+        try:
+            return await self._move(session, destination, keep_source)
+        except replay.LogError as problem:
+            raise SteerFailed(f"rank {session.rank} arrived without a log: {problem}") from problem
+        finally:
+            session.moving.set()
+            session.moving = None
+
+    async def _move(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
+        coming = destination == self._lead.here
+        expected = None if coming else asyncio.get_running_loop().create_future()
+        arrives = self._openings.expect(session) if coming else None
+        if expected is not None:
+            if destination not in self._lead.span.members:
+                self._for_moves.add(destination)
+            self._lead.add(destination)
+            self._expect(session, destination, expected)
+            self._openings.note()  # whoever leads after us must look there
+        try:
+            transfer = await self._send(session, destination, keep_source)
+            former = session.worker
+            if arrives is not None:
+                directory, pid, relay = await asyncio.wait_for(arrives, ARRIVES_S)
+                self._openings.leaves_remote(session, directory, pid, relay)
+                self._lead.drop_mirror(session)
+            elif expected is not None:
+                self._lead.members[destination].hurry.set()
+                described = await asyncio.wait_for(expected, ARRIVES_S)
+                self._lead.settle_at(session, self._lead.members[destination], described)
+        except NotMoved:
+            self.expect_no_more(session, destination)
+            self._let_go(destination)
+            raise
+        except TimeoutError:
+            raise SteerFailed(f"host {destination} does not tell that rank {session.rank} arrived") from None
+        finally:  # if nobody knows how it went, the rank may be there
+            self._arriving.pop(session.rank, None)
+            self._for_moves.discard(destination)
+        self.expect_no_more(session, destination)
+        if self._lead.images is not None and session.restores_from_image:
+            self._lead.images.came_back(session)
+        session.transfer = transfer
+        if isinstance(former, RemoteProcess):
+            former.has_ended()  # whoever follows it goes on with the other one
+        log.warning("a rank has moved", job=self._lead.job.name, rank=session.rank, source=transfer.source,
+                    destination=destination, total_s=round(transfer.total_s, 3))  # fmt: skip
+        return transfer
+
+    def _expect(self, session: Session, host: str, described: asyncio.Future[pb.RankDescription]) -> None:
+        self._arriving[session.rank] = session, host, described
+        self._astray.add(session.rank)
+        self._lead.span.destinations.add(host)
+
+    def expect_no_more(self, session: Session, host: str) -> None:
+        """It has come there, or has not gone."""
+        self._arriving.pop(session.rank, None)
+        self._astray.discard(session.rank)
+        if all(destination != host for _, destination, _ in self._arriving.values()):
+            self._lead.span.destinations.discard(host)
+
+    async def _send(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
+        former, member = session.server, self._lead.members.get(session.host)
+        retired, former.retired = former.retired, True
+        if self._lead.images is not None and self._lead.lost_hosts.awaits(session):
+            transfer = await self._lead.images.send(session, destination)
+        elif member is None:
+            try:
+                transfer = await self._openings.send(session, destination, keep_source)
+            except NotMoved:
+                former.retired = retired
+                raise
+        else:
+            request = pb.MoveRankRequest(
+                rank=session.rank, destination=destination, stash=keep_source,
+                device=session.destination_device, **self._lead.credentials(),
+            )  # fmt: skip
+            try:
+                reply = await member.ask("MoveRank", request, MOVE_S)
+            except SteerFailed:
+                former.retired = retired
+                raise
+            if reply.error:
+                former.retired = retired
+                raise NotMoved(reply.error)
+            transfer = reply.transfer
+        if keep_source:
+            session.source_server = former
+        elif isinstance(former.process, RemoteProcess):
+            former.process.has_ended()
+        return transfer
+
+    def _let_go(self, host: str) -> None:
+        """A rank that was to go there has not, and nobody else of the job is there."""
+        member = self._lead.members.get(host)
+        wanted = host in self._lead.span.destinations or host not in self._for_moves
+        if member is None or wanted or self._lead.of(member):
+            return
+        self._for_moves.discard(host)
+        self._lead.let_go(member)

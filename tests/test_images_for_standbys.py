@@ -1,0 +1,143 @@
+"""CPU images of a leader's own workers, which go to its standby, and what that does with them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from imaged_job import TwoHosts, kept, lose_snapshot, place
+
+from understudy.recovery.base.control import pb
+from understudy.recovery.spanning.leader import cpu_images
+from understudy.recovery.spanning.leader.cpu_images import FOLDER
+from understudy.recovery.spanning.leader.standby_replication import NotLeft
+from understudy.recovery.spanning.member.standby_state import StandbyState
+from understudy.recovery.spanning.ranks.image_file import Taken
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> TwoHosts:
+    return TwoHosts(tmp_path)
+
+
+class Standby:
+    """In place of a StandbyReplication."""
+
+    def __init__(self, stage: TwoHosts) -> None:
+        self._stage = stage
+        self.host, self.problem = "b", ""
+        self.left: list[tuple[int, list[int], list[str]]] = []
+        self.voided: list[str] = []
+        self.during: Callable[[], None] = lambda: None
+
+    async def leave(self, pair: Any, sessions: Any) -> float:
+        self.left.append((pair.serial, [one.rank for one in sessions], self._stage.files()))
+        self.during()
+        if self.problem:
+            raise NotLeft(self.problem)
+        return 0.125
+
+    async def void(self, why: str) -> None:
+        self.voided.append(why)
+        self.host = ""
+
+
+def with_standby(stage: TwoHosts) -> Standby:
+    standby = Standby(stage)
+    stage.images.standby = cast(Any, standby)
+    return standby
+
+
+def test_images_of_the_leaders_own_workers_go_to_its_heir_once_the_others_are_here(stage: TwoHosts) -> None:
+    standby = with_standby(stage)
+
+    async def take() -> None:
+        await stage.offer(1)
+        assert standby.left == [(1, [0], ["a/j/1/rank-1"])]
+        assert [one.cpu_image_step for one in stage.sessions] == [10, 10]
+        assert [one.cpu_image_note for one in stage.sessions] == ["", ""]
+        standby.during = lambda: seen.append(stage.leased())
+        stage.images._due_s = 0.0
+        await stage.offer(2)
+
+    seen: list[Any] = []
+    asyncio.run(take())
+    assert seen == [[[1, 2], [1, 2]]]  # the former estate counts until the new one is named
+    assert stage.leased() == [[2], [2]] and not standby.voided
+
+
+def test_without_an_heir_images_of_the_others_count_and_the_status_says_what_may_happen(
+    stage: TwoHosts,
+) -> None:
+    standby = with_standby(stage)
+    standby.problem = "no other host has ranks of the job"
+
+    async def take() -> None:
+        await stage.offer(1)
+        assert [one.cpu_image_step for one in stage.sessions] == [0, 10]
+        assert stage.sessions[0].cpu_image_note.endswith(f"the job may end: {standby.problem}")
+        assert stage.sessions[1].cpu_image_note == ""
+        standby.problem = ""
+        stage.images._due_s = 0.0
+        await stage.offer(2)
+        assert stage.sessions[0].cpu_image_note == "" and stage.sessions[0].cpu_image_step == 20
+        stage.images.not_left("it fell silent")
+        assert [one.cpu_image_step for one in stage.sessions] == [0, 20]
+        assert stage.images._due_s <= time.monotonic() + cpu_images.AGAIN_S
+
+    asyncio.run(take())
+
+
+def test_nobody_stays_named_for_images_that_came_to_nothing(stage: TwoHosts) -> None:
+    standby = with_standby(stage)
+    standby.during = lambda: setattr(stage.job, "generation", 1)
+
+    async def take() -> None:
+        await stage.offer(1)
+        assert standby.voided == ["a recovery came between"] and stage.leased() == [[], []]
+        standby.during, standby.host = lambda: None, "b"
+        stage.images._due_s = 0.0
+        await stage.offer(2)
+        assert stage.leased() == [[2], [2]]
+        lose_snapshot(stage)
+        stage.images._due_s = time.monotonic() + 3600
+        await stage.offer(3)
+        assert len(standby.voided) == 2 and "is gone on rank 0" in standby.voided[1]
+
+    asyncio.run(take())
+
+
+def test_an_heir_brings_back_the_ranks_of_the_former_leader_and_no_others(stage: TwoHosts) -> None:
+    """Host b has followed host c, where rank 1 ran."""
+
+    async def take() -> None:
+        folder = stage.folder / FOLDER / "a" / "j.heir" / "0123"
+        folder.mkdir(parents=True)
+        (folder / "rank-1").write_bytes(b"image")
+        told = pb.RankDescription(rank=1, worker=pb.Process(pid=11, start_ticks=7))
+        estate = StandbyState(folder, {1: Taken(folder / "rank-1", pb.WorkerHeader(), 5)}, 2)
+        estate.cut = {rank: pb.CutPlace(rank=rank, log_offset=2000 + rank, step=20) for rank in (0, 1)}
+        estate.ranks = [told]
+        stage.images.take_over(estate, "c")
+        assert stage.files() == ["a/j/inherited/rank-1"] and not folder.parent.exists()
+        assert stage.leased() == [[2], [2]] and stage.kept() == [2000, 2001]
+        ours, lost = stage.sessions
+        lost.host = "c"
+        assert "it was on another host when they were taken" in stage.images.bring_back([ours])
+        assert stage.images.bring_back([lost]) == "" and lost.restores_from_image == 2
+        lost.worker.pid += 1
+        assert "has moved since" in stage.images.bring_back([lost])
+        lost.worker.pid -= 1
+        ours.log.kept = [SimpleNamespace(serial=2, commit=place(0, 3))]  # another job's, as it were
+        assert "is gone on rank 0" in stage.images.bring_back([lost])
+        ours.log.kept = [kept(0, 2)]
+        lost.host = "b"  # where it came back
+        await stage.offer(3)
+        assert len(stage.asked) == 1
+
+    asyncio.run(take())
