@@ -140,6 +140,13 @@ def test_a_device_server_ends_with_an_error_that_its_code_or_the_device_tells(ca
     assert f"({error}) [in one of the records" in done.stderr
 
 
+def test_a_device_server_ends_with_an_error_that_a_commits_copies_or_digests_are_the_first_to_meet() -> None:
+    for nth in ("1", "2", "3"):
+        done = does("lost_device_at_a_commit", "simulated_failing_calls.py", NTH=nth)
+        assert done.returncode == DRIVER_LOST, (nth, done.stderr)
+        assert "(an illegal memory access was encountered) [in one of the records" in done.stderr
+
+
 @pytest.mark.parametrize("case", ["library_on_a_sound_device", "library_on_a_device_that_refuses_a_call"])
 def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(case: str) -> None:
     done = does(case, "simulated_failing_calls.py")

@@ -13,15 +13,15 @@ import simulated_device
 
 library = simulated_device.load()
 
-from executor_harness import OPERATOR, Harness, vector  # noqa: E402 - it imports PyTorch, which looks for devices
+from executor_harness import OPERATOR, PHASE, Harness, vector  # noqa: E402 - it imports PyTorch, which looks for devices
 
 INVALID_VALUE, ILLEGAL_ADDRESS, MPS_CLIENT_TERMINATED = 1, 700, 810
 LIBRARY_ERROR = b"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
 
 
-def fail(place: int, code: int) -> None:
-    """The next time."""
-    library.simulated_cuda_fail(place, ctypes.c_uint64(1), code)
+def fail(place: int, code: int, nth: int = 1) -> None:
+    """The next time, or the nth."""
+    library.simulated_cuda_fail(place, ctypes.c_uint64(nth), code)
 
 
 def call_a_library(h: Harness, device: int) -> None:
@@ -72,6 +72,19 @@ def lost_device() -> None:
         h.read(1)
 
 
+def lost_device_at_a_commit() -> None:
+    """What a commit launches finds it out: copies, or our code for digests."""
+    with Harness() as h:
+        h.new(1, [1.0, 2.0, 3.0, 4.0])
+        h.commit()
+        h.add(1, 1)
+        h.synchronize()
+        fail(simulated_device.LAUNCH, ILLEGAL_ADDRESS, int(os.environ["NTH"]))
+        h.commit()
+        h.writer.append(PHASE, 0, [])
+        h.synchronize()
+
+
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
@@ -79,6 +92,7 @@ CASES: dict[str, Callable[[], None]] = {
         library_on_a_device_that_refuses_a_call,
         library_on_a_lost_device,
         lost_device,
+        lost_device_at_a_commit,
     )
 }
 CASES[sys.argv[1]]()
