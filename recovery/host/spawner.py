@@ -38,8 +38,9 @@ class Installation:
 
 
 def default_command(
-    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: bool = True
-) -> list[str]:
+    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: bool = True,
+    own_collectives: bool = False,
+) -> list[str]:  # fmt: skip
     """How the real spawner is started."""
     command = [*module_command("proxy_server.spawner")]
     return [
@@ -56,6 +57,7 @@ def default_command(
         str(grace_s),
         *network.options,
         *([] if exact else ["--inexact"]),
+        *(["--own-collectives"] if own_collectives else []),
     ]
 
 
