@@ -5,10 +5,12 @@ With SIMULATED_CUDA_LIBRARY in the environment, which names it. Ranks are forks 
 """
 
 import contextlib
+import gc
 import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 
@@ -18,6 +20,7 @@ simulated_device.load()
 
 import torch  # noqa: E402 - it looks for devices when it is imported
 import torch.distributed as dist  # noqa: E402
+from torch.distributed import ProcessGroup as Group  # noqa: E402
 from torch.distributed import ReduceOp  # noqa: E402
 
 from understudy.proxy_server import _server  # noqa: E402
@@ -29,7 +32,6 @@ TYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16,
     torch.int8, torch.uint8, torch.int32, torch.int64,
 )  # fmt: skip
-Group = dist.ProcessGroup
 
 
 def group_of(folder: str, rank: int, size: int) -> Group:
@@ -209,8 +211,138 @@ def every_kind_of_three() -> None:
     _every_kind(3)
 
 
+def unanswered() -> None:
+    """Nobody else comes to connect: whoever waits leaves at once when it is aborted."""
+    with tempfile.TemporaryDirectory(prefix="understudy-test-") as folder:
+        group, ended = group_of(folder, 0, 2), threading.Event()
+
+        def wait() -> None:
+            try:
+                group.allreduce([torch.ones(1, device=GPU)])
+            except RuntimeError as error:
+                print(error)
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        print(ended.wait(0.5))
+        begin = time.monotonic()
+        group.abort()
+        returned = time.monotonic() - begin
+        print(ended.wait(1), returned < 1)
+
+
+def _after(group: Group, rank: int, ends: Callable[[], None]) -> None:
+    """Rank 1 does not come to the second collective; `ends` is what rank 0 does about it."""
+    x = torch.full((4,), 1.0 + rank, device=GPU)
+    group.allreduce([x]).wait()
+    same(x, torch.full((4,), 3.0))
+    if rank == 1:
+        time.sleep(1000)
+    work = group.allreduce([x])
+    assert not within(0.2, work.is_completed)
+    ends()
+    print(within(1, work.is_completed), work.exception() is None)
+    work.wait()
+    print(bool((x == 3).any().item()))  # what it leaves is no result
+    sys.stdout.flush()
+    os._exit(7)  # which ends rank 1, too
+
+
+def aborted_amid_a_collective() -> None:
+    """It ends, with garbage, and so does each later call, with an error."""
+
+    def work(group: Group, rank: int) -> None:
+        def ends() -> None:
+            group.abort()
+            try:
+                group.barrier()
+            except RuntimeError as error:
+                print(error)
+
+        _after(group, rank, ends)
+
+    as_ranks(2, work)
+
+
+def given_up_amid_a_collective() -> None:
+    """A group that nobody has any more does what it was asked for; only then its communicator goes."""
+
+    def work(group: Group, rank: int) -> None:
+        x = torch.full((4,), 1.0 + rank, device=GPU)
+        group.allreduce([x]).wait()
+        if rank == 1:
+            time.sleep(1)
+        done = group.allreduce([x])
+        del group
+        gc.collect()
+        done.wait()
+        same(x, torch.full((4,), 6.0))
+
+    def holder(kept: list[Group], rank: int) -> None:
+        work(kept.pop(), rank)
+
+    print(as_ranks(2, lambda group, rank: holder([group], rank)))
+
+
+def peer_gone() -> None:
+    """NCCL tells of it, which ends the wait with its words."""
+
+    def work(group: Group, rank: int) -> None:
+        x = torch.ones(4, device=GPU)
+        group.allreduce([x]).wait()
+        x.cpu()
+        if rank == 1:
+            os._exit(0)
+        lost = group.allreduce([x])
+        print(within(5, lost.is_completed))
+        try:
+            raise lost.exception()
+        except RuntimeError as error:
+            print(error)
+        group.abort()
+
+    print(as_ranks(2, work))
+
+
+def no_such_reduction() -> None:
+    """In PyTorch's words."""
+
+    def work(group: Group, rank: int) -> None:
+        options = dist.AllreduceOptions()
+        for op, kind in (
+            (ReduceOp.BAND, torch.int32),
+            (ReduceOp.AVG, torch.bool),
+            (ReduceOp.SUM, torch.int16),
+        ):
+            options.reduceOp = op
+            try:
+                group.allreduce([torch.ones(2, dtype=kind, device=GPU)], options)
+            except RuntimeError as error:
+                if rank == 0:
+                    print(error)
+        x = torch.ones(1, device=GPU)
+        group.allreduce([x]).wait()
+        same(x, torch.full((1,), 2.0))  # it goes on
+
+    print(as_ranks(2, work))
+
+
+def version() -> None:
+    """Of the library that is found, or what is wrong with it."""
+    try:
+        print(_server.nccl_version())
+    except RuntimeError as error:
+        print(error)
+
+
 CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case for case in (every_kind_of_two, every_kind_of_three)
-}
+    case.__name__: case
+    for case in (
+        every_kind_of_two, every_kind_of_three, unanswered, aborted_amid_a_collective,
+        given_up_amid_a_collective, peer_gone, no_such_reduction, version,
+    )
+}  # fmt: skip
 if __name__ == "__main__":
     CASES[sys.argv[1]]()
+    sys.stdout.flush()
+    os._exit(0)  # a thread may still wait

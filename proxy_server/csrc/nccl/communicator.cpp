@@ -93,24 +93,24 @@ void Communicator::wait_until_ready() {
 }
 
 void Communicator::issue(const Calls& calls) {
+  std::exception_ptr problem;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_alive();
     if (state_ != State::kReady) throw std::runtime_error("NCCL's communicator is not ready");
     const DeviceStream stream = native(c10::impl::VirtualGuardImpl(device_.type()), stream_);
-    state_ = State::kBusy;
     check(nccl_, nccl_.group_start());
-    std::exception_ptr problem;
+    state_ = State::kBusy;
     try {
       calls(nccl_, handle_, stream);
     } catch (...) {
       problem = std::current_exception();
     }
     const Result ended = nccl_.group_end();  // in any case: it is open for all that this thread calls
-    if (problem) std::rethrow_exception(problem);
-    if (ended != Result::kSuccess && ended != Result::kInProgress) throw error(ended);
+    if (!problem && ended != Result::kSuccess && ended != Result::kInProgress) throw error(ended);
   }
   wait_until_ready();
+  if (problem) std::rethrow_exception(problem);
 }
 
 std::exception_ptr Communicator::problem() {
