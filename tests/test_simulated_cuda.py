@@ -39,7 +39,7 @@ def on_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def does(
-    case: str, script: str = "simulated_cuda_cases.py", **variables: str
+    case: str, script: str = "simulated_cuda_cases.py", *more: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """One case of a script in workloads/; it may end before it has removed its log."""
     folders = (TESTS / "harness", TESTS, TESTS.parent / "bench")
@@ -47,7 +47,7 @@ def does(
     with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/dev/shm") as shared_memory:
         own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "UNDERSTUDY_SHARED_MEMORY": shared_memory}
         return subprocess.run(
-            [sys.executable, str(WORKLOADS / script), case],
+            [sys.executable, str(WORKLOADS / script), case, *more],
             env=os.environ | own | variables, capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip
 
@@ -73,7 +73,8 @@ def test_the_host_cannot_touch_its_memory() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "touches\n"), done.stderr
 
 
-@pytest.mark.drawn(2)
+@EACH_KIND
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -83,8 +84,8 @@ def test_the_host_cannot_touch_its_memory() -> None:
         ("end_behind_a_collective", ["[]", "True"]),
     ],
 )
-def test_nothing_counts_before_the_device_has_passed_it(case: str, said: list[str]) -> None:
-    done = does(case, "simulated_executor_cases.py")
+def test_nothing_counts_before_the_device_has_passed_it(collectives: str, case: str, said: list[str]) -> None:
+    done = does(case, "simulated_executor_cases.py", collectives)
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
@@ -123,7 +124,8 @@ def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
     assert done.stderr.count(told) == 1
 
 
-@pytest.mark.drawn(2)
+@EACH_KIND
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -132,8 +134,8 @@ def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
         ("groups_that_make_no_sense", ["True"] * 4),
     ],
 )
-def test_messages_of_a_group_start_together(case: str, said: list[str]) -> None:
-    done = does(case, "simulated_executor_cases.py")
+def test_messages_of_a_group_start_together(collectives: str, case: str, said: list[str]) -> None:
+    done = does(case, "simulated_executor_cases.py", collectives)
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
@@ -166,6 +168,7 @@ def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(cas
 
 
 @EACH_KIND
+@pytest.mark.drawn(4)
 def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_server_and_a_failed_call(
     collectives: str, folder: Path
 ) -> None:
@@ -178,7 +181,7 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
 
 
 @EACH_KIND
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(4)
 def test_a_collective_that_hangs_on_the_device_is_told_as_one(collectives: str, folder: Path) -> None:
     """Also where connections have broken: the device says nothing of that, and goes on waiting."""
     training = Training("char_gpt.py", 2, 8)
@@ -190,7 +193,7 @@ def test_a_collective_that_hangs_on_the_device_is_told_as_one(collectives: str, 
 
 
 @EACH_KIND
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(4)
 def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(
     collectives: str, folder: Path
 ) -> None:
@@ -206,7 +209,7 @@ def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(
 
 
 @EACH_KIND
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(4)
 def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(
     collectives: str, folder: Path
 ) -> None:
@@ -218,6 +221,7 @@ def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(
 
 
 @EACH_KIND
+@pytest.mark.drawn(4)
 def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_other(
     collectives: str, folder: Path
 ) -> None:
@@ -240,11 +244,16 @@ def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_
 
 
 @EACH_KIND
+@pytest.mark.drawn(4)
 def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recovery(
     collectives: str, folder: Path
 ) -> None:
-    """It waits for one of them in another group, and comes to this one last."""
-    command = proxied.torchrun(3, WORKLOADS / "crossed_groups.py", "6")
+    """It waits for one of them in another group, and comes to this one last.
+
+    With our own calls the group has had messages only, by which all met: stood for, all meet for any message.
+    """
+    messages = ("--messages",) if collectives == "own" else ()
+    command = proxied.torchrun(3, WORKLOADS / "crossed_groups.py", "6", *messages)
     options = (
         "--devices", "cuda:3", "--collectives", collectives, "--hang-timeout", "8",
         "--drill", "kill-server rank=1 step=3 call=3",

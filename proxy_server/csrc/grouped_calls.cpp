@@ -34,6 +34,8 @@ void Communicators::start_group(BufferTable& table) {
     TORCH_CHECK(work, "the backend started none of a group's calls");
     for (const Begun& begun : group->calls) begun.running->work = work;
   });
+  // As natively: where this is what a communicator is first used for by all, all of them have to call it.
+  if (c.sequence == 0) c.met_in_group = true;
   for (Begun begun : group->calls) {
     begun.in_flight.work = begun.running->work;
     put_in_flight(c, std::move(begun), table);
