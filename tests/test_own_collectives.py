@@ -42,10 +42,20 @@ def test_each_collective_has_the_result_that_it_is_to_have(case: str, ranks: int
 
 
 @pytest.mark.drawn(2)
-@pytest.mark.parametrize("library", [simulated_device.NCCL, "older_nccl_library"])
-def test_what_is_aborted_ends_within_a_second_also_where_nothing_can_be_revoked(library: str) -> None:
+@pytest.mark.parametrize(
+    ("library", "hangs"),
+    [
+        pytest.param(simulated_device.NCCL, "0", id="revoked"),
+        pytest.param(simulated_device.NCCL, "2", id="hangs"),
+        pytest.param("older_nccl_library", "0", id="aborted"),
+    ],
+)
+def test_what_is_aborted_ends_within_a_second_also_where_nothing_can_be_revoked(
+    library: str, hangs: str
+) -> None:
     path = with_nccl(program(library))
-    assert said_by("aborted_amid_a_collective", LD_LIBRARY_PATH=path) == [ABORTED, "True True", "False"]
+    said = said_by("aborted_amid_a_collective", LD_LIBRARY_PATH=path, SIMULATED_NCCL_HANG=hangs)
+    assert said == [ABORTED, "True True", "False"]
 
 
 @pytest.mark.parametrize("slowly", ["0", "30000"])
