@@ -1,4 +1,4 @@
-"""Real communicators: Gloo for the ``cpu`` driver, NCCL for ``cuda``."""
+"""Real communicators: Gloo for the ``cpu`` driver, NCCL for ``cuda``, by PyTorch's calls or by our own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import grpc
 import torch.distributed as dist
 
+from understudy.proxy_server import _server
 from understudy.proxy_server.rendezvous_store import RendezvousGate, RendezvousStore
 
 MEETING = "meet"
@@ -21,12 +22,16 @@ CONNECT_TIMEOUT_MS = 15_000
 class BackendFactory:
     """Connects communicators through proxyd's store, one generation after the other."""
 
-    def __init__(self, channel: grpc.Channel, driver: str, gate: RendezvousGate, address: str) -> None:
-        """`address`: IP of the interface on which peers meet; reachable from nowhere else."""
+    def __init__(
+        self, channel: grpc.Channel, driver: str, gate: RendezvousGate, address: str, *, own: bool = False
+    ) -> None:
+        """`address`: IP of the interface on which peers meet; reachable from nowhere else.  `own`: NCCL is
+        called by csrc/nccl, and not by PyTorch's ProcessGroupNCCL."""
         self._channel = channel
         self._driver = driver
         self._gate = gate
         self._address = address
+        self._own = own
         # C++ holds them too, but their Python half must live as long.
         self._stores: list[RendezvousStore] = []
         self._former: list[RendezvousStore] = []
@@ -48,18 +53,21 @@ class BackendFactory:
             self._channel, self._gate, f"{self.job}/{MEETING}/{uid}", wait_ms, exchanges=True
         )
         newest = newest_generation(meeting, rank, size, generation, self.rank)
-        # Of NCCL's members one tells, and the others ask.
+        # Of NCCL's members one tells, and the others ask. Two of them may do so much later, for messages.
+        connect_ms = wait_ms if nccl else CONNECT_TIMEOUT_MS
         store = RendezvousStore(
-            self._channel, self._gate, f"{self.job}/{newest}/{uid}", CONNECT_TIMEOUT_MS, exchanges=not nccl
+            self._channel, self._gate, f"{self.job}/{newest}/{uid}", connect_ms, exchanges=not nccl
         )
         self._stores.append(store)
+        if nccl and self._own:
+            return _server.own_collectives(store, rank, size, wait_ms)
         return self._gate.run(lambda: _connect(store, rank, size, timeout, device))
 
 
 def _connect(
     store: RendezvousStore, rank: int, size: int, timeout: datetime.timedelta, device: object | None
 ) -> dist.ProcessGroup:
-    """By Gloo through `device`, or by NCCL if there is none."""
+    """By Gloo through `device`, or by PyTorch's NCCL if there is none."""
     if device is None:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout

@@ -53,6 +53,16 @@ def find_capability(driver: str) -> tuple[Capability, list[str]]:
     raise DriverUnavailable(f"unknown driver '{driver}': use cpu or cuda")
 
 
+def check_nccl() -> None:
+    """Raise DriverUnavailable where our own calls of NCCL cannot be made; makes no driver context."""
+    from understudy.proxy_server import _server
+
+    try:
+        _server.nccl_version()
+    except RuntimeError as error:
+        raise DriverUnavailable(str(error)) from error
+
+
 PROBE_SECONDS = 120.0
 
 # Run by a process of its own: asking makes a driver context, which must not exist before the spawner forks.

@@ -70,8 +70,9 @@ class DeviceService(rpc.DeviceServerServicer):
     """Maps requests to the executor. Steering calls are serialised; reads of state may overlap."""
 
     def __init__(
-        self, daemon: grpc.Channel, capability: Capability, guardian: Guardian, data_address: str
-    ) -> None:
+        self, daemon: grpc.Channel, capability: Capability, guardian: Guardian, data_address: str,
+        *, own_collectives: bool = False,
+    ) -> None:  # fmt: skip
         self.identity: HostIdentity | None = None
         """By which device servers of other hosts know this one; None: there are none."""
         self.remote: grpc.Server | None = None
@@ -81,7 +82,9 @@ class DeviceService(rpc.DeviceServerServicer):
         """Where they read what they do not reach here."""
         self._capability = capability
         self._gate = RendezvousGate()
-        self._factory = BackendFactory(daemon, capability.driver, self._gate, data_address)
+        self._factory = BackendFactory(
+            daemon, capability.driver, self._gate, data_address, own=own_collectives
+        )
         self._reporter = FaultReporter(daemon)
         self._guardian = guardian
         self._sender = Sender()
@@ -447,9 +450,11 @@ def _serve_other_hosts(service: DeviceService, address: str, identity: HostIdent
 def serve(
     socket: Path, device: str, daemon_socket: str, capability: Capability, proxyd: Identity, grace_s: float,
     data_address: str, identity: HostIdentity | None, shared: Path | None, *, exact: str = "off",
+    own_collectives: bool = False,
 ) -> None:  # fmt: skip
     """Run one device server until it is told to end, or its guardian finds that nobody needs it. Does not
-    return.  `exact`: what --exact says; on processors nothing is to be done for it.
+    return.  `exact`: what --exact says; on processors nothing is to be done for it.  `own_collectives`: see
+    backends.py.
     """
     _server.set_exact(exact)
     on_processors = capability.driver == "cpu"
@@ -461,7 +466,8 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for proxyd, which ends us in good order
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # sent to a stopped process when the spawner ends
     guardian = Guardian(socket, proxyd, grace_s)
-    service = DeviceService(daemon_channel(daemon_socket), capability, guardian, data_address)
+    channel = daemon_channel(daemon_socket)
+    service = DeviceService(channel, capability, guardian, data_address, own_collectives=own_collectives)
     service.device = device
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), options=MESSAGE_LIMIT)
     rpc.add_DeviceServerServicer_to_server(service, server)

@@ -113,6 +113,7 @@ def spawn(
             arguments.grace, arguments.data_address, _identity(arguments),
             Path(arguments.shared_directory) if arguments.shared_directory else None,
             exact=arguments.exact if gpus else "off",
+            own_collectives=arguments.own_collectives,
         )  # fmt: skip
     except BaseException as error:  # noqa: BLE001 - a fork must never return into the spawner's loop
         sys.stderr.write(f"understudy: a device server could not start: {error}\n")
@@ -138,11 +139,12 @@ def main() -> None:
     parser.add_argument("--host-name", default="", help="whose they are")
     parser.add_argument("--shared-directory", default="", help="on storage of all hosts; empty: none")
     parser.add_argument("--exact", required=True, help="which kernels GPUs may run, as proxyd's")
+    parser.add_argument("--own-collectives", action="store_true", help="on GPUs: our calls of NCCL")
     arguments = parser.parse_args()
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if arguments.driver == "cuda":
         os.environ.update(nccl_environment(arguments.data_interface))
-    from understudy.proxy_server.capability import DriverUnavailable, find_capability
+    from understudy.proxy_server.capability import DriverUnavailable, check_nccl, find_capability
 
     replay.die_with_parent(arguments.parent)  # the device servers it forked live on
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -165,6 +167,8 @@ def main() -> None:
             )
             sys.exit(2)
         capability, uuids = find_capability(arguments.driver)
+        if uuids and arguments.own_collectives:
+            check_nccl()
     except (DriverUnavailable, ImportError) as error:
         answer({"error": str(error)})
         sys.exit(2)

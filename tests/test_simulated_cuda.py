@@ -23,6 +23,9 @@ pytestmark = pytest.mark.drawn(2)
 DRIVER_LOST = 86
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
 SUSPECT = ("--drill", "driver-suspect rank=1 step=5 call=3")
+KINDS = ("pytorch", "own")
+EACH_KIND = pytest.mark.parametrize("collectives", KINDS)
+"""Of both the same is asked: of what stands for ProcessGroupNCCL, and of our own calls of NCCL."""
 OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}
 
 
@@ -54,7 +57,8 @@ def test_the_host_cannot_touch_its_memory() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "touches\n"), done.stderr
 
 
-@pytest.mark.drawn(2)
+@EACH_KIND
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -64,8 +68,8 @@ def test_the_host_cannot_touch_its_memory() -> None:
         ("end_behind_a_collective", ["[]", "True"]),
     ],
 )
-def test_nothing_counts_before_the_device_has_passed_it(case: str, said: list[str]) -> None:
-    done = does(case, "simulated_executor_cases.py")
+def test_nothing_counts_before_the_device_has_passed_it(collectives: str, case: str, said: list[str]) -> None:
+    done = does(case, "simulated_executor_cases.py", collectives)
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
@@ -104,7 +108,8 @@ def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
     assert done.stderr.count(told) == 1
 
 
-@pytest.mark.drawn(2)
+@EACH_KIND
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -113,8 +118,8 @@ def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
         ("groups_that_make_no_sense", ["True"] * 4),
     ],
 )
-def test_messages_of_a_group_start_together(case: str, said: list[str]) -> None:
-    done = does(case, "simulated_executor_cases.py")
+def test_messages_of_a_group_start_together(collectives: str, case: str, said: list[str]) -> None:
+    done = does(case, "simulated_executor_cases.py", collectives)
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
@@ -153,34 +158,40 @@ def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(cas
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
+@EACH_KIND
+@pytest.mark.drawn(4)
 def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_server_and_a_failed_call(
-    folder: Path,
+    collectives: str, folder: Path
 ) -> None:
     training = Training("char_gpt.py", 2, 8)
     drills = ("kill-server rank=1 step=4 call=200", "call-error rank=0 step=6 call=100")
-    done = training.run(folder / "run", proxied=True, drills=drills)
+    done = training.run(folder / "run", proxied=True, drills=drills, options=("--collectives", collectives))
     found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
     assert found == [("server-died", True), ("call-failed", True)]
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.drawn(2)
-def test_a_collective_that_hangs_on_the_device_is_told_as_one(folder: Path) -> None:
+@EACH_KIND
+@pytest.mark.drawn(4)
+def test_a_collective_that_hangs_on_the_device_is_told_as_one(collectives: str, folder: Path) -> None:
     """Also where connections have broken: the device says nothing of that, and goes on waiting."""
     training = Training("char_gpt.py", 2, 8)
     drills = ("collective-hang rank=1 step=4 call=200", "network-partition rank=0 step=6 call=60")
-    done = training.run(folder / "run", proxied=True, drills=drills)
+    done = training.run(folder / "run", proxied=True, drills=drills, options=("--collectives", collectives))
     found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
     assert found == [("collective-hung", True)] * 2
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.drawn(2)
-def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(folder: Path) -> None:
+@EACH_KIND
+@pytest.mark.drawn(4)
+def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(
+    collectives: str, folder: Path
+) -> None:
     """The server of rank 1 has died, and the next one stops before it comes to its first collective."""
     training = Training("char_gpt.py", 2, 8)
     drills = ("kill-server rank=1 step=4 call=20", "stop-server rank=1 step=4 call=100")
-    done = training.run(folder / "run", proxied=True, drills=drills)
+    done = training.run(folder / "run", proxied=True, drills=drills, options=("--collectives", collectives))
     found = [(one["fault"], one["recovered"]) for one in done.report["recoveries"]]
     assert found == [("server-died", True), ("server-stopped", True)]
     assert done.report["recoveries"][1]["restart_s"] < PARK_S  # rank 0 did not have to be killed
@@ -188,21 +199,34 @@ def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(fo
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.drawn(2)
-def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(folder: Path) -> None:
+@EACH_KIND
+@pytest.mark.drawn(4)
+def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(
+    collectives: str, folder: Path
+) -> None:
     """Longer than a server may take for a record."""
     command = proxied.torchrun(2, WORKLOADS / "late_rank.py", "12")
-    options = ("--devices", "cuda:2", "--hang-timeout", "8")
+    options = ("--devices", "cuda:2", "--hang-timeout", "8", "--collectives", collectives)
     done = proxied.run(command, folder=folder, options=options)
     assert (done.status, done.report["recoveries"]) == (0, []), done.output[-3000:]
 
 
-def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_other(folder: Path) -> None:
+@EACH_KIND
+@pytest.mark.drawn(4)
+def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_other(
+    collectives: str, folder: Path
+) -> None:
     """In batches: one by one they would, for good. Servers are killed at each call of a step with batches."""
     for ranks, calls in ((2, range(1, 19)), (3, range(2, 17, 5))):
         drills = [f"kill-server rank={i % ranks} step={2 + i} call={call}" for i, call in enumerate(calls)]
         steps = len(drills) + 4
-        options = ("--devices", f"cuda:{ranks}", *(word for one in drills for word in ("--drill", one)))
+        options = (
+            "--devices",
+            f"cuda:{ranks}",
+            "--collectives",
+            collectives,
+            *(word for one in drills for word in ("--drill", one)),
+        )
         command = proxied.torchrun(ranks, WORKLOADS / "batched_messages.py", str(steps))
         done = proxied.run(command, folder=folder, options=options, timeout_s=100)
         assert (done.status, done.output.count("right")) == (0, ranks), done.output[-3000:]
@@ -210,10 +234,21 @@ def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_
         assert all(recovered) and len(recovered) >= len(drills)
 
 
-def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recovery(folder: Path) -> None:
-    """It waits for one of them in another group, and comes to this one last."""
-    command = proxied.torchrun(3, WORKLOADS / "crossed_groups.py", "6")
-    options = ("--devices", "cuda:3", "--hang-timeout", "8", "--drill", "kill-server rank=1 step=3 call=3")
+@EACH_KIND
+@pytest.mark.drawn(4)
+def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recovery(
+    collectives: str, folder: Path
+) -> None:
+    """It waits for one of them in another group, and comes to this one last.
+
+    With our own calls the group has had messages only, by which all met: stood for, all meet for any message.
+    """
+    messages = ("--messages",) if collectives == "own" else ()
+    command = proxied.torchrun(3, WORKLOADS / "crossed_groups.py", "6", *messages)
+    options = (
+        "--devices", "cuda:3", "--collectives", collectives, "--hang-timeout", "8",
+        "--drill", "kill-server rank=1 step=3 call=3",
+    )  # fmt: skip
     done = proxied.run(command, folder=folder, options=options, timeout_s=100)
     assert (done.status, done.output.count("right")) == (0, 3), done.output[-3000:]
     assert [one["fault"] for one in done.report["recoveries"]] == ["server-died"]

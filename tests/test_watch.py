@@ -135,6 +135,17 @@ def test_a_server_that_waits_in_a_collective_is_not_judged_by_itself() -> None:
     assert server.watched(200)[0] is None
 
 
+def test_a_record_that_waited_for_a_late_peer_counts_from_where_the_peer_has_come() -> None:
+    """It is not over yet, and was waited for longer than it may take by itself."""
+    server = Server()
+    server.moves(tail=100, in_collective=True)
+    assert server.watched(2 * TIMEOUT_NS / SECOND)[0] is None
+    server.moves(in_collective=False)
+    found, after = server.watched(1000)
+    assert found is not None and not found.counts
+    assert 1 <= after < 1.2
+
+
 def test_a_recovery_may_let_a_server_stand_still_but_not_stop_it() -> None:
     server = Server()
     server.moves(tail=100)

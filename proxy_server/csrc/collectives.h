@@ -111,6 +111,7 @@ class Communicators {
     uint64_t sequence = 0;                       // collectives of all members
     std::map<uint64_t, uint64_t> peer_sequence;  // sends and receives with one peer
     std::map<uint64_t, uint64_t> sent;           // the sends among them
+    bool met_in_group = false;  // all members met for a group of messages, before any collective
     c10::intrusive_ptr<c10d::Backend> backend;
     std::set<std::optional<int64_t>> reached;  // by NCCL: all members (none is named), and single ones
     std::shared_ptr<Connecting> connecting;    // from its first use until there is a backend

@@ -35,6 +35,8 @@ void Communicators::start_group(BufferTable& table) {
     for (const Begun& begun : group->calls) begun.running->work = work;
   });
   c.newest.clear();
+  // As natively: where this is what a communicator is first used for by all, all of them have to call it.
+  if (c.sequence == 0) c.met_in_group = true;
   for (Begun begun : group->calls) {
     c.newest.push_back(begun.running->work);
     begun.in_flight.work = begun.running->work;

@@ -10,6 +10,7 @@
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/equivalents.h"
 #include "proxy_server/csrc/executor.h"
+#include "proxy_server/csrc/nccl/backend.h"
 #include "proxy_server/csrc/settings.h"
 #include "proxy_server/csrc/wider_types.h"
 #include "replay/csrc/torch_settings.h"
@@ -147,6 +148,22 @@ PYBIND11_MODULE(_server, m) {
   m.def(
       "try_device", [](const std::string& device) { understudy::server::try_device(c10::Device(device)); },
       py::arg("device"), Release(), "Raises what the driver says where it does not compute, or not right.");
+  m.def(
+      "nccl_version",
+      [] {
+        namespace nccl = understudy::server::nccl;
+        return nccl::version_text(nccl::library().version);
+      },
+      Release(),
+      "Of the library that own_collectives() calls; raises RuntimeError, a sentence, without one.");
+  m.def(
+      "own_collectives",
+      [](c10::intrusive_ptr<c10d::Store> store, int rank, int size, int64_t timeout_ms) {
+        return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<understudy::server::nccl::Backend>(
+            std::move(store), rank, size, std::chrono::milliseconds(timeout_ms)));
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout_ms"), Release(),
+      "A process group on GPUs by our own calls of NCCL; `timeout_ms`: for connecting to its members.");
   m.def("permit_reader", &permit_reader, py::arg("pid"),
         "Let that process read the memory of this one, where the kernel lets only ancestors; 0: none.");
   m.def(

@@ -195,16 +195,9 @@ class HostAgent:
         overhead, timing = self.settings.snapshot_overhead, self.settings.timing
         persistence = begin_persisting(job, self.settings.persist, self.spans, lambda: self.note(), timing)
         coordinator = self.coordinators[name] = Coordinator(
-            job,
-            placement,
-            keeps,
-            self.follow,
-            lambda: self.note(),
-            Restorer(persistence),
-            partial(self._decided, lead),
-            partial(self._store.forget_generations, name),
-            timing,
-        )
+            job, placement, keeps, self.follow, lambda: self.note(), Restorer(persistence),
+            partial(self._decided, lead), partial(self._store.forget_generations, name), timing,
+        )  # fmt: skip
         images = self.spans.images(job) if job.span is not None and self.spans is not None else None
         snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
         validations = self.validations[name] = ValidationSchedule(

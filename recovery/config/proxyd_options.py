@@ -37,6 +37,15 @@ class OfRuns:
             RECOVERY, "SHARE",
         ),
     ] = "1%"  # fmt: skip
+    collectives: Annotated[
+        Literal["pytorch", "own"],
+        option(
+            "--collectives",
+            "Whose calls of NCCL ranks on GPUs have: those of PyTorch's ProcessGroupNCCL, or our own, which "
+            "have never run on a GPU yet. Ranks on processors have Gloo.",
+            DEVICES,
+        ),
+    ] = "pytorch"
     hang_timeout: Annotated[
         str,
         option(

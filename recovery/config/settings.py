@@ -62,6 +62,8 @@ class Settings:
     optimizer_preimages: str = "on"
     exact: str = "on"
     """On GPUs: whether only kernels that give the same bits each time are taken."""
+    own_collectives: bool = False
+    """On GPUs: NCCL is called by us, and not by PyTorch's ProcessGroupNCCL."""
     validate_every: int = 1000
     hang_timeout_s: float = 300.0
     cpu_image_every_s: float = 0.0

@@ -45,8 +45,9 @@ log = structlog.get_logger()
 
 HISTORY_S = 2.0
 """How long the last lines of the history are waited for."""
-SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, str], list[str]]
-"""(proxyd's socket, runtime directory, driver, grace of device servers, network, exact) -> command."""
+SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, str, bool], list[str]]
+"""(proxyd's socket, runtime directory, driver, grace of device servers, network, exact, own collectives) ->
+command."""
 
 
 async def serve(
@@ -79,7 +80,7 @@ async def serve(
         network = data_network(settings.membership, must=leftovers is None)
         command = spawner_command(
             settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network,
-            settings.exact,
+            settings.exact, settings.own_collectives,
         )  # fmt: skip
         pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
         cleanup.push_async_callback(pool.stop)

@@ -39,7 +39,7 @@ REAPED_S = 1.0
 
 
 class GpuHealth:
-    """Of the GPUs of a host; of other devices, and without NVML, it knows nothing, and costs nothing."""
+    """What NVML tells of the GPUs of a host; of other devices, and without NVML, nothing, and at no cost."""
 
     def __init__(self, uuids: Sequence[str] = (), asked_s: float = ASKED_S, again_s: float = AGAIN_S) -> None:
         """`uuids`: of each device, by its index, as CUDA names it; empty: it has none, as a part by MIG."""

@@ -41,8 +41,9 @@ class Installation:
 
 
 def default_command(
-    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: str = "on"
-) -> list[str]:
+    socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: str = "on",
+    own_collectives: bool = False,
+) -> list[str]:  # fmt: skip
     """How the real spawner is started."""
     command = [*module_command("proxy_server.spawner")]
     return [
@@ -60,6 +61,7 @@ def default_command(
         "--exact",
         exact,
         *network.options,
+        *(["--own-collectives"] if own_collectives else []),
     ]
 
 

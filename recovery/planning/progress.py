@@ -128,8 +128,9 @@ class Progress:
                 self._steps.append(now_ns - self._step_began_ns)
                 self._longest_ns = self._longest_ns * 9 // 10
             self._step_began_ns = now_ns
-        if before is not None and before.cursor == position.cursor and before.pending:
-            return
+        left = before is not None and before.in_collective and not position.in_collective
+        if before is not None and before.cursor == position.cursor and before.pending and not left:
+            return  # a wait for peers that is over is progress: the record has just begun to take time
         if before is not None and before.pending and not before.in_collective:
             self._longest_ns = max(self._longest_ns, now_ns - self.since_ns)
         self.since_ns = now_ns

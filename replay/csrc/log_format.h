@@ -216,7 +216,6 @@ inline constexpr uint64_t kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kFr
 // flags<<24]; mode 0 (fresh) is followed by offset, storage bytes, sizes, strides; mode 1 = none.
 
 // ---- collectives
-// ---------------------------------------------------------------------------------------------
 enum class CollectiveKind : uint64_t {
   kBroadcast = 0,
   kAllReduce,
@@ -247,7 +246,6 @@ struct CollectiveHeader {
 };
 
 // ---- control page
-// --------------------------------------------------------------------------------------------
 enum class SessionState : uint32_t { kOpen = 0, kLost = 1, kClosed = 2 };
 enum class ErrorKind : uint32_t {
   kNone = 0,
@@ -472,7 +470,6 @@ struct ReplyHeader {
 };
 
 // ---- manifest of a commit (in `shadow`, or in `snapshot`)
-// ------------------------------------------------------------------------
 inline constexpr uint64_t kManifestMagic = 0x32534546494e414dull;     // "MANIFES2"
 inline constexpr uint64_t kOldManifestMagic = 0x31534546494e414dull;  // its digests are others
 inline constexpr uint64_t kNotShadowed = ~0ull;

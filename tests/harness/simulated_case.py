@@ -14,7 +14,7 @@ TESTS = Path(__file__).resolve().parent.parent
 
 
 def does(
-    case: str, script: str = "simulated_cuda_cases.py", **variables: str
+    case: str, script: str = "simulated_cuda_cases.py", *more: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """One case of a script in workloads/; it may end before it has removed its log.
 
@@ -25,6 +25,6 @@ def does(
     with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/dev/shm") as shared_memory:
         own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "UNDERSTUDY_SHARED_MEMORY": shared_memory}
         return subprocess.run(
-            [sys.executable, str(WORKLOADS / script), case],
+            [sys.executable, str(WORKLOADS / script), case, *more],
             env=os.environ | own | variables, capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip

@@ -13,6 +13,8 @@ from compiled_programs import program
 SITE = Path(__file__).resolve().parent.parent / "simulated_cuda_site"
 DRIVER = "simulated-cuda"
 """What UNDERSTUDY_TEST_DRIVER says for it."""
+NCCL = "simulated_nccl_library"
+"""The folder whose library own calls of NCCL find."""
 LAUNCH, SYNCHRONIZE, IN_STREAM, ALLOCATE = range(4)
 """Where an error can be made to come up."""
 
@@ -29,13 +31,13 @@ def environment(devices: int = 4) -> dict[str, str]:
     """
     library = program("libsimulated_cuda.so")
     program("simulated_nccl")
-    driver = program("simulated_driver")  # a folder with a libcuda.so.1
+    folders = [program(name) for name in ("simulated_driver", NCCL)]  # with libcuda.so.1 and libnccl.so.2
     return {
         "UNDERSTUDY_TEST_DRIVER": DRIVER,
         "SIMULATED_CUDA_LIBRARY": str(library),
         "SIMULATED_CUDA_DEVICES": str(devices),
         "PYTHONPATH": str(SITE),
-        "LD_LIBRARY_PATH": str(driver),
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
     }
 
 

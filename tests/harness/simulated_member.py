@@ -26,6 +26,8 @@ from understudy.proxy_server import _server  # noqa: E402
 
 LONG_S = 60.0
 COMMUNICATOR = 7
+OWN = sys.argv[2:] == ["own"]
+"""Whether collectives are our own calls of NCCL, those of the other rank, too."""
 OURS, THEIRS, SUM = (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0), (11.0, 12.0, 13.0, 14.0)
 """What this rank has, and what both have together: the other one brings 10 of each."""
 
@@ -35,7 +37,7 @@ class Member(Harness):
 
     def __init__(self, *, optimizer_preimages: bool = True, snapshot_bytes: int = 0) -> None:
         self.store = dist.HashStore()
-        self.peer: dist.ProcessGroup | None = None
+        self.peer: dist.ProcessGroup | OwnPeer | None = None
         self.joining: threading.Thread | None = None
         super().__init__(optimizer_preimages=optimizer_preimages, snapshot_bytes=snapshot_bytes)
         self.new(1, list(OURS))
@@ -53,19 +55,21 @@ class Member(Harness):
         store = dist.PrefixStore(f"{generation}/{uid}", self.store)
 
         def join() -> None:
-            self.peer = gloo(store, 1)
+            self.peer = OwnPeer(store) if OWN else gloo(store, 1)
             self.peer.allreduce([torch.zeros(1)]).wait()  # by which all members connect
 
         joining = threading.Thread(target=join, daemon=True)
         joining.start()
         self.joining = joining
+        if OWN:
+            return _server.own_collectives(store, rank, size, timeout_ms)
         return simulated_nccl.around(rank, size, lambda: gloo(store, rank))
 
     def all_reduce(self) -> None:
         header = [1, 0, 0, 0, 1, 0, 1, 0]  # kind, reduction, peer, tag, sequence, inputs, outputs, splits
         self.writer.append(COLLECTIVE, COMMUNICATOR, [*header, 1 | 6 << 8 | 1 << 16, 1, 0, 4, 1])
 
-    def other(self) -> dist.ProcessGroup:
+    def other(self) -> "dist.ProcessGroup | OwnPeer":
         """The other rank, connected."""
         self.wait(lambda: self.joining is not None, "did not connect")
         assert self.joining is not None
@@ -88,6 +92,35 @@ class Member(Harness):
         self.joining = None  # at the commit nothing had been connected yet
         self.executor.rebuild(1)
         self.executor.resume()
+
+
+class OwnPeer:
+    """The other rank by our own calls of NCCL, on a stream of its own; a call returns when it has ended."""
+
+    def __init__(self, store: dist.Store) -> None:
+        torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]  # asks for a CUDA build
+        self.group = _server.own_collectives(store, 1, 2, int(1000 * LONG_S))
+        self.stream = torch.Stream(device="cuda:0")
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> "OwnPeer":
+        with self.stream:
+            there = tensors[0].to("cuda:0")
+            self.group.allreduce([there]).wait()
+            tensors[0].copy_(there)
+        return self
+
+    def exchange(self, sent: torch.Tensor) -> torch.Tensor:
+        """Of one message each, in a group."""
+        with self.stream:
+            there, got = sent.to("cuda:0"), torch.empty(sent.shape, device="cuda:0")
+            self.group._start_coalescing()
+            self.group.send([there], 0, 0)
+            self.group.recv([got], 0, 0)
+            self.group._end_coalescing().wait()
+            return got.cpu()
+
+    def wait(self) -> None:
+        """It has ended."""
 
 
 def gloo(store: dist.Store, rank: int) -> dist.ProcessGroup:

@@ -1,6 +1,7 @@
 """Three ranks: in each step 0 and 1 exchange messages in the group of all, then 0 and 2 reduce in their own.
 
-After its first steps the group of all is used by 2 at the end alone.
+After its first call the group of all is used by 2 at the end alone. With `--messages` that call is a batch of
+messages as well, so that the group has had no collective before.
 """
 
 import sys
@@ -15,7 +16,13 @@ torch.cuda.set_device(rank)
 ends = dist.new_group([0, 2])
 weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
 optimizer = torch.optim.SGD([weight], lr=0.5)  # its steps are commits
-dist.all_reduce(torch.ones(1, device="cuda"))  # as a group's first call is to be one of all its ranks
+one = torch.ones(1, device="cuda")
+if "--messages" in sys.argv:  # as a group's first call is to be one of all its ranks
+    ring = [dist.P2POp(dist.isend, one, (rank + 1) % 3), dist.P2POp(dist.irecv, one.clone(), (rank + 2) % 3)]
+    for work in dist.batch_isend_irecv(ring):
+        work.wait()
+else:
+    dist.all_reduce(one)
 total = torch.zeros(4, device="cuda")
 for step in range(steps):
     mine = torch.full((4,), float(10 * rank + step), device="cuda")

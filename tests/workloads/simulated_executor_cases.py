@@ -2,7 +2,7 @@
 of it.
 
 With SIMULATED_CUDA_LIBRARY in the environment, which names it. Of the two ranks of its communicator the
-other one is a thread on the host, so that it comes when the case says so.
+other one is a thread, so that it comes when the case says so.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 import simulated_device
-from simulated_member import COMMUNICATOR, OURS, SUM, THEIRS, Member, in_background, library
+from simulated_member import COMMUNICATOR, OURS, SUM, THEIRS, Member, OwnPeer, in_background, library
 
 import torch  # isort: skip - behind the device
 from executor_harness import (  # isort: skip
@@ -134,6 +134,8 @@ class Correspondent(Member):
     def exchange(self) -> tuple[float, ...]:
         """The other rank does the same at once; answers what it got."""
         peer = self.other()
+        if isinstance(peer, OwnPeer):
+            return tuple(peer.exchange(torch.tensor(THEIRS)).tolist())
         got, receipts = [torch.empty(4)], [[torch.zeros(1, dtype=torch.uint8)] for _ in range(2)]
         for work in (peer.send([torch.tensor(THEIRS)], 0, 0), peer.recv(got, 0, 0)):
             work.wait()

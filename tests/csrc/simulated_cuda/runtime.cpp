@@ -212,8 +212,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::UNSAFE, device, 0);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
     static std::atomic<int64_t> next{0};
+    if (high_priority) return c10::Stream(c10::Stream::UNSAFE, device, own_stream_id());
     return c10::Stream(c10::Stream::UNSAFE, device, 1 + next++ % kPoolStreams);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
@@ -223,6 +224,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     const c10::Stream before = getStream(stream.device());
     streams_of_thread.at(static_cast<size_t>(stream.device_index())) = stream.id();
     return before;
+  }
+  void* getStreamNativeHandle(const c10::Stream of) const override {
+    return &stream(of.device_index(), of.id());
   }
   bool queryStream(const c10::Stream& of) const override {
     check(Place::kSynchronize);

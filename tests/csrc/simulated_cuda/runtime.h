@@ -18,7 +18,8 @@ int64_t current_stream_id(int device);
 // Where the calling thread enqueues now.
 Stream& current_stream();
 
-// Of a stream that nobody else is given: NCCL has one for each communicator.
+// Of a stream that nobody else is given: NCCL has one for each communicator. PyTorch's pool of high priority
+// gives out these, too.
 int64_t own_stream_id();
 
 // Whether an asynchronous copy may use that memory of the host after the call: it was allocated as pinned.

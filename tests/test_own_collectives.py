@@ -1,0 +1,117 @@
+"""Our own calls of NCCL (--collectives own): of a stand-in for its library, on a simulated CUDA device.
+
+What they share with PyTorch's is in test_simulated_cuda.py, under both. Nothing of it is a GPU's result.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import proxied
+import pytest
+import simulated_device
+from compiled_programs import BUILT, program
+from simulated_case import does
+from test_simulated_cuda import on_it
+
+from understudy.recovery.config.proxyd_settings import settings_of
+from understudy.recovery.host.spawner import default_command
+from understudy.recovery.membership.network.data_network import DataNetwork
+
+__all__ = ["on_it"]  # a fixture
+ABORTED = "NCCL's communicator was aborted"
+INSTEAD = "; install the CUDA build of PyTorch, which brings one, or leave out --collectives own"
+
+
+def said_by(case: str, **variables: str) -> list[str]:
+    done = does(case, "own_collective_cases.py", **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def with_nccl(folder: Path) -> str:
+    """LD_LIBRARY_PATH with another libnccl.so.2, or none."""
+    return os.pathsep.join([str(folder), os.environ["LD_LIBRARY_PATH"].partition(os.pathsep)[0]])
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize(("case", "ranks"), [("every_kind_of_two", 2), ("every_kind_of_three", 3)])
+def test_each_collective_has_the_result_that_it_is_to_have(case: str, ranks: int) -> None:
+    assert said_by(case) == [str([0] * ranks)]
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize(
+    ("library", "hangs"),
+    [
+        pytest.param(simulated_device.NCCL, "0", id="revoked"),
+        pytest.param(simulated_device.NCCL, "2", id="hangs"),
+        pytest.param("older_nccl_library", "0", id="aborted"),
+    ],
+)
+def test_what_is_aborted_ends_within_a_second_also_where_nothing_can_be_revoked(
+    library: str, hangs: str
+) -> None:
+    path = with_nccl(program(library))
+    said = said_by("aborted_amid_a_collective", LD_LIBRARY_PATH=path, SIMULATED_NCCL_HANG=hangs)
+    assert said == [ABORTED, "True True", "False"]
+
+
+@pytest.mark.parametrize("slowly", ["0", "30000"])
+def test_who_connects_to_a_peer_that_does_not_come_leaves_as_soon_as_it_is_aborted(slowly: str) -> None:
+    assert said_by("unanswered", SIMULATED_NCCL_INIT_MS=slowly) == ["False", ABORTED, "True True"]
+
+
+def test_a_group_that_is_given_up_does_first_what_it_was_asked_for() -> None:
+    assert said_by("given_up_amid_a_collective") == ["[0, 0]"]
+
+
+def test_a_peer_that_is_gone_is_told_in_the_words_of_nccl() -> None:
+    words = "NCCL: remote process exited or there was a network error"
+    assert said_by("peer_gone", SIMULATED_NCCL_TELLS="1") == ["True", words, "[0, 0]"]
+
+
+def test_what_nccl_does_not_have_is_refused_in_the_words_of_pytorch() -> None:
+    assert said_by("no_such_reduction") == [
+        "Cannot use ReduceOp.BAND with NCCL",
+        "Cannot use ReduceOp.AVG with boolean inputs",
+        "Input tensor data type is not supported for NCCL process group: Short",
+        "[0, 0]",
+    ]
+
+
+def test_a_library_that_is_missing_too_old_or_incomplete_is_one_sentence(folder: Path) -> None:
+    program("stand_in_nccl")
+    incomplete = BUILT / "stand_in_cuda"
+    (missing,) = said_by("version", LD_LIBRARY_PATH=with_nccl(folder))
+    assert missing.startswith("NCCL cannot be loaded (libnccl.so.2: ") and missing.endswith(INSTEAD)
+    assert said_by("version", SIMULATED_NCCL_VERSION="21602") == [
+        f"libnccl.so.2 is NCCL 2.16.2, and 2.18.1 or newer is needed{INSTEAD}"
+    ]
+    (incomplete_said,) = said_by("version", LD_LIBRARY_PATH=with_nccl(incomplete))
+    assert incomplete_said.startswith("libnccl.so.2 has no nccl") and incomplete_said.endswith(INSTEAD)
+
+
+def test_proxyd_says_at_its_start_that_it_finds_no_nccl(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", with_nccl(folder))
+    options = ("--devices", "cuda:1", "--collectives", "own")
+    done = proxied.run([sys.executable, "-c", ""], folder=folder, options=options, timeout_s=100)
+    assert done.status != 0
+    assert "NCCL cannot be loaded" in done.output and INSTEAD in done.output
+
+
+def test_pytorchs_calls_are_the_default_and_ours_reach_the_device_servers() -> None:
+    chosen = [settings_of(["--devices", "cuda:1", *more]) for more in ([], ["--collectives", "own"])]
+    assert [one.own_collectives for one in chosen] == [False, True]
+    commands = [
+        default_command(
+            one.socket, one.log_directory, "cuda", one.adoption_grace_s, DataNetwork(), one.exact,
+            one.own_collectives,
+        )
+        for one in chosen
+    ]  # fmt: skip
+    assert ["--own-collectives" in command for command in commands] == [False, True]
