@@ -26,6 +26,8 @@ from understudy.proxy_server import _server  # noqa: E402
 
 LONG_S = 60.0
 COMMUNICATOR = 7
+OTHER_GPU = "cuda:1"
+"""The other rank's: who waits for all that ours has to do must not wait for that, too."""
 OWN = sys.argv[2:] == ["own"]
 """Whether collectives are our own calls of NCCL, those of the other rank, too."""
 OURS, THEIRS, SUM = (1.0, 2.0, 3.0, 4.0), (5.0, 6.0, 7.0, 8.0), (11.0, 12.0, 13.0, 14.0)
@@ -100,11 +102,11 @@ class OwnPeer:
     def __init__(self, store: dist.Store) -> None:
         torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]  # asks for a CUDA build
         self.group = _server.own_collectives(store, 1, 2, int(1000 * LONG_S))
-        self.stream = torch.Stream(device="cuda:0")
+        self.stream = torch.Stream(device=OTHER_GPU)
 
     def allreduce(self, tensors: list[torch.Tensor]) -> "OwnPeer":
         with self.stream:
-            there = tensors[0].to("cuda:0")
+            there = tensors[0].to(OTHER_GPU)
             self.group.allreduce([there]).wait()
             tensors[0].copy_(there)
         return self
@@ -112,7 +114,7 @@ class OwnPeer:
     def exchange(self, sent: torch.Tensor) -> torch.Tensor:
         """Of one message each, in a group."""
         with self.stream:
-            there, got = sent.to("cuda:0"), torch.empty(sent.shape, device="cuda:0")
+            there, got = sent.to(OTHER_GPU), torch.empty(sent.shape, device=OTHER_GPU)
             self.group._start_coalescing()
             self.group.send([there], 0, 0)
             self.group.recv([got], 0, 0)
