@@ -32,8 +32,8 @@ class Pauses {
   std::chrono::microseconds next_{20};
 };
 
-// One that nothing else is queued on, as a rule: PyTorch has 32 of high priority, which it gives out in turns,
-// and beside communicators only a script's streams take any, four at most.
+// One that nothing else is queued on, as a rule: PyTorch has 32 of high priority, which it gives out in
+// turns, and beside communicators only a script's streams take any, four at most.
 c10::Stream new_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
