@@ -35,7 +35,7 @@ def test_streams_of_a_simulated_gpu_keep_what_events_say_and_no_other_order(
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
-def run(device: str, ranks: int, folder: Path, *drills: str, script: str = "streams.py") -> list[str]:
+def run(device: str, ranks: int, folder: Path, *drills: str, script: str) -> list[str]:
     folder.mkdir()
     options = ("--devices", f"{device}:{ranks}", *(word for drill in drills for word in ("--drill", drill)))
     command = proxied.torchrun(ranks, proxied.WORKLOADS / script)
@@ -45,19 +45,21 @@ def run(device: str, ranks: int, folder: Path, *drills: str, script: str = "stre
     return sorted(LOSS.findall(done.output))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("script", "ranks"), [("streams.py", 1), ("streams.py", 2), ("limited_gathers.py", 2)]
+)
 def test_a_training_with_streams_of_its_own_has_the_same_bits_everywhere_and_through_faults(
-    ranks: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, ranks: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill = f"kill-server rank={ranks - 1} step=4 call=40"
-    expected = run("cpu", ranks, folder / "cpu")
+    expected = run("cpu", ranks, folder / "cpu", script=script)
     assert len(expected) == 8 * ranks
-    assert run("cpu", ranks, folder / "cpu-killed", kill) == expected
+    assert run("cpu", ranks, folder / "cpu-killed", kill, script=script) == expected
     for name, value in (simulated_device.environment() | DELAYED).items():
         monkeypatch.setenv(name, value)
-    assert run("cuda", ranks, folder / "cuda") == expected
+    assert run("cuda", ranks, folder / "cuda", script=script) == expected
     suspect = "driver-suspect rank=0 step=6 call=20"
-    assert run("cuda", ranks, folder / "cuda-killed", kill, suspect) == expected
+    assert run("cuda", ranks, folder / "cuda-killed", kill, suspect, script=script) == expected
 
 
 def shard(device: str, folder: Path, *drills: str) -> list[str]:
