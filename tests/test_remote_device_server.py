@@ -51,7 +51,7 @@ class Served:
         me = str(os.getpid())
         self.spawner = subprocess.Popen(
             [*module_command("proxy_server.spawner"), "--daemon-socket", str(folder / "none"),
-             "--runtime", str(folder), "--driver", "cpu", "--parent", me, "--grace", "5",
+             "--runtime", str(folder), "--driver", "cpu", "--parent", me, "--grace", "5", "--exact", "off",
              "--data-address", "127.0.0.1", "--data-interface", "lo", *more],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip

@@ -15,8 +15,8 @@
 namespace understudy::server {
 namespace {
 
-constexpr uint64_t kAlignment = 512;      // bytes, as CUDA's own allocations
-constexpr uint64_t kBlockUnit = 2 << 20;  // bytes; the caching allocator takes no less for a large block
+constexpr uint64_t kPieceAlignment = 512;  // bytes, as CUDA's own allocations
+constexpr uint64_t kBlockUnit = 2 << 20;   // bytes; the caching allocator takes no less for a large block
 constexpr size_t kMostBlocks = 4;     // rows of pre-images that wait for the peers' floor, and a spare one
 constexpr uint64_t kSpareShare = 10;  // of the device's memory one part stays free when a block is taken
 constexpr uint64_t kFullShare = 20;   // with less than that part free the arena makes way
@@ -103,7 +103,7 @@ PreimageArena::PreimageArena(const Driver& driver)
     : driver_(driver), blocks_(std::make_shared<Blocks>()), away_for_(kFirstAwayFor) {}
 
 std::optional<c10::Storage> PreimageArena::take(uint64_t bytes) {
-  const uint64_t whole = rounded_up(bytes, kAlignment);
+  const uint64_t whole = rounded_up(bytes, kPieceAlignment);
   const std::lock_guard<std::mutex> lock(blocks_->mutex);
   for (Block& block : blocks_->all) {
     const auto offset = block.cut(whole);

@@ -19,7 +19,7 @@ namespace {
 
 using Tensors = Backend::Tensors;
 
-void need(bool condition) {
+void need_fit(bool condition) {
   if (!condition) throw LogError("a collective has tensors that do not fit together");
 }
 
@@ -58,7 +58,7 @@ Tensors parts_of(const at::Tensor& tensor, const std::vector<int64_t>& splits, i
 }  // namespace
 
 Backend::Started Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  need(tensors.size() == 1);
+  need_fit(tensors.size() == 1);
   const auto calls = [tensor = tensors[0], root = static_cast<int>(options.rootRank)](
                          const Library& nccl, Handle handle, DeviceStream stream) {
     check(nccl, nccl.broadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), count_of(tensor),
@@ -77,7 +77,7 @@ Backend::Started Backend::reduce_all(OpType type, const Tensors& tensors, const 
 }
 
 Backend::Started Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  need(tensors.size() == 1);
+  need_fit(tensors.size() == 1);
   return reduce_all(OpType::ALLREDUCE, tensors, options.reduceOp);
 }
 
@@ -87,7 +87,7 @@ Backend::Started Backend::allreduce_coalesced(Tensors& tensors,
 }
 
 Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  need(tensors.size() == 1);
+  need_fit(tensors.size() == 1);
   const auto calls = [tensor = tensors[0], op = options.reduceOp, root = static_cast<int>(options.rootRank)](
                          const Library& nccl, Handle handle, DeviceStream stream) {
     check(nccl, nccl.reduce(tensor.const_data_ptr(), tensor.mutable_data_ptr(), count_of(tensor),
@@ -97,12 +97,12 @@ Backend::Started Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& op
 }
 
 Backend::Started Backend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions&) {
-  need(outputs.size() == 1 && inputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()));
+  need_fit(outputs.size() == 1 && inputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()));
   const at::Tensor input = inputs[0];
   const Tensors parts = outputs[0];
   const auto own = static_cast<size_t>(getRank());
-  need(parts[own].numel() == input.numel());
-  for (const at::Tensor& part : parts) need(part.scalar_type() == input.scalar_type());
+  need_fit(parts[own].numel() == input.numel());
+  for (const at::Tensor& part : parts) need_fit(part.scalar_type() == input.scalar_type());
   if (!alike(parts)) {
     const auto calls = [input, parts, own](const Library& nccl, Handle handle, DeviceStream stream) {
       for (size_t i = 0; i < parts.size(); i++)
@@ -129,7 +129,7 @@ Backend::Started Backend::allgather(Lists& outputs, Tensors& inputs, const c10d:
 
 Backend::Started Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::AllgatherOptions&) {
-  need(output.scalar_type() == input.scalar_type() && output.numel() == input.numel() * getSize());
+  need_fit(output.scalar_type() == input.scalar_type() && output.numel() == input.numel() * getSize());
   const auto calls = [output, input](const Library& nccl, Handle handle, DeviceStream stream) {
     check(nccl, nccl.all_gather(input.const_data_ptr(), output.mutable_data_ptr(), count_of(input),
                                 type_of(input), handle, stream));
@@ -138,11 +138,11 @@ Backend::Started Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 }
 
 Backend::Started Backend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  need(inputs.size() == 1);
+  need_fit(inputs.size() == 1);
   const auto root = static_cast<int>(options.rootRank);
   Tensors parts;
   if (root == getRank()) {
-    need(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()));
+    need_fit(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()));
     parts = outputs[0];
   }
   const auto calls = [input = inputs[0], parts, root](const Library& nccl, Handle handle,
@@ -155,11 +155,11 @@ Backend::Started Backend::gather(Lists& outputs, Tensors& inputs, const c10d::Ga
 }
 
 Backend::Started Backend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
-  need(outputs.size() == 1);
+  need_fit(outputs.size() == 1);
   const auto root = static_cast<int>(options.rootRank);
   Tensors parts;
   if (root == getRank()) {
-    need(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()));
+    need_fit(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()));
     parts = inputs[0];
   }
   const auto calls = [output = outputs[0], parts, root](const Library& nccl, Handle handle,
@@ -172,12 +172,12 @@ Backend::Started Backend::scatter(Tensors& outputs, Lists& inputs, const c10d::S
 
 Backend::Started Backend::reduce_scatter(Tensors& outputs, Lists& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  need(outputs.size() == 1 && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()));
+  need_fit(outputs.size() == 1 && inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()));
   const at::Tensor output = outputs[0];
   const Tensors parts = inputs[0];
   const auto own = static_cast<size_t>(getRank());
-  need(parts[own].numel() == output.numel());
-  for (const at::Tensor& part : parts) need(part.scalar_type() == output.scalar_type());
+  need_fit(parts[own].numel() == output.numel());
+  for (const at::Tensor& part : parts) need_fit(part.scalar_type() == output.scalar_type());
   const auto op = options.reduceOp;
   if (!alike(parts)) {
     const auto calls = [output, parts, own, op](const Library& nccl, Handle handle, DeviceStream stream) {
@@ -205,7 +205,7 @@ Backend::Started Backend::reduce_scatter(Tensors& outputs, Lists& inputs,
 
 Backend::Started Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                const c10d::ReduceScatterOptions& options) {
-  need(output.scalar_type() == input.scalar_type() && input.numel() == output.numel() * getSize());
+  need_fit(output.scalar_type() == input.scalar_type() && input.numel() == output.numel() * getSize());
   const auto calls = [output, input, op = options.reduceOp](const Library& nccl, Handle handle,
                                                             DeviceStream stream) {
     check(nccl, nccl.reduce_scatter(input.const_data_ptr(), output.mutable_data_ptr(), count_of(output),
@@ -224,7 +224,7 @@ Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
   const auto size = static_cast<size_t>(getSize());
-  need(outputs.size() == size && inputs.size() == size);
+  need_fit(outputs.size() == size && inputs.size() == size);
   const auto calls = [outputs, inputs](const Library& nccl, Handle handle, DeviceStream stream) {
     for (size_t i = 0; i < inputs.size(); i++) {
       if (inputs[i].numel() != 0) send_to(nccl, inputs[i], static_cast<int>(i), handle, stream);

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kPatience{20};  // with what is queued on one that is given up
+constexpr std::chrono::seconds kEndPatience{20};  // with what is queued on one that is given up
 
 // Asks again and again: soon at first, as most calls are ready at once.
 class Pauses {
@@ -149,7 +149,7 @@ void Communicator::give_up() {
 
 void Communicator::end() {
   const c10::DeviceGuard guard(device_);
-  const auto until = steady_clock::now() + kPatience;
+  const auto until = steady_clock::now() + kEndPatience;
   const auto in_time = [&] { return steady_clock::now() < until; };
   for (Pauses pauses; !stream_.query() && in_time();) pauses.pause();
   for (Pauses pauses;; pauses.pause()) {
