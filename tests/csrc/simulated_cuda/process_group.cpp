@@ -21,7 +21,7 @@ using c10d::OpType;
 using c10d::ReduceOp;
 
 constexpr int kGarbage = 0xA5;
-constexpr std::chrono::milliseconds kSpins{4}, kPauses{6};
+constexpr std::chrono::milliseconds kSpins{4}, kPauses{6}, kLook{200};
 constexpr int kReceived = 1 << 20;  // added to the tag of a message: its receiver has it
 
 class Work final : public c10d::Work {
@@ -114,11 +114,31 @@ void ProcessGroup::abort() {
 
 void ProcessGroup::shutdown() { abort(); }
 
+// False if it was aborted. A call of Gloo's that begins just then may miss that, and wait for ever: it is
+// left behind, with what would wait for it.
+bool ProcessGroup::Shared::ends(const Started& work) const {
+  const OpType type = work->retrieveOpType();
+  if (type == OpType::SEND || type == OpType::RECV) return work->wait();  // it takes no second wait
+  for (;;) {
+    try {
+      return work->wait(kLook);
+    } catch (const std::exception&) {  // not yet, or it failed
+      if (work->isCompleted()) throw;
+      if (!aborted) continue;
+      static auto* const left_behind = new std::vector<std::pair<Started, Carrier>>;
+      static std::mutex left_behind_mutex;
+      const std::lock_guard<std::mutex> lock(left_behind_mutex);
+      left_behind->emplace_back(work, carrier);
+      return false;
+    }
+  }
+}
+
 // False if it was aborted.
 bool ProcessGroup::Shared::run(const Item& item) {
   try {
     if (aborted) return false;
-    if (const Started work = item.start(*carrier)) work->wait();
+    if (const Started work = item.start(*carrier); work && !ends(work)) return false;
     if (aborted) return false;
     item.finish();
     return true;

@@ -81,6 +81,7 @@ class ProcessGroup final : public c10d::Backend {
     Carrier carrier = {};  // once it is connected
     std::atomic<bool> aborted{false};
     bool run(const Item& item);
+    bool ends(const Started& work) const;
   };
   void connect();
   std::shared_ptr<Shared> shared_;
