@@ -417,3 +417,34 @@ def test_newest_snapshot_may_go_while_an_older_one_is_leased() -> None:
         h.synchronize()
         restart(h, taken(h, 3).commit.number)
         assert h.read(1) == payload(4, 2)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_what_a_rank_has_from_an_older_snapshot_is_copied_again_once_that_one_is_gone(fresh: bool) -> None:
+    """The newer one counts as soon as the rank, which was brought to the older one, goes on."""
+    with Harness(snapshot_bytes=LIMIT) as h:
+        h.new(1, [0, 0, 0, 0])
+        h.new(2, [1, 1, 1, 1])
+        order(h, 1)
+        h.commit()
+        h.synchronize()
+        older = taken(h, 1).commit.number
+        h.log.snapshot_floor = 1
+        h.commit()
+        h.add(1, 2)
+        order(h, 2)
+        h.commit()
+        h.synchronize()
+        taken(h, 2)
+        if fresh:
+            h.executor.detach()
+            h.executor = h.new_executor()
+        else:
+            h.executor.park()
+        h.executor.restore_snapshot(older)
+        h.log.snapshot_floor = 2
+        h.log.order_snapshot(3)
+        h.executor.resume()
+        assert h.read(1) == (1, 1, 1, 1)
+        restart(h, taken(h, 3).commit.number)
+        assert h.read(1) == (1, 1, 1, 1)

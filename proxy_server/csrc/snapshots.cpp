@@ -332,7 +332,8 @@ void Snapshots::forget_contents() {
   for (auto& [handle, b] : table_.buffers()) b.snapshot_version = ~0ull;
 }
 
-// The newest snapshot went before an older one that is leased: it was on storage first.
+// Not all of these went with an older snapshot than the newest: that one may be on storage alone, or be newer
+// than the one that the rank was brought to.
 void Snapshots::forget_lost_copies() {
   for (auto& [handle, b] : table_.buffers())
     if (!area_.holds(b.snapshot_offset)) b.snapshot_version = ~0ull;
@@ -355,7 +356,7 @@ void Snapshots::apply_floor() {
     area_.release(needed, leased);
     if (newest() == 0 && !making_)
       forget_contents();
-    else if (needed > newest())
+    else
       forget_lost_copies();
     released_ = needed;
     leased_ = leased;
