@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -295,7 +296,8 @@ OLD_ERRORS = "uncorrected 2"
 
 
 def _losses(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith("step ")]
+    """Their lines; what a device server says at the same time may stand on one of them."""
+    return re.findall(r"step \d+ -?0x[0-9a-f.]+p[+-]\d+", output)
 
 
 def _trained(folder: Path, devices: str, *words: str) -> proxied.Ended:
