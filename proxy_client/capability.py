@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Capability:
-    """Mirrors `Capability` of protos/control.proto."""
+    """Mirrors `Capability` of protos/common.proto."""
 
     driver: str = "cpu"
     device_name: str = "Understudy virtual device"

@@ -25,14 +25,15 @@ def _open_session(request: dict[str, object]) -> dict[str, object]:
     sys.path.insert(0, os.environ["UNDERSTUDY_HOME"])
     import grpc
 
-    from understudy.protos import control_pb2, control_pb2_grpc
+    from understudy.protos.daemon_pb2 import OpenSessionRequest
+    from understudy.protos.daemon_pb2_grpc import DaemonStub
     from understudy.recovery.machine.private_socket import NotOurs, is_answering
 
     socket = str(request.pop("socket"))
-    wanted = control_pb2.OpenSessionRequest(**request)
+    wanted = OpenSessionRequest(**request)
     options = [("grpc.max_reconnect_backoff_ms", 500)]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
-        stub = control_pb2_grpc.DaemonStub(channel)
+        stub = DaemonStub(channel)
         began = time.monotonic()
         reached = there = began
         while True:

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 
 MESSAGE_LIMIT = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 from understudy.proxy_server import _server
 from understudy.proxy_server.backends import ENVIRONMENT, BackendFactory
 from understudy.proxy_server.capability import Capability

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 from understudy.protos.lasting_channels import LASTING
 from understudy.proxy_server.host_identity import HostIdentity
 from understudy.proxy_server.state_chunks import NotAsAsked, Piece, chunks_of, take

@@ -18,7 +18,7 @@ import grpc
 import torch.distributed as dist
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 
 MOST_KEYS_AT_ONCE = 4096
 """Of one request (recovery/rendezvous/services.py)."""

@@ -22,7 +22,7 @@ from typing import Protocol
 import grpc
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 
 PIECE_BYTES = 2 << 20
 MOST_PARTS = 1024

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 from understudy.proxy_server.daemon_channel import daemon_channel
 
 

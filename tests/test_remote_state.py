@@ -18,7 +18,7 @@ import pytest
 from test_state_copy import Buffers, empty
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 from understudy.proxy_server import remote_state
 from understudy.proxy_server.host_identity import HostIdentity
 from understudy.proxy_server.remote_state import (

@@ -20,7 +20,7 @@ from executor_harness import PHASE, Harness
 from training_run import Training
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 from understudy.proxy_server.state_copy import (
     MOST_PARTS,
     PIECE_BYTES,

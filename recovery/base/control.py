@@ -1,4 +1,4 @@
-"""The control plane's messages and channels (protos/control.proto)."""
+"""The control plane's messages and channels (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from understudy.protos import control_pb2 as pb
-from understudy.protos import control_pb2_grpc as rpc
+from understudy.protos import services as rpc
 
 __all__ = [
     "OPTIONS",

@@ -1,6 +1,6 @@
 """What proxyd writes into its runtime directory, so that a successor can adopt its jobs should it die.
 
-A file of one header line, the SHA-256 of the rest, and a `Journal` (protos/control.proto).  It is replaced as
+A file of one header line, the SHA-256 of the rest, and a `Journal` (protos/journal.proto).  It is replaced as
 a whole (write, fsync, rename) and checked when it is read: whatever it says may be wrong, old or foreign.
 """
 

@@ -78,7 +78,7 @@ def pace_of(seconds: float) -> str:
 
 # ------------------------------------------------------------------ one rank
 def rank_lines(rank: Any) -> Iterator[Line]:
-    """All that is known of one; `rank`: control.proto's RankStatus."""
+    """All that is known of one; `rank`: RankStatus of protos/status.proto."""
     where = f"{rank.device} at {rank.host}" if rank.host else rank.device
     yield f"rank {rank.rank} of job {rank.job}: {rank.state} on {where}", rank.state != RUNNING
     for name, text in _facts(rank):

@@ -96,7 +96,7 @@ def ranks_table(ranks: Sequence[Any]) -> Table:
 
 
 def status_json(status: Any) -> dict[str, Any]:
-    """The same for programs, with the names of control.proto."""
+    """The same for programs, with the names of protos/status.proto."""
 
     def plain(message: Any) -> dict[str, Any]:
         return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}

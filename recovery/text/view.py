@@ -99,7 +99,7 @@ class View:
 
 
 def view_of(status: Any, now_ms: int) -> View:
-    """`status`: control.proto's; `now_ms`: this host's clock, since 1970."""
+    """`status`: that of protos/status.proto; `now_ms`: this host's clock, since 1970."""
     node = status.node
     ranks = defaultdict(list)
     for rank in status.ranks:

@@ -44,9 +44,6 @@ class HostsService(rpc.HostsServicer):  # type: ignore[misc]
         record = self._record()
         return pb.PingReply(host=record.name, cluster=self._cluster, instance=record.instance)
 
-    async def DescribeHost(self, request: Any, context: Any) -> pb.HostRecord:
-        return self._record()
-
     async def AskReach(self, request: Any, context: Any) -> pb.ReachReply:
         vote = await self._reach(request.host)
         answer = {True: "reached", False: "not reached", None: ""}[vote.reaches]
