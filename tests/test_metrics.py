@@ -89,6 +89,7 @@ def test_ranks_and_recoveries_are_told_and_counters_outlive_their_job(tmp_path: 
         running = scrape(port)
         assert running["understudy_step", "cpu:0"] == 3
         assert running["understudy_not_replayable", ""] == 0
+        assert running["understudy_recovery_under_way_seconds", ""] == 0
         run.terminate()
         run.communicate(timeout=60)
         ended = scrape(port)

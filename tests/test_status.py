@@ -191,6 +191,17 @@ def test_programs_get_the_names_of_the_protocol() -> None:
     assert status_json(status(rank(0)))["jobs"][0]["last"] is None
 
 
+def test_a_recovery_that_is_under_way_is_shown_with_its_stage_and_what_it_waits_for() -> None:
+    job = pb.JobStatus(name="j", stage="awaiting", stage_s=2.25, under_way_s=3.5, waits_for="host b")
+    told = status(rank(0, job="j"), jobs=[job])
+    notes = [note.text for note in view_of(told, NOW_MS).jobs[0].notes]
+    assert notes == [
+        "its ranks go back to a commit: awaiting for 2.2 s, 3.5 s in all", "a recovery waits: host b",
+    ]  # fmt: skip
+    (told_of_it,) = status_json(told)["jobs"]
+    assert (told_of_it["stage"], told_of_it["under_way_s"]) == ("awaiting", 3.5)
+
+
 def test_a_rank_is_asked_for_by_its_job_where_several_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {Path("/a"): status(rank(0)), Path("/b"): status(rank(0, job="other"))}
     monkeypatch.setattr(status_command, "all_status", lambda socket: found)

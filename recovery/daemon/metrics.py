@@ -18,6 +18,7 @@ from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.config.settings import BadInput, parse_address
 from understudy.recovery.state.counts import CopyCounts, LogCounts
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.recovery_progress import Stage
 
 log = structlog.get_logger()
 
@@ -70,6 +71,20 @@ OF_LOGS = {
     "failures": "Failures to store a log",
 }
 """Of each job's `stored_log`."""
+OF_JOB: Mapping[str, tuple[str, Callable[[Job], float]]] = {
+    "recovery_under_way_seconds": (
+        "Since the recovery or validation that is under way began; 0: none is",
+        lambda job: job.progress.under_way_s,
+    ),
+    "recovery_waits": (
+        "1 while a recovery waits for what has to come before it, as a host",
+        lambda job: bool(job.waits_for),
+    ),
+    "not_replayable": (
+        "1 if a validation showed that replay gives other bits",
+        lambda job: bool(job.not_replayable),
+    ),
+}
 
 MOST_JOBS = 100
 """Whose recoveries are counted, each with its labels; that many names of jobs a Prometheus can bear."""
@@ -175,11 +190,14 @@ class Metrics(Collector):
 
     async def _look(self) -> list[Metric]:
         jobs = list(self._jobs.values())
-        not_replayable = GaugeMetricFamily(
-            "understudy_not_replayable",
-            "1 if a validation showed that replay gives other bits",
-            labels=["job"],
-        )
+        of_job = {
+            name: GaugeMetricFamily(f"understudy_{name}", text, labels=["job"])
+            for name, (text, _) in OF_JOB.items()
+        }
+        stage = GaugeMetricFamily(
+            "understudy_recovery_stage", "1 for the stage of the recovery or validation that is under way",
+            labels=["job", "stage"],
+        )  # fmt: skip
         different = GaugeMetricFamily(
             "understudy_replies_different", "Replayed values that differ from those delivered before",
             labels=["job", "rank"],
@@ -194,7 +212,10 @@ class Metrics(Collector):
         }
         for job in jobs:
             self.absorb(job)
-            not_replayable.add_metric([job.name], bool(job.not_replayable))
+            for name, family in of_job.items():
+                family.add_metric([job.name], OF_JOB[name][1](job))
+            for one in Stage:
+                stage.add_metric([job.name, one.value], one is job.progress.stage)
             for number, count in job.replies_different().items():
                 different.add_metric([job.name, str(number)], count)
             for session in job.active_sessions():
@@ -203,7 +224,9 @@ class Metrics(Collector):
                     family.add_metric([job.name, rank, session.device], getattr(status, name))
                 for name, family in of_session.items():
                     family.add_metric([job.name, rank], OF_SESSION[name][1](session))
-        return [not_replayable, different, self._trouble(), *of_rank.values(), *of_session.values()]
+        return [
+            *of_job.values(), stage, different, self._trouble(), *of_rank.values(), *of_session.values(),
+        ]  # fmt: skip
 
     def _trouble(self) -> GaugeMetricFamily:
         since_ms = self._membership().trouble_since_ms

@@ -45,6 +45,7 @@ def recovery_entry(recovery: Any) -> dict[str, Any]:
     entry: dict[str, Any] = {name: getattr(recovery, name) for name in ("id", "at_ms", *_FACTS)}
     entry |= {name: round(getattr(recovery, name), 6) for name in _SPLIT}
     return entry | {
+        "stages": {name: round(seconds, 6) for name, seconds in recovery.stages.items()},
         "generation": recovery.generation,
         "copied_bytes": recovery.copied_bytes,
         "recovered": recovery.recovered,

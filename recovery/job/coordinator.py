@@ -17,7 +17,6 @@ from understudy.recovery.job.holding import hold, let_go
 from understudy.recovery.job.noticed import ENDED, Noticed
 from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.job.replayed_values import ReplayedValues
-from understudy.recovery.job.stages import Stage
 from understudy.recovery.job.validation_barrier import ValidationBarrier
 from understudy.recovery.persistence.restore.restorer import Restorer
 from understudy.recovery.planning.facts import SERVERS_SOUND, FaultFacts, FaultKind
@@ -39,6 +38,7 @@ from understudy.recovery.state.incidents import (
     with_tried,
 )
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.recovery_progress import Stage
 
 log = structlog.get_logger()
 
@@ -87,12 +87,11 @@ class Coordinator:
         self._tried: list[str] = []
         self._values = ReplayedValues(job)
         self._barrier = ValidationBarrier(job)
-        self._stage = Stage.PREPARING
 
     @property
     def restoring(self) -> bool:
         """Whether ranks are on their way to a common commit: floors must not move."""
-        return self._task is not None and self._stage in (Stage.PREPARING, Stage.RESTORING)
+        return self._job.progress.steers
 
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose: at the end of a minibatch that is validated."""
@@ -135,7 +134,7 @@ class Coordinator:
 
     def _repairs(self, generation: int) -> bool:
         """Whether the recovery on its way replaces communicators of that generation anyway."""
-        return generation < self._job.generation or self._stage is Stage.PREPARING
+        return generation < self._job.generation or self._job.progress.stage is Stage.PREPARING
 
     def call_failed(
         self, session: Session, generation: int, suspect: bool, message: str, record_index: int
@@ -324,7 +323,7 @@ class Coordinator:
             self._start()
 
     def _start(self) -> None:
-        self._stage = Stage.PREPARING if self._noticed.faults else Stage.GATHERING
+        self._job.progress.enter(Stage.PREPARING if self._noticed.faults else Stage.GATHERING)
         self._values.begin()
         self._taken_back = (0, frozenset())
         self._noticed.reach_as_far_as_now()
@@ -333,6 +332,7 @@ class Coordinator:
 
     def _recovered(self, task: asyncio.Task[None]) -> None:
         self._task = None
+        self._job.progress.end()
         if not task.cancelled() and task.exception() is not None:
             log.error("the recovery itself failed", job=self._job.name, exc_info=task.exception())
             for session in self._job.active_sessions():
@@ -351,7 +351,7 @@ class Coordinator:
 
     async def _deal_with_it(self) -> None:
         possible = bool(self._noticed.faults) or await self._can_validate()
-        self._stage = Stage.PREPARING
+        self._job.progress.enter(Stage.PREPARING)
         if not possible:
             self._noticed.keep([])
             return await self._release()
@@ -365,7 +365,7 @@ class Coordinator:
             try:
                 result = await self._attempt(rounds + 1)
             except RoundFailed as failure:
-                self._stage = Stage.PREPARING
+                self._job.progress.enter(Stage.PREPARING)
                 problem = str(failure)
                 log.warning("recovery round failed", job=self._job.name, attempt=rounds + 1, problem=problem)
                 for session in self._job.active_sessions():  # whoever wished to move it may try again
@@ -381,7 +381,7 @@ class Coordinator:
     async def _attempt(self, attempt: int) -> Result | None:
         """One plan carried out and replayed to the point of the fault; None if another fault came between."""
         self._interrupt.clear()
-        self._stage = Stage.RESTORING
+        self._job.progress.enter(Stage.AWAITING)
         concerned, _ = self._round.concerned(self._noticed.facts().ranks)
         self._forget(self._job.oldest_generation(), [session.rank for session in concerned])
         self._job.generation += 1
@@ -399,7 +399,7 @@ class Coordinator:
     async def _restore_and_replay(self) -> Result:
         self._known = len(self._noticed.faults)
         result = await self._round.run(self._noticed.facts(), self._tried)
-        self._stage = Stage.REPLAYING
+        self._job.progress.enter(Stage.REPLAYING)
         await self._replayed()
         return result
 
@@ -476,7 +476,7 @@ class Coordinator:
         compared, different = self._values.since()
         outcome = Outcome(
             plan_name, with_tried(reason, plan_name, self._tried), self._job.generation, copied, compared,
-            different, marks,
+            different, marks, self._job.progress.seconds(),
         )  # fmt: skip
         told = told_of(faults)
         self._noticed.echoes_do_not_count(faults, told)

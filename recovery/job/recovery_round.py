@@ -23,6 +23,7 @@ from understudy.recovery.planning.planner import FailRank, Plan, Reload, Rewind,
 from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.recovery_progress import Stage
 from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
@@ -113,11 +114,14 @@ class Round:
         sessions, _ = self.concerned(fault.ranks)
         for session in sessions:
             session.state = "recovering"
+        progress = self._job.progress
+        progress.enter(Stage.AWAITING)
         await self._placement.ready(sessions, bool(tried) or fault.kind in LINKS)
         self.begun = True
         for session in sessions:
             self._drop_source(session)
         survivors = [session for session in sessions if session.has_state]
+        progress.enter(Stage.PARKING)
         await self._let_steps_end(survivors)
         await all_of(self._park(session) for session in survivors)
         for session in survivors:
@@ -127,6 +131,7 @@ class Round:
                 # As if it had died: its state is of no commit, and none can be had from it.
                 log.info("a device server has no way back", job=self._job.name, rank=session.rank)
                 session.lacks_state = True
+        progress.enter(Stage.PLANNING)
         facts = self.facts(fault)  # without those whose program ended meanwhile
         if not {rank.rank for rank in facts.ranks} <= {session.rank for session in sessions}:
             raise RoundFailed("a rank has joined those that the fault concerns while they were parked")
@@ -139,13 +144,14 @@ class Round:
         )
         if fault.kind is not FaultKind.VALIDATION:  # which repairs nothing
             tried.append(chosen.name.value)
+        progress.enter(Stage.RECORDING)
         self._job.decision = _decision(self._job.generation, fault, chosen)
         await self._decided()
         for action in chosen.actions:
             if isinstance(action, FailRank):
                 self._job.sessions[action.rank].fail(action.message)
         concerned_ranks = [self._job.sessions[rank.rank] for rank in facts.ranks]
-        repaired = set() if fault.kind is FaultKind.VALIDATION else _repaired(chosen)
+        repaired = set() if fault.kind is FaultKind.VALIDATION else chosen.repaired
         if len(tried) <= 1:  # the first round of a fault
             self._repaired.clear()
         self._repaired |= repaired
@@ -169,6 +175,7 @@ class Round:
 
     async def _go_back(self, chosen: Plan, sessions: Sequence[Session]) -> Result:
         result = Result(chosen)
+        self._job.progress.enter(Stage.REPLACING)
         self._memory.clear()
         of_rank = {session.rank: session for session in sessions}
         restarts = [action for action in chosen.actions if isinstance(action, Restart)]
@@ -190,6 +197,7 @@ class Round:
             ]
         )
         result.attached_ns = time.monotonic_ns()
+        self._job.progress.enter(Stage.RESTORING)
         copied = await all_of(
             [
                 *(self._restore(of_rank, action) for action in restarts),
@@ -202,6 +210,7 @@ class Round:
         await all_of(self._placement.emptied(server) for server in self._ending)
         self._ending.clear()
         result.restored_ns = time.monotonic_ns()
+        self._job.progress.enter(Stage.REBUILDING)
         await all_of(self._rebuild(session) for session in sessions)
         await all_of(self._resume(session) for session in sessions)
         result.resumed_ns = time.monotonic_ns()
@@ -461,14 +470,6 @@ class Round:
 def policy(world: int, keeps_optimizer_preimages: bool) -> pb.Policy:
     """What a server keeps for recovery: nothing where no other rank could hold a replica."""
     return pb.Policy(protect=world > 1, optimizer_preimages=keeps_optimizer_preimages)
-
-
-def _repaired(chosen: Plan) -> set[int]:
-    """Ranks that the plan recovers: those that only go back as others do are not."""
-    for kind in (Restart, Reload, Rewind):
-        if ranks := {action.rank for action in chosen.actions if isinstance(action, kind)}:
-            return ranks
-    return set()
 
 
 def _decision(generation: int, fault: FaultFacts, chosen: Plan) -> pb.JournaledDecision:

@@ -108,6 +108,14 @@ class Plan:
         }
 
     @property
+    def repaired(self) -> set[int]:
+        """Ranks that it recovers: those that only go back as others do are not."""
+        for kind in (Restart, Reload, Rewind):
+            if ranks := {action.rank for action in self.actions if isinstance(action, kind)}:
+                return ranks
+        return set()
+
+    @property
     def replaced(self) -> frozenset[int]:
         """Ranks that get another server."""
         return frozenset(

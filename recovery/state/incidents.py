@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.base.control import pb
@@ -46,6 +46,8 @@ class Outcome:
     values_compared: int
     values_different: int
     marks: Sequence[int]
+    stages: Mapping[str, float]
+    """What each stage took, seconds, in all rounds."""
 
     @property
     def recovered(self) -> bool:
@@ -106,7 +108,7 @@ def entry_of(fault: Fault, outcome: Outcome) -> pb.Recovery:
         restart_s=spans[0], copy_s=spans[1], communicators_s=spans[2], replay_s=spans[3],
         total_s=max(0, points[-1] - fault.happened_ns) / 1e9,
         generation=outcome.generation, copied_bytes=outcome.copied_bytes, recovered=outcome.recovered,
-        evidence=fault.evidence, verified=outcome.verified,
+        evidence=fault.evidence, verified=outcome.verified, stages=outcome.stages,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from understudy.recovery.planning.facts import Phase, RankFacts
 from understudy.recovery.state.counts import CopyCounts, Ended, LogCounts, ScheduledDrill
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.pace import StepClock
+from understudy.recovery.state.recovery_progress import RecoveryProgress
 from understudy.recovery.state.server import Server, is_gpu
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span
@@ -296,6 +297,7 @@ class Job:
     """Where the two executions differed."""
     decision: pb.JournaledDecision | None = None
     """What is being done about a fault."""
+    progress: RecoveryProgress = field(default_factory=RecoveryProgress)
     waits_for: str = ""
     """What has to come before anything can be done about it; empty: nothing."""
     corruption: pb.JournaledCorruption | None = None
@@ -361,6 +363,8 @@ class Job:
         return pb.JobStatus(
             name=self.name, faults=counts.recovered, given_up=counts.given_up, moves=counts.moves,
             validations=self.validations, last=counts.last, waits_for=self.waits_for,
+            stage=self.progress.stage or "", stage_s=self.progress.in_stage_s,
+            under_way_s=self.progress.under_way_s,
         )  # fmt: skip
 
     def note_recovery(self, recovery: pb.Recovery) -> None:

@@ -114,7 +114,18 @@ def status_json(status: Any) -> dict[str, Any]:
 
 
 def _of_job(job: Any) -> dict[str, Any]:
-    told = {name: getattr(job, name) for name in ("name", "faults", "given_up", "moves", "validations")}
+    names = (
+        "name",
+        "faults",
+        "given_up",
+        "moves",
+        "validations",
+        "waits_for",
+        "stage",
+        "stage_s",
+        "under_way_s",
+    )
+    told = {name: getattr(job, name) for name in names}
     return told | {"last": recovery_entry(job.last) if job.HasField("last") else None}
 
 

@@ -143,12 +143,18 @@ def _job(name: str, ranks: Sequence[Any], told: Any, now_ms: int) -> JobView:
         max((rank.step for rank in ranks), default=0), statistics.median(paces) if paces else 0.0,
         told.faults if told is not None else 0, told.given_up if told is not None else 0,
         told.moves if told is not None else 0, told.validations if told is not None else 0,
-        last, tuple([*_waits(told), *notes_of(ranks)]),
+        last, tuple([*_under_way(told), *notes_of(ranks)]),
     )  # fmt: skip
 
 
-def _waits(told: Any) -> Iterator[Note]:
-    if told is not None and told.waits_for:
+def _under_way(told: Any) -> Iterator[Note]:
+    """A recovery or a validation, which may take long if something is wrong with it."""
+    if told is None:
+        return
+    if told.stage:
+        stage = f"{told.stage} for {told.stage_s:.1f} s, {told.under_way_s:.1f} s in all"
+        yield Note(f"its ranks go back to a commit: {stage}")
+    if told.waits_for:
         yield Note(f"a recovery waits: {told.waits_for}", bad=True)
 
 

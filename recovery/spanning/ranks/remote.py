@@ -12,14 +12,14 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from understudy.protos import device_server_pb2
+from understudy.protos.device_server_pb2 import DESCRIPTOR
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.state.server import Server
 
 Send = Callable[["RemoteProcess", signal.Signals], None]
 Steer = Callable[["RemoteServer", str, Any, float], Awaitable[Any]]
-_METHODS = device_server_pb2.DESCRIPTOR.services_by_name["DeviceServer"].methods_by_name
+_METHODS = DESCRIPTOR.services_by_name["DeviceServer"].methods_by_name
 
 
 class SteerFailed(grpc.RpcError):  # type: ignore[misc]
