@@ -66,7 +66,7 @@ def reap(*_: object) -> None:
             _statuses.pop(pid, None)  # of an older process of that number
             _statuses[pid] = os.waitstatus_to_exitcode(status)
             while len(_statuses) > MOST_STATUSES:
-                del _statuses[next(iter(_statuses))]
+                _statuses.pop(next(iter(_statuses)), None)  # reap() may come amid reap()
     except ChildProcessError:
         return
 

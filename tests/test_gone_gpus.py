@@ -56,10 +56,15 @@ class Pool:
     def __init__(self, devices: dict[str, Trial]) -> None:
         self._devices = devices
         self.retired: list[str] = []
-        self.leased: list[str] = []
-        """For which it keeps no server ready."""
+        self._leased: set[str] = set()
         self.crash = ""
         """What each server that ends has died of, by its own fault."""
+        self.asked_why = asyncio.Event()
+
+    @property
+    def leased(self) -> list[str]:
+        """For which it keeps no server ready."""
+        return sorted(self._leased)
 
     async def take(self, device: str) -> Any:
         async def tried(request: object, timeout: float) -> pb.TryDeviceReply:
@@ -71,13 +76,15 @@ class Pool:
         self.retired.append(server.device)
 
     async def crash_of(self, server: Any) -> str:
+        self.asked_why.set()
+        await asyncio.sleep(0 if self.crash else 1000)
         return self.crash
 
     def lease(self, device: str) -> None:
-        self.leased.append(device)
+        self._leased.add(device)
 
     def unlease(self, device: str, fill: bool = True) -> None:
-        self.leased.remove(device)
+        self._leased.discard(device)
 
 
 class Told(GpuHealth):
@@ -86,9 +93,23 @@ class Told(GpuHealth):
     def __init__(self, found: dict[int, Finding]) -> None:
         super().__init__()
         self.found = found
+        self.xids: dict[int, str] = {}
+        """Sentences of those that forbid the use of a device."""
+        self.newcomers: list[bool] = []
 
-    async def finding(self, index: int) -> Finding | None:
+    async def finding(self, index: int, newcomer: bool = False) -> Finding | None:
+        self.newcomers.append(newcomer)
         return self.found.get(index)
+
+    def unusable(self, index: int) -> str:
+        return self.xids.get(index, "")
+
+    def forget(self, index: int) -> None:
+        self.xids.pop(index, None)
+
+    def tell(self, index: int, sentence: str) -> None:
+        self.xids[index] = sentence
+        self.on_unusable(index)
 
 
 LOST = Finding(Severity.UNUSABLE, "NVML tells of it: it is lost")
@@ -101,7 +122,8 @@ class Node:
     def __init__(self, *trials: Trial, told: dict[int, Finding] | None = None) -> None:
         names = [f"cuda:{index}" for index in range(len(trials))]
         self.pool = Pool(dict(zip(names, trials, strict=True)))
-        self.leases = Leases(names, cast(Any, self.pool), Told(told or {}))
+        self.told = Told(told or {})
+        self.leases = Leases(names, cast(Any, self.pool), self.told)
         self.placement = Placement(cast(Any, self.pool), self.leases)
         job = SimpleNamespace(name="job", note_fired=lambda session: None, fired=lambda kind, rank: 0)
         dead = SimpleNamespace(device="its last one", process=Watched.gone(1, 1))
@@ -109,7 +131,6 @@ class Node:
             device="cuda:0", device_index=0, destination=None, on_gpu=True, rank=3, server=dead, job=job
         )
         self.session = cast(Session, session)
-        self.pool.lease(session.device)
         self.leases.hold(self.session)
 
     def replaced(self) -> str:
@@ -200,22 +221,80 @@ FELL_OFF = "NVML tells of it: Xid 79, it fell off the bus"
 def test_a_gpu_that_falls_off_the_bus_while_nobody_has_it_is_fenced() -> None:
     node = Node(_sound, _sound, _sound)
     for _ in range(2):
-        node.leases.health.on_unusable(1, FELL_OFF)
+        node.told.tell(1, FELL_OFF)
     assert (node.leases.fenced, node.leases.free()) == ({1: FELL_OFF}, [2])
     assert node.pool.leased == ["cuda:0", "cuda:1"]
     node.leases.lift(1)
     assert (node.leases.free(), node.pool.leased) == ([1, 2], ["cuda:0"])
 
 
-def test_a_gpu_that_falls_off_the_bus_is_fenced_behind_the_rank_that_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_that_falls_off_the_bus_is_fenced_behind_the_rank_that_has_it() -> None:
     node = Node(_sound)
-    monkeypatch.setattr(node.leases.health, "unusable", lambda index: FELL_OFF)
-    node.leases.health.on_unusable(0, FELL_OFF)
+    node.told.tell(0, FELL_OFF)
     assert node.leases.fenced == {}
     node.leases.release(node.session)
     assert (node.leases.fenced, node.pool.leased) == ({0: FELL_OFF}, ["cuda:0"])
+
+
+def test_a_gpu_that_falls_off_the_bus_is_fenced_when_its_rank_moves_away() -> None:
+    node = Node(_sound, _sound)
+    node.told.tell(0, FELL_OFF)
+    node.session.destination = 1
+    assert node.replaced() == "cuda:1"
+    node.leases.arrive(node.session)
+    assert (node.leases.fenced, node.leases.free()) == ({0: FELL_OFF}, [])
+    assert node.pool.leased == ["cuda:0", "cuda:1"]
+    assert node.told.newcomers == [True]  # what was counted there while others had it is not the rank's
+
+
+def test_a_gpu_that_falls_off_the_bus_while_a_session_opens_there_is_fenced_if_it_does_not() -> None:
+    node = Node(_sound, _sound)
+    with node.leases.claim(1):
+        node.told.tell(1, FELL_OFF)
+        assert (node.leases.fenced, node.pool.leased) == ({}, ["cuda:0", "cuda:1"])
+    assert (node.leases.fenced, node.pool.leased) == ({1: FELL_OFF}, ["cuda:0", "cuda:1"])
+
+
+def test_a_gpu_that_falls_off_the_bus_while_it_is_kept_is_fenced_if_nobody_comes() -> None:
+    node = Node(_sound, _sound)
+    node.leases.keep(1, node.session)
+    node.told.tell(1, FELL_OFF)
+    assert node.leases.fenced == {}
+    node.leases.let_go(1)
+    assert (node.leases.fenced, node.pool.leased) == ({1: FELL_OFF}, ["cuda:0", "cuda:1"])
+    node.leases.lift(1)
+    assert (node.leases.free(), node.pool.leased) == ([1], ["cuda:0"])
+
+
+def test_a_rank_does_not_move_to_a_gpu_that_nvml_says_is_lost_and_nobody_else_gets_it() -> None:
+    node = Node(_sound, _sound, told={1: LOST})
+    node.session.destination = 1
+    with pytest.raises(NoPlace, match=f"rank 3 did not move to cuda:1: {LOST.sentence}"):
+        node.replaced()
+    assert (node.session.device, node.leases.fenced) == ("cuda:0", {1: LOST.sentence})
+    assert node.leases.free() == []
+
+
+def test_what_a_gpu_tells_of_after_it_failed_in_a_drill_outlives_that() -> None:
+    node = Node(_sound, _sound)
+    node.session.job.fired = lambda kind, rank: 1
+    node.leases.fence(node.session, "a drill")
+    node.told.tell(0, FELL_OFF)
+    assert node.leases.move(node.session)
+    node.leases.lift_rehearsed("job")
+    assert node.leases.fenced == {0: FELL_OFF}
+    node.leases.lift_rehearsed("job")
+    assert node.leases.fenced == {0: FELL_OFF}
+
+
+def test_a_fenced_gpu_that_was_drained_as_well_gets_a_server_again_when_it_is_given_back() -> None:
+    node = Node(_sound, _sound)
+    node.leases.drain(1)
+    node.told.tell(1, FELL_OFF)
+    assert node.leases.fenced == {1: FELL_OFF}
+    node.leases.draining.discard(1)
+    node.leases.lift(1)
+    assert (node.leases.free(), node.pool.leased) == ([1], ["cuda:0"])
 
 
 @pytest.mark.parametrize(
@@ -263,6 +342,19 @@ def test_a_round_that_is_given_up_during_a_trial_leaves_no_server() -> None:
         node = Node(waits)
         replacing = asyncio.create_task(node.placement.replacement(node.session, keep_source=False))
         await tries.wait()
+        replacing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await replacing
+        return node
+
+    assert asyncio.run(run()).pool.retired == ["its last one", "cuda:0"]
+
+
+def test_a_round_that_is_given_up_while_a_server_is_asked_why_it_ended_leaves_no_server() -> None:
+    async def run() -> Node:
+        node = Node(_dies)
+        replacing = asyncio.create_task(node.placement.replacement(node.session, keep_source=False))
+        await node.pool.asked_why.wait()
         replacing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await replacing

@@ -211,7 +211,7 @@ def test_an_xid_that_comes_is_told_of_its_gpu_alone_and_outlives_the_next_rank_t
 
     async def scene(health: GpuHealth) -> None:
         unusable: list[int] = []
-        health.on_unusable = lambda index, reason: unusable.append(index)
+        health.on_unusable = lambda index: unusable.append(index)
         assert await health.finding(0) is None  # that one came before
         gpus.tell(ONE, "xid 95", "xid 31", "xid 94", "xid 79")
         found = await _until_found(health, 0)

@@ -106,11 +106,11 @@ def test_proxyd_says_at_its_start_that_it_finds_no_nccl(
 
 def test_pytorchs_calls_are_the_default_and_ours_reach_the_device_servers() -> None:
     chosen = [settings_of(["--devices", "cuda:1", *more]) for more in ([], ["--collectives", "own"])]
-    assert [one.own_collectives for one in chosen] == [False, True]
+    assert [one.collectives for one in chosen] == ["pytorch", "own"]
     commands = [
         default_command(
             one.socket, one.log_directory, "cuda", one.adoption_grace_s, DataNetwork(), one.exact,
-            one.own_collectives,
+            one.collectives,
         )
         for one in chosen
     ]  # fmt: skip

@@ -343,12 +343,10 @@ class HostAgent:
             raise Refused(f"the worker (pid {request.worker_pid}) has ended already") from None
         directory = self.runtime.rank_directory(job.name, request.rank, job.openings)
         job.openings += 1
-        self._pool.lease(device)
         try:
             made = make_log(directory, request, self.settings)
             server = await self._pool.take(device)
         except (SpawnerError, replay.LogError) as problem:
-            self._pool.unlease(device)
             worker.close()
             shutil.rmtree(directory, ignore_errors=True)
             raise Refused(str(problem)) from problem
@@ -482,6 +480,7 @@ class HostAgent:
                 keeper.cancel()
             job.note_end(message, job.report())
         await self._background.cancel()
+        await self.leases.health.close()
         self._early_notice.close()
 
 

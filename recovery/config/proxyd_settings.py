@@ -67,7 +67,7 @@ def settings_from(given: ProxydOptions) -> Settings:
         snapshot_bytes=_area_bytes(given.snapshot_limit, "--snapshot-limit", devices),
         optimizer_preimages=given.optimizer_preimages,
         exact=given.exact,
-        own_collectives=given.collectives == "own",
+        collectives=given.collectives,
         validate_every=given.validate_every,
         hang_timeout_s=parse_seconds(given.hang_timeout, "--hang-timeout"),
         persist=_persistence(given),

@@ -61,9 +61,9 @@ class Settings:
     snapshot_bytes: int = AREA_BYTES
     optimizer_preimages: str = "on"
     exact: str = "on"
-    """On GPUs: whether only kernels that give the same bits each time are taken."""
-    own_collectives: bool = False
-    """On GPUs: NCCL is called by us, and not by PyTorch's ProcessGroupNCCL."""
+    """On GPUs: off; on, only kernels that give the same bits each time; strict, NCCL in one way, too."""
+    collectives: str = "pytorch"
+    """On GPUs: who calls NCCL: pytorch, its ProcessGroupNCCL; own, we do."""
     validate_every: int = 1000
     hang_timeout_s: float = 300.0
     cpu_image_every_s: float = 0.0
@@ -87,6 +87,14 @@ class Settings:
     def keeps_optimizer_preimages(self) -> bool:
         """Pre-images inside the optimizer step, as long as the device has memory for them."""
         return self.optimizer_preimages == "on"
+
+    @property
+    def gpu_ways(self) -> dict[str, str]:
+        """What all ranks of a job must have alike, or their results differ or they do not meet."""
+        on_gpus = self.devices.kind == "cuda"
+        return {
+            "exact": self.exact if on_gpus else "", "collectives": self.collectives if on_gpus else "",
+        }  # fmt: skip
 
     @property
     def keeps_snapshots(self) -> bool:

@@ -80,13 +80,13 @@ async def serve(
         network = data_network(settings.membership, must=leftovers is None)
         command = spawner_command(
             settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network,
-            settings.exact, settings.own_collectives,
+            settings.exact, settings.collectives,
         )  # fmt: skip
         pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
         cleanup.push_async_callback(pool.stop)
         held = {session.device_index for session in _sessions(leftovers)}
-        drained = set(leftovers.journal.draining) if leftovers is not None else set()
-        for index in held | drained:
+        barred = {*leftovers.journal.draining, *leftovers.journal.fenced} if leftovers is not None else set()
+        for index in held | barred:
             pool.lease(settings.devices.names[index])
         starting = asyncio.create_task(pool.start())
         stopping = asyncio.create_task(stop.wait())

@@ -21,6 +21,7 @@ def describe_node(agent: HostAgent, pool: ServerPool) -> pb.Node:
         ],
         capability=agent.installation.capability,
         spares=pool.spares(),
+        **agent.settings.gpu_ways,
     )
 
 

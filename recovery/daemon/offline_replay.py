@@ -129,7 +129,6 @@ async def _replay(reach: Reach) -> Replayed:
         laid = {rank: _session(job, reach, rank, devices[rank], runtime) for rank in sorted(reach.ranks)}
         serial = reach.stored.serial + 1
         for session in job.sessions.values():
-            pool.lease(session.device)
             session.log.order_snapshot(serial, reach.step)
         leases = Leases(devices, pool)
         for session in job.sessions.values():

@@ -2,7 +2,7 @@
 
 proxyd itself never calls NVML: its calls may block for ever on a sick GPU, and crash.  A process of its own
 does (`machine/nvml.py`), and is ended if it takes too long.  That NVML does not answer is no verdict, as a
-driver that initialises eight GPUs is slow, too; the server that tries the device decides (`homes.py`).
+driver that initialises eight GPUs is slow, too; the server that tries the device decides (`placement.py`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class GpuHealth:
         self._xids: dict[int, list[int]] = {}
         self._tasks = BackgroundTasks("GPU health")
         self._absent = ""
-        self.on_unusable: Callable[[int, str], None] = lambda index, reason: None
-        """Called with a device that no server may have before it is reset, and the sentence that says why."""
+        self.on_unusable: Callable[[int], None] = lambda index: None
+        """Called with a device that no server may have before it is reset: `unusable` says why."""
         self.followed = asyncio.Event()
         """Xids that come from here on are noticed."""
 
@@ -62,20 +62,19 @@ class GpuHealth:
         without = [f"cuda:{index}" for index, uuid in enumerate(self._uuids) if not uuid]
         if without:
             log.info("NVML is not asked about parts of GPUs", devices=without)
-        try:
-            while await self._follow():
-                await asyncio.sleep(self._again_s)
-        finally:
-            await self._tasks.cancel()
+        while await self._follow():
+            await asyncio.sleep(self._again_s)
+
+    async def close(self) -> None:
+        """Nothing is asked any more."""
+        await self._tasks.cancel()
 
     def begin(self, index: int) -> None:
         """A rank has come to a device: what is counted there by now is not its affair."""
         if not self._uuid(index):
             return
         self._before.pop(index, None)
-        self._xids[index] = [
-            xid for xid in self._xids.get(index, ()) if XIDS.get(xid, (None,))[0] is Severity.UNUSABLE
-        ]
+        self._xids[index] = self._lasting(index)
         self._tasks.start(self._begin(index))
 
     def forget(self, index: int) -> None:
@@ -85,16 +84,25 @@ class GpuHealth:
 
     def unusable(self, index: int) -> str:
         """Why no server may have a device before it is reset, as far as its Xids tell; empty: none does."""
-        found = judge(None, None, self._xids.get(index, ()))
-        return found.sentence if found is not None and found.severity is Severity.UNUSABLE else ""
+        found = judge(None, None, self._lasting(index))
+        return found.sentence if found is not None else ""
 
-    async def finding(self, index: int) -> Finding | None:
-        """What tells against a device where a server has failed."""
+    async def finding(self, index: int, newcomer: bool = False) -> Finding | None:
+        """What tells against a device where a server has failed.
+
+        `newcomer`: against one to which a rank is to come; what it told of until now was others' affair.
+        """
         now = await self._read(index)
+        if newcomer:
+            return judge(None, now, self._lasting(index))
         found = judge(self._before.get(index), now, self._xids.get(index, ()))
         if now is not None:
             self._before.setdefault(index, now)
         return found
+
+    def _lasting(self, index: int) -> list[int]:
+        """The Xids of a device that only a reset ends."""
+        return [xid for xid in self._xids.get(index, ()) if XIDS[xid][0] is Severity.UNUSABLE]
 
     def _uuid(self, index: int) -> str:
         return self._uuids[index % len(self._uuids)] if self._uuids and not self._absent else ""
@@ -161,7 +169,7 @@ class GpuHealth:
         xid, uuid = message.get("xid"), message.get("uuid")
         if not isinstance(xid, int) or uuid not in self._uuids:
             return
-        severity, words = XIDS.get(xid, (None, "of the program, or no matter"))
+        severity, words = XIDS.get(xid, (None, "of the program, or not judged"))
         tell = log.info if severity is None else log.warning
         for index in (index for index, one in enumerate(self._uuids) if one == uuid):
             tell("a GPU tells of an Xid", device=f"cuda:{index}", xid=xid, means=words)
@@ -169,7 +177,7 @@ class GpuHealth:
             if severity is not None and xid not in known:
                 known.append(xid)
             if severity is Severity.UNUSABLE:
-                self.on_unusable(index, self.unusable(index))
+                self.on_unusable(index)
 
 
 async def _messages(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:

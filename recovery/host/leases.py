@@ -22,7 +22,7 @@ class Leases:
         self._names = names
         self._pool = pool
         self.health = health or GpuHealth()
-        self.health.on_unusable = self._found_unusable
+        self.health.on_unusable = self.tell_pool
         self._holders: dict[int, Session] = {}
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
@@ -49,6 +49,7 @@ class Leases:
     def let_go(self, index: int) -> None:
         """Keeps a device no longer."""
         self._kept.pop(index, None)
+        self.tell_pool(index)
 
     def index(self, name: str) -> int:
         """The index of a device; raises Refused if there is none of that name."""
@@ -87,39 +88,47 @@ class Leases:
         if index in self._claimed:
             raise Refused(f"{self._names[index]} is being leased to another job")
         self._claimed.add(index)
+        self.tell_pool(index)
         try:
             yield
         finally:
             self._claimed.discard(index)
+            self.tell_pool(index)
 
     def hold(self, session: Session) -> None:
         """The session has its device from here on."""
         self._holders[session.device_index] = session
         self.health.begin(session.device_index)
+        self.tell_pool(session.device_index)
 
     def release(self, session: Session) -> None:
         """The session has ended."""
         if self._holders.get(session.device_index) is session:
             del self._holders[session.device_index]
-        if unusable := self.health.unusable(session.device_index):
-            self.fenced.setdefault(session.device_index, unusable)
-        if not self._barred(session.device_index):
-            self._pool.unlease(session.device)
+        self.tell_pool(session.device_index)
 
     def drain(self, index: int) -> None:
         """Nobody new gets it."""
-        if index not in self._holders and not self._barred(index):
-            self._pool.lease(self._names[index])
         self.draining.add(index)
+        self.tell_pool(index)
 
     def undrain(self, index: int) -> None:
         """Whoever comes may have it again."""
         self.draining.discard(index)
-        if index not in self._holders and not self._barred(index):
-            self._pool.unlease(self._names[index])
+        self.tell_pool(index)
 
-    def _barred(self, index: int) -> bool:
-        return index in self.fenced or index in self.draining
+    def tell_pool(self, index: int, fill: bool = True) -> None:
+        """A server is kept ready for a device while somebody could get it: to be called when that may change.
+
+        One that nobody has is fenced if its Xids forbid its use.
+        """
+        taken = index in self._holders or index in self._claimed
+        if not taken and index not in self._kept and (unusable := self.health.unusable(index)):
+            self.fenced.setdefault(index, unusable)
+        if taken or index in self.fenced or index in self.draining:
+            self._pool.lease(self._names[index])
+        else:
+            self._pool.unlease(self._names[index], fill)
 
     def fence(self, session: Session, reason: str) -> None:
         """Its device has failed."""
@@ -129,26 +138,26 @@ class Leases:
         if session.job.fired("device-gone", session.rank) > list(self._rehearsed.values()).count(struck):
             self._rehearsed[session.device_index] = struck
 
-    def _found_unusable(self, index: int, reason: str) -> None:
-        """Nobody new gets it; of the one who has it, the next server that is needed there tells."""
-        if index in self._holders or index in self._claimed:
-            return
-        if not self._barred(index):
-            self._pool.lease(self._names[index])
+    def fence_free(self, index: int, reason: str) -> None:
+        """A device that nobody has cannot be used."""
         self.fenced.setdefault(index, reason)
+        self.tell_pool(index)
 
     def lift(self, index: int) -> None:
         """A device that had failed is sound again, as somebody says."""
         del self.fenced[index]
         self._rehearsed.pop(index, None)
         self.health.forget(index)
-        if index not in self._holders and not self._barred(index):
-            self._pool.unlease(self._names[index])
+        self.tell_pool(index)
 
     def lift_rehearsed(self, job: str) -> None:
         """What failed only because `job` was to rehearse that."""
         for index in [index for index, (name, _) in self._rehearsed.items() if name == job]:
-            self.lift(index)
+            if unusable := self.health.unusable(index):  # that it tells of since is no rehearsal
+                self.fenced[index] = unusable
+                del self._rehearsed[index]
+            else:
+                self.lift(index)
 
     def is_homeless(self, session: Session) -> bool:
         """Whether it needs another device, and none is kept for it."""
@@ -172,6 +181,5 @@ class Leases:
         session.device_index, session.device, session.destination = index, self._names[index], None
         self._holders[index] = session
         self.health.begin(index)
-        self._pool.lease(session.device)
-        if not self._barred(left):
-            self._pool.unlease(self._names[left], fill=False)
+        self.tell_pool(index)
+        self.tell_pool(left, fill=False)

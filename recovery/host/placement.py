@@ -107,7 +107,7 @@ class Placement:
         """A ready server on a device that may be used, or why it may not.  Raises NoPlace."""
         wished = session.destination
         index = session.device_index if wished is None else wished
-        asked = asyncio.ensure_future(self._leases.health.finding(index))
+        asked = asyncio.ensure_future(self._leases.health.finding(index, newcomer=wished is not None))
         server, problem = None, ""
         try:
             server, problem = await self._computing(session, device)
@@ -127,6 +127,8 @@ class Placement:
             return server, problem
         if found.severity is Severity.UNUSABLE or wished is not None or self._leases.free():
             self._pool.retire(server)
+            if found.severity is Severity.UNUSABLE and wished is not None:
+                self._leases.fence_free(wished, found.sentence)
             return None, found.sentence
         log.warning("a GPU is used on, as no other is free", device=device, reason=found.sentence)
         return server, ""
@@ -169,8 +171,10 @@ class Placement:
             raise
         except grpc.RpcError as problem:
             if not ran_out(problem):
-                crash = await self._pool.crash_of(server)
-                self._pool.retire(server)
+                try:
+                    crash = await self._pool.crash_of(server)
+                finally:
+                    self._pool.retire(server)
                 if crash:
                     raise _Crashed(crash) from problem
                 raise NoPlace(

@@ -43,7 +43,8 @@ class ServerPool:
         self._runtime = runtime
         self._command = command
         self._spawner = Spawner(command)
-        self._free = Counter(_affinity(device) for device in devices)
+        self._devices = tuple(devices)
+        self._leased: set[str] = set()
         self._ready: dict[str, list[Server]] = {_affinity(device): [] for device in devices}
         self._starting: Counter[str] = Counter()
         self._awaited: Counter[str] = Counter()
@@ -70,7 +71,7 @@ class ServerPool:
 
     def spares(self) -> int:
         """Ready servers beyond one for every free device."""
-        return max(0, self.ready() - sum(self._free.values()))
+        return max(0, self.ready() - len(self._devices) + len(self._leased))
 
     def a_spare(self, device: str) -> Server | None:
         """A ready server that would fit `device`, if there is one."""
@@ -121,12 +122,12 @@ class ServerPool:
         self._servers.add(server)
 
     def lease(self, device: str) -> None:
-        """A session holds `device`: the pool need not keep a server for it any more."""
-        self._free[_affinity(device)] -= 1
+        """Nobody could get `device`: the pool need not keep a server for it."""
+        self._leased.add(device)
 
     def unlease(self, device: str, fill: bool = True) -> None:
-        """`device` is free again."""
-        self._free[_affinity(device)] += 1
+        """`device` is free."""
+        self._leased.discard(device)
         if fill:
             self.fill()
 
@@ -162,7 +163,8 @@ class ServerPool:
         return signal.Signals(-status).name if status is not None and -status in CRASHES else ""
 
     def _wanted(self, affinity: str) -> int:
-        return max(0, self._free[affinity]) + self._spares + self._awaited[affinity]
+        free = sum(_affinity(one) == affinity and one not in self._leased for one in self._devices)
+        return free + self._spares + self._awaited[affinity]
 
     def fill(self) -> None:
         """Start what is missing."""

@@ -42,7 +42,7 @@ class Installation:
 
 def default_command(
     socket: Path, runtime: Path, driver: str, grace_s: float, network: DataNetwork, exact: str = "on",
-    own_collectives: bool = False,
+    collectives: str = "pytorch",
 ) -> list[str]:  # fmt: skip
     """How the real spawner is started."""
     command = [*module_command("proxy_server.spawner")]
@@ -61,7 +61,7 @@ def default_command(
         "--exact",
         exact,
         *network.options,
-        *(["--own-collectives"] if own_collectives else []),
+        *(["--own-collectives"] if collectives == "own" else []),
     ]
 
 

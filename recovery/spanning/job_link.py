@@ -27,7 +27,7 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
 
     async def JoinJob(self, request: Any, context: Any) -> pb.JoinJobReply:
         try:
-            return await self._spans.take_in(self._spans.led(request), caller(context), request.hosts)
+            return await self._spans.take_in(self._spans.led(request), caller(context), request)
         except NotAdmitted as problem:
             return pb.JoinJobReply(error=str(problem))
 

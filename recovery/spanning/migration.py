@@ -164,7 +164,6 @@ class Migration:
         if not free:
             raise Refused(f"host {self._here} has no free device")
         index = next((index for index in free if names[index] == wished), free[0])
-        self._pool.lease(names[index])
         return index, names[index]
 
 

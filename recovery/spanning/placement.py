@@ -200,6 +200,8 @@ class SpanningPlacement(Placement):
         try:
             return await self._lead.replace(session, keep_source)
         except SteerFailed as problem:
+            if problem.homeless:
+                self._fenced.add((session.host, session.device_index))
             raise NoPlace(f"rank {session.rank} got no new device server: {problem.details()}") from problem
 
     def could_serve(self, source: Server, session: Session) -> bool:

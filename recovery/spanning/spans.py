@@ -83,7 +83,7 @@ class Spans:
         self._pool = pool
         self._membership = membership
         self._runtime = runtime
-        self._leader = LeaderLink(membership.links)
+        self._leader = LeaderLink(membership.links, agent.settings.gpu_ways)
         self._leads: dict[str, Lead] = {}
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
@@ -411,10 +411,18 @@ class Spans:
             return report
         return self.led(request).job.report()
 
-    async def take_in(self, lead: Lead, host: str, hosts: int) -> pb.JoinJobReply:
+    async def take_in(self, lead: Lead, host: str, request: pb.JoinJobRequest) -> pb.JoinJobReply:
         """A member."""
-        if hosts != lead.span.hosts:
-            raise NotAdmitted(f"job {lead.job.name} was started for {lead.span.hosts} hosts, not {hosts}")
+        if request.hosts != lead.span.hosts:
+            raise NotAdmitted(
+                f"job {lead.job.name} was started for {lead.span.hosts} hosts, not {request.hosts}"
+            )
+        for name, ours in self._agent.settings.gpu_ways.items():
+            if (theirs := getattr(request, name)) != ours:
+                raise NotAdmitted(
+                    f"all hosts of a job need the same --{name}: it is {ours or 'for GPUs only'} here, and "
+                    f"{theirs or 'for GPUs only'} on {host}"
+                )
         if host not in lead.members and len(lead.span.members) + 1 >= lead.span.hosts:
             raise NotAdmitted(f"all {lead.span.hosts} hosts of job {lead.job.name} are there already")
         lead.join(host)

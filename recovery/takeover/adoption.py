@@ -118,7 +118,7 @@ class Successor:
         except replay.LogError as problem:
             log.error("a session cannot be adopted", job=job.name, rank=written.rank, problem=str(problem))
             self._pool.retire(chosen.server)
-            self._pool.unlease(device)
+            self._agent.leases.tell_pool(written.device_index)
             return None
         account = chosen.account
         session = Session(

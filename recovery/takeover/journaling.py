@@ -67,7 +67,7 @@ def journal_of(agent: HostAgent, pool: ServerPool) -> pb.Journal:
         socket=str(settings.socket),
         devices=f"{settings.devices.kind}:{settings.devices.count}",
         optimizer_preimages=settings.keeps_optimizer_preimages,
-        exact=settings.exact,
+        **settings.gpu_ways,
         proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
         fenced=agent.leases.fenced,
         draining=sorted(agent.leases.draining),

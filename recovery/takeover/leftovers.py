@@ -88,5 +88,6 @@ def _check_fit(settings: Settings, journal: pb.Journal) -> None:
     if journal.optimizer_preimages != settings.keeps_optimizer_preimages:
         mode = "on" if journal.optimizer_preimages else "off"
         raise BadInput(f"{left} with --optimizer-preimages {mode}: start with the same to adopt it")
-    if settings.devices.kind == "cuda" and journal.exact not in ("", settings.exact):
-        raise BadInput(f"{left} with --exact {journal.exact}: start with the same to adopt it")
+    for name, ours in settings.gpu_ways.items():
+        if ours and (theirs := getattr(journal, name)) not in ("", ours):
+            raise BadInput(f"{left} with --{name} {theirs}: start with the same to adopt it")

@@ -139,8 +139,8 @@ class PlannedMoves:
         """Let whoever comes have a device again; raises Refused."""
         name, index = self._device(place, "given back")
         if (failed := self._leases.fenced.get(index)) is not None:
-            self._leases.lift(index)
             self._leases.draining.discard(index)
+            self._leases.lift(index)
             self._note()
             return f"{name} can be had again (it had failed: {failed})"
         if index not in self._leases.draining:

@@ -95,6 +95,8 @@ def _criu(record: Any) -> str:
 _EQUAL: dict[str, Callable[[Any], str]] = {
     "devices of the kind": _driver,
     "GPUs": _gpu,
+    "--exact": lambda record: str(record.node.exact),
+    "--collectives": lambda record: str(record.node.collectives),
     "PyTorch": lambda record: str(record.node.torch_version),
     "a processor of the architecture": _architecture,
     "CRIU": _criu,

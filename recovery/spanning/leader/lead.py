@@ -362,7 +362,7 @@ class Lead:
         )  # fmt: skip
         reply = await member.ask("ReplaceServer", request, REPLACE_S)
         if reply.error:
-            raise SteerFailed(reply.error)
+            raise SteerFailed(reply.error, homeless=reply.homeless)
         if keep_source:
             session.source_server = former
         elif isinstance(former.process, RemoteProcess):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -27,13 +28,14 @@ OPEN_S = 150.0
 class LeaderLink:
     """Asks the leaders of the jobs that other hosts lead."""
 
-    def __init__(self, links: Links) -> None:
-        self._links = links
+    def __init__(self, links: Links, ways: Mapping[str, str]) -> None:
+        """`ways`: Settings.gpu_ways of this host."""
+        self._links, self._ways = links, dict(ways)
 
     async def leads_no_more(self, job: Job) -> str:
         """Why the leader of a job is none, if it says so itself; to be asked is to be reminded of us."""
         assert job.span is not None
-        request = pb.JoinJobRequest(job=job.name, token=job.span.token, hosts=job.span.hosts)
+        request = self._request(job.name, job.span)
         try:
             reply = await answer(self._stub(job.span).JoinJob(request, timeout=ASK_S))
         except (grpc.RpcError, NoLink):
@@ -43,7 +45,7 @@ class LeaderLink:
     async def join(self, name: str, span: Span) -> pb.JoinJobReply:
         """The job that another host leads; raises Refused."""
         deadline = asyncio.get_running_loop().time() + JOIN_S
-        request = pb.JoinJobRequest(job=name, token=span.token, hosts=span.hosts)
+        request = self._request(name, span)
         while True:
             try:
                 reply: pb.JoinJobReply = await self.ask(name, span, "JoinJob", request, ASK_S)
@@ -52,6 +54,9 @@ class LeaderLink:
                 if asyncio.get_running_loop().time() > deadline:
                     raise Refused(f"host {span.leader} lets nobody into job {name}: {problem}") from problem
             await asyncio.sleep(AGAIN_S)
+
+    def _request(self, name: str, span: Span) -> pb.JoinJobRequest:
+        return pb.JoinJobRequest(job=name, token=span.token, hosts=span.hosts, **self._ways)
 
     def _stub(self, span: Span) -> rpc.JobLinkStub:
         """Raises NoLink."""

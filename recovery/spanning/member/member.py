@@ -178,8 +178,11 @@ class MemberSide:
         try:
             async with deputy.replacing.turn(request.rank, (request.leadership, request.number)):
                 return await self._replace(job, deputy, request)
-        except (NoPlace, Outdated) as problem:
+        except Outdated as problem:
             return pb.ReplaceServerReply(error=str(problem))
+        except NoPlace as problem:
+            homeless = self._placement.is_homeless(self._session(job, request.rank))
+            return pb.ReplaceServerReply(error=str(problem), homeless=homeless)
 
     async def _replace(
         self, job: Job, deputy: Deputy, request: pb.ReplaceServerRequest

@@ -25,9 +25,10 @@ _METHODS = DESCRIPTOR.services_by_name["DeviceServer"].methods_by_name
 class SteerFailed(grpc.RpcError):  # type: ignore[misc]
     """A device server of another host did not do as it was told."""
 
-    def __init__(self, details: str, *, ran_out: bool = False) -> None:
+    def __init__(self, details: str, *, ran_out: bool = False, homeless: bool = False) -> None:
+        """`homeless`: for want of a device there."""
         super().__init__(details)
-        self._details = details
+        self._details, self.homeless = details, homeless
         self._code = grpc.StatusCode.DEADLINE_EXCEEDED if ran_out else grpc.StatusCode.UNAVAILABLE
 
     def code(self) -> grpc.StatusCode:
