@@ -14,21 +14,21 @@ SANITIZERS = "fuzzer,address,undefined"
 # What each target reads with, besides itself. None of it includes PyTorch.
 TARGETS: dict[str, tuple[str, ...]] = {
     "record_reader": (
-        "replay/csrc/buffer_uses.cpp",
-        "replay/csrc/log_map.cpp",
-        "replay/csrc/log_view.cpp",
-        "replay/csrc/log_walk.cpp",
-        "replay/csrc/manifest.cpp",
-        "replay/csrc/marks.cpp",
-        "replay/csrc/templates.cpp",
+        "replay/csrc/log/log_map.cpp",
+        "replay/csrc/log/templates.cpp",
+        "replay/csrc/rewind/manifest.cpp",
+        "replay/csrc/rewind/marks.cpp",
+        "replay/csrc/tools/buffer_uses.cpp",
+        "replay/csrc/tools/log_view.cpp",
+        "replay/csrc/tools/log_walk.cpp",
     ),
     "manifest": (
-        "replay/csrc/log_map.cpp",
-        "replay/csrc/log_view.cpp",
-        "replay/csrc/manifest.cpp",
-        "replay/csrc/marks.cpp",
-        "replay/csrc/templates.cpp",
         "proxy_server/csrc/shadow_area.cpp",
+        "replay/csrc/log/log_map.cpp",
+        "replay/csrc/log/templates.cpp",
+        "replay/csrc/rewind/manifest.cpp",
+        "replay/csrc/rewind/marks.cpp",
+        "replay/csrc/tools/log_view.cpp",
     ),
 }
 

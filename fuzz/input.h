@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "fuzz/guarded_memory.h"
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::fuzz {
 

@@ -2,9 +2,9 @@
 // the shadow area, and goes on saving there.
 #include "fuzz/input.h"
 #include "proxy_server/csrc/shadow_area.h"
-#include "replay/csrc/digest.h"
-#include "replay/csrc/log_view.h"
-#include "replay/csrc/manifest.h"
+#include "replay/csrc/digest/digest.h"
+#include "replay/csrc/rewind/manifest.h"
+#include "replay/csrc/tools/log_view.h"
 
 #include <map>
 

@@ -1,11 +1,11 @@
 // Whoever reads records: the device server, from a commit's offset, and `recoveryctl log dump`.
 #include "fuzz/input.h"
 #include "proxy_server/csrc/words.h"
-#include "replay/csrc/log_reader.h"
-#include "replay/csrc/log_view.h"
-#include "replay/csrc/log_walk.h"
-#include "replay/csrc/names.h"
-#include "replay/csrc/templates.h"
+#include "replay/csrc/log/log_reader.h"
+#include "replay/csrc/log/names.h"
+#include "replay/csrc/log/templates.h"
+#include "replay/csrc/tools/log_view.h"
+#include "replay/csrc/tools/log_walk.h"
 
 namespace understudy::fuzz {
 namespace {

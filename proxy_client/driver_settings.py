@@ -1,6 +1,6 @@
 """Settings that change what the driver computes: PyTorch has them in the worker, the server hears of them.
 
-What they are, and how each is read and set: replay/csrc/torch_settings.h.
+What they are, and how each is read and set: replay/csrc/settings/torch_settings.h.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from understudy.recovery.takeover.leftovers import _check_fit
 from understudy.replay import STRICT_NCCL
 
 DETERMINISTIC, FILL, BENCHMARK = 1, 5, 25
-"""Of replay/csrc/log_format.h."""
+"""Of replay/csrc/log/log_format.h."""
 CUBLAS, NCCL, PROTOCOL = "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO"
 
 

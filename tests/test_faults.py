@@ -35,7 +35,7 @@ ANYHOW_WITHIN_S = 30.0
 
 # ------------------------------------------------------------------ the table
 def test_numbers_and_names_of_faults_are_those_of_the_log() -> None:
-    text = (ROOT / "replay/csrc/log_format.h").read_text()
+    text = (ROOT / "replay/csrc/log/log_format.h").read_text()
     listed = re.search(r"enum class DrillKind : uint32_t \{(.*?)\}", text, re.DOTALL)
     assert listed is not None
     kinds = dict(re.findall(r"k(\w+) = (\d+)", listed[1]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,17 +24,29 @@ UP = {
 """Those of today, for types alone as well.  This list may only get shorter."""
 MOST_FILES, MOST_LINES = 12, 500
 LONG = {
-    "replay/csrc/py_module.cpp",
+    "replay/csrc/bindings/py_module.cpp",
 }
 """Files that are longer today.  This list may only get shorter."""
+CROWDED = {
+    "proxy_client/csrc",
+    "proxy_server/csrc",
+    "recovery/persistence/csrc",
+    "tests/csrc",
+    "understudy/jit/csrc/cuda_watch",
+}
+"""Folders of C++ that have more than MOST_FILES modules today.  This list may only get shorter."""
+CPP = [ROOT.parent / folder / "csrc" for folder in ("replay",)]
+"""Those whose folders a README has in a table."""
+LAYERED = [ROOT.parent / folder / "csrc" for folder in ("replay",)]
+"""Those of them whose table is in the order in which they include each other."""
 NOT_OURS = {"build", "third_party", "__pycache__"}
 IMPURE = {"asyncio", "grpc", "os", "random", "socket", "structlog", "subprocess", "threading", "time"}
 
 
-def rows() -> list[tuple[str, str]]:
-    """Of the README's table: a folder, and where to begin in it."""
+def rows(root: Path = ROOT) -> list[tuple[str, str]]:
+    """Of the table of a folder's README: a folder in it, and where to begin there."""
     found = re.findall(
-        r"^\| (\S+|\(this one\)) \|.*\| `([\w/]+\.py)` \|$", (ROOT / "README.md").read_text(), re.M
+        r"^\| (\S+|\(this one\)) \|.*\| `([\w/]+\.(?:py|h|cpp))` \|$", (root / "README.md").read_text(), re.M
     )
     return [(folder.strip("`"), begin) for folder, begin in found]
 
@@ -122,3 +135,47 @@ def test_the_readme_names_files_that_are_there() -> None:
 def test_a_folder_has_at_most_a_dozen_files(folder: Path) -> None:
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= MOST_FILES
     assert (folder / "__init__.py").read_text().startswith('"""')
+
+
+def cpp_modules() -> dict[str, set[str]]:
+    """Of each folder with C++: names of its files, of which a header and its source have one."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in sources():
+        if path.suffix != ".py":
+            found[str(path.parent.relative_to(ROOT.parent))].add(path.stem)
+    return found
+
+
+def test_a_folder_of_cpp_has_at_most_a_dozen_modules_but_for_those_that_are_known() -> None:
+    found = cpp_modules()
+    assert sum(map(len, found.values())) > 200, "these are all sources"
+    crowded = {folder for folder, modules in found.items() if len(modules) > MOST_FILES}
+    assert crowded - CROWDED == set(), "these are too full: give modules of one subject a folder of their own"
+    assert CROWDED - crowded == set(), "these are gone: take them from the list"
+
+
+@pytest.mark.parametrize("root", CPP, ids=lambda root: root.parent.name)
+def test_the_table_of_cpp_has_every_folder_once_and_a_file_to_begin_with(root: Path) -> None:
+    inside = Path(root.relative_to(ROOT.parent))
+    folders = {Path(folder) for folder in cpp_modules() if Path(folder).is_relative_to(inside)}
+    names = sorted(COMMANDS if folder == inside else str(folder.relative_to(inside)) for folder in folders)
+    table = rows(root)
+    assert sorted(folder for folder, _ in table) == names
+    for folder, begin in table:
+        assert (root / begin if folder == COMMANDS else root / folder / begin).is_file(), begin
+
+
+@pytest.mark.parametrize("root", LAYERED, ids=lambda root: root.parent.name)
+def test_includes_of_cpp_go_down_where_the_readme_says_so(root: Path) -> None:
+    layers = [folder for folder, _ in rows(root)]
+    text = (root / "README.md").read_text()
+    assert "includes only from folders\n**below** it in this table" in text
+    include = re.compile(rf'^#include "{root.relative_to(ROOT.parent)}/(\w+)/', re.M)
+    files = [path for path in sources() if path.is_relative_to(root)]
+    up = {
+        f"{path.relative_to(root)} -> {folder}"
+        for path in files
+        for folder in include.findall(path.read_text())
+        if layers.index(folder) < layers.index(path.relative_to(root).parts[0])
+    }
+    assert up == set(), "these go up: put what both need into a folder below"

@@ -38,7 +38,7 @@ from understudy.replay import Log, LogError, LogFiller, LogWalk, LogWriter, copy
 
 ALL = 1 << 62
 HANDLES_OF_A_SYNC_CALL = 1024
-"""replay/csrc/handles.h"""
+"""replay/csrc/log/handles.h"""
 SIZES = {"segment_bytes": 4 << 20, "segment_count": 8, "dictionary_bytes": 4 << 20, "reply_bytes": 1 << 16,
          "shadow_bytes": 1 << 20}  # fmt: skip
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from training_run import ROOT
 from understudy.proxy_client.driver_settings import OF_THE_PROCESS
 from understudy.proxy_server import _server
 
-TABLE = (ROOT / "replay/csrc/torch_settings.h").read_text()
+TABLE = (ROOT / "replay/csrc/settings/torch_settings.h").read_text()
 OF_A_THREAD = {"set_num_threads", "set_flush_denormal"}
 AUTOCAST = "which operators are called, and with what, is decided in the worker"
 AUTOGRAD = "autograd is the worker's"

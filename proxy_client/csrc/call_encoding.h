@@ -1,5 +1,5 @@
 // A call as words: what stays the same from step to step is the key, what changes are the values
-// (replay/csrc/log_format.h, Tag).
+// (replay/csrc/log/log_format.h, Tag).
 #pragma once
 #include <ATen/core/ivalue.h>
 

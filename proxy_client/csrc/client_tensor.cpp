@@ -4,7 +4,7 @@
 
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/virtual_memory.h"
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/log/log_format.h"
 
 namespace understudy::client {
 

@@ -9,7 +9,7 @@
 #include "proxy_client/csrc/device.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/streams.h"
-#include "replay/csrc/futex.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::client {
 namespace {

@@ -11,7 +11,7 @@
 #include "proxy_client/csrc/server_reply.h"
 #include "proxy_client/csrc/shape_inference.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
-#include "replay/csrc/handles.h"
+#include "replay/csrc/log/handles.h"
 
 namespace understudy::client {
 namespace {

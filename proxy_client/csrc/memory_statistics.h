@@ -2,7 +2,7 @@
 #pragma once
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/log/log_format.h"
 
 namespace understudy::client {
 

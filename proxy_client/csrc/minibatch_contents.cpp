@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::client {
 namespace {

@@ -9,7 +9,7 @@ namespace understudy::client {
 // Of one minibatch. A copy is one payload, however many records it takes.
 struct MinibatchContent {
   uint64_t payloads = 0, bytes = 0;
-  uint64_t digest = 0;  // XXH3-64 (replay/csrc/digest.h) of all payloads, one behind the other
+  uint64_t digest = 0;  // XXH3-64 (replay/csrc/digest/digest.h) of all payloads, one behind the other
 };
 
 // From now on contents are kept; until then nothing below does anything.

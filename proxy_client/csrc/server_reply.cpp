@@ -8,7 +8,7 @@
 #include "proxy_client/csrc/nested/nested_tensor.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/virtual_memory.h"
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/log/log_format.h"
 
 namespace understudy::client {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "replay/csrc/log_writer.h"
+#include "replay/csrc/log/log_writer.h"
 
 namespace understudy::client {
 

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "proxy_client/csrc/session.h"
-#include "replay/csrc/kernel_environment.h"
-#include "replay/csrc/torch_settings.h"
+#include "replay/csrc/settings/kernel_environment.h"
+#include "replay/csrc/settings/torch_settings.h"
 
 namespace understudy::client {
 namespace {

@@ -1,12 +1,12 @@
-// The worker's side of replay/csrc/torch_settings.h: it keeps PyTorch's settings, the device server hears of
-// them.
+// The worker's side of replay/csrc/settings/torch_settings.h: it keeps PyTorch's settings, the device server
+// hears of them.
 #pragma once
 #include <atomic>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "replay/csrc/log_writer.h"
+#include "replay/csrc/log/log_writer.h"
 
 namespace understudy::client {
 

@@ -20,7 +20,7 @@
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"
 #include "proxy_client/csrc/streams.h"
-#include "replay/csrc/quick_lock.h"
+#include "replay/csrc/log/quick_lock.h"
 
 namespace understudy::client {
 namespace {

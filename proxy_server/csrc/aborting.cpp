@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "proxy_server/csrc/collectives.h"
-#include "replay/csrc/futex.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::server {
 namespace {

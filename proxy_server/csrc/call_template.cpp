@@ -9,8 +9,8 @@
 #include "proxy_server/csrc/composite.h"
 #include "proxy_server/csrc/operator_library.h"
 #include "proxy_server/csrc/words.h"
-#include "replay/csrc/digest.h"
-#include "replay/csrc/templates.h"
+#include "replay/csrc/digest/digest.h"
+#include "replay/csrc/log/templates.h"
 
 namespace understudy::server {
 namespace {

@@ -11,7 +11,7 @@
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/wider_types.h"
 #include "proxy_server/csrc/words.h"
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::server {
 

@@ -10,8 +10,8 @@
 #include "proxy_server/csrc/collective_calls.h"
 #include "proxy_server/csrc/communicator_marks.h"
 #include "proxy_server/csrc/device_state.h"
-#include "replay/csrc/futex.h"
-#include "replay/csrc/names.h"
+#include "replay/csrc/log/futex.h"
+#include "replay/csrc/log/names.h"
 
 namespace understudy::server {
 namespace {

@@ -23,8 +23,8 @@
 #include "proxy_server/csrc/storage_store.h"
 #include "proxy_server/csrc/words.h"
 #include "proxy_server/csrc/waiters.h"
-#include "replay/csrc/marks.h"
-#include "replay/csrc/rewind.h"
+#include "replay/csrc/rewind/marks.h"
+#include "replay/csrc/rewind/rewind.h"
 
 namespace understudy::server {
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "proxy_server/csrc/collectives.h"
-#include "replay/csrc/marks.h"
+#include "replay/csrc/rewind/marks.h"
 
 namespace understudy::server {
 namespace {

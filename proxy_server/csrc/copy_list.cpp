@@ -4,9 +4,9 @@
 #include <cstdio>
 #include <exception>
 
-#include "replay/csrc/digest.h"
-#include "replay/csrc/futex.h"
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/digest/digest.h"
+#include "replay/csrc/log/futex.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::server {
 namespace {

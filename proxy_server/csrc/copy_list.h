@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::server {
 

@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <cstring>
 
-#include "replay/csrc/digest.h"
-#include "replay/csrc/futex.h"
-#include "replay/csrc/manifest.h"
+#include "replay/csrc/digest/digest.h"
+#include "replay/csrc/log/futex.h"
+#include "replay/csrc/rewind/manifest.h"
 
 namespace understudy::server {
 

@@ -15,8 +15,8 @@
 #include "proxy_server/csrc/shadow_area.h"
 #include "proxy_server/csrc/snapshots.h"
 #include "proxy_server/csrc/storage_store.h"
-#include "replay/csrc/log_map.h"
-#include "replay/csrc/rewind.h"
+#include "replay/csrc/log/log_map.h"
+#include "replay/csrc/rewind/rewind.h"
 
 namespace understudy::server {
 

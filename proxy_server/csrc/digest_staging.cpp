@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "proxy_server/csrc/driver_errors.h"
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::server {
 

@@ -4,7 +4,7 @@
 
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/executor.h"
-#include "replay/csrc/futex.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::server {
 

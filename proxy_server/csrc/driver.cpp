@@ -13,7 +13,7 @@
 
 #include "proxy_server/csrc/cleared_memory.h"
 #include "proxy_server/csrc/kept_blocks.h"
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::server {
 namespace {

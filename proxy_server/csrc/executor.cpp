@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "proxy_server/csrc/kept_blocks.h"
-#include "replay/csrc/futex.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::server {
 

@@ -22,8 +22,8 @@
 #include "proxy_server/csrc/step_digest.h"
 #include "proxy_server/csrc/template_cache.h"
 #include "proxy_server/csrc/validation.h"
-#include "replay/csrc/life_hold.h"
-#include "replay/csrc/log_reader.h"
+#include "replay/csrc/life/life_hold.h"
+#include "replay/csrc/log/log_reader.h"
 
 namespace understudy::server {
 

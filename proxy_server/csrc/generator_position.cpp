@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::server {
 namespace {

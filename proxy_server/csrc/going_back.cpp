@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "proxy_server/csrc/device_state.h"
-#include "replay/csrc/manifest.h"
+#include "replay/csrc/rewind/manifest.h"
 
 namespace understudy::server {
 

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "proxy_server/csrc/gpu_code.h"
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::server {
 

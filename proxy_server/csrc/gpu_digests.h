@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "replay/csrc/piece_keys.h"
+#include "replay/csrc/digest/piece_keys.h"
 
 namespace understudy::server {
 

@@ -8,8 +8,8 @@
 #include <cstdio>
 
 #include "proxy_server/csrc/executor.h"
-#include "replay/csrc/futex.h"
-#include "replay/csrc/names.h"
+#include "replay/csrc/log/futex.h"
+#include "replay/csrc/log/names.h"
 
 namespace understudy::server {
 

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <set>
 
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::server {
 namespace {

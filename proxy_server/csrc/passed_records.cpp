@@ -4,7 +4,7 @@
 #include <exception>
 #include <utility>
 
-#include "replay/csrc/futex.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::server {
 namespace {

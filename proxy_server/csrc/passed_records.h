@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "proxy_server/csrc/driver.h"
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/log/log_format.h"
 
 namespace understudy::server {
 

@@ -13,7 +13,7 @@
 #include "proxy_server/csrc/nccl/backend.h"
 #include "proxy_server/csrc/settings.h"
 #include "proxy_server/csrc/wider_types.h"
-#include "replay/csrc/torch_settings.h"
+#include "replay/csrc/settings/torch_settings.h"
 
 namespace py = pybind11;
 using understudy::server::AttachOptions;

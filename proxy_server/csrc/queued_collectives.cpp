@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "replay/csrc/futex.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::server {
 namespace {

@@ -12,7 +12,7 @@
 #include <functional>
 #include <string>
 
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/log/log_format.h"
 
 namespace understudy::server {
 

@@ -7,9 +7,9 @@
 #include "proxy_server/csrc/driver_errors.h"
 #include "proxy_server/csrc/executor.h"
 #include "proxy_server/csrc/memory_report.h"
-#include "replay/csrc/digest.h"
-#include "replay/csrc/futex.h"
-#include "replay/csrc/names.h"
+#include "replay/csrc/digest/digest.h"
+#include "replay/csrc/log/futex.h"
+#include "replay/csrc/log/names.h"
 
 namespace understudy::server {
 

@@ -19,7 +19,7 @@
 #include <optional>
 #include <vector>
 
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/log/log_format.h"
 
 namespace understudy::server {
 

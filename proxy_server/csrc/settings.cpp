@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "replay/csrc/kernel_environment.h"
-#include "replay/csrc/log_map.h"
-#include "replay/csrc/torch_settings.h"
+#include "replay/csrc/log/log_map.h"
+#include "replay/csrc/settings/kernel_environment.h"
+#include "replay/csrc/settings/torch_settings.h"
 
 namespace understudy::server {
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "replay/csrc/log_format.h"
+#include "replay/csrc/log/log_format.h"
 
 namespace understudy::server {
 

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "replay/csrc/manifest.h"
+#include "replay/csrc/rewind/manifest.h"
 
 namespace understudy::server {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "proxy_server/csrc/side_copies.h"
-#include "replay/csrc/digest.h"
-#include "replay/csrc/futex.h"
+#include "replay/csrc/digest/digest.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::server {
 

@@ -19,9 +19,9 @@
 #include "proxy_server/csrc/copy_list.h"
 #include "proxy_server/csrc/driver.h"
 #include "proxy_server/csrc/shadow_area.h"
-#include "replay/csrc/log_map.h"
-#include "replay/csrc/marks.h"
-#include "replay/csrc/rewind.h"
+#include "replay/csrc/log/log_map.h"
+#include "replay/csrc/rewind/marks.h"
+#include "replay/csrc/rewind/rewind.h"
 
 namespace understudy::server {
 

@@ -2,7 +2,7 @@
 
 #include "proxy_server/csrc/call_values.h"
 #include "proxy_server/csrc/device_state.h"
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::server {
 

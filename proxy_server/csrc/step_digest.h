@@ -12,7 +12,7 @@
 
 #include "proxy_server/csrc/call_template.h"
 #include "proxy_server/csrc/template_cache.h"
-#include "replay/csrc/rewind.h"
+#include "replay/csrc/rewind/rewind.h"
 
 namespace understudy::server {
 

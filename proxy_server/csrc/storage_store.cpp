@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "proxy_server/csrc/driver_errors.h"
-#include "replay/csrc/rewind.h"
+#include "replay/csrc/rewind/rewind.h"
 
 namespace understudy::server {
 namespace {

@@ -1,4 +1,4 @@
-// What the rewind rules (replay/csrc/rewind.h) keep contents in.
+// What the rewind rules (replay/csrc/rewind/rewind.h) keep contents in.
 #pragma once
 #include <c10/core/Storage.h>
 

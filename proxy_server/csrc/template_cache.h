@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "proxy_server/csrc/call_template.h"
-#include "replay/csrc/handle_map.h"
+#include "replay/csrc/rewind/handle_map.h"
 
 namespace understudy::server {
 

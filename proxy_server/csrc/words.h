@@ -1,5 +1,5 @@
 #pragma once
-#include "replay/csrc/words.h"
+#include "replay/csrc/log/words.h"
 
 namespace understudy::server {
 

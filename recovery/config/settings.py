@@ -20,7 +20,7 @@ AREA_BYTES = 8 << 30
 SEGMENT_BYTES = 8 << 20
 SMALLEST_LOG = 4
 LARGEST_LOG = 4096
-"""Segments per log (replay/csrc/log_format.h: kMaxSegments)."""
+"""Segments per log (replay/csrc/log/log_format.h: kMaxSegments)."""
 
 DRIVERS = ("cpu", "cuda")
 SHARED_GPU = "UNDERSTUDY_TEST_SHARED_GPU"

@@ -1,7 +1,7 @@
 """Every fault that can be injected, by number: what it does, who notices, and what happens then.
 
-The numbers are DrillKind of the log (replay/csrc/log_format.h).  Faults of a device server strike at an exact
-record; those that only proxyd can cause (`by_proxyd`) strike while the server waits at that record.
+The numbers are DrillKind of the log (replay/csrc/log/log_format.h).  Faults of a device server strike at an
+exact record; those that only proxyd can cause (`by_proxyd`) strike while the server waits at that record.
 """
 
 from __future__ import annotations

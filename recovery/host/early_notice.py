@@ -2,8 +2,8 @@
 
 A pidfd tells of a death once the process is unmapped, which takes longer the more memory it had.  A device
 server holds a word of its log's control page as one holds a robust mutex; the kernel marks it at the
-beginning of the server's end and wakes us (`replay/csrc/life_watch.h`).  The worker could write the mark as
-well, so it only makes us look: a death is one when /proc tells of every thread of the server that it is in
+beginning of the server's end and wakes us (`replay/csrc/life/life_watch.h`).  The worker could write the mark
+as well, so it only makes us look: a death is one when /proc tells of every thread of the server that it is in
 its exit.  Then nothing of it can write into the log any more, and another server may.  Its memory, and that
 of its device, is gone when its pidfd says so, which remains the second notice of everything.
 """

@@ -16,7 +16,7 @@
 #include <stdexcept>
 
 #include "proxy_server/csrc/copier.h"
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::server {
 namespace {

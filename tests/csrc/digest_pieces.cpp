@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::replay {
 namespace {

@@ -3,7 +3,7 @@
 //   piece_digest PIECES SEED
 //
 // Ends with 1 and a sentence if any differs.
-#include "replay/csrc/piece_digest.h"
+#include "replay/csrc/digest/piece_digest.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "replay/csrc/digest.h"
-#include "replay/csrc/piece_keys.h"
+#include "replay/csrc/digest/digest.h"
+#include "replay/csrc/digest/piece_keys.h"
 
 namespace understudy::replay {
 namespace {

@@ -13,7 +13,7 @@
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/statistics.h"
 #include "proxy_client/csrc/thread_state.h"
-#include "replay/csrc/handles.h"
+#include "replay/csrc/log/handles.h"
 
 namespace understudy::client {
 namespace {

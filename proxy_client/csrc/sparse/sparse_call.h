@@ -1,5 +1,5 @@
 // Forwarding a call with sparse arguments: each goes as a composite of dense tensors
-// (replay/csrc/log_format.h, Tag::kSparse), and sparse results come back as such.
+// (replay/csrc/log/log_format.h, Tag::kSparse), and sparse results come back as such.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

@@ -1,5 +1,5 @@
-// The leaves of the digests of buffers' contents (replay/csrc/digest.h), of all buffers in one launch.
-#include "replay/csrc/piece_digest.h"
+// The leaves of the digests of buffers' contents (replay/csrc/digest/digest.h), of all buffers in one launch.
+#include "replay/csrc/digest/piece_digest.h"
 
 namespace piece = understudy::replay::piece;
 

@@ -11,7 +11,7 @@
 
 #include "proxy_server/csrc/nccl/elements.h"
 #include "proxy_server/csrc/nccl/work.h"
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::server::nccl {
 

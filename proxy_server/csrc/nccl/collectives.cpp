@@ -8,7 +8,7 @@
 
 #include "proxy_server/csrc/nccl/backend.h"
 #include "proxy_server/csrc/nccl/elements.h"
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::server::nccl {
 

@@ -1,6 +1,6 @@
 #include "proxy_server/csrc/nccl/elements.h"
 
-#include "replay/csrc/log_map.h"
+#include "replay/csrc/log/log_map.h"
 
 namespace understudy::server::nccl {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "replay/csrc/futex.h"
+#include "replay/csrc/log/futex.h"
 
 namespace understudy::persistence {
 

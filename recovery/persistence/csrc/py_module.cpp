@@ -11,7 +11,7 @@
 #include "recovery/persistence/csrc/py_recorded_disk.h"
 #include "recovery/persistence/csrc/python_buffers.h"
 #include "recovery/persistence/csrc/store_files.h"
-#include "replay/csrc/manifest.h"
+#include "replay/csrc/rewind/manifest.h"
 
 namespace py = pybind11;
 namespace understudy::persistence {
@@ -79,7 +79,7 @@ class ConfirmedContents final : public Contents {
   const py::object still_there_;
 };
 
-// Rows of a manifest (replay/csrc/log_format.h), which say what an area has: those whose handles are not
+// Rows of a manifest (replay/csrc/log/log_format.h), which say what an area has: those whose handles are not
 // `elsewhere`.
 std::vector<AreaContent> rows_of(const BufferView& manifest, const std::vector<uint64_t>& elsewhere) {
   replay::ManifestHeader header{};

@@ -20,7 +20,7 @@
 #include <type_traits>
 
 #include "recovery/persistence/csrc/aligned_memory.h"
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::persistence {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "recovery/persistence/csrc/storage.h"
-#include "replay/csrc/digest.h"
+#include "replay/csrc/digest/digest.h"
 
 namespace understudy::persistence {
 

@@ -29,7 +29,7 @@ from understudy.recovery.planning.cuts import CutSearch
 from understudy.recovery.planning.facts import RankFacts
 
 MOST_SEGMENTS = 4096
-"""Of a log (replay/csrc/log_format.h: kMaxSegments)."""
+"""Of a log (replay/csrc/log/log_format.h: kMaxSegments)."""
 
 
 @dataclass(frozen=True)

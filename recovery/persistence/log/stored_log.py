@@ -27,7 +27,7 @@ FRAME_BYTES = _HEAD.size + _DIGEST.size
 MOST_BYTES = 1 << 30
 """Of a frame's content."""
 SEGMENT_LIMITS = (4096, 1 << 30)
-"""Bytes; replay/csrc/log_map.cpp: create_log checks the rest."""
+"""Bytes; replay/csrc/log/log_map.cpp: create_log checks the rest."""
 LARGEST_DICTIONARY = 1 << 40
 
 

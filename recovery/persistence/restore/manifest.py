@@ -1,4 +1,4 @@
-"""Reads a manifest (replay/csrc/log_format.h: ManifestHeader) of unknown origin."""
+"""Reads a manifest (replay/csrc/log/log_format.h: ManifestHeader) of unknown origin."""
 
 from __future__ import annotations
 

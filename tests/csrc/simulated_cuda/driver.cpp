@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "replay/csrc/piece_digest.h"
+#include "replay/csrc/digest/piece_digest.h"
 #include "tests/csrc/simulated_cuda/failures.h"
 #include "tests/csrc/simulated_cuda/runtime.h"
 

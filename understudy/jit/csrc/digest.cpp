@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "replay/csrc/xxh3.h"
+#include "replay/csrc/digest/xxh3.h"
 
 namespace {
 
