@@ -12,7 +12,7 @@ import proxied
 import torch
 from training_run import ROOT
 
-TABLE = (ROOT / "proxy_client/csrc/operator_info.cpp").read_text()
+TABLE = (ROOT / "proxy_client/csrc/operators/operator_info.cpp").read_text()
 NOT_LISTED = {
     "bernoulli": "on a GPU an assertion of the device, which no script can catch",
     "binary_cross_entropy": "an assertion of the device",

@@ -9,7 +9,7 @@
 #include <string>
 #include <type_traits>
 
-#include "proxy_client/csrc/client_tensor.h"
+#include "proxy_client/csrc/device/client_tensor.h"
 #include "proxy_client/csrc/session.h"
 
 namespace understudy::client {

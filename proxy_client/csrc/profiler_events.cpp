@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/device/device.h"
 #include "proxy_client/csrc/session.h"
 #include "replay/csrc/log/futex.h"
 

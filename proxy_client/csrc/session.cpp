@@ -7,11 +7,11 @@
 #include <memory>
 #include <mutex>
 
-#include "proxy_client/csrc/device.h"
-#include "proxy_client/csrc/generators.h"
+#include "proxy_client/csrc/device/device.h"
+#include "proxy_client/csrc/device/generators.h"
+#include "proxy_client/csrc/device/streams.h"
 #include "proxy_client/csrc/minibatch_contents.h"
 #include "proxy_client/csrc/settings.h"
-#include "proxy_client/csrc/streams.h"
 
 namespace understudy::client {
 namespace {

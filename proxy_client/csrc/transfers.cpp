@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Operators.h>
 
-#include "proxy_client/csrc/below_autograd.h"
-#include "proxy_client/csrc/client_tensor.h"
-#include "proxy_client/csrc/direct_call.h"
+#include "proxy_client/csrc/call/below_autograd.h"
+#include "proxy_client/csrc/call/direct_call.h"
+#include "proxy_client/csrc/device/client_tensor.h"
 #include "proxy_client/csrc/minibatch_contents.h"
 #include "proxy_client/csrc/session.h"
 #include "proxy_client/csrc/statistics.h"

@@ -3,7 +3,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "proxy_client/csrc/word_buffer.h"
+#include "proxy_client/csrc/call/word_buffer.h"
 
 namespace understudy::client {
 

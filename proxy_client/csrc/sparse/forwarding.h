@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "proxy_client/csrc/own_kernel.h"
+#include "proxy_client/csrc/operators/own_kernel.h"
 
 namespace understudy::client {
 

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "proxy_client/csrc/collective_work.h"
-#include "proxy_client/csrc/process_group.h"
+#include "proxy_client/csrc/distributed/collective_work.h"
+#include "proxy_client/csrc/distributed/process_group.h"
 
 namespace understudy::client {
 

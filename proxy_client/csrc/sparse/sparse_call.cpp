@@ -2,17 +2,17 @@
 
 #include <ATen/ATen.h>
 
-#include "proxy_client/csrc/below_autograd.h"
-#include "proxy_client/csrc/call_encoding.h"
-#include "proxy_client/csrc/client_tensor.h"
-#include "proxy_client/csrc/device.h"
-#include "proxy_client/csrc/device_check.h"
+#include "proxy_client/csrc/call/below_autograd.h"
+#include "proxy_client/csrc/call/call_encoding.h"
+#include "proxy_client/csrc/call/thread_state.h"
+#include "proxy_client/csrc/device/client_tensor.h"
+#include "proxy_client/csrc/device/device.h"
 #include "proxy_client/csrc/nested/nested_tensor.h"
-#include "proxy_client/csrc/server_reply.h"
-#include "proxy_client/csrc/shape_cache.h"
+#include "proxy_client/csrc/operators/device_check.h"
+#include "proxy_client/csrc/shapes/server_reply.h"
+#include "proxy_client/csrc/shapes/shape_cache.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
 #include "proxy_client/csrc/statistics.h"
-#include "proxy_client/csrc/thread_state.h"
 #include "replay/csrc/log/handles.h"
 
 namespace understudy::client {

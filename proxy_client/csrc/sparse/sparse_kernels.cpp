@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/NativeFunctions.h>
 
-#include "proxy_client/csrc/device.h"
+#include "proxy_client/csrc/device/device.h"
 #include "proxy_client/csrc/sparse/sparse_tensor.h"
 
 namespace understudy::client {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "proxy_client/csrc/silent_warnings.h"
+#include "proxy_client/csrc/operators/silent_warnings.h"
 #include "proxy_client/csrc/sparse/forwarding.h"
 #include "proxy_client/csrc/sparse/sparse_call.h"
 #include "proxy_client/csrc/sparse/sparse_kernels.h"
