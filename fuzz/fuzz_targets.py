@@ -23,7 +23,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "replay/csrc/tools/log_walk.cpp",
     ),
     "manifest": (
-        "proxy_server/csrc/shadow_area.cpp",
+        "proxy_server/csrc/snapshots/shadow_area.cpp",
         "replay/csrc/log/log_map.cpp",
         "replay/csrc/log/templates.cpp",
         "replay/csrc/rewind/manifest.cpp",

@@ -1,7 +1,7 @@
 // Whoever reads commits: proxyd chooses one from the ring, a fresh device server takes over its manifest and
 // the shadow area, and goes on saving there.
 #include "fuzz/input.h"
-#include "proxy_server/csrc/shadow_area.h"
+#include "proxy_server/csrc/snapshots/shadow_area.h"
 #include "replay/csrc/digest/digest.h"
 #include "replay/csrc/rewind/manifest.h"
 #include "replay/csrc/tools/log_view.h"

@@ -1,6 +1,6 @@
 // Whoever reads records: the device server, from a commit's offset, and `recoveryctl log dump`.
 #include "fuzz/input.h"
-#include "proxy_server/csrc/words.h"
+#include "proxy_server/csrc/calls/words.h"
 #include "replay/csrc/log/log_reader.h"
 #include "replay/csrc/log/names.h"
 #include "replay/csrc/log/templates.h"

@@ -15,7 +15,7 @@ import proxied
 import pytest
 from training_run import ROOT
 
-TABLES = (ROOT / "proxy_server/csrc/call_template.cpp").read_text()
+TABLES = (ROOT / "proxy_server/csrc/calls/call_template.cpp").read_text()
 # Rows of kernels that a CPU build of PyTorch does not have.
 OF_OTHER_BUILDS = {
     "batch_norm_update_stats",

@@ -5,14 +5,14 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
-#include "proxy_server/csrc/device_trial.h"
-#include "proxy_server/csrc/driver.h"
-#include "proxy_server/csrc/driver_errors.h"
-#include "proxy_server/csrc/equivalents.h"
-#include "proxy_server/csrc/executor.h"
+#include "proxy_server/csrc/driver/device_trial.h"
+#include "proxy_server/csrc/driver/driver.h"
+#include "proxy_server/csrc/driver/driver_errors.h"
+#include "proxy_server/csrc/executor/executor.h"
 #include "proxy_server/csrc/nccl/backend.h"
+#include "proxy_server/csrc/operators/equivalents.h"
+#include "proxy_server/csrc/operators/wider_types.h"
 #include "proxy_server/csrc/settings.h"
-#include "proxy_server/csrc/wider_types.h"
 #include "replay/csrc/settings/torch_settings.h"
 
 namespace py = pybind11;

@@ -2,8 +2,8 @@
 
 The rank begins again at its commit right before the step, with what it held there; but a buffer that a
 replica held too, and that its step has changed since, comes with the content of the step's end.  The new
-server runs what does not need those, and leaves out the rest (proxy_server/csrc/roll_forward.h).  Both steps
-must be the same, by their digests: the same calls with the same numbers of the same contents.
+server runs what does not need those, and leaves out the rest (proxy_server/csrc/executor/roll_forward.h).
+Both steps must be the same, by their digests: the same calls with the same numbers of the same contents.
 
 Which buffer of the replica is the same as one of this rank, its content tells: where the step begins, and
 where the last one ended.  Two that only look alike are told apart by that, or else nothing is rolled.

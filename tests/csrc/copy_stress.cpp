@@ -15,7 +15,7 @@
 #include <random>
 #include <stdexcept>
 
-#include "proxy_server/csrc/copier.h"
+#include "proxy_server/csrc/snapshots/copier.h"
 #include "replay/csrc/digest/digest.h"
 
 namespace understudy::server {

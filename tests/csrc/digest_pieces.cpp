@@ -1,5 +1,5 @@
 // Digests of contents that come in pieces, by the real StreamedDigest and ContentDigest: a piece's memory is
-// used again as soon as the next but one comes, as that of proxy_server/csrc/digest_staging.cpp.
+// used again as soon as the next but one comes, as that of proxy_server/csrc/driver/digest_staging.cpp.
 //
 //   digest_pieces ROUNDS SEED
 //

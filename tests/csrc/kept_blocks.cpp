@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "proxy_server/csrc/kept_blocks.h"
+#include "proxy_server/csrc/driver/kept_blocks.h"
 
 namespace understudy::server {
 namespace {

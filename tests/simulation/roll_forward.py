@@ -1,4 +1,4 @@
-"""How a simulated device server finishes an optimizer step, as proxy_server/csrc/roll_forward.cpp does it."""
+"""A simulated device server ends an optimizer step as proxy_server/csrc/executor/roll_forward.cpp does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of a simulated device server, as proxy_server/csrc/snapshots.cpp takes and keeps them."""
+"""Snapshots of a simulated device server, as proxy_server/csrc/snapshots takes and keeps them."""
 
 from __future__ import annotations
 

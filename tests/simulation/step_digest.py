@@ -1,4 +1,4 @@
-"""What a simulated optimizer step does, in one number, as proxy_server/csrc/step_digest.cpp makes it."""
+"""What a simulated optimizer step does, in one number, as proxy_server/csrc/executor/step_digest.h has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The validation of a minibatch by a simulated device server, as proxy_server/csrc/validation.cpp does it."""
+"""Validation of a minibatch by a simulated device server: as in proxy_server/csrc/executor/validation.cpp."""
 
 from __future__ import annotations
 

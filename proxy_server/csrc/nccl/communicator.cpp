@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "proxy_server/csrc/waiters.h"
+#include "proxy_server/csrc/collectives/waiters.h"
 
 namespace understudy::server::nccl {
 namespace {

@@ -311,7 +311,7 @@ struct CommitEntry {
   uint64_t manifest_offset, manifest_bytes;  // in `shadow`; 0 bytes = none (no protection)
   uint32_t flags, communicators;
   CommunicatorMark communicator[kMarksInPlace];
-  // Of the optimizer step before it (proxy_server/csrc/step_digest.h); 0 = nobody knows. Not in stored rows.
+  // Of the optimizer step before it (step_digest.h of the server); 0 = nobody knows. Not in stored rows.
   uint64_t step_digest;
 };
 // Stored behind it: its marks that have no place in it.

@@ -9,7 +9,7 @@
 namespace understudy::replay {
 namespace {
 
-constexpr uint64_t kBlock = 64;  // as the device server's blocks (proxy_server/csrc/shadow_area.cpp)
+constexpr uint64_t kBlock = 64;  // as the device server's blocks (its shadow_area.cpp)
 
 class Layout {
  public:

@@ -1,0 +1,163 @@
+#include "proxy_server/csrc/driver/script_streams.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace understudy::server {
+namespace {
+
+c10::impl::VirtualGuardImpl guard() { return c10::impl::VirtualGuardImpl(c10::kCUDA); }
+
+c10::Event recorded_on(c10::Stream stream) {
+  c10::Event event(c10::kCUDA);
+  event.record(stream);
+  return event;
+}
+
+}  // namespace
+
+ScriptStreams::ScriptStreams(c10::Device device) : device_(device) {
+  if (device_.is_cpu()) return;
+  streams_[0] = guard().getDefaultStream(device_);
+  open_ = 1;
+}
+
+c10::Stream ScriptStreams::at(uint64_t stream, const Opened& opened) {
+  std::optional<c10::Stream>& found = streams_.at(replay::place_of_stream(stream));
+  if (!found) {
+    found = guard().getStreamFromGlobalPool(device_, /*isHighPriority=*/stream % 2 != 0);
+    open_++;
+    recorded_on(*streams_[0]).block(*found);  // what was there before any was made
+    opened(*found);
+  }
+  return *found;
+}
+
+c10::Stream ScriptStreams::current() const { return guard().getStream(device_); }
+
+void ScriptStreams::enter(uint64_t stream, const Opened& opened) {
+  if (device_.is_cpu()) return;
+  guard().exchangeStream(at(stream, opened));
+}
+
+void ScriptStreams::mark(uint64_t mark, uint64_t stream, const Opened& opened) {
+  if (!device_.is_cpu()) keep(mark, {recorded_on(at(stream, opened)), {}});
+}
+
+// Those that have ended hold memory no longer.
+void ScriptStreams::mark(uint64_t mark, Works works) {
+  if (device_.is_cpu()) return;
+  for (; !unended_.empty(); unended_.pop_front()) {
+    const auto oldest = marks_.find(unended_.front());
+    if (oldest == marks_.end()) continue;
+    Works& of_it = oldest->second.works;
+    if (!std::all_of(of_it.begin(), of_it.end(), [](const auto& work) { return work->isCompleted(); })) break;
+    of_it.clear();
+  }
+  unended_.push_back(mark);
+  keep(mark, {std::nullopt, std::move(works)});
+}
+
+void ScriptStreams::keep(uint64_t mark, Mark what) {
+  if (!marks_.insert_or_assign(mark, std::move(what)).second) return;
+  order_.push_back(mark);
+  for (; order_.size() > kMostMarks; order_.pop_front()) marks_.erase(order_.front());
+}
+
+void ScriptStreams::wait(uint64_t mark, uint64_t stream, const Opened& opened) {
+  if (device_.is_cpu()) return;
+  const c10::Stream waits = at(stream, opened);
+  if (const Mark* const known = find(mark); known && known->event) return known->event->block(waits);
+  each([&](size_t, c10::Stream other) {
+    if (other != waits) recorded_on(other).block(waits);
+  });
+}
+
+void ScriptStreams::use(const c10::Storage& content, uint64_t stream, const Opened& opened) {
+  if (!device_.is_cpu()) use(content, at(stream, opened));
+}
+
+void ScriptStreams::use(const c10::Storage& content, c10::Stream stream) const {
+  if (content.device().is_cuda() && content.data() != nullptr)
+    c10::getDeviceAllocator(device_.type())->recordStream(content.data_ptr(), stream);
+}
+
+void ScriptStreams::on(uint64_t stream, const Opened& opened, const std::function<void()>& act) {
+  const c10::StreamGuard there(at(stream, opened));
+  act();
+}
+
+const ScriptStreams::Mark* ScriptStreams::find(uint64_t mark) const {
+  const auto known = marks_.find(mark);
+  return known == marks_.end() ? nullptr : &known->second;
+}
+
+void ScriptStreams::forget_marks() {
+  marks_.clear();
+  order_.clear();
+  unended_.clear();
+}
+
+void ScriptStreams::each(const std::function<void(size_t, c10::Stream)>& act) const {
+  for (size_t place = 0; place < streams_.size(); place++)
+    if (streams_[place]) act(place, *streams_[place]);
+}
+
+size_t ScriptStreams::current_place() const {
+  const c10::Stream mine = current();
+  size_t found = 0;
+  each([&](size_t place, c10::Stream stream) {
+    if (stream == mine) found = place;
+  });
+  return found;
+}
+
+void ScriptStreams::on_each_other(const std::function<void()>& act) const {
+  if (!several()) return;
+  const c10::Stream mine = current();
+  each([&](size_t, c10::Stream other) {
+    if (other == mine) return;
+    const c10::StreamGuard there(other);
+    act();
+  });
+}
+
+void ScriptStreams::gather() {
+  if (!several()) return;
+  each([&](size_t place, c10::Stream other) {
+    if (place != 0) recorded_on(other).block(*streams_[0]);
+  });
+}
+
+void ScriptStreams::spread() {
+  if (!several()) return;
+  const c10::Event here = recorded_on(*streams_[0]);
+  each([&](size_t place, c10::Stream other) {
+    if (place != 0) here.block(other);
+  });
+}
+
+OnDefaultStream::OnDefaultStream(ScriptStreams& streams)
+    : streams_(streams.several() ? &streams : nullptr),
+      before_(c10::Stream::DEFAULT, c10::Device(c10::kCUDA, 0)) {
+  if (streams_ == nullptr || streams_->together_++ != 0) return;
+  streams_->gather();
+  before_ = guard().exchangeStream(*streams_->streams_[0]);
+}
+
+// What the device refuses here it refuses again to whoever asks it next.
+OnDefaultStream::~OnDefaultStream() {
+  if (streams_ == nullptr || --streams_->together_ != 0) return;
+  try {
+    streams_->spread();
+    guard().exchangeStream(before_);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
+
+}  // namespace understudy::server
