@@ -1,4 +1,4 @@
-# The storage engines of the persistent snapshot store, for tests and measurements: csrc/py_storage.cpp.
+# The storage engines of the snapshot store, for tests and measurements: csrc/bindings/py_storage.cpp.
 # Everything raises OSError with the error number of what the storage did not do.
 from collections.abc import Callable
 
