@@ -1,4 +1,4 @@
-#include "replay/csrc/bindings/py_life_watch.h"
+#include "replay/csrc/bindings/py_bind.h"
 
 #include <pybind11/stl.h>
 

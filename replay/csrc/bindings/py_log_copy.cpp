@@ -1,5 +1,5 @@
 // replay._replay: a log as bytes, for who stores it and who lays a stored one out.
-#include "replay/csrc/bindings/py_log_copy.h"
+#include "replay/csrc/bindings/py_bind.h"
 
 #include <pybind11/stl.h>
 

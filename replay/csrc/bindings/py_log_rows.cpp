@@ -1,6 +1,8 @@
 // replay._replay: a log's records as dictionaries, for who shows them.
 #include "replay/csrc/bindings/py_log_rows.h"
 
+#include "replay/csrc/bindings/py_bind.h"
+
 #include <pybind11/stl.h>
 
 #include <algorithm>

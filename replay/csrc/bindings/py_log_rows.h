@@ -10,6 +10,4 @@ namespace understudy::replay {
 // Records still in the log, as dictionaries; [first, first + count) by index.
 pybind11::list dump(const LogMap& log, std::optional<uint64_t> first, std::optional<uint64_t> count);
 
-void bind_log_walk(pybind11::module_& m);
-
 }  // namespace understudy::replay

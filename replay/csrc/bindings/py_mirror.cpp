@@ -1,5 +1,5 @@
 // replay._replay: the control page of a rank on another host.
-#include "replay/csrc/bindings/py_mirror.h"
+#include "replay/csrc/bindings/py_bind.h"
 
 #include <string_view>
 
