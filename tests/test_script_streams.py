@@ -22,6 +22,8 @@ DELAYED = {"SIMULATED_CUDA_DELAY_US": "100"}
         ("untold", ["[]", "True"]),
         ("commit_and_rewind", ["True"] * 5),
         ("aborted", ["True parked", "True True"]),
+        ("two_halves", ["True"] * 2),
+        ("unhurried", ["True True"] * 2),
         ("senseless", ["True"] * 2),
         ("memory", ["True"]),
     ],

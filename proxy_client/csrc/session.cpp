@@ -168,9 +168,11 @@ void raise_as_torch_error(const replay::RemoteError& error) {
 void synchronize(replay::WaitFor what, uint64_t of) {
   LogWriter* log = log_if_open();
   if (!log) return;
+  const uint64_t before = next_record();
   call(
       *log, Kind::kSynchronize, static_cast<uint64_t>(what), 1, [&](uint64_t* body) { *body = of; },
       [](const uint8_t*, size_t) {});
+  if (what != replay::WaitFor::kMark) log->note_all_passed(before);
   commit_if_due();
 }
 
@@ -185,8 +187,11 @@ void wait_for_records_before(uint64_t index, uint64_t stream, uint64_t mark) {
   LogWriter* log = log_if_open();
   if (!log) return;
   raise_if_failed(*log);
-  if (!log->wait_until_passed(index, stream, kEventPatienceNs))
-    return mark != 0 ? synchronize(replay::WaitFor::kMark, mark) : synchronize(replay::WaitFor::kStream);
+  if (!log->wait_until_passed(index, stream, kEventPatienceNs)) {
+    if (mark == 0) return synchronize(replay::WaitFor::kStream);
+    synchronize(replay::WaitFor::kMark, mark);
+    return log->note_passed(index, stream);
+  }
   raise_if_failed(*log);
   commit_if_due();
 }

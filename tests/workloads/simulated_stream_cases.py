@@ -2,6 +2,7 @@
 line; prints what came of it."""
 
 import os
+import struct
 import sys
 from collections.abc import Callable
 
@@ -10,12 +11,16 @@ from simulated_member import COMMUNICATOR, OURS, SUM, Member, in_background
 from executor_harness import (  # isort: skip - behind the device
     ALLOCATE,
     COMMIT,
+    HOST_TO_DEVICE,
+    OPERATOR,
     PHASE,
     STREAM,
     STREAM_MARK,
     STREAM_USE,
     STREAM_WAIT,
     SYNCHRONIZE,
+    double,
+    vector,
 )
 
 MAIN, SIDE, HIGH = 0, 2, 5
@@ -135,6 +140,7 @@ def aborted() -> None:
         h.add(2, 2)
         h.writer.append(COMMIT, 0, [])
         h.writer.append(PHASE, 0, [])
+        in_background(h.synchronize)
         h.await_wait()
         h.executor.park()
         print(h.log.commit_count == number, h.executor.state)
@@ -144,13 +150,65 @@ def aborted() -> None:
         print(h.read(1) == DOUBLED, h.read(2) == tuple(4 * one for one in OURS))
 
 
+def two_halves() -> None:
+    """What one stream writes while another waits for a late peer is not in the pre-image of the buffer, of
+    which that one writes another half."""
+    with Streams() as h:
+        h.new(3, [1.0] * 8)
+        h.commit()
+        h.writer.append(PHASE, 0, [])
+        h.synchronize()
+        number = h.log.commit_count
+        h.enter(SIDE)
+        h.all_reduce()
+        h.mark(1, communicator=COMMUNICATOR)
+        h.wait_in(SIDE, 1)
+        h.add(3, 1)
+        h.enter(MAIN)
+        second_half = [*vector(), *vector(4, 4), 17, double(1.0)]
+        h.writer.append(OPERATOR, h.template("aten::add_.Tensor", second_half), [2, 3])
+        eights = [struct.unpack("<Q", struct.pack("<2f", 8.0, 8.0))[0]] * 2
+        h.writer.append(HOST_TO_DEVICE, 3, [16, 16, *eights])
+        wanted = tuple(1 + one for one in SUM) + (8.0,) * 4, tuple(2 * one + 1 for one in OURS)
+        h.run_all()
+        for _ in range(2):
+            h.other_comes()
+            h.synchronize()
+            print((h.read(3, 8), h.read(2)) == wanted)
+            h.executor.park()
+            h.executor.rewind(number)
+            h.go_on()
+
+
+def unhurried() -> None:
+    """A commit waits for no peer that a stream of the script waits for: that one may wait for what comes
+    next."""
+    with Streams() as h:
+        number = h.log.commit_count
+        h.enter(SIDE)
+        h.all_reduce()
+        h.mark(1, communicator=COMMUNICATOR)
+        h.wait_in(SIDE, 1)
+        h.enter(MAIN)
+        h.writer.append(COMMIT, 0, [])
+        h.writer.append(PHASE, 0, [])
+        h.add(2, 2)
+        print(h.read(2) == tuple(4 * one for one in OURS), h.log.commit_count == number)
+        h.other_comes()
+        h.synchronize()
+        h.add(2, 2)
+        print(h.read(2) == tuple(8 * one for one in OURS), h.log.commit_count == number + 1)
+
+
 def senseless() -> None:
-    """Marks that nobody made, handles that nobody has: who waits for those waits for all streams."""
+    """Marks that nobody made, handles that nobody has; and more marks than are known."""
     with Streams() as h:
         h.writer.append(STREAM_USE, 77, [SIDE])
         h.enter((1 << 64) - 1)
         h.add(2, 2)
+        h.mark(6000, (1 << 64) - 1)
         h.wait_in(HIGH, 12345)
+        h.wait_in(HIGH, 6000)
         h.enter(HIGH)
         h.add(2, 2)
         for mark in range(1, 5000):
@@ -192,7 +250,17 @@ def memory() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
-    case.__name__: case for case in (overlap, untold, commit_and_rewind, aborted, senseless, memory)
+    case.__name__: case
+    for case in (
+        overlap,
+        untold,
+        commit_and_rewind,
+        aborted,
+        two_halves,
+        unhurried,
+        senseless,
+        memory,
+    )
 }
 CASES[sys.argv[1]]()
 sys.stdout.flush()

@@ -22,6 +22,7 @@ struct Event {
   uint64_t recorded_at_ns = 0;
   uint64_t next_record = 0;  // when it was recorded
   uint64_t stream = 0, mark = 0;
+  bool of_stream = true;  // its end; else that of a collective
 };
 
 Stream stream_of(DeviceIndex device, c10::StreamId id) {
@@ -72,16 +73,18 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
               const c10::EventFlag flag) const override {
     if (!*event) *event = std::make_unique<Event>().release();
     if (flag == c10::EventFlag::BACKEND_DEFAULT) synchronizeStream(stream);
-    const uint64_t mark = mark_stream(stream);
-    *static_cast<Event*>(*event) = {replay::now_ns(), next_record(), static_cast<uint64_t>(stream.id()),
-                                    mark};
+    const uint64_t of_work = recorded_at(), mark = of_work != 0 ? of_work : mark_stream(stream);
+    *static_cast<Event*>(*event) = {replay::now_ns(), next_record(), static_cast<uint64_t>(stream.id()), mark,
+                                    of_work == 0};
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
     const std::unique_ptr<Event> owned(static_cast<Event*>(event));
   }
   void block(void* event, const Stream& stream) const override {
-    if (event && static_cast<Event*>(event)->stream != static_cast<uint64_t>(stream.id()))
-      wait_in_stream(stream, static_cast<Event*>(event)->mark);
+    if (!event) return;
+    const Event& recorded = *static_cast<Event*>(event);
+    if (!recorded.of_stream || recorded.stream != static_cast<uint64_t>(stream.id()))
+      wait_in_stream(stream, recorded.mark);
   }
   bool queryEvent(void* event) const override {
     return !event || has_passed(static_cast<Event*>(event)->next_record, static_cast<Event*>(event)->stream);
@@ -89,6 +92,7 @@ class DeviceGuard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     if (!event) return;
     const Event& recorded = *static_cast<Event*>(event);
+    if (!recorded.of_stream) return synchronize(replay::WaitFor::kMark, recorded.mark);
     wait_for_records_before(recorded.next_record, recorded.stream, recorded.mark);
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const Stream& stream) const override {

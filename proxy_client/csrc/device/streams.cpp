@@ -12,6 +12,7 @@ namespace understudy::client {
 namespace {
 
 thread_local std::array<c10::StreamId, kMaxDevices> streams_of_thread{};
+thread_local uint64_t mark_of_events = 0;
 std::atomic<uint64_t> streams_made{0}, marks_made{0};
 
 c10::StreamId& of_thread(c10::DeviceIndex device) {
@@ -59,6 +60,10 @@ uint64_t mark_stream(c10::Stream stream) {
 uint64_t mark_work(c10::DeviceIndex device, uint64_t communicator) {
   return append_mark(device, 0, communicator);
 }
+
+RecordedAt::RecordedAt(uint64_t mark) { mark_of_events = mark; }
+RecordedAt::~RecordedAt() { mark_of_events = 0; }
+uint64_t recorded_at() { return mark_of_events; }
 
 void wait_in_stream(c10::Stream stream, uint64_t mark) {
   if (LogWriter* const log = log_of(stream.device_index()))

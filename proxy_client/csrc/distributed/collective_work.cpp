@@ -36,6 +36,7 @@ int CollectiveWork::sourceRank() const {
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
   auto future = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{{c10::kCUDA, details_.device}});
+  const RecordedAt end(details_.mark);
   future->markCompleted(c10::IValue(outputs_));
   return future;
 }

@@ -27,7 +27,8 @@ struct CollectiveCall {
 c10::intrusive_ptr<c10d::Work> start_on(CollectiveCall& call, c10d::Backend& backend);
 
 // The smallest call that makes NCCL connect to `peer`, or to all members if there is none; those make it,
-// too. It returns when it is connected. No stream that anybody uses waits for it.
+// too. It returns when it is connected. It is on a stream that nobody waits for, unless PyTorch has none
+// left.
 void connect_by_a_call(c10d::Backend& backend, c10::Device device, std::optional<int64_t> peer);
 
 }  // namespace understudy::server

@@ -200,7 +200,7 @@ void Communicators::start(uint64_t handle, Words body, DeviceState& state) {
       if (!any) reach(c, message ? std::optional(running->call.peer) : std::nullopt);
       running->work = start_on(running->call, backend);
     });
-    c.newest = {running->work};
+    if (driver_.device().is_cuda()) c.newest = {running->work};
     begun.work = running->work;
     begun.may_miss_abort = driver_.device().is_cpu() && !message;
     if (driver_.device().is_cpu() && message)
@@ -355,7 +355,7 @@ bool Communicators::settled(BufferTable& table) {
     if (is_over(*f)) finish(f, table);
     f = next;
   }
-  return in_flight_.empty() && !in_group();
+  return !under_way();
 }
 
 std::vector<Communicators::Communicator*> Communicators::in_use() {

@@ -1,8 +1,8 @@
 // Communicators and the collectives in flight on them.
 //
 // A collective is started when its record is reached and runs beside later records; whoever touches one of
-// its buffers waits for it first. So the worker's Work::wait() needs no record, and communication overlaps
-// computation.
+// its buffers waits for it first. So the worker's Work::wait() needs no record, but for one that tells which
+// of a script's streams waits, and communication overlaps computation.
 #pragma once
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -61,6 +61,7 @@ class Communicators {
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
   // What a communicator was given last: one call, or those of a group. For streams of a GPU.
   Works newest(uint64_t communicator) const;
+  void forget_newest();  // the device has passed them, and they hold memory
   // On the calling thread's current stream.
   void wait_for_works(const Works& works, BufferTable& table);
   // For the newest barrier of a communicator, if there is one.
@@ -69,7 +70,7 @@ class Communicators {
   // For what was waited for above and on a GPU has only been queued: see Driver::before_waiting. Returns
   // early if it is aborted, or `over` says so; throws CollectiveError if it failed.
   void wait_for_queued(const std::function<bool()>& over);
-  // Finishes whatever has ended by itself; whether nothing is in flight.
+  // Finishes whatever has ended by itself; whether nothing is under way.
   bool settled(BufferTable& table);
   // After abort(): lets the broken collectives end and forgets them.
   void forget_in_flight(BufferTable& table);
@@ -77,7 +78,10 @@ class Communicators {
   void abort();
   // abort() struck a communicator, and nothing was forgotten since: its buffers may hold anything.
   bool cut_short() const { return cut_short_.load(); }
-  bool under_way() const { return !in_flight_.empty() || in_group(); }
+  // A commit would wait for peers: also for what only a stream of the script's waits for by now.
+  bool under_way() const {
+    return !in_flight_.empty() || in_group() || (driver_.streams().several() && queued_.under_way());
+  }
   // For drills: the next collective that is waited for never ends; no peer can be reached any more.
   void hang_once() { hang_next_ = true; }
   void cut_off();

@@ -38,7 +38,7 @@ void Communicators::start_group(BufferTable& table) {
   // As natively: where this is what a communicator is first used for by all, all of them have to call it.
   if (c.sequence == 0) c.met_in_group = true;
   for (Begun begun : group->calls) {
-    c.newest.push_back(begun.running->work);
+    if (c.newest.empty() || c.newest.back() != begun.running->work) c.newest.push_back(begun.running->work);
     begun.in_flight.work = begun.running->work;
     put_in_flight(c, std::move(begun), table);
   }

@@ -37,9 +37,14 @@ replay::ControlPage& Waits::name(replay::ControlPage& page, const CollectiveId& 
   return page;
 }
 
+bool QueuedCollectives::under_way() const {
+  return std::any_of(queued_.begin(), queued_.end(),
+                     [](const Queued& one) { return !one.work->isCompleted(); });
+}
+
+// Those that have ended hold memory no longer; of two streams the older one's may end later.
 void QueuedCollectives::add(std::string name, const CollectiveId& id, c10::intrusive_ptr<c10d::Work> work) {
-  while (!queued_.empty() && queued_.front().work->isCompleted() && !queued_.front().work->exception())
-    queued_.pop_front();
+  std::erase_if(queued_, [](const Queued& one) { return one.work->isCompleted() && !one.work->exception(); });
   queued_.push_back({std::move(name), id, std::move(work)});
 }
 

@@ -42,6 +42,8 @@ class QueuedCollectives {
   // Returns when the device has passed all of them, or `aborted` or `over` says so. Throws std::runtime_error
   // if one failed.
   void wait(replay::ControlPage& page, const std::atomic<bool>& aborted, const std::function<bool()>& over);
+  // Whether the device has yet to pass one.
+  bool under_way() const;
   void clear() { queued_.clear(); }
 
  private:

@@ -27,59 +27,73 @@ ScriptStreams::ScriptStreams(c10::Device device) : device_(device) {
   open_ = 1;
 }
 
-c10::Stream ScriptStreams::at(uint64_t stream, const Opened& opened) {
+c10::Stream ScriptStreams::at(uint64_t stream) {
   std::optional<c10::Stream>& found = streams_.at(replay::place_of_stream(stream));
   if (!found) {
     found = guard().getStreamFromGlobalPool(device_, /*isHighPriority=*/stream % 2 != 0);
     open_++;
-    recorded_on(*streams_[0]).block(*found);  // what was there before any was made
-    opened(*found);
+    const c10::Event before = recorded_on(*streams_[0]);  // what was there before any was made
+    before.block(*found);
+    if (!copies_) {
+      copies_ = guard().getStreamFromGlobalPool(device_, /*isHighPriority=*/false);
+      before.block(*copies_);
+    }
+    if (opened_) opened_(*found);
   }
   return *found;
 }
 
 c10::Stream ScriptStreams::current() const { return guard().getStream(device_); }
 
-void ScriptStreams::enter(uint64_t stream, const Opened& opened) {
+void ScriptStreams::enter(uint64_t stream) {
   if (device_.is_cpu()) return;
-  guard().exchangeStream(at(stream, opened));
+  guard().exchangeStream(at(stream));
 }
 
-void ScriptStreams::mark(uint64_t mark, uint64_t stream, const Opened& opened) {
-  if (!device_.is_cpu()) keep(mark, {recorded_on(at(stream, opened)), {}});
+void ScriptStreams::mark(uint64_t mark, uint64_t stream) {
+  if (!device_.is_cpu()) keep(mark, {recorded_on(at(stream)), {}});
 }
 
 // Those that have ended hold memory no longer.
 void ScriptStreams::mark(uint64_t mark, Works works) {
   if (device_.is_cpu()) return;
-  for (; !unended_.empty(); unended_.pop_front()) {
-    const auto oldest = marks_.find(unended_.front());
-    if (oldest == marks_.end()) continue;
-    Works& of_it = oldest->second.works;
-    if (!std::all_of(of_it.begin(), of_it.end(), [](const auto& work) { return work->isCompleted(); })) break;
+  std::erase_if(unended_, [this](uint64_t older) {
+    const auto known = marks_.find(older);
+    if (known == marks_.end()) return true;
+    Works& of_it = known->second.works;
+    if (!std::all_of(of_it.begin(), of_it.end(), [](const auto& work) { return work->isCompleted(); }))
+      return false;
     of_it.clear();
-  }
-  unended_.push_back(mark);
+    return true;
+  });
+  if (find(mark) == nullptr) unended_.push_back(mark);
   keep(mark, {std::nullopt, std::move(works)});
 }
 
 void ScriptStreams::keep(uint64_t mark, Mark what) {
   if (!marks_.insert_or_assign(mark, std::move(what)).second) return;
   order_.push_back(mark);
-  for (; order_.size() > kMostMarks; order_.pop_front()) marks_.erase(order_.front());
+  for (; order_.size() > kMostMarks; order_.pop_front(), dropped_ = true) marks_.erase(order_.front());
 }
 
-void ScriptStreams::wait(uint64_t mark, uint64_t stream, const Opened& opened) {
+void ScriptStreams::wait(uint64_t mark, uint64_t stream) {
   if (device_.is_cpu()) return;
-  const c10::Stream waits = at(stream, opened);
+  const c10::Stream waits = at(stream);
   if (const Mark* const known = find(mark); known && known->event) return known->event->block(waits);
+  if (is_past(mark)) return;
   each([&](size_t, c10::Stream other) {
     if (other != waits) recorded_on(other).block(waits);
   });
 }
 
-void ScriptStreams::use(const c10::Storage& content, uint64_t stream, const Opened& opened) {
-  if (!device_.is_cpu()) use(content, at(stream, opened));
+void ScriptStreams::use(const c10::Storage& content, uint64_t stream) {
+  if (!device_.is_cpu()) use(content, at(stream));
+}
+
+void ScriptStreams::use_here(const c10::Storage& content) const {
+  if (!several()) return;
+  use(content, current());
+  use(content, *copies_);
 }
 
 void ScriptStreams::use(const c10::Storage& content, c10::Stream stream) const {
@@ -87,8 +101,8 @@ void ScriptStreams::use(const c10::Storage& content, c10::Stream stream) const {
     c10::getDeviceAllocator(device_.type())->recordStream(content.data_ptr(), stream);
 }
 
-void ScriptStreams::on(uint64_t stream, const Opened& opened, const std::function<void()>& act) {
-  const c10::StreamGuard there(at(stream, opened));
+void ScriptStreams::on(uint64_t stream, const std::function<void()>& act) {
+  const c10::StreamGuard there(at(stream));
   act();
 }
 
@@ -101,6 +115,7 @@ void ScriptStreams::forget_marks() {
   marks_.clear();
   order_.clear();
   unended_.clear();
+  dropped_ = false;
 }
 
 void ScriptStreams::each(const std::function<void(size_t, c10::Stream)>& act) const {
@@ -127,11 +142,33 @@ void ScriptStreams::on_each_other(const std::function<void()>& act) const {
   });
 }
 
+c10::Stream ScriptStreams::for_copies() const { return several() ? *copies_ : current(); }
+
+void ScriptStreams::copied() {
+  if (!several()) return;
+  copied_ = recorded_on(*copies_);
+  times_copied_++;
+}
+
+void ScriptStreams::stay_behind_copies() {
+  if (!several()) return;
+  uint64_t& behind = behind_[current_place()];
+  if (behind == times_copied_) return;
+  copied_->block(current());
+  behind = times_copied_;
+}
+
+c10::Stream ScriptStreams::for_snapshots() {
+  if (!snapshots_) snapshots_ = guard().getStreamFromGlobalPool(device_, /*isHighPriority=*/false);
+  return *snapshots_;
+}
+
 void ScriptStreams::gather() {
   if (!several()) return;
   each([&](size_t place, c10::Stream other) {
     if (place != 0) recorded_on(other).block(*streams_[0]);
   });
+  recorded_on(*copies_).block(*streams_[0]);
 }
 
 void ScriptStreams::spread() {
@@ -140,22 +177,26 @@ void ScriptStreams::spread() {
   each([&](size_t place, c10::Stream other) {
     if (place != 0) here.block(other);
   });
+  here.block(*copies_);
 }
 
 OnDefaultStream::OnDefaultStream(ScriptStreams& streams)
     : streams_(streams.several() ? &streams : nullptr),
       before_(c10::Stream::DEFAULT, c10::Device(c10::kCUDA, 0)) {
-  if (streams_ == nullptr || streams_->together_++ != 0) return;
-  streams_->gather();
-  before_ = guard().exchangeStream(*streams_->streams_[0]);
+  if (streams_ == nullptr) return;
+  if (streams_->together_ == 0) {
+    streams_->gather();
+    before_ = guard().exchangeStream(*streams_->streams_[0]);
+  }
+  streams_->together_++;
 }
 
 // What the device refuses here it refuses again to whoever asks it next.
 OnDefaultStream::~OnDefaultStream() {
   if (streams_ == nullptr || --streams_->together_ != 0) return;
   try {
-    streams_->spread();
     guard().exchangeStream(before_);
+    streams_->spread();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
   }
 }

@@ -228,6 +228,7 @@ void Executor::detach() {
   gone->communicators.close();
   gone->driver.synchronize();  // nothing may still read the log when it goes
   const Driver driver = gone->driver;
+  driver.streams().forget_marks();  // of works, which hold memory
   gone.reset();
   driver.give_back_freed_memory();  // the next session may be long in coming
 }

@@ -57,10 +57,10 @@ bool Executor::settles(Session& s, uint64_t patience_ns) {
   }
 }
 
-// A commit has nothing in flight, and waits for nobody: a peer may begin its part only behind what comes
-// next. It is made at the first record at which that is so; if none comes for long, by waiting after all. Not
-// in the midst of the next step, which brings a commit of its own; and not where there is no other to go back
-// to. A replay from amid a group would start its calls one by one.
+// A commit has nothing in flight, and waits for nobody, nor does a stream that it waits for: a peer may begin
+// its part only behind what comes next. It is made at the first record at which that is so; if none comes for
+// long, by waiting after all. Not in the midst of the next step, which brings a commit of its own; and not
+// where there is no other to go back to. A replay from amid a group would start its calls one by one.
 bool Executor::may_commit(Session& s) {
   const bool only = s.state->steps_are_final();
   if (s.communicators.in_group()) return false;
@@ -92,6 +92,7 @@ void Executor::make_commit(Session& s, const Position& position, bool optimizer)
   const bool begins = s.commit_pending;  // a minibatch, rather than lies within one
   const bool final = s.state->steps_are_final();
   s.state->commit(position, optimizer, for_snapshot, s.step_digest.value());
+  s.passed.all_passed(position.index);
   if (s.validation.has_first() && s.state->steps_are_final() != final)
     s.validation.leave_out();  // its second pass would end at another record
   s.step_digest.reset();

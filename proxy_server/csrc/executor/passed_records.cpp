@@ -28,7 +28,7 @@ bool PassedRecords::idle(uint64_t index) {
   const uint64_t awaited = page_.awaited_index.load();
   wanted_ = wanted_ || awaited != 0;
   if (!wanted_) return false;
-  if (marked_ != index) mark(index);
+  mark(index);
   look();
   return awaited > page_.passed_index.load(std::memory_order_relaxed) &&
          std::any_of(streams_.begin(), streams_.end(),
@@ -36,10 +36,8 @@ bool PassedRecords::idle(uint64_t index) {
 }
 
 void PassedRecords::stand_at(uint64_t index) {
-  forget();
-  marked_ = 0;
   for (size_t place = 0; place < streams_.size(); place++) {
-    streams_[place].passed = index;
+    streams_[place] = {{}, 0, index};
     page_.passed_of_stream[place].store(driver_.streams().several() ? index : 0);
   }
   page_.passed_index.store(index);
@@ -66,25 +64,28 @@ void PassedRecords::publish(size_t place, uint64_t passed) {
   if (driver_.streams().several()) page_.passed_of_stream[place].store(one.passed);
 }
 
-void PassedRecords::forget() {
-  for (OfStream& one : streams_) one.marks.clear();
+// What goes wrong here goes wrong again at the next record that asks the device, where it is told; but for a
+// device that is lost, as a script that only asks for its events sends none.
+void PassedRecords::forget(const std::exception& why) {
+  for (OfStream& one : streams_) one.marks.clear(), one.marked = 0;
+  if (driver_.lost(why)) throw;
 }
 
-// What goes wrong here goes wrong again at the next record that asks the device, where it is told.
+// Streams on which there are too many get theirs later.
 void PassedRecords::mark(uint64_t index) {
   try {
     driver_.streams().each([&](size_t place, c10::Stream stream) {
       OfStream& one = streams_[place];
-      if (one.marks.size() >= kMostMarks) return;
+      if (one.marked == index || one.marks.size() >= kMostMarks) return;
       if (spare_.empty()) spare_.emplace_back(driver_.device().type());
       c10::Event event = std::move(spare_.back());
       spare_.pop_back();
       event.record(stream);
       one.marks.push_back({index, std::move(event)});
+      one.marked = index;
     });
-    marked_ = index;
-  } catch (const std::exception&) {
-    forget();
+  } catch (const std::exception& e) {
+    forget(e);
   }
 }
 
@@ -106,8 +107,8 @@ void PassedRecords::look() {
       told = told || (awaited != 0 && awaited <= one.passed);
     });
     if (all > page_.passed_index.load(std::memory_order_relaxed)) page_.passed_index.store(all);
-  } catch (const std::exception&) {
-    forget();
+  } catch (const std::exception& e) {
+    forget(e);
   }
   if (told) tell();
 }

@@ -44,19 +44,19 @@ class PassedRecords {
   };
   struct OfStream {
     std::deque<Mark> marks;  // the oldest first
+    uint64_t marked = 0;     // of the newest
     uint64_t passed = 0;
   };
   void given_to_gpu(uint64_t index);
   void mark(uint64_t index);
   void look();
   void tell();
-  void forget();
+  void forget(const std::exception& why);
   void publish(size_t place, uint64_t passed);
 
   replay::ControlPage& page_;
   const Driver& driver_;
   bool wanted_ = false;
-  uint64_t marked_ = 0;
   std::array<OfStream, replay::kStreams> streams_;
   std::vector<c10::Event> spare_;
 };

@@ -134,7 +134,8 @@ void Executor::ask_device(Session& s, const Record& r) const {
 // Waits for that alone; whether it is known.
 bool Executor::pass_mark(Session& s, uint64_t mark) {
   const ScriptStreams::Mark* const known = s.driver.streams().find(mark);
-  if (known == nullptr || !known->event) return false;
+  if (known == nullptr) return s.driver.streams().is_past(mark);
+  if (!known->event) return false;
   s.communicators.wait_for_queued([known] { return known->event->query(); });
   known->event->synchronize();
   return true;
@@ -197,6 +198,7 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
           s.driver.to_host(old, 0, kept, content.data());
           s.driver.from_host(fresh, 0, kept, content.data());
         }
+        s.driver.streams().use_here(old);  // its pre-image may yet have to be copied
         return s.state->table().replace(r.aux, std::move(fresh));
       }
       case Kind::kHostToDevice: {

@@ -115,6 +115,7 @@ Backend::Started Backend::start_on(Communicator& communicator, OpType type, std:
   for (const Call& call : calls)
     if (call.after) call.after();
   end.record(stream);
+  communicator.given();
   Tensors all;
   for (const Call& call : calls) all.insert(all.end(), call.tensors.begin(), call.tensors.end());
   return c10::make_intrusive<Work>(type, communicator.shared_from_this(), std::move(end), std::move(all));

@@ -32,8 +32,8 @@ class Pauses {
   std::chrono::microseconds next_{20};
 };
 
-// One that nothing else is queued on, as a rule: PyTorch has 32 of high priority, which it gives out in
-// turns, and beside communicators only a script's streams take any, four at most.
+// PyTorch has 32 of high priority, which it gives out in turns: after some recoveries, or beside many of a
+// script's, it is somebody else's as well.
 c10::Stream new_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
@@ -73,12 +73,22 @@ void Communicator::check_alive() const {
     throw std::runtime_error("NCCL's communicator was aborted");
 }
 
+// Whoever aborts may hold the mutex for long.
+Communicator::Lock Communicator::lock_unless_aborted() {
+  for (Pauses pauses;; pauses.pause()) {
+    if (aborted_) throw std::runtime_error("NCCL's communicator was aborted");
+    Lock lock(mutex_, std::try_to_lock);
+    if (!lock) continue;
+    check_alive();
+    return lock;
+  }
+}
+
 void Communicator::wait_until_ready() {
   const auto until = steady_clock::now() + limit_;
   for (Pauses pauses;; pauses.pause()) {
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      check_alive();
+      const Lock lock = lock_unless_aborted();
       Result result = Result::kSuccess;
       check(nccl_, nccl_.get_async_error(handle_, &result));
       if (result == Result::kSuccess) {
@@ -95,8 +105,7 @@ void Communicator::wait_until_ready() {
 void Communicator::issue(const Calls& calls) {
   std::exception_ptr problem;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    check_alive();
+    const Lock lock = lock_unless_aborted();
     if (state_ != State::kReady) throw std::runtime_error("NCCL's communicator is not ready");
     const DeviceStream stream = native(c10::impl::VirtualGuardImpl(device_.type()), stream_);
     check(nccl_, nccl_.group_start());
@@ -113,9 +122,15 @@ void Communicator::issue(const Calls& calls) {
   if (problem) std::rethrow_exception(problem);
 }
 
+void Communicator::given() {
+  const Lock lock(last_mutex_);
+  if (!last_) last_.emplace(device_.type());
+  last_->record(stream_);
+}
+
 std::exception_ptr Communicator::problem() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (aborted_ || state_ != State::kReady) return nullptr;
+  const Lock lock(mutex_, std::try_to_lock);
+  if (aborted_ || !lock || state_ != State::kReady) return nullptr;
   Result result = Result::kSuccess;
   check(nccl_, nccl_.get_async_error(handle_, &result));
   if (result == Result::kSuccess || result == Result::kInProgress) return nullptr;
@@ -147,18 +162,29 @@ void Communicator::give_up() {
   Waiting::begin([self = shared_from_this()] { self->end(); });
 }
 
+// A device that is lost passes nothing any more.
+bool Communicator::has_passed() {
+  const Lock lock(last_mutex_);
+  try {
+    return !last_ || last_->query();
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
 void Communicator::end() {
   const c10::DeviceGuard guard(device_);
   const auto until = steady_clock::now() + kEndPatience;
   const auto in_time = [&] { return steady_clock::now() < until; };
-  for (Pauses pauses; !stream_.query() && in_time();) pauses.pause();
+  bool passed = has_passed();
+  for (Pauses pauses; !passed && in_time(); passed = has_passed()) pauses.pause();
   for (Pauses pauses;; pauses.pause()) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (state_ == State::kGone) return;
     Result result = Result::kSuccess;
     nccl_.get_async_error(handle_, &result);
     if (result == Result::kInProgress && in_time()) continue;  // it is being revoked
-    if (!stream_.query() || result == Result::kInProgress) break;
+    if (!passed || result == Result::kInProgress) break;
     state_ = State::kGone;
     (result == Result::kSuccess ? nccl_.destroy : nccl_.abort)(handle_);  // nothing runs any more
     return;

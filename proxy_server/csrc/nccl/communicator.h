@@ -40,6 +40,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // is given back. Does not wait for that.
   void give_up();
 
+  // What has been given to the stream since the last call of issue() belongs to that.
+  void given();
   // What NCCL found out since about a peer or the network; none: nothing, or it was aborted.
   std::exception_ptr problem();
 
@@ -49,9 +51,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Communicator(c10::Device device, std::chrono::milliseconds limit);
 
  private:
+  using Lock = std::unique_lock<std::mutex>;
   enum class State { kBusy, kReady, kRevoked, kGone };
   std::runtime_error error(Result result);
   void check_alive() const;
+  Lock lock_unless_aborted();
+  bool has_passed();
   void stop();
   void end();
 
@@ -63,6 +68,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::mutex mutex_;  // calls of NCCL's with one communicator must not overlap
   Handle handle_ = nullptr;
   State state_ = State::kBusy;
+  std::mutex last_mutex_;
+  std::optional<c10::Event> last_;  // the end of what it was given last: others may use its stream, too
 };
 
 }  // namespace understudy::server::nccl

@@ -8,12 +8,10 @@
 
 namespace understudy::server {
 
-SideCopies::SideCopies(c10::Device gpu, uint64_t most_bytes)
-    : most_bytes_(most_bytes),
-      stream_(c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(gpu)),
-      copied_(gpu.type()) {
-  c10::Event before(gpu.type());
-  before.record(c10::impl::VirtualGuardImpl(gpu.type()).getStream(gpu));
+SideCopies::SideCopies(c10::Stream beside, uint64_t most_bytes)
+    : most_bytes_(most_bytes), stream_(beside), copied_(beside.device_type()) {
+  c10::Event before(beside.device_type());
+  before.record(c10::impl::VirtualGuardImpl(beside.device_type()).getStream(beside.device()));
   before.block(stream_);
 }
 

@@ -11,8 +11,9 @@ namespace understudy::server {
 
 class SideCopies {
  public:
-  // What is copied is as the calling thread's current stream leaves it, and does not change before it is.
-  SideCopies(c10::Device gpu, uint64_t most_bytes);
+  // On `beside`. What is copied is as the calling thread's current stream leaves it, and does not change
+  // before it is.
+  SideCopies(c10::Stream beside, uint64_t most_bytes);
 
   // Waits for that alone, whatever else the GPU still has to do. Any thread. Throws c10::Error.
   void copy(const void* from, uint64_t bytes, void* to);

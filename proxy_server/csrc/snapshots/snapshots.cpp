@@ -164,7 +164,8 @@ CopyList::Copy Snapshots::copy_to_host(const std::vector<Row>& rows) const {
     places.push_back({static_cast<const uint8_t*>(storage.data()), storage.device().is_cpu()});
   }
   std::shared_ptr<SideCopies> beside;
-  if (!driver_.device().is_cpu()) beside = std::make_shared<SideCopies>(driver_.device(), piece_bytes());
+  if (!driver_.device().is_cpu())
+    beside = std::make_shared<SideCopies>(driver_.streams().for_snapshots(), piece_bytes());
   return [places = std::move(places), beside](size_t row, uint64_t offset, uint64_t bytes, uint8_t* to) {
     const auto& [memory, on_host] = places[row];
     if (on_host)

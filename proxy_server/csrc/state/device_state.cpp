@@ -33,6 +33,7 @@ DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy polic
       snapshots_(driver, log, table_),
       settings_(threads) {
   table_.protect(policy.protect);
+  driver.streams().when_opened([this](c10::Stream stream) { share_contents(stream); });
   // One that had no room for them has told the server that comes after it.
   keep_step_preimages(policy.optimizer_preimages &&
                       log.page().final_steps.load(std::memory_order_relaxed) == 0);
@@ -189,6 +190,8 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
     begin_snapshot(serial, {e, std::move(more)});
   apply_floor();
   store_.at_commit();
+  driver_.streams().forget_marks();  // the device has passed them
+  communicators_.forget_newest();
   publish_statistics();
   return number;
 }
@@ -213,7 +216,7 @@ std::optional<Manifest> DeviceState::describe(uint64_t number, bool optimizer, b
     } else if (!fresh || optimizer || number == 1) {
       // What lives for one minibatch only is not worth a digest; at the first commit nobody can tell.
       row.has_digest = 1;
-      if (b.digest_version != b.version) digested.push_back(&b), waited |= there;
+      if (b.digest_version != b.version) digested.push_back(&b), waited |= there && row.bytes != 0;
     }
     if (!b.available) {
       // There is nothing to copy.
@@ -223,7 +226,7 @@ std::optional<Manifest> DeviceState::describe(uint64_t number, bool optimizer, b
       shadows_.keep(b.shadow_offset, number);
       row.shadow_offset = b.shadow_offset;
     } else if (const auto place = shadows_.allocate(row.bytes, number)) {
-      copies.push_back({&b.content.storage(), shadows_.at(*place)}), waited |= there;
+      copies.push_back({&b.content.storage(), shadows_.at(*place)}), waited |= there && row.bytes != 0;
       row.shadow_offset = *place;
     } else {
       complete = false;

@@ -1,6 +1,7 @@
 #include "proxy_server/csrc/state/storage_store.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -32,12 +33,15 @@ c10::Storage StorageStore::copy(const c10::Storage& from) {
 c10::Storage StorageStore::fresh_copy(const c10::Storage& from) {
   try {
     if (!from.device().is_cuda() || from.nbytes() == 0) return driver_.duplicate(from);
+    const c10::StreamGuard beside(driver_.streams().for_copies());
     const auto place = arena_.take(from.nbytes());
     c10::Storage to = place ? *place : driver_.allocate(from.nbytes());
-    if (gathers_)
+    if (gathers_) {
       gathered_.emplace_back(to, from);
-    else
+    } else {
       bytes_of(to, 0, to.nbytes()).copy_(bytes_of(from, 0, from.nbytes()));
+      driver_.streams().copied();
+    }
     return to;
   } catch (const c10::Error& e) {
     if (!out_of_memory(e)) throw;
@@ -57,10 +61,13 @@ c10::Storage StorageStore::fresh_copy(const c10::Storage& from) {
 
 // One launch for many copies, in words where there are whole ones, as wide as its loads get.
 void StorageStore::make_gathered() {
+  const auto gathered = std::exchange(gathered_, {});
+  if (gathered.empty()) return;
+  const c10::StreamGuard beside(driver_.streams().for_copies());
   std::vector<at::Tensor> to, from;
   const auto copy_those = [&](bool in_words) {
     to.clear(), from.clear();
-    for (const auto& [copy, original] : gathered_) {
+    for (const auto& [copy, original] : gathered) {
       if ((original.nbytes() % sizeof(int64_t) == 0) != in_words) continue;
       const at::ScalarType type = in_words ? at::kLong : at::kByte;
       to.push_back(bytes_of(copy, 0, copy.nbytes()).view(type));
@@ -69,7 +76,7 @@ void StorageStore::make_gathered() {
     if (!to.empty()) at::_foreach_copy_(to, from);
   };
   copy_those(true), copy_those(false);
-  gathered_.clear();
+  driver_.streams().copied();
 }
 
 // The program's contents stay out of the arena: they would be there for good, amid what comes and goes.

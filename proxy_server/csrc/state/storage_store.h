@@ -23,6 +23,7 @@ class StorageStore {
   void gather_copies() { gathers_ = !driver_.device().is_cpu(); }
   void finish_copies() {
     if (std::exchange(gathers_, false)) make_gathered();
+    driver_.streams().stay_behind_copies();
   }
   c10::Storage hollow(const c10::Storage& from) const;
   void recycle(Content&& content);

@@ -20,17 +20,15 @@ void DeviceState::share_contents(c10::Stream stream) {
 void DeviceState::begin_running() {
   settings_.apply();
   ScriptStreams& streams = driver_.streams();
-  streams.each([&](size_t, c10::Stream stream) {
-    if (streams.several()) share_contents(stream);
-  });
+  if (streams.several()) streams.each([&](size_t, c10::Stream stream) { share_contents(stream); });
   streams.spread();
-  streams.enter(settings_.stream(), [this](c10::Stream opened) { share_contents(opened); });
+  streams.enter(settings_.stream());
 }
 
 // Whoever looks at the state meanwhile does so on the default stream.
 void DeviceState::end_running() noexcept {
   try {
-    driver_.streams().enter(0, {});
+    driver_.streams().enter(0);
     driver_.streams().gather();
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): who asks the device next is told
   }
@@ -38,27 +36,26 @@ void DeviceState::end_running() noexcept {
 
 void DeviceState::run_stream_record(Kind kind, uint64_t aux, Words words) {
   ScriptStreams& streams = driver_.streams();
-  const ScriptStreams::Opened opened = [this](c10::Stream stream) { share_contents(stream); };
   switch (kind) {
     case Kind::kStream:
       settings_.set_stream(aux);
-      return streams.enter(aux, opened);
+      return streams.enter(aux);
     case Kind::kStreamMark: {
       const uint64_t stream = words.next(), communicator = words.next();
       if (communicator != 0) return streams.mark(aux, communicators_.newest(communicator));
-      return streams.mark(aux, stream, opened);
+      return streams.mark(aux, stream);
     }
     case Kind::kStreamWait: {
       const uint64_t stream = words.next();
       const ScriptStreams::Mark* const known = streams.find(aux);
-      if (known == nullptr || known->event) return streams.wait(aux, stream, opened);
+      if (known == nullptr || known->event) return streams.wait(aux, stream);
       const Communicators::Works works = known->works;
-      return streams.on(stream, opened, [&] { communicators_.wait_for_works(works, table_); });
+      return streams.on(stream, [&] { communicators_.wait_for_works(works, table_); });
     }
     default: {
       const uint64_t stream = words.next();
       BufferTable::Buffer* const b = table_.find(aux);
-      if (b != nullptr && b->available) streams.use(b->content.storage(), stream, opened);
+      if (b != nullptr && b->available) streams.use(b->content.storage(), stream);
     }
   }
 }
@@ -67,6 +64,10 @@ Communicators::Works Communicators::newest(uint64_t communicator) const {
   const auto known = communicators_.find(communicator);
   if (known == communicators_.end()) throw LogError("unknown communicator " + std::to_string(communicator));
   return known->second.newest;
+}
+
+void Communicators::forget_newest() {
+  for (auto& [handle, c] : communicators_) c.newest.clear();
 }
 
 // Whoever has waited for one touches what it wrote; of calls of a group each has the same.

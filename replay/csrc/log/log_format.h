@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 16;
+inline constexpr uint32_t kVersion = 17;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -146,7 +146,7 @@ inline bool is_sync(Kind k) {
 
 // ---- the script's streams. 0 is the default one; others are 2 * a number from 1, + 1 for a high priority. A
 // log has records of them from the first that is made: until then everything is on the default stream.
-inline constexpr uint64_t kStreams = 5;  // of the device: the default one, and four that the others share
+inline constexpr uint64_t kStreams = 17;  // of the device: the default one, and 16 that the others share
 inline uint64_t place_of_stream(uint64_t stream) {
   return stream < 2 ? 0 : 1 + (stream / 2 - 1) % (kStreams - 1);
 }

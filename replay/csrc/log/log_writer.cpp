@@ -209,14 +209,28 @@ bool LogWriter::arrives_soon(const Arrived& arrived) const {
   return false;
 }
 
-static uint64_t passed_records(const ControlPage& p, uint64_t stream) {
-  return std::max(p.passed_index.load(std::memory_order_acquire),
-                  p.passed_of_stream[place_of_stream(stream)].load(std::memory_order_acquire));
+void LogWriter::note_passed(uint64_t index, uint64_t stream) {
+  std::atomic<uint64_t>& seen = seen_[place_of_stream(stream)];
+  for (uint64_t known = seen.load(); known < index && !seen.compare_exchange_weak(known, index);) {
+  }
+}
+
+void LogWriter::note_all_passed(uint64_t index) {
+  for (uint64_t place = 0; place < kStreams; place++) note_passed(index, 2 * place);
+}
+
+uint64_t LogWriter::passed_records(uint64_t stream) {
+  const ControlPage& p = page();
+  const uint64_t place = place_of_stream(stream);
+  note_passed(std::max(p.passed_index.load(std::memory_order_acquire),
+                       p.passed_of_stream[place].load(std::memory_order_acquire)),
+              stream);
+  return seen_[place].load();
 }
 
 bool LogWriter::has_passed(uint64_t index, uint64_t stream) {
   ControlPage& p = page();
-  const bool passed = passed_records(p, stream) >= index;
+  const bool passed = passed_records(stream) >= index;
   const std::unique_lock<std::mutex> alone(call_mutex_, std::try_to_lock);
   if (!alone.owns_lock()) return passed;  // whoever waits has the server look
   p.awaited_index.store(passed ? 0 : index);
@@ -226,7 +240,7 @@ bool LogWriter::has_passed(uint64_t index, uint64_t stream) {
 
 bool LogWriter::wait_until_passed(uint64_t index, uint64_t stream, uint64_t patience_ns) {
   ControlPage& p = page();
-  const auto passed = [&] { return passed_records(p, stream) >= index; };
+  const auto passed = [&] { return passed_records(stream) >= index; };
   if (passed()) return true;
   const std::lock_guard<std::mutex> one_at_a_time(call_mutex_);
   p.awaited_index.store(index);
@@ -234,11 +248,11 @@ bool LogWriter::wait_until_passed(uint64_t index, uint64_t stream, uint64_t pati
   wake_server(Kind::kSynchronize);
   bool over = arrives_soon(passed);
   // As long as the device gets on, so does the wait.
-  uint64_t seen_passed = passed_records(p, stream), until = now_ns() + 10 * patience_ns, given_until = until;
+  uint64_t seen_passed = passed_records(stream), until = now_ns() + 10 * patience_ns, given_until = until;
   // The server's look at what is awaited may come just before it is written: the first sleeps are short.
   for (long sleep_ms = 1; !over && p.session_state.load() != kLost && now_ns() < std::min(until, given_until);
        sleep_ms = std::min(2 * sleep_ms, kLivenessMilliseconds)) {
-    if (const uint64_t now_passed = passed_records(p, stream);
+    if (const uint64_t now_passed = passed_records(stream);
         std::exchange(seen_passed, now_passed) != now_passed)
       given_until = until = now_ns() + 10 * patience_ns;
     if (p.cursor_index.load() < index)

@@ -79,6 +79,10 @@ class LogWriter {
   // learns of it.
   bool has_passed(uint64_t index, uint64_t stream);
 
+  // It has done them, and for good: whichever server does them again, the script has seen that.
+  void note_passed(uint64_t index, uint64_t stream);
+  void note_all_passed(uint64_t index);
+
   // From here on records say on which stream they lie: `of_thread` answers that of the calling thread.
   void use_streams(uint64_t (*of_thread)());
   // The index behind the last record that concerns `stream`; while there is one stream, behind the last.
@@ -108,6 +112,7 @@ class LogWriter {
   void close();
 
  private:
+  uint64_t passed_records(uint64_t stream);
   template <class Fill, class Read>
   void exchange(Kind kind, uint64_t aux, size_t words, Fill&& fill, Read&& read) {
     const uint64_t sequence = ++call_sequence_;
@@ -210,6 +215,7 @@ class LogWriter {
   std::atomic<uint64_t (*)()> stream_of_thread_{nullptr};
   uint64_t stream_ = 0;  // of the records
   std::array<std::atomic<uint64_t>, kStreams> ends_{};
+  std::array<std::atomic<uint64_t>, kStreams> seen_{};  // records that the device has passed
 
   QuickLock free_lock_;  // innermost: never held while appending
   std::vector<uint64_t> pending_frees_;
