@@ -3,7 +3,8 @@
 A fork of a process that has PyTorch imported, and never ran a kernel or opened a channel, is ready in
 milliseconds and shares its memory. Speaks JSON lines: requests on stdin, answers on stdout.
 
-    → {"spawn": {"socket": PATH, "device": "cpu:0"}}     ← {"spawned": {"pid": 123, "socket": PATH}}
+    → {"spawn": {"socket": PATH, "device": "cuda:0", "gpu": UUID or ""}}
+                                                         ← {"spawned": {"pid": 123, "socket": PATH}}
     → {"ended": 123}     ← {"status": 1, or -11 if SIGSEGV ended it, or null if that is not known}
     first line ← {"ready": {...}} or {"error": "sentence"}
 """
@@ -45,9 +46,8 @@ def answer(message: dict[str, Any]) -> None:
 
 
 def visible_gpu(index: int, count: int) -> str:
-    """What CUDA_VISIBLE_DEVICES is to say in the server of device `index`, of a host with `count` GPUs.
-
-    Each server sees its own GPU alone, as cuda:0: no thread of it can make a context on another rank's.
+    """What CUDA_VISIBLE_DEVICES is to say in the server of device `index`, of a host with `count` GPUs, where
+    no UUID is known: numbers may be those of other GPUs once one is lost.
     """
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return (names if names != [""] else [str(number) for number in range(count)])[index % count]
@@ -79,13 +79,13 @@ def _identity(arguments: argparse.Namespace) -> Any:
     return HostIdentity(Path(arguments.certificates), arguments.host_name)
 
 
-def enter_gpu(index: int, gpus: int) -> str:
-    """This process sees that one alone; its name there.
+def enter_gpu(visible: str) -> str:
+    """This process sees that one alone: no thread of it can make a context on another rank's; its name there.
 
     It leaves no core file, as PyTorch and NCCL abort at some errors: a job's log is mapped, which may be most
     of a host's memory.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(index, gpus)
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     return "cuda:0"
 
@@ -102,7 +102,7 @@ def spawn(
     try:
         device = str(request["device"])
         if gpus:
-            device = enter_gpu(int(device.partition(":")[2]), gpus)
+            device = enter_gpu(request.get("gpu") or visible_gpu(int(device.partition(":")[2]), gpus))
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)

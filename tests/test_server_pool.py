@@ -72,7 +72,7 @@ def test_a_server_on_a_gpu_leaves_no_core_file(monkeypatch: pytest.MonkeyPatch) 
     _, hard = before = resource.getrlimit(resource.RLIMIT_CORE)
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
-        assert (enter_gpu(1, 2), os.environ["CUDA_VISIBLE_DEVICES"]) == ("cuda:0", "5")
+        assert (enter_gpu("GPU-5"), os.environ["CUDA_VISIBLE_DEVICES"]) == ("cuda:0", "GPU-5")
         assert resource.getrlimit(resource.RLIMIT_CORE) == (0, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)

@@ -48,6 +48,8 @@ class ServerPool:
         self._ready: dict[str, list[Server]] = {_affinity(device): [] for device in devices}
         self._starting: Counter[str] = Counter()
         self._awaited: Counter[str] = Counter()
+        self._gpus: tuple[str, ...] = ()
+        """UUIDs: what number a GPU has may change when another one is lost."""
         self._failed_starts = 0
         self._changed = asyncio.Condition()
         self._servers: set[Server] = set()
@@ -61,6 +63,7 @@ class ServerPool:
     async def start(self) -> Installation:
         """Start the spawner and begin to fill the pool; raises SpawnerError."""
         installation = await self._spawner.start()
+        self._gpus = installation.gpu_uuids
         self._background.start(self._follow_spawner())
         self.fill()
         return installation
@@ -180,7 +183,8 @@ class ServerPool:
         socket = self._runtime / f"server-{self._names}-{self._number}.sock"  # unlike those of a predecessor
         server: Server | None = None
         try:
-            server = Server(Watched(await self._spawner.spawn(socket, affinity)), socket, affinity)
+            pid = await self._spawner.spawn(socket, affinity, self._gpu(affinity))
+            server = Server(Watched(pid), socket, affinity)
             self._servers.add(server)
             await _answering(server)
         except (SpawnerError, ProcessLookupError, grpc.RpcError, TimeoutError) as problem:
@@ -197,6 +201,9 @@ class ServerPool:
             self._changed.notify_all()
         log.debug("server ready", pid=server.pid, device=affinity)
         self._background.start(self._follow_idle(server))
+
+    def _gpu(self, affinity: str) -> str:
+        return self._gpus[int(affinity.partition(":")[2]) % len(self._gpus)] if self._gpus else ""
 
     async def _start_failed(self, affinity: str, problem: Exception) -> None:
         text = (

@@ -99,9 +99,9 @@ class Spawner:
         uuids = tuple(map(str, ready.get("gpu_uuids", ())))
         return Installation(str(ready["torch_version"]), capability, len(uuids), uuids)
 
-    async def spawn(self, socket: Path, device: str) -> int:
-        """Fork a device server; answers its pid.  Raises SpawnerError."""
-        answer = await self._asked({"spawn": {"socket": str(socket), "device": device}})
+    async def spawn(self, socket: Path, device: str, gpu: str = "") -> int:
+        """Fork a device server; answers its pid.  `gpu`: the UUID of its device.  Raises SpawnerError."""
+        answer = await self._asked({"spawn": {"socket": str(socket), "device": device, "gpu": gpu}})
         if "spawned" not in answer:
             raise SpawnerError(str(answer.get("error", f"the spawner said {answer!r}")))
         return int(answer["spawned"]["pid"])

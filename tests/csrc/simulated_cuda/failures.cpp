@@ -74,8 +74,7 @@ int due(Place place) {
 // What the file of this device says; none: there is no file.
 std::optional<std::string> said_of_it() {
   if (settings().gone == nullptr) return std::nullopt;
-  const char* const shown = std::getenv("CUDA_VISIBLE_DEVICES");
-  std::ifstream file(std::string(settings().gone) + "/" + (shown != nullptr ? shown : "0"));
+  std::ifstream file(std::string(settings().gone) + "/" + visible_gpu());
   if (!file) return std::nullopt;
   std::string how;
   std::getline(file, how);

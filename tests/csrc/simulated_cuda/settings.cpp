@@ -22,6 +22,12 @@ int visible(int devices) {
 
 }  // namespace
 
+std::string visible_gpu() {
+  const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string shown = text != nullptr ? text : "0";
+  return shown.starts_with("GPU-") ? std::to_string(std::stoi(shown.substr(4))) : shown;
+}
+
 const Settings& settings() {
   // Read when the device is first used: a device server sets what it sees after the fork.
   static const Settings read{visible(static_cast<int>(number("SIMULATED_CUDA_DEVICES", 1))),

@@ -4,6 +4,7 @@
 // GPU.
 #pragma once
 #include <cstdint>
+#include <string>
 
 namespace understudy::simulated {
 
@@ -19,5 +20,7 @@ struct Settings {
 };
 
 const Settings& settings();
+// The first one that this process sees, by its number: CUDA_VISIBLE_DEVICES may name it by its UUID.
+std::string visible_gpu();
 
 }  // namespace understudy::simulated

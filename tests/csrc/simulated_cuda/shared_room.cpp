@@ -10,6 +10,8 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "tests/csrc/simulated_cuda/settings.h"
+
 namespace understudy::simulated {
 
 struct SharedRoom::Account {
@@ -46,8 +48,7 @@ bool lives(pid_t process) {
 
 SharedRoom::SharedRoom(const std::string& folder, uint64_t bytes) : bytes_(bytes) {
   if (folder.empty()) return;
-  const char* const shown = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string path = folder + "/" + (shown != nullptr ? shown : "0");
+  const std::string path = folder + "/" + visible_gpu();
   constexpr size_t kSize = kProcesses * sizeof(Account);
   file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file_ < 0 || ftruncate(file_, kSize) != 0)
