@@ -89,7 +89,9 @@ class TwoHosts:
             credentials=lambda: {"job": "j", "token": b"t", "leadership": 1},
             run_beside=lambda work: self.work.append(asyncio.ensure_future(work)),
         )  # fmt: skip
-        self.images = CpuImages(cast(Any, self.job), lead, cast(Any, None), folder / FOLDER, every_s, timing)
+        self.images = CpuImages(
+            cast(Any, self.job), lead, cast(Any, None), folder / FOLDER, every_s, None, timing
+        )
 
     def TakeImage(self, request: pb.TakeImageRequest) -> Call:
         self.asked.append(request)

@@ -111,9 +111,11 @@ class Member:
         )
         self.jobs: dict[str, Job] = {}
         self.coordinators: dict[str, Any] = {}
+        self.workers: Any = SimpleNamespace()
+        """What carries workers away: as a test says."""
         self.side = MemberSide(
             self.jobs, self.coordinators, settings, cast(Any, self.placement), follow=lambda session: None,
-            close_if_unused=lambda job: None, note=lambda: None,
+            close_if_unused=lambda job: None, note=lambda: None, workers=self.workers,
         )  # fmt: skip
 
     @property
@@ -178,7 +180,7 @@ class Leading:
         self.holds = asyncio.Event()
         self.holds.set()
 
-    async def run(self) -> None:
+    async def run(self, superseded: Any) -> None:
         await asyncio.Event().wait()
 
     async def resign(self) -> None:

@@ -203,7 +203,7 @@ class Member:
         with suppress(Unreachable):
             await succession.why_over(job, deputy, (), "lost")
         if self.leads and span.leading is not None:
-            leading = asyncio.ensure_future(span.leading.run())
+            leading = asyncio.ensure_future(span.leading.run(lambda _: None))
             number = itertools.count()
             while not leading.done():
                 await self.write(f"{self.name}-{next(number)}")
@@ -264,8 +264,7 @@ class Leader:
         else:
             record = pb.JobLeader(version=1, host="a", hosts=3, token=world.token)
             leading = Leading(self.link, "c", "j", record)
-        leading.superseded = self._give_way
-        self.store.told = None
+        self.store.tell_changes(None)
         links: dict[str, MemberLink] = {}
         lead: Any = SimpleNamespace(
             span=SimpleNamespace(leading=leading), members=links, of=lambda member: [1],
@@ -276,8 +275,14 @@ class Leader:
             link.times = member.times
             link.stub = partial(Stub, self.ways[name], member)  # type: ignore[assignment, method-assign]
         sources = Sources(lambda job: self.store, None, None, lambda job: self._known())  # type: ignore[arg-type]
-        standby = StandbyReplication(Job("j", None, []), lead, self.link, HEIR, sources)
-        work = [leading.run(), standby.run(), self._leave(standby), self._see(links), self._decide(standby)]
+        standby = StandbyReplication(Job("j", None, []), lead, self.link, HEIR, sources, lambda _: None)
+        work = [
+            leading.run(self._give_way),
+            standby.run(),
+            self._leave(standby),
+            self._see(links),
+            self._decide(standby),
+        ]
         work += [self._write(standby) for _ in range(3)]
         tasks = [asyncio.ensure_future(one) for one in work]
         try:

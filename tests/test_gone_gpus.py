@@ -59,7 +59,7 @@ class Pool:
         self._leased: set[str] = set()
         self.crash = ""
         """What each server that ends has died of, by its own fault."""
-        self.asked_why = asyncio.Event()
+        self.asked_why, self.ends_late = asyncio.Event(), False
 
     @property
     def leased(self) -> list[str]:
@@ -77,7 +77,8 @@ class Pool:
 
     async def crash_of(self, server: Any) -> str:
         self.asked_why.set()
-        await asyncio.sleep(0 if self.crash else 1000)
+        if self.ends_late:
+            await asyncio.Event().wait()
         return self.crash
 
     def lease(self, device: str) -> None:
@@ -277,7 +278,7 @@ def test_a_rank_does_not_move_to_a_gpu_that_nvml_says_is_lost_and_nobody_else_ge
 
 def test_what_a_gpu_tells_of_after_it_failed_in_a_drill_outlives_that() -> None:
     node = Node(_sound, _sound)
-    node.session.job.fired = lambda kind, rank: 1
+    cast(Any, node.session.job).fired = lambda kind, rank: 1
     node.leases.fence(node.session, "a drill")
     node.told.tell(0, FELL_OFF)
     assert node.leases.move(node.session)
@@ -353,6 +354,7 @@ def test_a_round_that_is_given_up_during_a_trial_leaves_no_server() -> None:
 def test_a_round_that_is_given_up_while_a_server_is_asked_why_it_ended_leaves_no_server() -> None:
     async def run() -> Node:
         node = Node(_dies)
+        node.pool.ends_late = True
         replacing = asyncio.create_task(node.placement.replacement(node.session, keep_source=False))
         await node.pool.asked_why.wait()
         replacing.cancel()

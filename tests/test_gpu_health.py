@@ -220,7 +220,7 @@ def test_an_xid_that_comes_is_told_of_its_gpu_alone_and_outlives_the_next_rank_t
         assert found.severity is Severity.UNUSABLE
         assert found.sentence.endswith("Xid 94, a contained ECC error; " + OFF)
         assert (health.unusable(0), unusable) == (
-            "NVML tells of it: Xid 94, a contained ECC error; " + OFF,
+            "NVML tells of it: " + OFF,
             [0],
         )
         assert await health.finding(1) is None

@@ -49,7 +49,7 @@ class Standby:
 
 def with_standby(stage: TwoHosts) -> Standby:
     standby = Standby(stage)
-    stage.images.standby = cast(Any, standby)
+    stage.images._replication = cast(Any, standby)
     return standby
 
 

@@ -26,7 +26,7 @@ def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folde
     async def move() -> None:
         b, c = Member(folder, "b"), Member(folder, "c")
         b.open(1)
-        b.side.send = refuse
+        b.workers.send_for_leader = refuse
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed, match="locked a file"):
@@ -48,7 +48,7 @@ def test_a_host_where_a_rank_may_be_goes_on_taking_part(folder: Path) -> None:
     async def move() -> None:
         b, c = Member(folder, "b"), Member(folder, "c")
         b.open(1)
-        b.side.send = break_off
+        b.workers.send_for_leader = break_off
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
             with pytest.raises(SteerFailed):
@@ -62,7 +62,7 @@ def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended
     async def move() -> None:
         b, c = Member(folder, "b"), Member(folder, "c")
         there = b.open(1)
-        b.side.send = break_off
+        b.workers.send_for_leader = break_off
         async with Leader(folder, {"b": b, "c": c}, known="b") as a:
             async with b:
                 session = await a.hears_of(1)
@@ -296,7 +296,7 @@ def test_a_move_waits_for_one_that_is_under_way(folder: Path, goes: bool) -> Non
     async def move() -> None:
         b = Member(folder, "b")
         there = b.open(1)
-        b.side.send = send
+        b.workers.send_for_leader = send
         async with b, Leader(folder, {"b": b}, known="b") as a:
             await a.hears_of(1)
             request = pb.MoveRankRequest(rank=1, destination="c", **a.lead.credentials())

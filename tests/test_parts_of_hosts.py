@@ -69,7 +69,7 @@ class Member:
             cast(Any, None),
         )
         jobs, unused = {"j": cast(Any, self.job)}, cast(Any, None)
-        self.side = MemberSide(jobs, {"j": deputy}, *[unused] * 5)
+        self.side = MemberSide(jobs, {"j": deputy}, *[unused] * 6)
 
     def _note(self) -> None:
         self.noted += 1

@@ -104,8 +104,7 @@ class LeadersHost:
         self.member.times, self.member.stub = 1, lambda: self.stub  # type: ignore[assignment, return-value, method-assign]
         self.member.connected.set()
         lead.members["b"] = self.member
-        made = StandbyReplication(job, lead, self.cluster, HEIR, sources)
-        made.lapsed = self.lapsed.append
+        made = StandbyReplication(job, lead, self.cluster, HEIR, sources, self.lapsed.append)
         return made
 
     @contextlib.asynccontextmanager
@@ -153,10 +152,11 @@ def test_a_leader_names_its_heir_once_that_has_everything(tmp_path: Path) -> Non
 def test_a_write_to_the_store_is_answered_once_the_heir_has_it(tmp_path: Path) -> None:
     async def check() -> None:
         host = LeadersHost(tmp_path)
-        workers = WorkerStore(tmp_path)
+        replications: list[StandbyReplication] = []
+        workers = WorkerStore(tmp_path, settle=lambda: replications[0].settle())
         host.store = workers.store
         leaving = await host.begin()
-        workers.settle = leaving.settle
+        replications.append(leaving)
         await leaving.leave(host.pair(1), [host.session])
         host.stub.gate.clear()
         line = json.dumps({"do": "add", "key": "k", "amount": 3, "id": "request-1"}).encode()
@@ -186,7 +186,7 @@ def test_a_write_that_the_heir_does_not_get_is_answered_once_nobody_is_the_heir(
         assert await named(host.cluster) == ("", "") and not leaving.host and not host.span.standby
         assert host.lapsed == ["host b: it is not reached"]
         await host.store.set("more", b"v")  # nobody is told, and nothing piles up
-        assert host.store.told is None and not leaving._changes
+        assert host.store._told is None and not leaving._changes
 
     asyncio.run(check())
 

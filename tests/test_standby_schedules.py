@@ -46,7 +46,7 @@ async def _answer_at_once(leaving: StandbyReplication) -> None:
 
 async def _forget_only(leaving: StandbyReplication, why: str) -> None:
     leaving._forget()
-    leaving.lapsed(why)
+    leaving._lapsed(why)
 
 
 CARELESS: dict[str, tuple[Any, str, Callable[..., Any], range]] = {

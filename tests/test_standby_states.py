@@ -33,7 +33,7 @@ def test_a_store_that_takes_all_changes_of_another_answers_as_that_one(tmp_path:
         for change in first.changes():
             second.take(change)
         told: list[Change] = []
-        first.told = told.append
+        first.tell_changes(told.append)
         await first.add("count", 2, "request-2")
         await first.set("gone", b"x", "request-3")
         first.delete("gone")

@@ -80,12 +80,11 @@ def test_a_leader_that_comes_back_gives_way_to_its_heir() -> None:
         claimed = await claim(store, "c", "j", "a", 2)
         leading = Leading(store, "c", "j", claimed.record)
         told: list[str] = []
-        leading.superseded = told.append
         revision = await store.put(HEIR, standby("b"))
         clock.now = 60.0
         assert await claim_as_standby(store, "c", "j", leader("b", claimed.record.token), ID, revision)
         async with asyncio.timeout(10):
-            await leading.run()  # ends: it will never lead again
+            await leading.run(told.append)  # ends: it will never lead again
         assert told == ["b"] and not leading.holds.is_set()
 
     asyncio.run(check())

@@ -16,7 +16,7 @@ import structlog
 from understudy import replay
 from understudy.recovery.agent.beginning import attach, make_log
 from understudy.recovery.agent.remote_ranks import RemoteRanks, is_cleaned_up
-from understudy.recovery.base.background import BackgroundTasks
+from understudy.recovery.base.background import BackgroundTasks, first_of
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.job_names import trouble_with
 from understudy.recovery.config.settings import Settings
@@ -114,6 +114,10 @@ class HostAgent:
         self._background.start(Survey(self.jobs).run())
         self._background.start(health.run())
 
+    def join_hosts(self, spans: JobSpans) -> None:
+        """Jobs may have ranks on other hosts from here on."""
+        self.spans = self.job_hosts = spans
+
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as this proxyd runs."""
         self._background.start(work)
@@ -175,9 +179,16 @@ class HostAgent:
     def keep_store(self, job: Job, relays: Path) -> None:
         """Opens the `torch.distributed` store of a job, for workers below relays there."""
         forwarder = StoreForwarder(lambda name: self.job_hosts.where(name))
-        store = WorkerStore(relays, job.name, forwarder, lambda: self.job_hosts.spans(job.name))
+        store = WorkerStore(
+            relays, job.name, forwarder, lambda: self.job_hosts.spans(job.name),
+            partial(self._store_settled, job.name),
+        )  # fmt: skip
         self.worker_stores[job.name] = store
         self.keep(job, store.run())
+
+    async def _store_settled(self, job: str) -> None:
+        if self.spans is not None:
+            await self.spans.settle_store(job)
 
     def keep(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
         """For as long as the job lasts."""
@@ -418,7 +429,7 @@ class HostAgent:
 
     async def _notice_death(self, session: Session, server: Server, early: int) -> None:
         try:
-            await _first_of(server.process.ended, session.closed)  # a sound server outlives the session
+            await first_of(server.process.ended, session.closed)  # a sound server outlives the session
         finally:
             self._early_notice.leave(early)
         coordinator = self.coordinators.get(session.job.name)
@@ -482,15 +493,6 @@ class HostAgent:
         await self._background.cancel()
         await self.leases.health.close()
         self._early_notice.close()
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -88,3 +88,13 @@ async def all_of(works: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
         if failure is not None:
             raise failure
     return [task.result() for task in tasks]
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Until one of them is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

@@ -45,8 +45,8 @@ log = structlog.get_logger()
 
 HISTORY_S = 2.0
 """How long the last lines of the history are waited for."""
-SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, str, bool], list[str]]
-"""(proxyd's socket, runtime directory, driver, grace of device servers, network, exact, own collectives) ->
+SpawnerCommand = Callable[[Path, Path, str, float, DataNetwork, str, str], list[str]]
+"""(proxyd's socket, runtime directory, driver, grace of device servers, network, exact, collectives) ->
 command."""
 
 

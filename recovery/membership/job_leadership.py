@@ -181,16 +181,15 @@ class Leading:
         """Of the newest leadership that we had; a later one's is greater."""
         self.holds = asyncio.Event()
         """Set while we lead, as far as we know."""
-        self.superseded: Callable[[str], None] = lambda _: None
-        """Called with the name of the host that leads instead: we never shall again."""
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def run(self, superseded: Callable[[str], None]) -> None:
+        """Until cancelled; `superseded` is called with the host that leads instead: we never shall again."""
         while True:
             if self._leadership is None:
-                self._leadership = await self._claim_again()
-            if self._leadership is None:
-                return
+                claimed = await self._claim_again()
+                if isinstance(claimed, str):
+                    return superseded(claimed)
+                self._leadership = claimed
             self.token = self._leadership.token
             self.holds.set()
             try:
@@ -200,8 +199,8 @@ class Leading:
             self.holds.clear()
             self._leadership = None
 
-    async def _claim_again(self) -> Leadership | None:
-        """None: another host leads."""
+    async def _claim_again(self) -> Leadership | str:
+        """Or the name of the host that leads."""
         record = self.record
         while True:
             try:
@@ -216,8 +215,7 @@ class Leading:
                     log.info("leads", job=self._job)
                     return claimed.leadership
                 log.error("another host leads", job=self._job, host=claimed.record.host)
-                self.superseded(claimed.record.host)
-                return None
+                return str(claimed.record.host)
             await asyncio.sleep(AGAIN_S)
 
     async def resign(self) -> None:

@@ -136,7 +136,7 @@ def _open(path: Path) -> int:
 
 
 class _Wait:
-    """A reader waits for keys; whoever puts the last one ends it."""
+    """A reader's wait for keys; whoever puts the last one ends it."""
 
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -167,8 +167,11 @@ class Store:
             self._bytes = sum(_size(key, value) for key, value in self._values.items())
         self._waits: dict[str, set[_Wait]] = {}
         """Readers by the keys that they miss."""
-        self.told: Callable[[Change], None] | None = None
-        """Called with every change, in order."""
+        self._told: Callable[[Change], None] | None = None
+
+    def tell_changes(self, told: Callable[[Change], None] | None) -> None:
+        """Call `told` with every change from here on, in order; None: nobody is told any more."""
+        self._told = told
 
     def changes(self) -> list[Change]:
         """Those that make an empty store like this one."""
@@ -210,8 +213,8 @@ class Store:
             if len(self._done) > self._most_done:
                 del self._done[next(iter(self._done))]
         self._note(lambda notes: notes.add(change.key, change.value, change.request, change.count))
-        if self.told is not None:
-            self.told(change)
+        if self._told is not None:
+            self._told(change)
 
     def _note(self, change: Callable[[Notes], None]) -> None:
         """A full file system ends no job: what is not written down is missing only to a successor."""
@@ -310,9 +313,9 @@ class Store:
         gone = set(keys)
         self._done = {request: one for request, one in self._done.items() if one.key not in gone}
         self._note(lambda notes: notes.replace(self._values, self._done))
-        if self.told is not None:
+        if self._told is not None:
             for key in keys:
-                self.told(Change(key, None))
+                self._told(Change(key, None))
 
     def __len__(self) -> int:
         return len(self._values)

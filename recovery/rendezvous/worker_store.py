@@ -41,6 +41,10 @@ REQUEST_S = 30.0
 """For a client to say what it wants and to take the answer."""
 
 
+async def settled() -> None:
+    """Nothing else is to be done."""
+
+
 class WorkerStore:
     """The store of one job."""
 
@@ -50,14 +54,16 @@ class WorkerStore:
         job: str = "",
         forwarder: StoreForwarder | None = None,
         spans: Callable[[], bool] = lambda: False,
+        settle: Callable[[], Awaitable[None]] = settled,
     ) -> None:
-        """`forwarder`: to whoever leads the job; `spans`: whether it may have ranks on other hosts."""
+        """`forwarder`: to whoever leads the job; `spans`: whether it may have ranks on other hosts.
+
+        `settle` returns when what has been written outlives this host, too, if anything is to.
+        """
         self._directory = directory
         self._job = job
         self._forwarder = forwarder or StoreForwarder(nowhere)
-        self._spans = spans
-        self.settle: Callable[[], Awaitable[None]] = _settled
-        """Until what has been written outlives this host, too, if anything is to."""
+        self._spans, self._settle = spans, settle
         self._notes = Notes(directory / VALUES)
         self.store = Store(self._notes, MOST_DONE_OF_WORKERS)
 
@@ -108,7 +114,7 @@ class WorkerStore:
         try:
             request = json.loads(asked.line)
             answer = await self._act(request["do"], request)
-            await self.settle()
+            await self._settle()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             answer = {"error": f"the store cannot do that: {problem}"[:1000]}
         return pb.WorkerStoreReply(line=json.dumps(answer).encode())
@@ -156,10 +162,6 @@ class WorkerStore:
             return known
         await self.store.set(key, desired, request_id)
         return desired
-
-
-async def _settled() -> None:
-    """Nothing else is to be done."""
 
 
 def _key(key: object) -> str:

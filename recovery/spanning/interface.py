@@ -11,6 +11,7 @@ from understudy.recovery.host.placement import Placement
 from understudy.recovery.migration.places import Place
 from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
 from understudy.recovery.persistence.writing.request import Written
+from understudy.recovery.rendezvous.forwarder import JobHosts
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
 
@@ -37,11 +38,14 @@ class Images(Protocol):
         """A set of snapshots that counts, of these commits by rank.  `pressed`: a log is filling up."""
 
 
-class JobSpans(Protocol):
+class JobSpans(JobHosts, Protocol):
     """The jobs on several hosts of one proxyd."""
 
     def begin(self, job: Job) -> Started:
         """We lead it."""
+
+    async def settle_store(self, job: str) -> None:
+        """Until what was written to its workers' store outlives this host, if anything is to."""
 
     def placement(self, job: Job) -> Placement:
         """Where its ranks get devices and servers from."""

@@ -1,4 +1,4 @@
-"""Begins what takes a job's snapshots to storage, on one host or on several."""
+"""What takes a job's snapshots to storage, on one host or on several."""
 
 from __future__ import annotations
 

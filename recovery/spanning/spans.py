@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.records import VERSION
 from understudy.recovery.membership.stores.store import ClusterStoreError
 from understudy.recovery.migration.places import Place
+from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.compatible import why_not
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.persistence.settings import on_several_hosts
@@ -85,11 +87,12 @@ class Spans:
         self._runtime = runtime
         self._leader = LeaderLink(membership.links, agent.settings.gpu_ways)
         self._leads: dict[str, Lead] = {}
+        self._placements: dict[str, SpanningPlacement] = {}
         self._far_moves: dict[str, FarMoves] = {}
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
             agent.jobs, agent.coordinators, agent.settings, Placement(pool, agent.leases), agent.follow,
-            agent.remote_ranks.close_if_unused, lambda: agent.note(),
+            agent.remote_ranks.close_if_unused, lambda: agent.note(), self,
         )  # fmt: skip
         settings = agent.settings
         self._images_folder: Path | None = None
@@ -100,8 +103,6 @@ class Spans:
             settings.timing,
         )  # fmt: skip
         self._migration = Migration(agent, pool, moves, self._member, membership.here)
-        self._member.send = self._migration.send_for_leader
-        self._member.image = self._migration.image
         self._doors = Doors(
             agent.leases, self._migration, agent.remote_ranks.take_remote, agent.remote_ranks.tell,
             agent.follow, lambda: agent.note(),
@@ -111,7 +112,7 @@ class Spans:
         membership.services.append(
             lambda server: rpc.add_JobLinkServicer_to_server(JobLinkService(self, self._member), server)
         )
-        agent.spans = agent.job_hosts = self
+        agent.join_hosts(self)
 
     async def run(self) -> None:
         """Look after hosts that are lost, until cancelled."""
@@ -251,23 +252,44 @@ class Spans:
             store, cluster, here = self._membership.store, self._membership.cluster, self._membership.here
             record = pb.JobLeader(version=VERSION, host=here, hosts=job.span.hosts, token=job.span.token)
             job.span.leading = Leading(store, cluster, job.name, record, timing=self._agent.settings.timing)
-        lead = Lead(
-            job, job.span, self._membership.links, self._runtime,
-            self._doors, self._membership.here,
+        lead = self._leads[job.name] = Lead(
+            job, job.span, self._membership.links, self._runtime, self._doors, self._membership.here,
+            lambda sessions: self._placements[job.name].room_for(sessions), partial(self._give_way, job),
+            self._imaging,
         )  # fmt: skip
-        self._leads[job.name] = lead
-        job.span.leading.superseded = partial(self._give_way, job)
-        if self._images_folder is not None:
-            every_s = self._agent.settings.cpu_image_every_s
-            images = lead.images = CpuImages(
-                job, lead, self._moves, self._images_folder, every_s, self._agent.settings.timing
-            )
-            store, key = self._membership.store, standby_key_of(self._membership.cluster, job.name)
-            images.standby = lead.standby = StandbyReplication(job, lead, store, key, self._sources())
-            images.standby.lapsed = images.not_left
-            if (workers := self._agent.worker_stores.get(job.name)) is not None:
-                workers.settle = images.standby.settle
         return lead
+
+    def _imaging(self, lead: Lead) -> tuple[CpuImages, StandbyReplication] | None:
+        """What takes images of a job's workers, and what takes those to its standby, if any are taken."""
+        settings, job = self._agent.settings, lead.job
+        if self._images_folder is None:
+            return None
+        store, key = self._membership.store, standby_key_of(self._membership.cluster, job.name)
+        replication = StandbyReplication(
+            job, lead, store, key, self._sources(), lambda why: images.not_left(why)
+        )
+        images = CpuImages(
+            job, lead, self._moves, self._images_folder, settings.cpu_image_every_s, replication,
+            settings.timing,
+        )  # fmt: skip
+        return images, replication
+
+    async def settle_store(self, job: str) -> None:
+        """As JobSpans."""
+        lead = self._leads.get(job)
+        if lead is not None and lead.replication is not None:
+            await lead.replication.settle()
+
+    # ------------------------------------------------------------------ as Workers
+    async def send_for_leader(
+        self, job: Job, session: Session, host: str, keep_server: bool, device: str
+    ) -> pb.Transfer:
+        """As Workers."""
+        return await self._migration.send_for_leader(job, session, host, keep_server, device)
+
+    def image(self, session: Session) -> AbstractAsyncContextManager[Image]:
+        """As Workers."""
+        return self._migration.image(session)
 
     def _store_of(self, job: Job) -> Store | None:
         """The store of a job's workers, on this host."""
@@ -296,7 +318,7 @@ class Spans:
         made = SpanningPlacement(
             self._pool, self._agent.leases, self._leads[job.name], self._places, self._cut_off
         )
-        self._leads[job.name].room_for = made.room_for
+        self._placements[job.name] = made
         agent = self._agent
         self._far_moves[job.name] = FarMoves(
             job, made, agent.coordinators, agent.planned.carry_out, self._doors.note
@@ -363,6 +385,7 @@ class Spans:
         assert job.span is not None
         lead = self._leads.pop(job.name, None)
         self._far_moves.pop(job.name, None)
+        self._placements.pop(job.name, None)
         self._succession.forget(job.name)
         if lead is not None:
             self._reports[job.name] = job.span, job.report()

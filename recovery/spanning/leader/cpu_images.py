@@ -90,9 +90,12 @@ class CpuImages:
 
     def __init__(
         self, job: Job, lead: Lead, moves: Moves, folder: Path, every_s: float,
-        timing: Timing = TIMING,
+        replication: StandbyReplication | None = None, timing: Timing = TIMING,
     ) -> None:  # fmt: skip
-        """`folder`: of all jobs' images here; `every_s`: the least time between two."""
+        """`folder`: of all jobs' images here; `every_s`: the least time between two.
+
+        `replication`: to the standby, which leads the job on if our host is lost.
+        """
         self._job, self._lead, self._moves = job, lead, moves
         self._folder = folder / lead.here / job.name
         self._every_s, self._timing = every_s, timing
@@ -102,8 +105,7 @@ class CpuImages:
         self._begun_s = 0.0
         self._count = 0
         self._problem = "none has been taken yet"
-        self.standby: StandbyReplication | None = None
-        """To whoever leads the job on if our host is lost."""
+        self._replication = replication
         shutil.rmtree(self._folder, ignore_errors=True)  # of a former run, or of a proxyd before us
 
     def close(self) -> None:
@@ -132,8 +134,8 @@ class CpuImages:
             log.warning("CPU images are of no use any more", job=self._job.name, reason=why)
             shutil.rmtree(self._pair.folder, ignore_errors=True)
             self._pair = None
-            if self.standby is not None and self.standby.host:
-                self._lead.run_beside(self.standby.void(why))
+            if self._replication is not None and self._replication.host:
+                self._lead.run_beside(self._replication.void(why))
         self._problem, self._due_s = why, 0.0
 
     def take_over(self, state: StandbyState, former: str) -> None:
@@ -186,8 +188,8 @@ class CpuImages:
                 pair.workers[session.rank] = {_worker(session)}
                 paused_s += await self._take_one(pair, session)
             self._check(pair, generation)
-            if self.standby is not None:
-                paused_s += await self._leave(self.standby, pair, generation)
+            if self._replication is not None:
+                paused_s += await self._leave(self._replication, pair, generation)
         except (BadImage, SteerFailed, OSError) as problem:
             self._not_taken(pair, _text(problem), pressed)
         except BaseException as problem:
@@ -202,7 +204,7 @@ class CpuImages:
             self._tell("")
             size = sum(image.bytes for image in pair.images.values())
             seconds = time.monotonic() - self._begun_s
-            standby = self.standby.host if self.standby is not None else ""
+            standby = self._replication.host if self._replication is not None else ""
             log.info("CPU images were taken", job=self._job.name, step=pair.step, bytes=size,
                      standby=standby, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
 

@@ -52,8 +52,15 @@ class Lead:
         runtime: RuntimeDirectory,
         openings: Openings,
         here: str,
+        room_for: Callable[[Sequence[Session]], bool] = lambda _: False,
+        superseded: Callable[[str], None] = lambda _: None,
+        imaging: Callable[[Lead], tuple[CpuImages, StandbyReplication] | None] = lambda _: None,
     ) -> None:
-        """`here`: the name of this host."""
+        """`here`: the name of this host; `room_for`: whether ranks of lost hosts find a device elsewhere.
+
+        `superseded` is called with the name of the host that leads instead.  `imaging` makes what takes
+        images of workers, and what takes those to the standby, if any are to be taken.
+        """
         self.here = here
         self.job = job
         self.span = span
@@ -67,12 +74,10 @@ class Lead:
         self.steering = Steering(self)
         self._replacements = 0
         self._attendance = Attendance(job, span)
-        self.room_for: Callable[[Sequence[Session]], bool] = lambda _: False
-        """Whether ranks of lost hosts find a device elsewhere."""
-        self.standby: StandbyReplication | None = None
-        """To the host that leads the job on if ours is lost, if anything can be left to it."""
-        self.images: CpuImages | None = None
-        """Of workers, if any are taken."""
+        self.room_for, self._superseded = room_for, superseded
+        made = imaging(self)
+        self.images = made[0] if made is not None else None
+        self.replication = made[1] if made is not None else None
         self.lost_hosts = LostHosts(self, self._attendance)
         self.relocations = Relocations(self, openings)
 
@@ -82,15 +87,15 @@ class Lead:
             self.add(host)
         self._background.start(self.steering.pass_orders_on())
         assert self.span.leading is not None
-        self._background.start(self.span.leading.run())
-        if self.standby is not None:
-            self._background.start(self.standby.run())
+        self._background.start(self.span.leading.run(self._superseded))
+        if self.replication is not None:
+            self._background.start(self.replication.run())
 
     async def settle(self) -> None:
         """Before anything is done that was decided: whoever leads the job after us knows of it."""
         self._openings.note()
-        if self.standby is not None:
-            await self.standby.settle_job()
+        if self.replication is not None:
+            await self.replication.settle_job()
 
     def credentials(self) -> dict[str, Any]:
         """What every request to a member carries."""
@@ -136,8 +141,8 @@ class Lead:
         if self.images is not None:
             self.images.close()
         self.turns.close()
-        if self.standby is not None:
-            self.standby.close()
+        if self.replication is not None:
+            self.replication.close()
         if self.span.leading is not None:
             await self.span.leading.resign()
 

@@ -68,8 +68,11 @@ class Sources:
 class StandbyReplication:
     """Sends the state of one job that we lead to its standby."""
 
-    def __init__(self, job: Job, lead: Lead, cluster: ClusterStore, key: str, sources: Sources) -> None:
-        """`key`: of the JobHeir."""
+    def __init__(
+        self, job: Job, lead: Lead, cluster: ClusterStore, key: str, sources: Sources,
+        lapsed: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """`key`: of the JobHeir; `lapsed` is called with the reason when there is no standby any more."""
         self._job, self._lead, self._cluster, self._key, self._sources = job, lead, cluster, key, sources
         self.host = ""
         """The host; empty: there is none."""
@@ -90,8 +93,7 @@ class StandbyReplication:
         self._told = pb.JournaledJob()
         self._times = 0
         """How often the standby had been reached when it was told."""
-        self.lapsed: Callable[[str], None] = lambda _: None
-        """Called with the reason when there is no standby any more."""
+        self._lapsed = lapsed
 
     # ------------------------------------------------------------------ leaving
     async def leave(self, pair: Pair, sessions: Sequence[Session]) -> float:
@@ -152,7 +154,7 @@ class StandbyReplication:
         async with self._sending:
             self._copies += 1
             self._changes = store.changes()
-            store.told = self._changes_told
+            store.tell_changes(self._changes.append)
             self.host = member.host
             try:
                 await self._send_changes(first=True)
@@ -160,13 +162,10 @@ class StandbyReplication:
                 self._forget()
                 raise
 
-    def _changes_told(self, change: Change) -> None:
-        self._changes.append(change)
-
     def _forget(self) -> None:
         store = self._sources.store(self._job)
         if store is not None:
-            store.told = None
+            store.tell_changes(None)
         self.host, self._state_id, self._pair, self._lead.span.standby = "", "", None, ""
         self._changes = []
 
@@ -343,7 +342,7 @@ class StandbyReplication:
         self._forget()
         if named:
             log.warning("nobody would lead a job on", job=self._job.name, host=host, reason=why)
-        self.lapsed(why)
+        self._lapsed(why)
 
     def close(self) -> None:
         """The job is over: nobody needs to lead it on."""

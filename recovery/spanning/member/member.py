@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -48,6 +48,18 @@ class NotAdmitted(Exception):
     """Its text says why."""
 
 
+class Workers(Protocol):
+    """What carries workers of this host away."""
+
+    async def send_for_leader(
+        self, job: Job, session: Session, host: str, keep_server: bool, device: str
+    ) -> pb.Transfer:
+        """A rank's worker to another host; raises Refused."""
+
+    def image(self, session: Session) -> AbstractAsyncContextManager[Image]:
+        """An image of a rank's worker, which runs on; raises NotSent."""
+
+
 class MemberSide:
     """Answers the leaders of jobs that other hosts lead."""
 
@@ -60,22 +72,15 @@ class MemberSide:
         follow: Callable[[Session], None],
         close_if_unused: Callable[[Job], None],
         note: Callable[[], None],
+        workers: Workers,
     ) -> None:
         """`follow` watches a rank's new server, `close_if_unused` ends a job that has nothing here any more.
 
         `note`: what has changed has consequences from here on.
         """
-        self._jobs, self._coordinators, self._settings, self._placement = (
-            jobs,
-            coordinators,
-            settings,
-            placement,
-        )
+        self._jobs, self._coordinators = jobs, coordinators
+        self._settings, self._placement, self._workers = settings, placement, workers
         self._watch_server, self._close_if_unused, self._note = follow, close_if_unused, note
-        self.send: Callable[[Job, Session, str, bool, str], Awaitable[pb.Transfer]] | None = None
-        """A rank's worker to another host; raises Refused."""
-        self.image: Callable[[Session], AbstractAsyncContextManager[Image]] | None = None
-        """Of a rank's worker, which runs on; raises NotSent."""
 
     async def follow(self, request: pb.FollowRanksRequest, leader: str) -> AsyncIterator[pb.MemberNews]:
         """`leader`: the host that asks, perhaps the standby of the one before.  Raises NotAdmitted."""
@@ -235,9 +240,10 @@ class MemberSide:
                 await asyncio.wait_for(session.moving.wait(), MOVING_S)
             if self._session(job, request.rank) is not session:
                 raise NotAdmitted(f"rank {request.rank} has been away meanwhile")
-        assert self.send is not None
         try:
-            transfer = await self.send(job, session, request.destination, request.stash, request.device)
+            transfer = await self._workers.send_for_leader(
+                job, session, request.destination, request.stash, request.device
+            )
         except Refused as refusal:
             return pb.MoveRankReply(error=str(refusal))
         return pb.MoveRankReply(transfer=transfer)
@@ -313,9 +319,8 @@ class MemberSide:
         if session.moving is not None or not session.relay:
             raise NotAdmitted(f"the worker of rank {session.rank} cannot be dumped now")
         self._check_snapshot(session, request.serial)
-        assert self.image is not None
         try:
-            async with self.image(session) as image:
+            async with self._workers.image(session) as image:
                 async for part in image.parts:
                     yield pb.ImagePart(part=part)
                     if not session.active or deputy.restoring or job.generation != generation:
