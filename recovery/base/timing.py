@@ -16,7 +16,7 @@ class Timing:
     lease_s: float = 10.0
     """How long a host that gives no sign still counts as alive, and as the leader of its jobs."""
     follows_s: float = 60.0
-    """How long the members of a lost leader wait for its heir to lead their job on."""
+    """How long the members of a lost leader wait for its standby to lead their job on."""
     notice_s: float = 0.1
     """How long the notice of a death that was found otherwise may be on its way."""
     look_busy_s: float = 0.02

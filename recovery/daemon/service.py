@@ -29,8 +29,6 @@ from understudy.recovery.upkeep.rehearsal import rehearse
 
 log = structlog.get_logger()
 
-"""For what a host tells of its devices to be here: it looks once a second whether that has changed."""
-
 
 class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
     """What workers, proxyrun, recoveryctl and device servers ask of proxyd."""

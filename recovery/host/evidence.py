@@ -150,9 +150,10 @@ def _begun(log: replay.Log, newest: tuple[CommitFacts, ...]) -> tuple[tuple[Uid,
 
 
 def _facts_from_image(session: Session, optimizer_preimages: bool) -> RankFacts:
-    """Facts of a rank whose worker comes back from an image: its log counts only as far as that needs it.
+    """Facts of a rank whose worker comes back from an image.
 
-    The rest is of another moment than the image, or was lost with the host.
+    Of its log the snapshot counts that goes with the image.  The rest is of another moment, or was lost with
+    the host.
     """
     log = session.log
     found = [facts_of(kept.commit) for kept in log.snapshots() if kept.serial == session.restores_from_image]

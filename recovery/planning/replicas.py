@@ -108,7 +108,7 @@ class Holders:
     def match(self, wanted: Manifest, host: str, turn: int = 0) -> tuple[list[Copy], list[BufferFacts]]:
         """Pair what a reader needs with equal content: (copies, what has none).
 
-        `turn`: the how-manieth reader it is, from 0.  Among equals of one rank the n-th wanted one takes the
+        `turn`: how many readers came before it.  Among equals of one rank the n-th wanted one takes the
         n-th offered one.
         """
         taken: Counter[Content] = Counter()

@@ -51,7 +51,7 @@ _Step = tuple[int, frozenset[int]]
 
 
 class Restarts:
-    """Restarts the ranks that leave their servers, at cuts of one search."""
+    """Finds where ranks that leave their servers get their state from, at cuts of one search."""
 
     def __init__(self, ranks: Sequence[RankFacts], search: CutSearch) -> None:
         self._ranks = ranks

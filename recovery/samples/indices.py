@@ -78,7 +78,7 @@ class _Rank:
                 self.found.repeated += 1
 
     def _is_told(self, batch: Batch) -> bool:
-        """Whether the first repetition of an epoch has been told."""
+        """Whether a repetition in this epoch has been told already."""
         last = self.found.offences[-1]
         return (
             last.attempt == self.key

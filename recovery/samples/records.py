@@ -40,7 +40,7 @@ class Share:
     skipped: int
 
     def position(self, number: int) -> int:
-        """Where the so-manieth sample stands that this rank had of an epoch, from 0."""
+        """Where the n-th sample stands that this rank had of an epoch, from 0."""
         number += self.skipped
         return (number // self.chunk * self.replicas + self.replica) * self.chunk + number % self.chunk
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from understudy.data.accounting import Run as PlannedRun
 
 Plan = tuple[tuple[int, int, int, bool], int]
-"""What a ResumableSampler was made with, and the how-manieth with that."""
+"""What a ResumableSampler was made with, and how many with that came before."""
 
 
 def judge_resumed(run: Run, against: Run | None = None) -> Found:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from understudy.recovery.samples.records import Batch, Beginning, Content, Loader, Record
 
 Key = tuple[int, int, int]
-"""Of an attempt: number of proxyrun's start, the launcher's restart, and the so-manieth process of that."""
+"""Of an attempt: number of proxyrun's start, the launcher's restart, and which process of that."""
 
 
 @dataclass(frozen=True)
