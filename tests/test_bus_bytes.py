@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import simulated_device
@@ -15,18 +13,6 @@ from training_run import Training
 pytestmark = pytest.mark.drawn(3)
 
 
-class Counters(NamedTuple):
-    """Of a device server, since it began."""
-
-    launches: int
-    waits: int
-    to_device: int
-    to_host: int
-    digested: int
-    commits: int
-
-
-LAYOUT = struct.Struct("<6Q")
 LOOK_S = 0.005
 STEPS = 120
 MOST = 0.005
@@ -43,7 +29,7 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._over = threading.Event()
-        self.seen: dict[str, list[Counters]] = defaultdict(list)
+        self.seen: dict[str, list[simulated_device.Counters]] = defaultdict(list)
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Watch:
@@ -56,10 +42,8 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(LOOK_S):
-            for one in self._folder.iterdir():
-                content = one.read_bytes()
-                if len(content) == LAYOUT.size:
-                    self.seen[one.name].append(Counters._make(LAYOUT.unpack(content)))
+            for name, counters in simulated_device.counters_in(self._folder).items():
+                self.seen[name].append(counters)
 
 
 @pytest.mark.parametrize(

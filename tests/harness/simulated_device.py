@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import struct
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from compiled_programs import program
 
@@ -17,6 +19,17 @@ NCCL = "simulated_nccl_library"
 """The folder whose library own calls of NCCL find."""
 LAUNCH, SYNCHRONIZE, IN_STREAM, ALLOCATE = range(4)
 """Where an error can be made to come up."""
+
+
+class Counters(NamedTuple):
+    """Of a process with the device, since it began."""
+
+    launches: int
+    waits: int
+    to_device: int
+    to_host: int
+    digested: int
+    commits: int
 
 
 def wanted() -> bool:
@@ -49,3 +62,30 @@ def load() -> ctypes.CDLL:
     assert found is not None and found.origin is not None
     ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libtorch_cpu.so"))
     return ctypes.CDLL(os.environ["SIMULATED_CUDA_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+
+
+def counters() -> Counters:
+    """Of this process."""
+    found = (ctypes.c_uint64 * len(Counters._fields))()
+    _library().simulated_cuda_counters(found)
+    return Counters._make(found)
+
+
+def counters_in(folder: Path) -> dict[str, Counters]:
+    """Of each process for which SIMULATED_CUDA_COUNTERS named that folder, by its number."""
+    layout = struct.Struct(f"<{len(Counters._fields)}Q")
+    found = {one.name: one.read_bytes() for one in folder.iterdir()}
+    return {
+        name: Counters._make(layout.unpack(content))
+        for name, content in found.items()
+        if len(content) == layout.size
+    }
+
+
+def fail(place: int, code: int, nth: int = 1) -> None:
+    """The next time that this process comes to that place, or the nth."""
+    _library().simulated_cuda_fail(place, ctypes.c_uint64(nth), code)
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(os.environ["SIMULATED_CUDA_LIBRARY"])

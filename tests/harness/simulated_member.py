@@ -13,7 +13,7 @@ from pathlib import Path
 
 import simulated_device
 
-library = simulated_device.load()
+simulated_device.load()
 
 import torch  # noqa: E402 - it looks for devices when it is imported
 import torch.distributed as dist  # noqa: E402

@@ -4,7 +4,6 @@ the command line; prints what came of it.
 With SIMULATED_CUDA_LIBRARY in the environment, which names it.
 """
 
-import ctypes
 import struct
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import simulated_device
 
-library = simulated_device.load()
+simulated_device.load()
 
 from executor_harness import (  # noqa: E402 - the device comes first
     ALLOCATE,
@@ -143,13 +142,6 @@ class Trainer(Harness):
         return then and now
 
 
-def counters() -> list[int]:
-    """Launches, waits, …"""
-    found = (ctypes.c_uint64 * 6)()
-    library.simulated_cuda_counters(found)
-    return list(found)
-
-
 def steady_steps() -> None:
     """How often pre-images ask the allocator in each step, and blocks that its commit takes."""
     asked, taken = [], []
@@ -168,10 +160,10 @@ def one_launch() -> None:
     with Trainer() as h:
         for _ in range(6):
             h.begin_step()
-            before = counters()[0]
+            before = simulated_device.counters().launches
             h.add_one()
             h.synchronize()
-            found.append(counters()[0] - before)
+            found.append(simulated_device.counters().launches - before)
             h.end_step()
     print(found)
 

@@ -8,25 +8,14 @@ import sys
 from collections.abc import Callable
 
 import simulated_device
+from simulated_device import counters, fail
 
-library = simulated_device.load()
+simulated_device.load()
 
 import torch  # noqa: E402 - it looks for devices when it is imported
 
 torch.cuda._lazy_init = lambda: None  # asks for a CUDA build
 GPU = "cuda:0"
-
-
-def counters() -> tuple[int, ...]:
-    """Launches, synchronizations, bytes to the device and from it."""
-    found = (ctypes.c_uint64 * 6)()
-    library.simulated_cuda_counters(found)
-    return tuple(found)
-
-
-def fail(place: int, nth: int, code: int) -> None:
-    """The nth time from now on."""
-    library.simulated_cuda_fail(place, ctypes.c_uint64(nth), code)
 
 
 def touch() -> None:
@@ -41,10 +30,11 @@ def asynchrony() -> None:
     x = torch.ones(1000, device=GPU)
     for _ in range(2):
         y = x + 1
-    launches, before, *_ = counters()
+    before = counters()
     for _ in range(50):
         y = y + 1
-    print(counters()[0] - launches, counters()[1] - before, y.sum().item())
+    now = counters()
+    print(now.launches - before.launches, now.waits - before.waits, y.sum().item())
 
 
 def poison() -> None:
@@ -70,7 +60,7 @@ def sticky() -> None:
     """An error in a stream comes up later, and stays."""
     x = torch.ones(4, device=GPU)
     x.add_(1)
-    fail(simulated_device.IN_STREAM, 1, 700)
+    fail(simulated_device.IN_STREAM, 700)
     x.add_(1)
     for _ in range(2):
         try:

@@ -5,14 +5,14 @@ With SIMULATED_CUDA_LIBRARY in the environment, which names it. Of the two ranks
 other one is a thread, so that it comes when the case says so.
 """
 
-import ctypes
 import os
 import struct
 import sys
 from collections.abc import Callable
 
 import simulated_device
-from simulated_member import COMMUNICATOR, OURS, SUM, THEIRS, Member, OwnPeer, in_background, library
+from simulated_device import counters, fail
+from simulated_member import COMMUNICATOR, OURS, SUM, THEIRS, Member, OwnPeer, in_background
 
 import torch  # isort: skip - behind the device
 from executor_harness import (  # isort: skip
@@ -35,7 +35,7 @@ from executor_harness import (  # isort: skip
 
 from understudy.replay import content_digest  # isort: skip
 
-INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS, MPS_CLIENT_TERMINATED = 1, 2, 700, 810
+OUT_OF_MEMORY = 2
 SEND, RECEIVE = 12, 13
 RECEIPT = 1 << 20
 """The tag of what answers a message of tag 0 (tests/csrc/simulated_cuda/process_group.cpp)."""
@@ -302,11 +302,11 @@ def digests() -> None:
         for handle, count in sizes.items():
             h.add(handle, handle, count)
         h.synchronize()
-        before = bytes_to_host()
+        before = counters().to_host
         h.commit()
         h.writer.append(PHASE, 0, [])
         h.synchronize()
-        came = bytes_to_host() - before
+        came = counters().to_host - before
         contents = [struct.pack(f"<{n}f", *(2.0 * (i % 97) for i in range(n))) for n in sizes.values()]
         print(h.log.digests(h.log.commit_count, list(sizes)) == [content_digest(one) for one in contents])
         print(came < sum(map(len, contents)) / 10)
@@ -316,11 +316,11 @@ def the_scripts_environment() -> None:
     """Its allocator's settings, and launches that block."""
 
     def waits_of_three_calls(h: Harness) -> int:
-        before = counters()[1]
+        before = counters().waits
         for _ in range(3):
             h.add(1, 1)
         h.synchronize()
-        return counters()[1] - before
+        return counters().waits - before
 
     def says(h: Harness, text: bytes) -> None:
         padded = text + bytes(-len(text) % 8)
@@ -357,22 +357,6 @@ def the_scripts_environment() -> None:
             h.commit()
             h.synchronize()
         print(found)
-
-
-def counters() -> list[int]:
-    """Launches, waits, bytes to the device and to the host, …"""
-    found = (ctypes.c_uint64 * 6)()
-    library.simulated_cuda_counters(found)
-    return list(found)
-
-
-def bytes_to_host() -> int:
-    return counters()[3]
-
-
-def fail(place: int, code: int) -> None:
-    """The next time."""
-    library.simulated_cuda_fail(place, ctypes.c_uint64(1), code)
 
 
 CASES: dict[str, Callable[[], None]] = {

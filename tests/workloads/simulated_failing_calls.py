@@ -3,25 +3,20 @@
 With SIMULATED_CUDA_LIBRARY in the environment, which names it.
 """
 
-import ctypes
 import os
 import struct
 import sys
 from collections.abc import Callable
 
 import simulated_device
+from simulated_device import fail
 
-library = simulated_device.load()
+simulated_device.load()
 
 from executor_harness import OPERATOR, PHASE, Harness, vector  # noqa: E402 - it imports PyTorch, which looks for devices
 
 INVALID_VALUE, ILLEGAL_ADDRESS, MPS_CLIENT_TERMINATED = 1, 700, 810
 LIBRARY_ERROR = b"cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
-
-
-def fail(place: int, code: int, nth: int = 1) -> None:
-    """The next time, or the nth."""
-    library.simulated_cuda_fail(place, ctypes.c_uint64(nth), code)
 
 
 def call_a_library(h: Harness, device: int) -> None:
