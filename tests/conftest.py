@@ -115,6 +115,12 @@ def seed() -> int:
 
 
 @pytest.fixture
+def simulated_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that this test starts finds them, also where the suite runs on something else."""
+    simulated_device.put_in_place(monkeypatch)
+
+
+@pytest.fixture
 def folder() -> Iterator[Path]:
     """Private, with a path short enough for sockets, which that of tmp_path may not be."""
     with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as made:

@@ -50,10 +50,8 @@ class Watch:
     ("script", "words"), [("char_gpt.py", GPT), ("digits_convnet.py", CONVNET)], ids=["GPT", "convnet"]
 )
 def test_a_step_of_a_protected_training_brings_few_bytes_to_the_host_and_waits_once_more(
-    script: str, words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, simulated_gpus: None
 ) -> None:
-    for name, value in simulated_device.environment().items():
-        monkeypatch.setenv(name, value)
     (counters := folder / "counters").mkdir()
     monkeypatch.setenv("SIMULATED_CUDA_COUNTERS", str(counters))
     training = Training(script, 2, STEPS, [*words, "--log-every", "1000"])

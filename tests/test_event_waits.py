@@ -16,8 +16,7 @@ def test_a_wait_for_an_event_ends_amid_the_work_behind_it_also_when_the_server_d
     """`cuda` is a simulated device, and long as it is not yet steady: on a machine that is busy with much
     else the device may be through with all when the script goes on."""
     if device == "cuda":
-        for name, value in simulated_device.environment().items():
-            monkeypatch.setenv(name, value)
+        simulated_device.put_in_place(monkeypatch)
     script = proxied.python(proxied.WORKLOADS / "event_waits.py")
     told = []
     for drills in ((), ("--drill", "kill-server rank=0 step=1 call=25")):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import proxied
 import pytest
-import simulated_device
 import torch
 from executor_harness import ENVIRONMENT, SETTING, Harness
 from running_proxyd import running_proxyd
@@ -149,10 +148,8 @@ def test_strictly_a_script_that_fixes_nccls_way_to_another_is_refused_by_one_sen
 
 
 def test_the_refusal_reaches_the_script_where_it_first_uses_its_device(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, simulated_gpus: None
 ) -> None:
-    for name, value in simulated_device.environment().items():
-        monkeypatch.setenv(name, value)
     command = proxied.python("-c", "import torch; torch.ones(1, device='cuda')")
     with running_proxyd(folder / "socket", 1, ("--exact", "strict")):
         for protocol, status in (("LL", 1), ("Simple", 0)):

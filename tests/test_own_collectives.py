@@ -14,13 +14,13 @@ import pytest
 import simulated_device
 from compiled_programs import BUILT, program
 from simulated_case import does
-from test_simulated_cuda import on_it
 
 from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.host.spawner import default_command
 from understudy.recovery.membership.network.data_network import DataNetwork
 
-__all__ = ["on_it"]  # a fixture
+pytestmark = pytest.mark.usefixtures("simulated_gpus")
+
 ABORTED = "NCCL's communicator was aborted"
 INSTEAD = "; install the CUDA build of PyTorch, which brings one, or leave out --collectives own"
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import simulated_device
 from native_reference import native_losses
 from simulated_case import does
 from training_run import Training
 
+pytestmark = pytest.mark.usefixtures("simulated_gpus")
+
 SMALL = str(64 << 20)
 """Bytes of a device whose memory a case can use up."""
-
-
-@pytest.fixture(autouse=True)
-def on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in simulated_device.environment().items():
-        monkeypatch.setenv(name, value)
 
 
 def lines(case: str, **variables: str) -> list[str]:
@@ -74,10 +69,8 @@ def test_an_arena_makes_way_before_the_device_is_full() -> None:
 
 
 def test_ranks_that_go_back_amid_a_steady_step_have_the_losses_of_the_undisturbed_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
-    for name, value in simulated_device.environment().items():
-        monkeypatch.setenv(name, value)
     training = Training("char_gpt.py", 2, 14)
     drills = ("kill-server rank=1 step=9 call=330", "call-error rank=0 step=12 call=330")
     done = training.run(folder / "run", proxied=True, drills=drills)

@@ -31,8 +31,7 @@ DELAYED = {"SIMULATED_CUDA_DELAY_US": "100"}
 def test_streams_of_a_simulated_gpu_keep_what_events_say_and_no_other_order(
     case: str, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (simulated_device.environment() | DELAYED).items():
-        monkeypatch.setenv(name, value)
+    simulated_device.put_in_place(monkeypatch, **DELAYED)
     done = does(case, "simulated_stream_cases.py")
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
@@ -57,8 +56,7 @@ def test_a_training_with_streams_of_its_own_has_the_same_bits_everywhere_and_thr
     expected = run("cpu", ranks, folder / "cpu", script=script)
     assert len(expected) == 8 * ranks
     assert run("cpu", ranks, folder / "cpu-killed", kill, script=script) == expected
-    for name, value in (simulated_device.environment() | DELAYED).items():
-        monkeypatch.setenv(name, value)
+    simulated_device.put_in_place(monkeypatch, **DELAYED)
     assert run("cuda", ranks, folder / "cuda", script=script) == expected
     suspect = "driver-suspect rank=0 step=6 call=20"
     assert run("cuda", ranks, folder / "cuda-killed", kill, suspect, script=script) == expected
@@ -82,7 +80,6 @@ def test_sharded_training_overlaps_on_a_gpu_and_has_the_bits_of_a_processor(
     """Its gathers and reductions are on four streams of its own, of a high priority."""
     expected = shard("cpu", folder / "cpu")
     assert [one.count("\n") for one in expected] == [8, 8]
-    for name, value in (simulated_device.environment() | DELAYED).items():
-        monkeypatch.setenv(name, value)
+    simulated_device.put_in_place(monkeypatch, **DELAYED)
     drills = ("kill-server rank=1 step=4 call=150", "call-error rank=0 step=6 call=100")
     assert shard("cuda", folder / "cuda", *drills) == expected

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import proxied
 import pytest
-import simulated_device
 from native_reference import native_losses
 from proxied import WORKLOADS
 from simulated_case import TESTS, does
@@ -18,7 +17,7 @@ from training_run import Training
 
 from understudy.recovery.job.recovery_round import PARK_S
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = [pytest.mark.drawn(2), pytest.mark.usefixtures("simulated_gpus")]
 
 DRIVER_LOST = 86
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
@@ -27,13 +26,6 @@ KINDS = ("pytorch", "own")
 EACH_KIND = pytest.mark.parametrize("collectives", KINDS)
 """Of both the same is asked: of what stands for ProcessGroupNCCL, and of our own calls of NCCL."""
 OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}
-
-
-@pytest.fixture(autouse=True)
-def on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the suite runs on something else, too."""
-    for name, value in simulated_device.environment().items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.drawn(2)

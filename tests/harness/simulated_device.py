@@ -8,9 +8,12 @@ import os
 import struct
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from compiled_programs import program
+
+if TYPE_CHECKING:  # processes that have the device load no pytest
+    import pytest
 
 SITE = Path(__file__).resolve().parent.parent / "simulated_cuda_site"
 DRIVER = "simulated-cuda"
@@ -52,6 +55,12 @@ def environment(devices: int = 4) -> dict[str, str]:
         "PYTHONPATH": str(SITE),
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
     }
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
+    """For all that a test starts from here on; `more`: further variables."""
+    for name, value in (environment() | more).items():
+        monkeypatch.setenv(name, value)
 
 
 def load() -> ctypes.CDLL:
