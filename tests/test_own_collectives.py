@@ -64,8 +64,10 @@ def test_who_connects_to_a_peer_that_does_not_come_leaves_as_soon_as_it_is_abort
     assert said_by("unanswered", SIMULATED_NCCL_INIT_MS=slowly) == ["False", ABORTED, "True True"]
 
 
-def test_a_group_that_is_given_up_does_first_what_it_was_asked_for() -> None:
-    assert said_by("given_up_amid_a_collective") == ["[0, 0]"]
+def test_a_group_that_is_given_up_does_first_what_it_was_asked_for_and_ends_then(folder: Path) -> None:
+    told = folder / "told"
+    assert said_by("given_up_amid_a_collective", SIMULATED_NCCL_TOLD=str(told)) == ["[0, 0]"]
+    assert sorted(told.read_text().split()) == ["begun"] * 2 + ["destroyed"] * 2
 
 
 def test_a_peer_that_is_gone_is_told_in_the_words_of_nccl() -> None:

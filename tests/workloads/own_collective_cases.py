@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import simulated_device
 
@@ -267,21 +268,25 @@ def aborted_amid_a_collective() -> None:
 def given_up_amid_a_collective() -> None:
     """A group that nobody has any more does what it was asked for; only then its communicator goes."""
 
-    def work(group: Group, rank: int) -> None:
+    told = Path(os.environ["SIMULATED_NCCL_TOLD"])
+    given_up, tell = os.pipe()
+
+    def work(group: Group, rank: int) -> None:  # nobody else may have the group
         x = torch.full((4,), 1.0 + rank, device=GPU)
         group.allreduce([x]).wait()
         if rank == 1:
-            time.sleep(1)
+            os.read(given_up, 1)
         done = group.allreduce([x])
         del group
         gc.collect()
+        if rank == 0:
+            assert told.read_text() == "begun\n" * 2
+            os.write(tell, b"!")
         done.wait()
         same(x, torch.full((4,), 6.0))
+        assert within(WAIT_MS / 1000, lambda: told.read_text().count("destroyed") == 2), told.read_text()
 
-    def holder(kept: list[Group], rank: int) -> None:
-        work(kept.pop(), rank)
-
-    print(as_ranks(2, lambda group, rank: holder([group], rank)))
+    print(as_ranks(2, work))
 
 
 def peer_gone() -> None:

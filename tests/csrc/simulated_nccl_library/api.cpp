@@ -82,6 +82,12 @@ ncclResult_t call(ncclComm_t handle, cudaStream_t stream, const Call& one) {
   return ncclGroupEnd();
 }
 
+// SIMULATED_NCCL_TOLD: a file, where each process tells which communicators it begins and ends.
+void tell(const char* what) {
+  if (const char* const file = std::getenv("SIMULATED_NCCL_TOLD"))
+    std::ofstream(file, std::ios::app) << (std::string(what) + "\n") << std::flush;
+}
+
 const uint8_t* bytes(const void* at) { return static_cast<const uint8_t*>(at); }
 uint8_t* bytes(void* at) { return static_cast<uint8_t*>(at); }
 
@@ -114,6 +120,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* handle, int size, ncclUniqueId i
   std::memcpy(static_cast<void*>(&config), given, std::min(told, sizeof config));
   if (config.magic != kMagic || config.version < 21700 || rank < 0 || rank >= size)
     return ncclInvalidArgument;
+  tell("begun");
   const auto made =
       std::make_shared<Communicator>(rank, size, simulated::current_device(), config.blocking != 0);
   *handle = reinterpret_cast<ncclComm_t>(made.get());
@@ -135,11 +142,13 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   const auto communicator = take(handle);
   communicator->wait_for_streams();
   communicator->abort();
+  tell("destroyed");
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t handle) {
   take(handle)->abort();
+  tell("aborted");
   return ncclSuccess;
 }
 
