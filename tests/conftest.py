@@ -120,6 +120,20 @@ def simulated_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated_device.put_in_place(monkeypatch)
 
 
+@pytest.fixture(params=["pytorch", "own"])
+def collectives(
+    request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """On simulated GPUs the same is asked of what stands for ProcessGroupNCCL and of our own calls of NCCL.
+
+    Those alone begin communicators of the library.
+    """
+    told = folder / "told"
+    monkeypatch.setenv("SIMULATED_NCCL_TOLD", str(told))
+    yield request.param
+    assert told.exists() == (request.param == "own")
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Private, with a path short enough for sockets, which that of tmp_path may not be."""

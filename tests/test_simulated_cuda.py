@@ -22,9 +22,6 @@ pytestmark = [pytest.mark.drawn(2), pytest.mark.usefixtures("simulated_gpus")]
 DRIVER_LOST = 86
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
 SUSPECT = ("--drill", "driver-suspect rank=1 step=5 call=3")
-KINDS = ("pytorch", "own")
-EACH_KIND = pytest.mark.parametrize("collectives", KINDS)
-"""Of both the same is asked: of what stands for ProcessGroupNCCL, and of our own calls of NCCL."""
 OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}
 
 
@@ -49,7 +46,6 @@ def test_the_host_cannot_touch_its_memory() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "touches\n"), done.stderr
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
@@ -100,7 +96,6 @@ def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
     assert done.stderr.count(told) == 1
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
@@ -150,7 +145,6 @@ def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(cas
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_server_and_a_failed_call(
     collectives: str, folder: Path
@@ -163,7 +157,6 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
     assert done.losses == native_losses(training)
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 def test_a_collective_that_hangs_on_the_device_is_told_as_one(collectives: str, folder: Path) -> None:
     """Also where connections have broken: the device says nothing of that, and goes on waiting."""
@@ -175,7 +168,6 @@ def test_a_collective_that_hangs_on_the_device_is_told_as_one(collectives: str, 
     assert done.losses == native_losses(training)
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(
     collectives: str, folder: Path
@@ -191,7 +183,6 @@ def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(
     assert done.losses == native_losses(training)
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(
     collectives: str, folder: Path
@@ -203,7 +194,6 @@ def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(
     assert (done.status, done.report["recoveries"]) == (0, []), done.output[-3000:]
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_other(
     collectives: str, folder: Path
@@ -226,7 +216,6 @@ def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_
         assert all(recovered) and len(recovered) >= len(drills)
 
 
-@EACH_KIND
 @pytest.mark.drawn(4)
 def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recovery(
     collectives: str, folder: Path
