@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -132,8 +133,16 @@ def test_it_is_said_of_a_gpu_that_nvml_can_say_nothing_about(gpus: Gpus, uuid: s
     assert [(one["device"], one["reason"]) for one in said] == [("cuda:0", reason)]
 
 
-@pytest.mark.parametrize("trouble", ["hangs", "crashes"])
-def test_nvml_that_hangs_or_crashes_is_no_verdict_and_holds_nobody_up(gpus: Gpus, trouble: str) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        ("hangs", {"event": "NVML did not answer", "device": "cuda:0", "within_s": 2.0}),
+        ("crashes", {"event": "a process that asked NVML ended", "status": -signal.SIGSEGV}),
+    ],
+)
+def test_nvml_that_hangs_or_crashes_is_no_verdict_and_holds_nobody_up(
+    gpus: Gpus, trouble: str, told: dict[str, Any]
+) -> None:
     async def scene() -> None:
         gpus.tell(ONE, trouble)
         health = GpuHealth([ONE], asked_s=2.0 if trouble == "hangs" else 60.0)
@@ -142,7 +151,9 @@ def test_nvml_that_hangs_or_crashes_is_no_verdict_and_holds_nobody_up(gpus: Gpus
         assert time.monotonic() - begin < 30
         assert askers() == []
 
-    asyncio.run(scene())
+    with structlog.testing.capture_logs() as said:
+        asyncio.run(scene())
+    assert any(told.items() <= one.items() for one in said), said
 
 
 def test_a_machine_without_nvml_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -251,7 +262,9 @@ def test_xids_are_followed_again_when_the_process_that_does_has_ended(gpus: Gpus
 
 def test_where_no_gpu_tells_of_xids_nothing_is_followed(gpus: Gpus) -> None:
     gpus.tell(ONE, "mig 1")
-    asyncio.run(asyncio.wait_for(GpuHealth([ONE], again_s=0.0).run(), 60))
+    health = GpuHealth([ONE], again_s=0.0)
+    asyncio.run(asyncio.wait_for(health.run(), 60))
+    assert health.followed.is_set()  # NVML was there, and said so
 
 
 def test_xids_of_a_divided_gpu_are_not_followed(gpus: Gpus) -> None:
