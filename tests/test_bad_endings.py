@@ -110,9 +110,7 @@ def test_a_signal_ends_command_and_daemon(how: signal.Signals) -> None:
         start_new_session=True,
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("hanging"):
-            break
+    assert any(line.startswith("hanging") for line in process.stdout)
     os.killpg(process.pid, how) if how is signal.SIGINT else process.send_signal(how)
     process.stdout.read()
     assert process.wait(30) != 0
