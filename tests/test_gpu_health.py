@@ -18,7 +18,7 @@ import psutil
 import pytest
 import structlog
 from compiled_programs import program
-from proxied import until
+from proxied import command_of, until
 
 from understudy.proxy_server import capability
 from understudy.recovery.base.own_modules import module_command
@@ -58,9 +58,7 @@ def asked(*words: str) -> Any:
 
 
 def askers() -> list[psutil.Process]:
-    return [
-        one for one in psutil.Process().children() if any("machine.nvml" in word for word in one.cmdline())
-    ]
+    return [one for one in psutil.Process().children() if "machine.nvml" in " ".join(command_of(one))]
 
 
 def test_what_nvml_tells_of_a_gpu_is_read_and_what_it_does_not_tell_is_none(gpus: Gpus) -> None:
@@ -149,7 +147,7 @@ def test_nvml_that_hangs_or_crashes_is_no_verdict_and_holds_nobody_up(
         begin = time.monotonic()
         assert await health.finding(0) is None
         assert time.monotonic() - begin < 30
-        assert askers() == []
+        until(lambda: not askers(), "nobody asks any more")
 
     with structlog.testing.capture_logs() as said:
         asyncio.run(scene())
@@ -204,7 +202,7 @@ def _followed(
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-        assert askers() == []
+        until(lambda: not askers(), "nobody asks any more")
 
     asyncio.run(run())
 
@@ -272,9 +270,11 @@ def test_xids_of_a_divided_gpu_are_not_followed(gpus: Gpus) -> None:
     gpus.tell(OTHER, "mig 0")
     command = [*module_command("recovery.machine.nvml"), str(os.getpid()), "watch", ONE, OTHER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline()) == {"watching": [OTHER]}
-        process.kill()
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline()) == {"watching": [OTHER]}
+        finally:
+            process.kill()
 
 
 def test_who_asks_nvml_ends_with_who_asked_it_to(gpus: Gpus) -> None:
@@ -285,11 +285,13 @@ def test_who_asks_nvml_ends_with_who_asked_it_to(gpus: Gpus) -> None:
     )
     command = [sys.executable, "-c", parent, *module_command("recovery.machine.nvml"), "watch", ONE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        assert "watching" in process.stdout.readline()
-        process.kill()
-    until(lambda: not psutil.pid_exists(pid), "it has ended")
+        try:
+            assert process.stdout is not None
+            asks = psutil.Process(int(process.stdout.readline()))
+            assert "watching" in process.stdout.readline()
+        finally:
+            process.kill()
+    until(lambda: not command_of(asks), "it has ended")  # or nobody has waited for it yet
 
 
 def test_parts_of_gpus_have_no_uuid_that_nvml_is_asked_by(monkeypatch: pytest.MonkeyPatch) -> None:
