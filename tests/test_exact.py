@@ -179,6 +179,8 @@ def test_without_it_a_session_is_as_its_script_chooses() -> None:
         h.writer.append(SETTING, BENCHMARK, [1])
         h.synchronize()
         assert mode() == (False, False, True, True)
+    with Harness() as h:  # whose session sets it back
+        h.synchronize()
 
 
 def test_exactness_is_the_default_and_can_be_given_up() -> None:
