@@ -17,6 +17,10 @@ import torch
 from jit_child import Job, Start, assert_is_step, children, pretend_a_collective, wait_for_signal
 
 from understudy import jit
+from understudy.jit import watchdog
+
+LOOKS = 30
+"""Of the watchdog, in which it would say again what it has said."""
 
 
 @pytest.fixture
@@ -101,7 +105,21 @@ def test_hang_where_nothing_can_be_saved_is_said_once_and_left_to_the_time_out(c
         job.run(4)
         job.step()
         pretend_a_collective(jit.completed_steps())
-        time.sleep(1.5)
+        session: Any = jit._session
+        say, look, later = session.say, watchdog.counts, iter(range(LOOKS))
+        told, over = threading.Event(), threading.Event()
+
+        def say_so(sentence: str) -> None:
+            say(sentence)
+            told.set()
+
+        def look_again() -> Any:
+            if told.is_set() and next(later, None) is None:
+                over.set()
+            return look()
+
+        session.say, watchdog.counts = say_so, look_again  # type: ignore[assignment]
+        over.wait()
         os._exit(9)
 
     ended = child(script).end()
