@@ -11,7 +11,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
@@ -28,6 +27,7 @@ if simulated_device.wanted():
     simulated_device.load()
 
 from executor_harness import OPERATOR, PHASE, Harness, double, vector  # noqa: E402
+from proxied import until  # noqa: E402
 
 BUFFERS, LENGTH = 40, 64
 """That an optimizer step writes, each of so many floats."""
@@ -81,8 +81,7 @@ def rates(runs: int) -> list[float]:
             records(h, *of_calls)
             began = {thread: nanoseconds(thread) for thread in started}
             h.executor.resume()
-            while h.log.cursor_index != h.log.tail_index:
-                time.sleep(0.005)
+            until(lambda: h.log.cursor_index == h.log.tail_index, "all is done", 600, pause_s=0.005)
             taken = max(nanoseconds(thread) - then for thread, then in began.items())  # the executor's
             if run > 0:  # the first learns templates and shapes
                 found.append((h.log.tail_index - first) / taken * 1e9)
