@@ -81,5 +81,10 @@ def test_sharded_training_overlaps_on_a_gpu_and_has_the_bits_of_a_processor(
     expected = shard("cpu", folder / "cpu")
     assert [one.count("\n") for one in expected] == [8, 8]
     simulated_device.put_in_place(monkeypatch, **DELAYED)
+    (counters := folder / "counters").mkdir()
+    monkeypatch.setenv("SIMULATED_CUDA_COUNTERS", str(counters))
     drills = ("kill-server rank=1 step=4 call=150", "call-error rank=0 step=6 call=100")
     assert shard("cuda", folder / "cuda", *drills) == expected
+    found = [one.overlapping for one in simulated_device.counters_in(counters).values()]
+    print(f"kernels that began while others ran: {found}")
+    assert sum(found) > 0

@@ -33,6 +33,7 @@ class Counters(NamedTuple):
     to_host: int
     digested: int
     commits: int
+    overlapping: int
 
 
 def wanted() -> bool:

@@ -8,12 +8,13 @@ namespace simulated = understudy::simulated;
 
 extern "C" {
 
-// Launches, synchronizations, bytes to the device and from it, so far.
+// So far, as simulated_device.Counters names them.
 void simulated_cuda_counters(uint64_t* found) {
   const simulated::Counters& counters = simulated::counters();
   found[0] = counters.launches, found[1] = counters.synchronizations;
   found[2] = counters.bytes_to_device, found[3] = counters.bytes_to_host;
   found[4] = counters.digested, found[5] = counters.digest_launches;
+  found[6] = counters.overlapping;
 }
 
 void simulated_cuda_fail(int place, uint64_t nth, int code) {

@@ -316,7 +316,7 @@ void run_now(const Call& call, const std::string& kind, Stack& stack) {
   Stack answered;
   std::exception_ptr problem;
   Stream& stream = current_stream();
-  stream.wait(stream.enqueue([&] {
+  stream.wait(stream.enqueue_kernel([&] {
     try {
       answered = call.run();
     } catch (...) {
@@ -340,7 +340,7 @@ void run_later(std::shared_ptr<Call> call, const Answer& answer, Stack& stack) {
   const std::vector<c10::Storage> storages = make_storages(answer);
   push_results(*call, answer, storages, nullptr, stack);
   call->let_go();
-  current_stream().enqueue([call, answer, to = host_views(storages)] {
+  current_stream().enqueue_kernel([call, answer, to = host_views(storages)] {
     const Stack answered = call->run();
     const Reading reading(*call, answered);
     TORCH_CHECK(reading.answer == answer, call->op().schema().name(),

@@ -31,6 +31,7 @@ void synchronize(Stream& stream, uint64_t number);
 struct Counters {
   std::atomic<uint64_t> launches{0}, synchronizations{0}, bytes_to_device{0}, bytes_to_host{0};
   std::atomic<uint64_t> digested{0}, digest_launches{0};  // bytes of contents, by our code for GPUs
+  std::atomic<uint64_t> overlapping{0};  // kernels that began while one of another stream ran
 };
 Counters& counters();
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "tests/csrc/simulated_cuda/failures.h"
+#include "tests/csrc/simulated_cuda/runtime.h"
 #include "tests/csrc/simulated_cuda/settings.h"
 
 namespace understudy::simulated {
@@ -32,7 +34,25 @@ int code_of(const std::string& message) {
   return message.find("out of") != std::string::npos ? kAssert : kLaunchFailure;
 }
 
-void run_item(const Stream::Item& item) {
+// A kernel that runs, if it is one, from its delay on.
+class Running {
+ public:
+  explicit Running(bool is_kernel) : is_kernel_(is_kernel) {
+    if (is_kernel_ && others++ != 0) counters().overlapping++;
+  }
+  ~Running() {
+    if (is_kernel_) others--;
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  static inline std::atomic<int> others{0};
+  const bool is_kernel_;
+};
+
+void run_item(const Stream::Item& item, bool is_kernel) {
+  const Running running(is_kernel);
   if (settings().item_delay_us != 0) usleep(static_cast<useconds_t>(settings().item_delay_us));
   if (error_sticks()) return;  // a context that has an error runs nothing any more
   try {
@@ -45,10 +65,10 @@ void run_item(const Stream::Item& item) {
 
 }  // namespace
 
-uint64_t Stream::enqueue(Item item) {
+uint64_t Stream::enqueue(Queued queued) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!std::exchange(started_, true)) std::thread([this] { run(); }).detach();
-  items_.push_back(std::move(item));
+  items_.push_back(std::move(queued));
   changed_.notify_all();
   return ++enqueued_;
 }
@@ -57,15 +77,15 @@ void Stream::run() {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::set_num_threads(1);  // as the processes of tests have it: bits depend on it
   for (;;) {
-    Item item;
+    Queued next;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return !items_.empty(); });
-      item = std::move(items_.front());
+      next = std::move(items_.front());
       items_.pop_front();
     }
-    run_item(item);
-    item = nullptr;
+    run_item(next.item, next.is_kernel);
+    next.item = nullptr;
     const std::lock_guard<std::mutex> lock(mutex_);
     done_++;
     changed_.notify_all();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 namespace understudy::simulated {
 
@@ -13,16 +14,23 @@ class Stream {
  public:
   using Item = std::function<void()>;
   // Answers its number, from 1. An item that throws leaves an error that sticks to the device.
-  uint64_t enqueue(Item item);
+  uint64_t enqueue(Item item) { return enqueue({std::move(item), false}); }
+  // The same of an operator's kernel: it is counted how many of those overlap.
+  uint64_t enqueue_kernel(Item item) { return enqueue({std::move(item), true}); }
   void wait(uint64_t number);
   bool passed(uint64_t number);
   uint64_t newest();
 
  private:
+  struct Queued {
+    Item item;
+    bool is_kernel;
+  };
+  uint64_t enqueue(Queued queued);
   void run();
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Item> items_;
+  std::deque<Queued> items_;
   uint64_t enqueued_ = 0, done_ = 0;
   bool started_ = false;
 };
