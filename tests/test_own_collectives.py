@@ -19,10 +19,15 @@ from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.host.spawner import default_command
 from understudy.recovery.membership.network.data_network import DataNetwork
 
-pytestmark = pytest.mark.usefixtures("simulated_gpus")
-
 ABORTED = "NCCL's communicator was aborted"
 INSTEAD = "; install the CUDA build of PyTorch, which brings one, or leave out --collectives own"
+
+
+@pytest.fixture(autouse=True)
+def told(simulated_gpus: None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-in says which communicators it begins and ends."""
+    monkeypatch.setenv("SIMULATED_NCCL_TOLD", str(folder / "told"))
+    return folder / "told"
 
 
 def said_by(case: str, **variables: str) -> list[str]:
@@ -32,7 +37,7 @@ def said_by(case: str, **variables: str) -> list[str]:
 
 
 def with_nccl(folder: Path) -> str:
-    """LD_LIBRARY_PATH with another libnccl.so.2, or none."""
+    """LD_LIBRARY_PATH with another libnccl.so.2."""
     return os.pathsep.join([str(folder), os.environ["LD_LIBRARY_PATH"].partition(os.pathsep)[0]])
 
 
@@ -51,9 +56,7 @@ def test_each_collective_has_the_result_that_it_is_to_have(case: str, ranks: int
         pytest.param("older_nccl_library", "0", id="aborted"),
     ],
 )
-def test_what_is_aborted_ends_within_a_second_also_where_nothing_can_be_revoked(
-    library: str, hangs: str
-) -> None:
+def test_what_is_aborted_ends_soon_also_where_nothing_can_be_revoked(library: str, hangs: str) -> None:
     path = with_nccl(program(library))
     said = said_by("aborted_amid_a_collective", LD_LIBRARY_PATH=path, SIMULATED_NCCL_HANG=hangs)
     assert said == [ABORTED, "True True", "False"]
@@ -64,9 +67,8 @@ def test_who_connects_to_a_peer_that_does_not_come_leaves_as_soon_as_it_is_abort
     assert said_by("unanswered", SIMULATED_NCCL_INIT_MS=slowly) == ["False", ABORTED, "True True"]
 
 
-def test_a_group_that_is_given_up_does_first_what_it_was_asked_for_and_ends_then(folder: Path) -> None:
-    told = folder / "told"
-    assert said_by("given_up_amid_a_collective", SIMULATED_NCCL_TOLD=str(told)) == ["[0, 0]"]
+def test_a_group_that_is_given_up_does_first_what_it_was_asked_for_and_ends_then(told: Path) -> None:
+    assert said_by("given_up_amid_a_collective") == ["[0, 0]"]
     assert sorted(told.read_text().split()) == ["begun"] * 2 + ["destroyed"] * 2
 
 
@@ -84,11 +86,18 @@ def test_what_nccl_does_not_have_is_refused_in_the_words_of_pytorch() -> None:
     ]
 
 
-def test_a_library_that_is_missing_too_old_or_incomplete_is_one_sentence(folder: Path) -> None:
+@pytest.fixture
+def no_nccl(folder: Path) -> str:
+    """LD_LIBRARY_PATH with a file in front that is none: where a machine has NCCL, that is not found."""
+    (folder / "libnccl.so.2").write_text("not a library")
+    return with_nccl(folder)
+
+
+def test_a_library_that_cannot_be_loaded_is_too_old_or_incomplete_is_one_sentence(no_nccl: str) -> None:
     program("stand_in_nccl")
     incomplete = BUILT / "stand_in_cuda"
-    (missing,) = said_by("version", LD_LIBRARY_PATH=with_nccl(folder))
-    assert missing.startswith("NCCL cannot be loaded (libnccl.so.2: ") and missing.endswith(INSTEAD)
+    (none,) = said_by("version", LD_LIBRARY_PATH=no_nccl)
+    assert none.startswith("NCCL cannot be loaded (") and none.endswith(INSTEAD)
     assert said_by("version", SIMULATED_NCCL_VERSION="21602") == [
         f"libnccl.so.2 is NCCL 2.16.2, and 2.18.1 or newer is needed{INSTEAD}"
     ]
@@ -97,9 +106,9 @@ def test_a_library_that_is_missing_too_old_or_incomplete_is_one_sentence(folder:
 
 
 def test_proxyd_says_at_its_start_that_it_finds_no_nccl(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, no_nccl: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", with_nccl(folder))
+    monkeypatch.setenv("LD_LIBRARY_PATH", no_nccl)
     options = ("--devices", "cuda:1", "--collectives", "own")
     done = proxied.run([sys.executable, "-c", ""], folder=folder, options=options, timeout_s=100)
     assert done.status != 0
