@@ -126,8 +126,9 @@ def _sentence_of(mistake: Any, program: str) -> str:
 
 
 def say(program: str, sentence: str) -> None:
-    """A line for the user."""
-    print(f"{program}: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
+    """A line for the user, in one piece: others may write to the same place."""
+    sys.stderr.write(f"{program}: {sentence}\n")
+    sys.stderr.flush()
 
 
 _PLAIN = {"–": "-", "…": "...", "✓": "x", "→": "->", "·": "-", "×": "x", "≥": ">=", "≤": "<="}
