@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as what a shell has put into the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # else all that tests start would ignore it
     os.environ.update(needs.environment())
+    os.environ.pop("PYTHONUNBUFFERED", None)  # output comes in the same pieces wherever tests run
     os.environ["OMP_NUM_THREADS"] = "1"  # as on a machine with a core for each process; zygotes have it too
     runs_tests = not config.getoption("numprocesses", None) and not config.option.collectonly
     if runs_tests and not obstacle():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -159,7 +160,8 @@ dist.barrier()
 if rank == 0:
     (path,) = pathlib.Path(os.environ['UNDERSTUDY_SHARED_MEMORY']).glob('understudy-*/store')
     keys = [json.loads(line)[0].split('/')[1] for line in path.read_text().splitlines()]
-    print('generations', *sorted({int(key) for key in keys if key != 'meet'}))
+    generations = sorted({int(key) for key in keys if key != 'meet'})
+    print(f'generations {generations}\\n', end='')  # in one piece
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -173,6 +175,6 @@ def test_a_job_that_recovers_again_and_again_keeps_two_generations_of_keys(tmp_p
     ended = proxied.run(proxied.ranks(2, script), folder=tmp_path, options=options)
     assert ended.status == 0, ended.output[-3000:]
     (line,) = [line for line in ended.output.splitlines() if line.startswith("generations")]
-    generations = [int(word) for word in line.split()[1:]]
+    generations = json.loads(line.removeprefix("generations "))
     assert max(generations) >= 4, "each recovery takes one"
     assert len(generations) <= 2, generations

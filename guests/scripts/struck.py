@@ -31,7 +31,8 @@ def struck(model: torch.nn.Module) -> None:
 
     def reach(here: str) -> None:
         if (passes, here) == (int(batch), place):
-            print(f"struck: rank {RANK} in its {place} pass {passes}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"struck: rank {RANK} in its {place} pass {passes}\n")  # in one piece
+            sys.stderr.flush()
             if action:
                 raise RuntimeError("chosen by STRIKES")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -51,7 +52,7 @@ def struck(model: torch.nn.Module) -> None:
 def tell(step: int, loss: float) -> None:
     """A loss, with all its bits."""
     if RANK == 0:
-        print(f"step {step} loss {float(loss).hex()}", flush=True)
+        print(f"step {step} loss {float(loss).hex()}\n", end="", flush=True)
 
 
 def finish(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

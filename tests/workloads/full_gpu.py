@@ -18,6 +18,6 @@ for step in range(1, STEPS + 1):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    print(f"rank {rank} step {step} {loss.item().hex()}", flush=True)
+    print(f"rank {rank} step {step} {loss.item().hex()}\n", end="", flush=True)  # in one piece
 del model
 dist.destroy_process_group()

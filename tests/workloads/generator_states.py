@@ -40,7 +40,8 @@ for step in range(60):
                 drawn = torch.bernoulli(torch.full((50,), 0.3, device=device), generator=own)
             case 8:
                 drawn = torch.randn(chance.randrange(1, 4), generator=own, device=device, dtype=torch.float64)
-        print(step, own.initial_seed(), drawn.sum().item().hex() if "drawn" in globals() else "")
+        value = drawn.sum().item().hex() if "drawn" in globals() else ""
+        print(f"{step} {own.initial_seed()} {value}\n", end="")  # in one piece
     optimizer.zero_grad()
     model(torch.randn(2, 4, generator=own, device=device)).square().sum().backward()
     optimizer.step()

@@ -34,6 +34,6 @@ for step in range(1, STEPS + 1):
     optimizer.step()
     optimizer.zero_grad()
     if rank == 1:
-        print(f"step {step} {loss.item().hex()}", flush=True)
+        print(f"step {step} {loss.item().hex()}\n", end="", flush=True)  # in one piece
 del model
 dist.destroy_process_group()

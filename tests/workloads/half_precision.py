@@ -31,6 +31,6 @@ for step in range(12):
     scaler.step(optimizer)
     scaler.update()
     experts = torch.histc(logits.argmax(-1).int(), bins=10, min=0, max=9)
-    print(step, loss.item().hex(), experts.tolist(), flush=True)
+    print(f"{step} {loss.item().hex()} {experts.tolist()}\n", end="", flush=True)  # in one piece
 digest = torch.hash_tensor(torch.cat([p.detach().flatten() for p in model.parameters()]))
-print("parameters", digest.item())
+print(f"parameters {digest.item()}\n", end="")

@@ -78,7 +78,7 @@ def main() -> None:
         optimizer.step()
         lines.append(loss.item().hex())
         if rank == 0 and step % (arguments.steps // MARKS) == 0:
-            print("MARK", json.dumps({"step": step, **held()}), flush=True)
+            print(f"MARK {json.dumps({'step': step, **held()})}\n", end="", flush=True)  # in one piece
     beside.join()
     state = layers.state_dict().values()
     lines += [hashlib.sha256(value.cpu().contiguous().numpy().tobytes()).hexdigest() for value in state]

@@ -38,9 +38,9 @@ for step in range(args.steps):
             case "operator":
                 torch.ops.aten._cslt_compress(torch.ones(4, 4, device=device))  # a CUDA-only operator
             case "hang":
-                print("hanging", flush=True)
+                print("hanging\n", end="", flush=True)
                 time.sleep(600)
     optimizer.step()
     optimizer.zero_grad()
-    print(f"step {step + 1} {loss.item():.6f}", flush=True)
-print("done")
+    print(f"step {step + 1} {loss.item():.6f}\n", end="", flush=True)  # in one piece
+print("done\n", end="")
