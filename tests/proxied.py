@@ -38,6 +38,18 @@ class Ended:
     output: str
     report: dict[str, Any]
 
+    def result(self) -> Any:
+        """Of a script that ended well."""
+        assert self.status == 0, self.output[-5000:]
+        return result_in(self.output)
+
+
+def result_in(output: str) -> Any:
+    """What a workload says as JSON behind RESULT; others may go on writing to the same line."""
+    _, found, said = output.partition("RESULT ")
+    assert found, output[-5000:]
+    return json.JSONDecoder().raw_decode(said)[0]
+
 
 def run(command: list[str], *, folder: Path, options: tuple[str, ...] = (), timeout_s: float = 240) -> Ended:
     """`proxyrun OPTIONS COMMAND` with one thread per process."""

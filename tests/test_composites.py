@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import proxied
@@ -17,8 +16,7 @@ def test_values_gradients_and_errors_of_every_composite_are_those_of_the_cpu(
     family: str, at_least: int, tmp_path: Path
 ) -> None:
     ended = proxied.run(proxied.python(proxied.WORKLOADS / "composites.py", family), folder=tmp_path)
-    assert ended.status == 0, ended.output[-3000:]
-    result = json.loads(ended.output.split("RESULT ", 1)[1].splitlines()[0])
+    result = ended.result()
     assert result["differ"] == []
     assert result["cases"] >= at_least
     assert result["raised"] < result["cases"] / 4

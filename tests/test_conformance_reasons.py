@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
 import warnings
 from pathlib import Path
+from typing import Any
 
 import databases
 import operator_cases
@@ -20,8 +20,7 @@ from observation import compare
 
 def test_the_gradient_of_renorm_differs_only_by_what_pytorch_accumulates_in(tmp_path: Path) -> None:
     ended = proxied.run(proxied.python(proxied.WORKLOADS / "renorm_gradient.py"), folder=tmp_path)
-    assert ended.status == 0, ended.output[-3000:]
-    bits = json.loads(ended.output.split("RESULT ", 1)[1].splitlines()[0])
+    bits = ended.result()
     assert bits["float32 native"] == bits["float32 in float64"]
     assert bits["float32 device"] == bits["float32 in float32"]
     assert bits["float32 in float64"] != bits["float32 in float32"]
@@ -52,13 +51,12 @@ def test_least_squares_give_other_last_bits_natively_where_memory_lies_elsewhere
 def test_linear_cross_entropy_differs_only_by_what_pytorch_accumulates_in_on_cuda(tmp_path: Path) -> None:
     script = proxied.WORKLOADS / "wide_products.py"
     ended = proxied.run(proxied.python(script, "cuda"), folder=tmp_path)
-    assert ended.status == 0, ended.output[-3000:]
-    on_device = ended.output.split("RESULT ", 1)[1].splitlines()[0]
+    on_device = ended.result()
     assert on_device == _natively(script, "branch")
     assert on_device != _natively(script, "cpu")
 
 
-def _natively(script: Path, branch: str) -> str:
+def _natively(script: Path, branch: str) -> Any:
     done = subprocess.run(
         proxied.python(script, branch),
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -66,4 +64,4 @@ def _natively(script: Path, branch: str) -> str:
         text=True,
         check=True,
     )
-    return done.stdout.split("RESULT ", 1)[1].splitlines()[0]
+    return proxied.result_in(done.stdout)

@@ -52,8 +52,7 @@ def test_models_compiled_exported_traced_and_vectorised_compute_what_they_comput
     tmp_path: Path,
 ) -> None:
     ended = proxied.run(proxied.python(proxied.WORKLOADS / "traced_models.py"), folder=tmp_path)
-    assert ended.status == 0, ended.output[-3000:]
-    found = json.loads(ended.output.split("RESULT ", 1)[1].splitlines()[0])
+    found = ended.result()
     assert {name: complaint for name, complaint in found.items() if complaint} == {}
     assert len(found) > 50
 

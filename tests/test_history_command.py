@@ -172,7 +172,11 @@ def test_a_recovery_has_one_name_in_the_log_the_report_and_the_history(path: Pat
         ended = proxied.run(proxied.python(proxied.WORKLOADS / "tiny.py"), folder=tmp_path, options=options)
     (recovery,) = ended.report["recoveries"]
     assert ID.fullmatch(recovery["id"])
-    logged = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    logged = [
+        json.JSONDecoder().raw_decode(line)[0]
+        for line in log.read_text().splitlines()
+        if line.startswith("{")
+    ]
     assert [line["id"] for line in logged if line["event"] == "recovery"] == [recovery["id"]]
     found = read(path)
     assert not found.nonsense and {event.job for event in found.events} == {"tiny"}

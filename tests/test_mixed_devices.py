@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import proxied
@@ -53,8 +52,7 @@ EXPECTED = {
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     script = proxied.WORKLOADS / "mixed_devices.py"
     ended = proxied.run(proxied.python(script), folder=tmp_path_factory.mktemp("mixed"))
-    assert ended.status == 0, ended.output[-3000:]
-    parsed: dict[str, Any] = json.loads(ended.output.split("RESULT ", 1)[1].splitlines()[0])
+    parsed: dict[str, Any] = ended.result()
     return parsed
 
 

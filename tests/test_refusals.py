@@ -19,9 +19,7 @@ CONDITIONAL = (Kind.OF_SEVERAL_DEVICES, Kind.WARNING)
 
 def result_of(script: str, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> dict[str, Any]:
     ended = proxied.run(python(WORKLOADS / script, *arguments), folder=folder, options=options)
-    lines = [line for line in ended.output.splitlines() if line.startswith("RESULT ")]
-    assert lines, ended.output[-5000:]
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
+    found: dict[str, Any] = ended.result()
     return found
 
 

@@ -446,7 +446,7 @@ def main(family: str) -> None:
         raised += on_cpu[:1] == ["raised"]
         if on_cpu != on_device:
             differ.append([name, described(on_cpu, on_device)])
-    print("RESULT", json.dumps({"cases": cases, "raised": raised, "differ": differ}))
+    print("RESULT " + json.dumps({"cases": cases, "raised": raised, "differ": differ}))
 
 
 def described(expected: list[Any], found: list[Any]) -> str:

@@ -61,7 +61,7 @@ def main() -> None:
                         break  # it is not the content
                     if who.name:  # else PyTorch's Python looked at a value that it had read
                         found.setdefault(who.name, f"{type(error).__name__}: {str(error)[:80]}")
-    print("RESULT", json.dumps(found))
+    print("RESULT " + json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -37,4 +37,4 @@ for number, call in enumerate(CALLS):
     call()
     if _client.statistics()["templates"] != before:
         unstable.append(number)
-print("RESULT", json.dumps({"rows": _client.direct_operators(), "unstable": unstable}))
+print("RESULT " + json.dumps({"rows": _client.direct_operators(), "unstable": unstable}))

@@ -113,7 +113,7 @@ def main() -> None:
     last = torch.ones(3, device="cuda")
     dist.all_reduce(last)
     if dist.get_rank() == 0:
-        print("RESULT", json.dumps({"found": found, "afterwards": last.tolist()}), flush=True)
+        print("RESULT " + json.dumps({"found": found, "afterwards": last.tolist()}), flush=True)
     dist.destroy_process_group()
 
 

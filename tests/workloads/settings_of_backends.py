@@ -81,4 +81,4 @@ for name, holder, attribute in settable():
     else:
         heard += 1
         setattr(holder, attribute, was)
-print("RESULT", json.dumps({"silent": silent, "heard": heard, "refused": refused}))
+print("RESULT " + json.dumps({"silent": silent, "heard": heard, "refused": refused}))
