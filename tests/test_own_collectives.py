@@ -20,6 +20,22 @@ from understudy.recovery.host.spawner import default_command
 from understudy.recovery.membership.network.data_network import DataNetwork
 
 ABORTED = "NCCL's communicator was aborted"
+SENTENCES = (
+    "a collective has tensors that do not fit together",
+    "a collective has the wrong number of tensors",
+    "a collective names a rank outside its communicator",
+    "a collective splits its tensors impossibly",
+    "a tensor reaches 68 bytes into a buffer of 64",
+    "a message has the wrong number of tensors",
+    "a message names an impossible rank",
+    "Cannot use ReduceOp.BAND with NCCL",
+    "Input tensor data type is not supported for NCCL process group: Short",
+    "NCCL does not support recvAnysource",
+    "unknown handle 99",
+    "unknown collective",
+    "unknown reduction",
+)
+"""In which a device server refuses collectives."""
 INSTEAD = "; install the CUDA build of PyTorch, which brings one, or leave out --collectives own"
 
 
@@ -91,6 +107,17 @@ def no_nccl(folder: Path) -> str:
     """LD_LIBRARY_PATH with a file in front that is none: where a machine has NCCL, that is not found."""
     (folder / "libnccl.so.2").write_text("not a library")
     return with_nccl(folder)
+
+
+def test_a_record_of_a_collective_that_makes_no_sense_is_refused_in_a_sentence() -> None:
+    done = does("all", "hostile_collectives.py", "own")
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    answers = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert len(answers) == 49
+    refused = {what: [one for one in SENTENCES if one in answer] for what, answer in answers.items()}
+    assert {what: answers[what] for what, sentences in refused.items() if len(sentences) != 1} == {}
+    assert {sentences[0] for sentences in refused.values()} == set(SENTENCES)
 
 
 def test_a_library_that_cannot_be_loaded_is_too_old_or_incomplete_is_one_sentence(no_nccl: str) -> None:

@@ -153,5 +153,8 @@ Backend::Started Backend::send(Tensors& tensors, int to, int) { return message(O
 Backend::Started Backend::recv(Tensors& tensors, int from, int) {
   return message(OpType::RECV, tensors, from);
 }
+Backend::Started Backend::recvAnysource(Tensors&, int) {
+  throw LogError("NCCL does not support recvAnysource");
+}
 
 }  // namespace understudy::server::nccl

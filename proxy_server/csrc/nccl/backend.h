@@ -59,6 +59,7 @@ class Backend final : public c10d::Backend {
   Started alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
   Started send(Tensors& tensors, int to, int tag) override;
   Started recv(Tensors& tensors, int from, int tag) override;
+  Started recvAnysource(Tensors& tensors, int tag) override;
   Started barrier(const c10d::BarrierOptions& options) override;
 
  private:

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include <algorithm>
+#include <numeric>
 
 #include "proxy_server/csrc/nccl/backend.h"
 #include "proxy_server/csrc/nccl/elements.h"
@@ -21,6 +22,11 @@ using Tensors = Backend::Tensors;
 
 void need_fit(bool condition) {
   if (!condition) throw LogError("a collective has tensors that do not fit together");
+}
+
+// What is given to a rank and what it gets: NCCL takes their memory as it is told of.
+void need_alike(const at::Tensor& given, const at::Tensor& got) {
+  need_fit(given.numel() == got.numel() && given.scalar_type() == got.scalar_type());
 }
 
 Tensors together(Tensors tensors, const Tensors& more) {
@@ -47,7 +53,13 @@ at::Tensor part_of(const at::Tensor& whole, size_t index, int64_t elements) {
 
 // A part for each rank, one behind the other.
 Tensors parts_of(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
-  c10d::checkSplitSizes(splits, tensor, size);
+  need_fit(tensor.dim() != 0);
+  const bool fit =
+      splits.empty() ? tensor.size(0) % size == 0
+                     : splits.size() == static_cast<size_t>(size) &&
+                           std::all_of(splits.begin(), splits.end(), [](int64_t one) { return one >= 0; }) &&
+                           std::accumulate(splits.begin(), splits.end(), int64_t{0}) == tensor.size(0);
+  need_fit(fit);
   std::vector<int64_t> lengths(static_cast<size_t>(size)), offsets(static_cast<size_t>(size));
   c10d::computeLengthsAndOffsets(splits, tensor, &lengths, &offsets);
   Tensors parts;
@@ -144,6 +156,7 @@ Backend::Started Backend::gather(Lists& outputs, Tensors& inputs, const c10d::Ga
   if (root == getRank()) {
     need_fit(outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(getSize()));
     parts = outputs[0];
+    for (const at::Tensor& part : parts) need_alike(inputs[0], part);
   }
   const auto calls = [input = inputs[0], parts, root](const Library& nccl, Handle handle,
                                                       DeviceStream stream) {
@@ -161,6 +174,7 @@ Backend::Started Backend::scatter(Tensors& outputs, Lists& inputs, const c10d::S
   if (root == getRank()) {
     need_fit(inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(getSize()));
     parts = inputs[0];
+    for (const at::Tensor& part : parts) need_alike(part, outputs[0]);
   }
   const auto calls = [output = outputs[0], parts, root](const Library& nccl, Handle handle,
                                                         DeviceStream stream) {
@@ -225,6 +239,8 @@ Backend::Started Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 Backend::Started Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) {
   const auto size = static_cast<size_t>(getSize());
   need_fit(outputs.size() == size && inputs.size() == size);
+  const auto own = static_cast<size_t>(getRank());
+  need_alike(inputs[own], outputs[own]);
   const auto calls = [outputs, inputs](const Library& nccl, Handle handle, DeviceStream stream) {
     for (size_t i = 0; i < inputs.size(); i++) {
       if (inputs[i].numel() != 0) send_to(nccl, inputs[i], static_cast<int>(i), handle, stream);
