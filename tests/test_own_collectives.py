@@ -88,9 +88,43 @@ def test_a_group_that_is_given_up_does_first_what_it_was_asked_for_and_ends_then
     assert sorted(told.read_text().split()) == ["begun"] * 2 + ["destroyed"] * 2
 
 
-def test_a_peer_that_is_gone_is_told_in_the_words_of_nccl() -> None:
-    words = "NCCL: remote process exited or there was a network error"
-    assert said_by("peer_gone", SIMULATED_NCCL_TELLS="1") == ["True", words, "[0, 0]"]
+@pytest.mark.parametrize(
+    ("library", "refuses", "ends"),
+    [
+        pytest.param(simulated_device.NCCL, "", "destroyed", id="revoked"),
+        pytest.param(simulated_device.NCCL, "revoke", "aborted", id="not revoked"),
+        pytest.param("older_nccl_library", "", "aborted", id="aborted"),
+    ],
+)
+def test_a_group_that_is_given_up_behind_an_abort_ends_once(
+    library: str, refuses: str, ends: str, told: Path
+) -> None:
+    path = with_nccl(program(library))
+    said = said_by("given_up_behind_an_abort", LD_LIBRARY_PATH=path, SIMULATED_NCCL_REFUSES=refuses)
+    assert said == ["True True"]
+    assert told.read_text().split() == ["begun", "begun", ends]
+
+
+def test_who_is_never_ready_is_waited_for_no_longer_than_is_asked_for() -> None:
+    assert said_by("never_ready") == ["NCCL was not ready within 200 ms"]
+
+
+def test_a_call_that_nccl_refuses_is_told_and_leaves_the_group_in_order() -> None:
+    words = "NCCL: invalid usage (run with NCCL_DEBUG=WARN for details)"
+    assert said_by("refused_calls", SIMULATED_NCCL_REFUSES="call") == [words, words, "[0, 0]"]
+
+
+def test_a_group_of_calls_that_does_not_start_is_told_and_takes_no_more() -> None:
+    words = "NCCL: unhandled system error (run with NCCL_DEBUG=INFO for details) (a cable)"
+    said = said_by("refused_calls", SIMULATED_NCCL_REFUSES="group_end", SIMULATED_NCCL_LAST_ERROR="a cable")
+    assert said == [words, "NCCL's communicator is not ready", "[0, 0]"]
+
+
+@pytest.mark.parametrize(("more", "told_too"), [("", ""), ("a cable", " (a cable)")])
+def test_a_peer_that_is_gone_is_told_in_the_words_of_nccl(more: str, told_too: str) -> None:
+    words = f"NCCL: remote process exited or there was a network error{told_too}"
+    said = said_by("peer_gone", SIMULATED_NCCL_TELLS="1", SIMULATED_NCCL_LAST_ERROR=more)
+    assert said == ["True", words, "[0, 0]"]
 
 
 def test_what_nccl_does_not_have_is_refused_in_the_words_of_pytorch() -> None:

@@ -39,8 +39,8 @@ TYPES = (
 )  # fmt: skip
 
 
-def group_of(folder: str, rank: int, size: int) -> Group:
-    return _server.own_collectives(dist.FileStore(f"{folder}/store", size), rank, size, WAIT_MS)
+def group_of(folder: str, rank: int, size: int, wait_ms: int = WAIT_MS) -> Group:
+    return _server.own_collectives(dist.FileStore(f"{folder}/store", size), rank, size, wait_ms)
 
 
 def as_ranks(size: int, work: Callable[[Group, int], None]) -> list[int]:
@@ -239,6 +239,15 @@ def unanswered() -> None:
         print(ended.wait(SOON_S), returned < SOON_S)
 
 
+def never_ready() -> None:
+    """Nobody else comes, for as long as one waits."""
+    with tempfile.TemporaryDirectory(prefix="understudy-test-") as folder:
+        try:
+            group_of(folder, 0, 2, wait_ms=200).allreduce([torch.ones(1, device=GPU)])
+        except RuntimeError as error:
+            print(error)
+
+
 def _after(group: Group, rank: int, ends: Callable[[], None]) -> None:
     """Rank 1 does not come to the second collective; `ends` is what rank 0 does about it."""
     x = torch.full((4,), 1.0 + rank, device=GPU)
@@ -290,6 +299,41 @@ def given_up_amid_a_collective() -> None:
         done.wait()
         same(x, torch.full((4,), 6.0))
         assert within(WAIT_MS / 1000, lambda: TOLD.read_text().count("destroyed") == 2), TOLD.read_text()
+
+    print(as_ranks(2, work))
+
+
+def given_up_behind_an_abort() -> None:
+    """Its communicator goes as soon as nothing of it runs any more."""
+
+    def work(group: Group, rank: int) -> None:
+        x = torch.ones(4, device=GPU)
+        group.allreduce([x]).wait()
+        if rank == 1:
+            time.sleep(1000)
+        done = group.allreduce([x])
+        group.abort()
+        del group
+        gc.collect()
+        gone = within(SOON_S, lambda: "ed\n" in TOLD.read_text().replace("begun", ""))
+        print(gone, done.is_completed() or within(SOON_S, done.is_completed))
+        sys.stdout.flush()
+        os._exit(7)  # which ends rank 1, too
+
+    as_ranks(2, work)
+
+
+def refused_calls() -> None:
+    """An error is told; what comes behind it finds the group in order, or is told that it is not."""
+
+    def work(group: Group, rank: int) -> None:
+        for _ in range(2):
+            try:
+                group.allreduce([torch.ones(4, device=GPU)])
+            except RuntimeError as error:
+                if rank == 0:
+                    print(error)
+        group.abort()
 
     print(as_ranks(2, work))
 
@@ -348,8 +392,9 @@ def version() -> None:
 CASES: dict[str, Callable[[], None]] = {
     case.__name__: case
     for case in (
-        every_kind_of_two, every_kind_of_three, unanswered, aborted_amid_a_collective,
-        given_up_amid_a_collective, peer_gone, no_such_reduction, version,
+        every_kind_of_two, every_kind_of_three, unanswered, never_ready, aborted_amid_a_collective,
+        given_up_amid_a_collective, given_up_behind_an_abort, refused_calls, peer_gone, no_such_reduction,
+        version,
     )
 }  # fmt: skip
 if __name__ == "__main__":

@@ -51,9 +51,16 @@ thread_local int depth = 0;
 thread_local std::vector<Queued> grouped;
 thread_local ncclResult_t failed = ncclSuccess;
 
+// SIMULATED_NCCL_REFUSES: what does, "revoke", a "call", or "group_end".
+bool refuses(const char* what) {
+  const char* const told = std::getenv("SIMULATED_NCCL_REFUSES");
+  return told != nullptr && std::strcmp(told, what) == 0;
+}
+
 ncclResult_t enqueue_all() {
   const std::vector<Queued> all = std::exchange(grouped, {});
   if (const ncclResult_t problem = std::exchange(failed, ncclSuccess)) return problem;
+  if (refuses("group_end")) return ncclSystemError;
   std::vector<std::pair<std::pair<ncclComm_t, cudaStream_t>, std::vector<Call>>> by_communicator;
   for (const Queued& one : all) {
     const std::pair place(one.handle, one.stream);
@@ -73,7 +80,8 @@ ncclResult_t enqueue_all() {
 ncclResult_t call(ncclComm_t handle, cudaStream_t stream, const Call& one) {
   const auto communicator = find(handle);
   const ncclResult_t state = communicator->state();
-  if (communicator->revoked() || state != ncclSuccess || one.peer < 0 || one.peer >= communicator->size()) {
+  if (refuses("call") || communicator->revoked() || state != ncclSuccess || one.peer < 0 ||
+      one.peer >= communicator->size()) {
     if (depth != 0) failed = ncclInvalidUsage;
     return ncclInvalidUsage;
   }
@@ -154,7 +162,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
 
 #ifndef WITHOUT_REVOKE
 ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
-  return flags != 0 || depth != 0 ? ncclInvalidArgument : find(handle)->revoke();
+  return flags != 0 || refuses("revoke") || depth != 0 ? ncclInvalidArgument : find(handle)->revoke();
 }
 #endif
 
@@ -180,7 +188,11 @@ const char* ncclGetErrorString(ncclResult_t result) {
   return "unknown result code";
 }
 
-const char* ncclGetLastError(ncclComm_t) { return ""; }
+// SIMULATED_NCCL_LAST_ERROR: that text.
+const char* ncclGetLastError(ncclComm_t) {
+  const char* const told = std::getenv("SIMULATED_NCCL_LAST_ERROR");
+  return told != nullptr ? told : "";
+}
 
 ncclResult_t ncclGroupStart() {
   depth++;
