@@ -6,10 +6,11 @@ import os
 import pickle
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from forks import fork
 
@@ -27,6 +28,16 @@ def bits(value: Any) -> Any:
     if isinstance(value, dict):
         return ("dict", [(bits(key), bits(each)) for key, each in value.items()])
     return (type(value).__name__, repr(value))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For the tests of whoever imports this: forks have no pool of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    running.observer = None
 
 
 def seeded() -> None:

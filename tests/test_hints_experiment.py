@@ -8,7 +8,6 @@ import importlib.util
 import io
 import runpy
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +16,14 @@ from typing import Any
 import hints_cost
 import pytest
 import torch
-from forked_calls import dies_behind, in_a_process
+from forked_calls import dies_behind, in_a_process, one_thread
 from hints_attempts import ENDED, HINT, SAVED, Attempt, Outcome, Said, Way, run
 from hints_report import Facts, markdown
 from training_run import RunFailed
 
 from understudy.hints import checkpoint, checkpoints
+
+__all__ = ["one_thread"]  # a fixture
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "resumable_mnist.py"
@@ -30,15 +31,6 @@ needs_mnist = pytest.mark.skipif(
     not (hints_cost.DATA / "t10k-images-idx3-ubyte.gz").exists(),
     reason=f"MNIST's test images are not in {hints_cost.DATA}",
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Forks have no pool of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def example() -> ModuleType:

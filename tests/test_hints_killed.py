@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ import hinted
 import numpy
 import pytest
 import torch
-from forked_calls import bits, dies_behind, in_a_process
+from forked_calls import bits, dies_behind, in_a_process, one_thread
 
-from understudy.hints import checkpoints, running
+from understudy.hints import checkpoints
+
+__all__ = ["one_thread"]  # a fixture
 
 pytestmark = pytest.mark.drawn(2)
 
@@ -61,16 +63,6 @@ def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     result = function(*arguments)
     drawn = (random.random(), numpy.random.random(), torch.rand(1))
     return bits([result, arguments, hinted.LOG, hinted.rounds, hinted.TOTALS, drawn])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Forks have no pool of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    running.observer = None
 
 
 def warm(name: str) -> None:

@@ -8,7 +8,7 @@ import importlib.util
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,21 +16,14 @@ from typing import Any
 import hinted_programs
 import pytest
 import torch
-from forked_calls import bits, cut_behind_every_checkpoint, dies_behind, in_a_process
+from forked_calls import bits, cut_behind_every_checkpoint, dies_behind, in_a_process, one_thread
 
 from understudy.hints import HintError, checkpoint, checkpoints
 
+__all__ = ["one_thread"]  # a fixture
+
 SAMPLE, MANY = 2, 300
 MOST_KILLS = 400
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Forks have no pool of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def module(seed: int, folder: Path) -> ModuleType:

@@ -5,28 +5,20 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import hinted
 import pytest
 import torch
-from forked_calls import cut_behind_every_checkpoint, dies_behind, in_a_process, seeded
+from forked_calls import cut_behind_every_checkpoint, dies_behind, in_a_process, one_thread, seeded
 
 from understudy.hints import checkpoint, checkpoints, running
 
+__all__ = ["one_thread"]  # a fixture
+
 pytestmark = pytest.mark.drawn(2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Forks have no pool of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    running.observer = None
 
 
 def fit(model: torch.nn.Module, optimizer: torch.optim.Optimizer, history: list[Any]) -> None:
