@@ -33,7 +33,7 @@ def test_a_line_is_one_piece_also_where_python_does_not_buffer() -> None:
     )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # which keeps pieces apart
     with ours, theirs:
-        subprocess.run([sys.executable, "-u", "-P", "-c", code], stderr=theirs, check=True)
+        subprocess.run([sys.executable, "-u", "-P", "-c", code], stderr=theirs.fileno(), check=True)
         ours.setblocking(False)
         logged, said = ours.recv(1 << 16), ours.recv(1 << 16)
     assert json.loads(logged)["event"] == "fault" and logged.endswith(b"}\n")
