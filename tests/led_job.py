@@ -78,7 +78,10 @@ class Placement:
         self.gate = asyncio.Event()
         """Set: new servers come at once."""
         self.gate.set()
-        self.problem = ""
+        self.problem, self.homeless = "", False
+
+    def is_homeless(self, session: Session) -> bool:
+        return self.homeless
 
     async def replacement(self, session: Session, keep_source: bool) -> Any:
         if keep_source:

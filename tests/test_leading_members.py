@@ -12,6 +12,7 @@ from led_job import SOON_S, TOKEN, Leader, Member, becomes, placement_of
 
 from understudy.recovery.base.control import answer, pb, rpc
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.host.placement import NoPlace
 from understudy.recovery.spanning.member.member import NotAdmitted
 from understudy.recovery.spanning.ranks.remote import SteerFailed, absent_server
 from understudy.recovery.state.jobs import SESSION_LOST, Job, Session
@@ -331,6 +332,25 @@ def test_a_server_that_is_copied_from_lives_on_if_another_could_not_be_had_at_fi
             b.placement.problem = ""
             await a.lead.replace(session, keep_source=True)
             assert there.source_server is former and not b.placement.retired
+
+    asyncio.run(replace())
+
+
+@pytest.mark.parametrize("homeless", [True, False])
+def test_a_rank_whose_host_has_no_gpu_for_it_any_more_needs_another_one(folder: Path, homeless: bool) -> None:
+    """Its own host finds that out by a trial, or is told by NVML; the leader only hears of it."""
+
+    async def replace() -> None:
+        b = Member(folder, "b")
+        b.open(1)
+        b.placement.problem, b.placement.homeless = "cuda:0 of rank 1 is gone, and no other is free", homeless
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            session = await a.hears_of(1)
+            placement = placement_of(a)
+            assert not placement.is_homeless(session)
+            with pytest.raises(NoPlace, match="is gone, and no other is free"):
+                await placement.replacement(session, keep_source=False)
+            assert placement.is_homeless(session) == homeless
 
     asyncio.run(replace())
 

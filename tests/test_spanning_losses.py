@@ -68,7 +68,13 @@ def spans_of(moves: Moves, hosts: Hosts) -> Spans:
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
     remote_ranks = SimpleNamespace(take_remote=None, tell=None, close_if_unused=None)
     agent: Any = SimpleNamespace(
-        jobs={}, coordinators={}, leases=None, settings=settings, remote_ranks=remote_ranks, follow=None
+        jobs={},
+        coordinators={},
+        leases=None,
+        settings=settings,
+        remote_ranks=remote_ranks,
+        follow=None,
+        join_hosts=lambda spans: None,
     )
     membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)
     return Spans(agent, cast(Any, None), membership, cast(Any, None), moves)
