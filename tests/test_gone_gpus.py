@@ -193,7 +193,25 @@ def test_a_gpu_of_which_nvml_tells_that_it_is_lost_is_fenced_whatever_it_compute
 
 def test_a_gpu_with_an_ecc_error_is_left_for_another_one() -> None:
     node = Node(_sound, _sound, told={0: WORN})
-    assert (node.replaced(), node.leases.fenced) == ("cuda:1", {0: WORN.sentence})
+    assert (node.replaced(), node.leases.fenced) == ("cuda:1", {})
+    assert node.leases.worn == {0: WORN.sentence}
+    assert (node.leases.free(), node.pool.leased) == ([0], ["cuda:1"])
+
+
+def test_a_gpu_that_is_worn_is_given_last_and_before_a_job_ends() -> None:
+    node = Node(_sound, _sound, _sound, told={0: WORN})
+    assert (node.replaced(), node.leases.free(), node.leases.place(0)) == ("cuda:1", [2, 0], 2)
+    node.told.found[1] = LOST
+    assert (node.replaced(), node.leases.fenced) == ("cuda:2", {1: LOST.sentence})
+    assert node.leases.place(0) == 0  # there is no better one
+    node.told.found[2] = LOST
+    assert node.replaced() == "cuda:0"
+
+
+def test_two_gpus_that_are_worn_do_not_send_a_rank_to_and_fro() -> None:
+    node = Node(_sound, _sound, told={0: WORN, 1: WORN})
+    assert (node.replaced(), set(node.leases.worn)) == ("cuda:1", {0})
+    assert node.leases.free() == [0]
 
 
 def test_a_gpu_with_an_ecc_error_is_used_on_where_there_is_no_other() -> None:

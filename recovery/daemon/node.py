@@ -47,7 +47,8 @@ def _device(agent: HostAgent, pool: ServerPool, index: int, name: str) -> pb.Dev
         return pb.Device(spec=name, index=index, state="drained", rank=-1, driver=driver, note=DRAINED)
     if holder is None:
         state = "failed" if pool.broken else "idle" if pool.ready() else "starting"
-        return pb.Device(spec=name, index=index, state=state, rank=-1, driver=driver)
+        worn = agent.leases.worn.get(index, "")
+        return pb.Device(spec=name, index=index, state=state, rank=-1, driver=driver, note=worn)
     state = "recovering" if holder.state == "recovering" else "draining" if draining else "leased"
     to = holder.destination
     note = "" if to is None else f"rank {holder.rank} is to move to {agent.leases.name(to)}"

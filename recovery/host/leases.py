@@ -13,7 +13,7 @@ from understudy.recovery.state.jobs import Session
 
 class Leases:
     """The devices of a node.  A device that failed is fenced: nobody gets it until somebody lifts that, or
-    until the job ends that had it fail in a drill.
+    until the job ends that had it fail in a drill.  One that is worn is given last.
 
     One that is drained is kept free until that is undone; while a session holds it, it is yet to leave.
     """
@@ -27,6 +27,8 @@ class Leases:
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
         """Device -> what happened to it."""
+        self.worn: dict[int, str] = {}
+        """Device -> why another one is better."""
         self._rehearsed: dict[int, tuple[str, int]] = {}
         """Fenced device -> job and rank of the drill that did it."""
         self.draining: set[int] = set()
@@ -38,9 +40,14 @@ class Leases:
         return self._holders.get(index)
 
     def free(self) -> list[int]:
-        """Devices that somebody could get now."""
+        """Devices that somebody could get now, those that are worn last."""
         taken = self._holders.keys() | self._claimed | self.fenced.keys() | self.draining
-        return [i for i in range(len(self._names)) if i not in taken and i not in self._kept]
+        found = (i for i in range(len(self._names)) if i not in taken and i not in self._kept)
+        return sorted(found, key=lambda index: index in self.worn)
+
+    def has_better(self) -> bool:
+        """Whether somebody could get a device now that is not worn."""
+        return any(index not in self.worn for index in self.free())
 
     def keep(self, index: int, session: Session) -> None:
         """Nobody but that session gets it."""
@@ -68,10 +75,13 @@ class Leases:
     def place(self, asked: int) -> int:
         """The device for a worker that asks for cuda:`asked`; raises Refused if none is left.
 
-        It is that very one, but for one that has failed, or that a rank whose own failed has moved to.
+        It is that very one, but for one that has failed, or is worn while another is not, or that a rank whose
+        own failed has moved to.
         """
         holder = self._holders.get(asked)
         barred = self.fenced.get(asked) or ("it is drained" if asked in self.draining else "")
+        if asked in self.worn and self.has_better():
+            barred = barred or self.worn[asked]
         coming = self._kept.get(asked)
         if not barred and coming is None and (holder is None or holder.asked_index == asked):
             return asked
@@ -138,14 +148,20 @@ class Leases:
         if session.job.fired("device-gone", session.rank) > list(self._rehearsed.values()).count(struck):
             self._rehearsed[session.device_index] = struck
 
+    def leave(self, session: Session, reason: str) -> None:
+        """Its device is worn: it gets a free one that is not."""
+        self.worn.setdefault(session.device_index, reason)
+        self._move(session, self.free()[0])
+
     def fence_free(self, index: int, reason: str) -> None:
         """A device that nobody has cannot be used."""
         self.fenced.setdefault(index, reason)
         self.tell_pool(index)
 
     def lift(self, index: int) -> None:
-        """A device that had failed is sound again, as somebody says."""
-        del self.fenced[index]
+        """A device that had failed, or was worn, is sound again, as somebody says."""
+        self.fenced.pop(index, None)
+        self.worn.pop(index, None)
         self._rehearsed.pop(index, None)
         self.health.forget(index)
         self.tell_pool(index)

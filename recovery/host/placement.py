@@ -12,7 +12,7 @@ from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError
-from understudy.recovery.planning.gpu_verdict import Severity
+from understudy.recovery.planning.gpu_verdict import Finding, Severity
 from understudy.recovery.state.jobs import Session
 from understudy.recovery.state.server import Server
 
@@ -77,8 +77,8 @@ class Placement:
         """A ready server in place of the session's, whose process is ended if it is not yet.
 
         `keep_source`: it lives on until its state has been copied.  A GPU that does not compute any more,
-        or of which NVML tells what forbids its use, is fenced, and the rank goes to another one.  Raises
-        NoPlace.
+        or of which NVML tells what forbids its use, is fenced, and the rank goes to another one; so it does
+        where NVML tells that another one is better, and there is one.  Raises NoPlace.
         """
         if keep_source:
             session.server.retired = True
@@ -96,15 +96,18 @@ class Placement:
             device = session.device if wished is None else self._leases.name(wished)
             if not session.on_gpu:
                 return await self._server_on(session, device)
-            server, problem = await self._tried(session, device)
+            server, against = await self._tried(session, device)
             if server is not None:
                 return server
             if wished is not None:
-                raise NoPlace(f"rank {session.rank} did not move to {device}: {problem}")
-            self.fence(session, problem)
+                raise NoPlace(f"rank {session.rank} did not move to {device}: {against.sentence}")
+            if against.severity is Severity.LEAVE:
+                self._leases.leave(session, against.sentence)
+            else:
+                self.fence(session, against.sentence)
 
-    async def _tried(self, session: Session, device: str) -> tuple[Server | None, str]:
-        """A ready server on a device that may be used, or why it may not.  Raises NoPlace."""
+    async def _tried(self, session: Session, device: str) -> tuple[Server | None, Finding]:
+        """A ready server on a device that may be used, or what tells against it.  Raises NoPlace."""
         wished = session.destination
         index = session.device_index if wished is None else wished
         asked = asyncio.ensure_future(self._leases.health.finding(index, newcomer=wished is not None))
@@ -124,14 +127,14 @@ class Placement:
         finally:
             asked.cancel()
         if server is None or found is None:
-            return server, problem
-        if found.severity is Severity.UNUSABLE or wished is not None or self._leases.free():
+            return server, Finding(Severity.UNUSABLE, problem)
+        if found.severity is Severity.UNUSABLE or wished is not None or self._leases.has_better():
             self._pool.retire(server)
             if found.severity is Severity.UNUSABLE and wished is not None:
                 self._leases.fence_free(wished, found.sentence)
-            return None, found.sentence
-        log.warning("a GPU is used on, as no other is free", device=device, reason=found.sentence)
-        return server, ""
+            return None, found
+        log.warning("a GPU is used on, as no better one is free", device=device, reason=found.sentence)
+        return server, found
 
     async def _computing(self, session: Session, device: str) -> tuple[Server | None, str]:
         """A ready server that has got its device to compute, or why none has.  Raises NoPlace."""

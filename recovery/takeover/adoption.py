@@ -78,6 +78,7 @@ class Successor:
     async def adopt(self) -> None:
         """All jobs; nobody else has begun to use the agent."""
         self._agent.leases.fenced.update(self._journal.fenced)
+        self._agent.leases.worn.update(self._journal.worn)
         self._agent.leases.draining.update(self._journal.draining)
         taken = [await self._take_job(job) for job in self._journal.jobs]
         for written in self._journal.servers:  # spares, and those that were being started: they have no state

@@ -96,7 +96,8 @@ def _check(journal: pb.Journal) -> None:
     except BadInput as problem:
         raise JournalError(str(problem)) from problem
     _demand(_is_process(journal.proxyd), "it names no proxyd")
-    _demand(all(0 <= index < devices for index in journal.fenced), "it fences a device that there is not")
+    barred = (*journal.fenced, *journal.worn)
+    _demand(all(0 <= index < devices for index in barred), "it fences a device that there is not")
     _demand(all(0 <= index < devices for index in journal.draining), "it drains a device that there is not")
     for server in journal.servers:
         _check_server(server)

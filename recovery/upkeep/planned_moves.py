@@ -143,6 +143,10 @@ class PlannedMoves:
             self._leases.lift(index)
             self._note()
             return f"{name} can be had again (it had failed: {failed})"
+        if index not in self._leases.draining and (worn := self._leases.worn.get(index)) is not None:
+            self._leases.lift(index)
+            self._note()
+            return f"{name} is as good as others again (it was worn: {worn})"
         if index not in self._leases.draining:
             raise Refused(f"{name} is not drained")
         holder = self._leases.holder(index)
