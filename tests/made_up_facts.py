@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from understudy.recovery.planning.facts import (
     BufferFacts,
@@ -19,9 +20,17 @@ WORLD = (1, 2)
 """A communicator of all ranks."""
 
 
+def having(*communicators: tuple[int, int, int]) -> dict[str, Any]:
+    """What a commit says of communicators: (uid_low, uid_high, collectives done) of each."""
+    return {
+        "uids": tuple((low, high) for low, high, _ in communicators),
+        "sequences": tuple(done for *_, done in communicators),
+    }
+
+
 def commit(number: int, sequence: int | None = None, **other: object) -> CommitFacts:
     done = number if sequence is None else sequence
-    return replace(CommitFacts(number, step=number, communicators=((*WORLD, done),), index=number), **other)  # type: ignore[arg-type]
+    return replace(CommitFacts(number, step=number, index=number, **having((*WORLD, done))), **other)  # type: ignore[arg-type]
 
 
 def parameters(*digests: int, shadowed: bool = False, size: int = 100) -> Manifest:

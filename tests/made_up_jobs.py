@@ -106,7 +106,8 @@ def _commits(
         step += chance.choice([0, 1, 1]) if steps is Steps.NONE else number % 2 == 0
         yield CommitFacts(
             number, step, complete=chance.random() < 0.85, has_manifest=chance.random() < 0.93,
-            communicators=tuple((uid, 0, GIVEN_UP if uid in gone else done[uid]) for uid in shown),
+            uids=tuple((uid, 0) for uid in shown),
+            sequences=tuple(GIVEN_UP if uid in gone else done[uid] for uid in shown),
             members=tuple(told[uid] for uid in shown) if told else (),
             optimizer=steps is not Steps.NONE and number % 2 == 1,
             step_digest=chance.choice([0, 1, 1, 1]), index=10 * number,
@@ -129,24 +130,26 @@ def _manifest(chance: random.Random, commit: CommitFacts, steps: Steps) -> Manif
 
 # ------------------------------------------------------------------ large ones
 class Manifests(Mapping[int, Manifest]):
-    """Of one rank: buffers that its replicas hold, too, and two that are shadowed; made when asked for.
+    """Of one rank: buffers that its replicas hold, too, and two that are shadowed.
 
-    `alone`: at its newest commit it has one more, which nobody else holds and no shadow has.
+    `shared`: the first, by commit.  `alone`: at its newest commit it has one more, which nobody else holds
+    and no shadow has.
     """
 
-    def __init__(self, kind: int, rank: int, newest: int, kept: int, buffers: int, alone: bool) -> None:
-        self._kind, self._rank, self._newest, self._kept = kind, rank, newest, kept
-        self._buffers, self._alone = buffers, alone
+    def __init__(
+        self, shared: Mapping[int, Manifest], rank: int, newest: int, kept: int, alone: bool
+    ) -> None:
+        self._shared, self._rank, self._newest, self._kept = shared, rank, newest, kept
+        self._alone = alone
 
     def __getitem__(self, number: int) -> Manifest:
         if not self._newest - self._kept < number <= self._newest:
             raise KeyError(number)
-        shared, own = (self._kind << 20 | number) << 20, (self._rank << 20 | number) << 40
-        made = [BufferFacts(100 + place, 1 << 20, shared + place, False) for place in range(self._buffers)]
-        made += [BufferFacts(900 + place, 64, own + place, True) for place in range(2)]
+        own = (self._rank << 20 | number) << 40
+        made = [BufferFacts(900 + place, 64, own + place, True) for place in range(2)]
         if self._alone and number == self._newest:
             made.append(BufferFacts(999, 4096, own + 9, False))
-        return tuple(made)
+        return (*self._shared[number], *made)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._newest - self._kept + 1, self._newest + 1))
@@ -171,26 +174,35 @@ def large_job(
     `behind`: ranks that have not reached the newest commit; `snapshots`: each has one, of its oldest.
     """
     gone, ranks = set(dead), []
+    shared: dict[int, dict[int, Manifest]] = {}
     for rank in range(world):
-        uids = [(1, world)] if sharded else _groups(rank, world)
+        groups = [(1, world)] if sharded else _groups(rank, world)
+        uids, members = tuple((uid, 7) for uid, _ in groups), tuple(size for _, size in groups)
         newest = 20 - (rank in behind)
         made = tuple(
             CommitFacts(
-                number, number, not sharded, communicators=tuple((uid, 7, 2 * number) for uid, _ in uids),
-                members=tuple(size for _, size in uids), index=10 * number,
+                number, number, not sharded, uids=uids, sequences=(2 * number,) * len(uids),
+                members=members, index=10 * number,
             )
             for number in range(newest - commits + 1, newest + 1)
         )  # fmt: skip
         kind = rank if sharded else rank % (TENSOR * PIPELINE)
+        if kind not in shared:
+            shared[kind] = {number: _shared_by(kind, number, buffers) for number in range(20 - commits, 21)}
         ranks.append(
             RankFacts(
                 rank, alive=rank not in gone, commits=made, log_complete_from_start=False,
-                manifests=Manifests(kind, rank, newest, commits, buffers, rank in alone),
+                manifests=Manifests(shared[kind], rank, newest, commits, rank in alone),
                 floor_commit=newest - commits + 1, host=str(rank // 8),
                 snapshots=made[:1] if snapshots else (),
             )
         )  # fmt: skip
     return Facts(tuple(ranks), FaultFacts(FaultKind.SERVER_DIED, tuple(dead)), free_devices=world)
+
+
+def _shared_by(kind: int, number: int, buffers: int) -> Manifest:
+    first = (kind << 20 | number) << 20
+    return tuple(BufferFacts(100 + place, 1 << 20, first + place, False) for place in range(buffers))
 
 
 def _groups(rank: int, world: int) -> list[tuple[int, int]]:

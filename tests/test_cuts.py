@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from made_up_facts import commit, died, parameters, rank, restarts
+from made_up_facts import commit, died, having, parameters, rank, restarts
 
 from understudy.recovery.planning.cuts import CutSearch, connected, kept_commits
 from understudy.recovery.planning.facts import (
@@ -34,8 +34,8 @@ from understudy.recovery.planning.replicas import Copy, Holders, Offer, ReplicaT
 # ------------------------------------------------------------------ communicators
 def marked(number: int, *uids: tuple[int, int], members: int = 2) -> CommitFacts:
     """A commit that knows these (communicator, collectives)."""
-    marks = tuple((uid, 0, done) for uid, done in uids)
-    return CommitFacts(number, number, communicators=marks, members=(members,) * len(marks), index=number)
+    marks = having(*((uid, 0, done) for uid, done in uids))
+    return CommitFacts(number, number, members=(members,) * len(uids), index=number, **marks)
 
 
 def test_rank_without_a_commit_is_in_no_communicator_whose_members_are_all_known() -> None:
@@ -191,10 +191,10 @@ def some_world(chance: random.Random) -> list[RankFacts]:
         for index in range(1, chance.randint(1, 6)):
             for group in sequences:
                 sequences[group] += chance.choice([0, 1, 1, 2])
-            marks = tuple((group, 0, done) for group, done in sorted(sequences.items()) if done)
+            marks = having(*((group, 0, done) for group, done in sorted(sequences.items()) if done))
             commits.append(
                 CommitFacts(
-                    index, chance.choice([index, index, 1]), chance.random() < 0.8, True, marks, index=index
+                    index, chance.choice([index, index, 1]), chance.random() < 0.8, True, index=index, **marks
                 )
             )
         manifests: dict[int, Manifest] = {

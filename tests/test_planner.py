@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from made_up_facts import commit, died, lost_ranks, parameters, rank, restarts
+from made_up_facts import commit, died, having, lost_ranks, parameters, rank, restarts
 
 from understudy.recovery.base.naming_ranks import named, placed
 from understudy.recovery.planning.facts import (
@@ -181,7 +181,7 @@ def test_record_that_failed_three_times_raises_its_own_message_everywhere() -> N
 
 
 def test_parked_ranks_without_a_common_communicator_are_not_given_up_but_rewound() -> None:
-    apart = rank(2, commits=(CommitFacts(1, 1, communicators=((5, 5, 1),), index=1),), manifests={})
+    apart = rank(2, commits=(CommitFacts(1, 1, index=1, **having((5, 5, 1))),), manifests={})
     chosen = plan(Facts((rank(0), rank(1), apart), died(1, attempts=3)))
     assert lost_ranks(chosen) == [0, 1]
     assert Rewind(2, 1) in chosen.actions
@@ -224,7 +224,7 @@ def test_rank_that_waits_for_a_peer_whose_program_has_ended_is_no_fault_of_ours(
 
 def test_rank_that_met_a_peer_for_the_first_time_since_its_commit_is_given_up_if_that_has_left() -> None:
     """A barrier at the end of programs that had no other collective: nobody takes part in it again."""
-    known = (replace(commit(4), communicators=()),)
+    known = (replace(commit(4), **having()),)
     alone = rank(1, alive=False, commits=known, snapshots=known)
     assert plan(Facts((alone,), died(1), departed=(0,))).name is not PlanName.GIVE_UP
     chosen = plan(Facts((replace(alone, begun=(((9, 0), 2),)),), died(1), departed=(0,)))

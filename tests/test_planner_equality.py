@@ -74,7 +74,7 @@ def test_plans_of_larger_jobs_are_those_of_before(facts: Facts) -> None:
 
 def test_a_cut_among_tens_of_thousands_is_found() -> None:
     """Every rank but one may be one commit further back or not, and all have to be."""
-    commits = tuple(CommitFacts(n, 1, communicators=((1, 1, 5),), members=(16,), index=n) for n in (1, 2))
+    commits = tuple(CommitFacts(n, 1, uids=((1, 1),), sequences=(5,), members=(16,), index=n) for n in (1, 2))
     wanted = tuple(BufferFacts(10 + n, 8, 100 + n, False) for n in range(1, 16))
     dead = RankFacts(
         0, alive=False, commits=commits[:1], manifests={1: wanted}, log_complete_from_start=False

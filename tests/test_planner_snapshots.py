@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_up_facts import WORLD, commit, died, lost_ranks, parameters, rank, restarts
+from made_up_facts import WORLD, commit, died, having, lost_ranks, parameters, rank, restarts
 
 from understudy.recovery.planning.facts import (
     CommitFacts,
@@ -103,8 +103,8 @@ def test_ranks_whose_snapshots_have_left_memory_come_back_from_storage_on_new_se
 
 def test_who_stays_when_others_are_given_up_may_come_from_storage_too() -> None:
     stuck: dict[str, Any] = {"phase": Phase.OPTIMIZER, "optimizer_preimages": False}
-    marks = commit(5, communicators=((5, 5, 1),))
-    apart = rank(2, 9, commits=(commit(9, communicators=((5, 5, 1),)),), stored=(marks,), **stuck)
+    marks = commit(5, **having((5, 5, 1)))
+    apart = rank(2, 9, commits=(commit(9, **having((5, 5, 1))),), stored=(marks,), **stuck)
     chosen = plan(Facts((rank(0), rank(1), apart), died(1, attempts=3)))
     assert lost_ranks(chosen) == [0, 1]
     assert Reload(2, 5, True, stored=True) in chosen.actions
@@ -151,7 +151,7 @@ def test_rehearsal_takes_all_ranks_from_storage_though_nothing_is_broken() -> No
 
 
 def test_destroyed_communicator_is_known_from_a_snapshot_that_the_ring_has_forgotten() -> None:
-    before = CommitFacts(2, 2, communicators=((*WORLD, 5),), index=2)
+    before = CommitFacts(2, 2, index=2, **having((*WORLD, 5)))
     after = CommitFacts(70, 70, index=70)
     ranks = tuple(
         RankFacts(n, alive=False, log_complete_from_start=False, floor_commit=70, commits=(after,),
@@ -173,8 +173,7 @@ def replayed(number: int, **other: Any) -> RankFacts:
     """
     gone = (9, 9, 1)
     commits = tuple(
-        commit(n, n, index=10 * n, communicators=((*WORLD, n), *([gone] if n < 3 else ())))
-        for n in range(1, 9)
+        commit(n, n, index=10 * n, **having((*WORLD, n), *([gone] if n < 3 else ()))) for n in range(1, 9)
     )
     return replace(
         RankFacts(number, commits=commits, log_complete_from_start=False, floor_commit=4, alive=False),

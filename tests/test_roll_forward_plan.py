@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from made_up_facts import WORLD, died, rank, restarts
+from made_up_facts import WORLD, died, having, rank, restarts
 
 from understudy.recovery.planning.facts import (
     BufferFacts,
@@ -24,11 +24,11 @@ DIED = died(1)
 
 
 def commit(number: int, step: int, done: int, optimizer: bool = False) -> CommitFacts:
-    marks = ((*WORLD, done),)
+    marks = having((*WORLD, done))
     return CommitFacts(
         number,
         step,
-        communicators=marks,
+        **marks,
         optimizer=optimizer,
         step_digest=0 if optimizer else 7,
         index=number,

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from understudy import replay
 from understudy.recovery.planning.cuts import connected
-from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Manifest, RankFacts, Uid
+from understudy.recovery.planning.facts import BEGINNING, BufferFacts, CommitFacts, Manifest, RankFacts, Uid
 from understudy.recovery.state.jobs import Job, Session
 
 KEPT_COMMITS = replay.COMMIT_RING - 4
@@ -51,9 +51,19 @@ def commit_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
     """All commits still in the ring, oldest first."""
     known = _facts_by_row.get(log, {})
     # A number may come again after a rewind, with another content: only equal rows are the same commit.
-    kept = {row: known.get(row) or facts_of(log.commit_of(row)) for row in log.commit_rows()}
+    kept: dict[bytes, CommitFacts] = {}
+    before = BEGINNING
+    for row in log.commit_rows():
+        before = kept[row] = known.get(row) or _sharing(facts_of(log.commit_of(row)), before)
     _facts_by_row[log] = kept
     return tuple(kept.values())
+
+
+def _sharing(commit: CommitFacts, before: CommitFacts) -> CommitFacts:
+    """The commit with the tuples of the one before it, where these are equal: a rank's communicators stay."""
+    if (commit.uids, commit.members) != (before.uids, before.members):
+        return commit
+    return replace(commit, uids=before.uids, members=before.members)
 
 
 def snapshot_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
@@ -77,7 +87,8 @@ def facts_of(commit: replay.Commit) -> CommitFacts:
         step=commit.step,
         complete=commit.complete,
         has_manifest=commit.has_manifest,
-        communicators=tuple(commit.communicators),
+        uids=tuple((low, high) for low, high, _ in commit.communicators),
+        sequences=tuple(sequence for *_, sequence in commit.communicators),
         members=tuple(commit.members),
         optimizer=commit.optimizer,
         call=commit.call,
@@ -145,7 +156,7 @@ def rank_facts(
 
 def _begun(log: replay.Log, newest: tuple[CommitFacts, ...]) -> tuple[tuple[Uid, int], ...]:
     """Communicators that no commit tells of yet."""
-    told = {(low, high) for commit in newest for low, high, _ in commit.communicators}
+    told = {uid for commit in newest for uid in commit.uids}
     return tuple(((low, high), size) for low, high, _, size in log.started() if (low, high) not in told)
 
 

@@ -7,7 +7,9 @@ communicators of ranks that were lowered are looked at again, and no commit of a
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+import math
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from understudy.recovery.planning.facts import BEGINNING, CommitFacts, RankFacts, Uid
@@ -27,67 +29,76 @@ The first commit behind that carries this itself, as no commit may know of one t
 
 def is_young(rank: RankFacts) -> bool:
     """A rank that has not stepped and has no communicator yet; it may still join any of them."""
-    return rank.newest.step == 0 and not rank.newest.communicators
+    return rank.newest.step == 0 and not rank.newest.uids
 
 
 class Communicators:
     """Who has which communicator, or may get it from records behind its newest commit.
 
-    While fewer ranks than it has members are known to have it, any other rank may be the missing one.  That
-    has done no collective of it at any of its commits, so no consistent cut is behind the first one: this is
-    what is known of such a communicator (`capped`), instead of all who may be in it.
+    They are numbered, as names take long to look up.  While fewer ranks than one has members are known to
+    have it, any other rank may be the missing one.  That has done no collective of it at any of its commits,
+    so no consistent cut is behind the first one: this is what is known of such a communicator (`capped`),
+    instead of all who may be in it.
     """
 
     def __init__(self, ranks: Sequence[RankFacts]) -> None:
-        self.members: dict[Uid, list[int]] = {}
-        self.had: dict[int, Collection[Uid]] = {}
-        """Rank -> all that it has had."""
+        self.members: list[dict[int, int]] = []
+        """Of each communicator: rank -> where it comes among those that this rank has had."""
+        self.had: dict[int, list[int]] = {}
+        """Rank -> numbers of all that it has had."""
         self.steady: set[int] = set()
         """Ranks that have had the same ones at all commits."""
-        self._sizes: dict[Uid, int] = {}
-        members, sizes = self.members, self._sizes
+        numbers: defaultdict[Uid, int] = defaultdict(itertools.count().__next__)
+        sizes: list[Collection[int]] = []
         for rank in ranks:
-            commits = (*rank.stored, *rank.snapshots, *rank.commits)
-            had: Collection[Uid]
+            commits = rank.commits
+            if rank.stored or rank.snapshots:
+                commits = (*rank.stored, *rank.snapshots, *commits)
+            uids: Collection[Uid]
             if _are_alike(commits):
                 self.steady.add(rank.rank)
                 commits = commits[-1:]
             if len(commits) == 1 and not rank.begun:
-                (commit,) = commits
-                had = commit.uids
-                sizes.update(zip(had, commit.members or (0,) * len(had), strict=True))
+                uids = commits[0].uids
+                sizes.append(commits[0].members or (0,) * len(uids))
             else:
                 all_of_them = _had_at(commits) | dict(rank.begun)
-                had = all_of_them.keys()
-                sizes.update(all_of_them)
-            self.had[rank.rank] = had
-            for uid in had:
-                if uid in members:
-                    members[uid].append(rank.rank)
-                else:
-                    members[uid] = [rank.rank]
-        self._everybody = {rank.rank for rank in ranks}
+                uids = all_of_them.keys()
+                sizes.append(all_of_them.values())
+            had = self.had[rank.rank] = [numbers[uid] for uid in uids]
+            while len(self.members) < len(numbers):
+                self.members.append({})
+            for column, number in enumerate(had):
+                self.members[number][rank.rank] = column
+        self.uids = list(numbers)
+        flat = itertools.chain.from_iterable
+        self._sizes = dict(zip(flat(self.had.values()), flat(sizes), strict=True))
+        """Members of each; 0: not known."""
+        self._everybody = self.had.keys()
         self._young = {rank.rank for rank in ranks if is_young(rank)}
 
-    def open(self, uid: Uid) -> bool:
-        """Whether any rank may be a member of it."""
-        return len(self.members[uid]) < self._sizes[uid]
+    def capped(self) -> list[int]:
+        """Those of which a rank that has not had it may be a member."""
+        return [
+            number for number, having in enumerate(self.members)
+            if len(having) != self._sizes[number] and self._is_capped(number)
+        ]  # fmt: skip
 
-    def capped(self, uid: Uid) -> bool:
-        """Whether a rank that has not had it may be a member."""
-        having = self.members[uid]
-        if not self._sizes[uid]:  # not known
+    def _is_capped(self, number: int) -> bool:
+        having = self.members[number]
+        if not self._sizes[number]:  # not known
             return not self._young.issubset(having)
-        return len(having) < min(self._sizes[uid], len(self._everybody))
+        return len(having) < min(self._sizes[number], len(self._everybody))
 
     def groups(self) -> list[Collection[int]]:
         """Ranks that have something in common; of young ones that is not known yet, so any two may have."""
         young = set(self._young)
         groups: list[Collection[int]] = [young]
-        for uid, having in self.members.items():
-            if self.open(uid):
+        for number, having in enumerate(self.members):
+            size = self._sizes[number]
+            if len(having) < size:  # any rank may be a member
                 groups.append(self._everybody)
-            elif self._young and not self._sizes[uid]:
+            elif self._young and not size:
                 young.update(having)
             else:
                 groups.append(having)
@@ -146,17 +157,14 @@ class CutSearch:
         self.choices = choices
         self._communicators = communicators or Communicators(ranks)
         self._ranks = {rank.rank: rank for rank in ranks}
-        self._sequences: dict[int, _Sequences] = {}
-        """Of those ranks that were asked for."""
-        self._capped: dict[Uid, bool] = {}
-        """Communicators that bar any cut."""
+        self._of_place: dict[int, dict[Place, dict[Uid, int]]] = {}
+        """Sequences at all commits of those ranks that were asked for, and whose communicators changed."""
+        members, uids = self._communicators.members, self._communicators.uids
         over = _Over(ranks, choices)
-        for uid, having in self._communicators.members.items():
-            capped = self._communicators.capped(uid)
-            if capped and over.everywhere(uid, having):
-                continue
-            if capped or len(having) > 1:
-                self._capped[uid] = capped
+        capped = self._communicators.capped()
+        self._over = {number for number in capped if over.everywhere(uids[number], members[number])}
+        """Communicators that bar no cut any more."""
+        self._capped = set(capped) - self._over
 
     def newest(self) -> Cut | None:
         """The newest consistent cut, or None."""
@@ -175,89 +183,79 @@ class CutSearch:
         if any(bound < 0 for bound in bounds.values()):
             return None
         lowered = dict(positions)
-        touched: dict[Uid, None] = {}
+        most: dict[int, int] = {}
         for rank, bound in bounds.items():
             lowered[rank] = min(lowered[rank], bound)
-            touched.update(dict.fromkeys(self._of_rank(rank)))
-        return lowered if self._settle(lowered, touched) else None
+            done = self._at(rank, lowered[rank])
+            for number, sequence in zip(self._communicators.had[rank], done, strict=True):
+                most[number] = min(sequence, most.get(number, sequence))
+        return lowered if self._settle(lowered, most) else None
 
     def cut(self, positions: Positions) -> Cut:
         """The commits there."""
         return {rank: self.choices[rank][position] for rank, position in positions.items()}
 
-    def _of_rank(self, rank: int) -> list[Uid]:
-        return [uid for uid in self._communicators.had[rank] if uid in self._capped]
+    def _at(self, rank: int, position: int) -> Sequence[int]:
+        """Collectives done of each communicator that the rank has had; `_DESTROYED`: it is gone again."""
+        choice = self.choices[rank][position]
+        had = self._communicators.had[rank]
+        if rank in self._communicators.steady and len(choice.uids) == len(had):
+            return choice.sequences
+        if rank not in self._of_place:
+            self._of_place[rank] = _all_sequences(self._ranks[rank])
+        done = self._of_place[rank][choice.place]
+        return [done.get(self._communicators.uids[number], 0) for number in had]
 
-    def _at(self, rank: int, position: int) -> Mapping[Uid, int]:
-        """Communicator -> collectives done."""
-        found = self._sequences.get(rank)
-        if found is None:
-            steady = rank in self._communicators.steady
-            of_place = {} if steady else _all_sequences(self._ranks[rank])
-            found = self._sequences[rank] = _Sequences(self.choices[rank], of_place)
-        return found.at(position)
+    def _uneven(self, positions: Positions) -> dict[int, int]:
+        """Of communicators of which not all members have done equally much there: the least that one has.
 
-    def _uneven(self, positions: Positions) -> list[Uid]:
-        """Communicators of which not all members are known to have done equally much there.
-
-        Mostly none: so all are counted in passing over the ranks once, instead of over each one's members.
+        Mostly there are none: so all are compared in passing over the ranks once.
         """
-        steady, members = self._communicators.steady, self._communicators.members
-        uneven = {uid for uid, capped in self._capped.items() if capped}
-        told = dict.fromkeys(self._capped, 0)
-        first: dict[Uid, int] = {}
+        had = self._communicators.had
+        least: list[int | None] = [None] * len(self._communicators.members)
+        uneven: dict[int, int] = {}
         for rank, position in positions.items():
-            commit = self.choices[rank][position]
-            done = commit.done if rank in steady else self._at(rank, position).items()
-            for uid, sequence in done:
-                if uid in told:
-                    told[uid] += 1
-                    if first.setdefault(uid, sequence) != sequence:
-                        uneven.add(uid)
-        return [uid for uid, times in told.items() if uid in uneven or times < len(members[uid])]
+            for number, sequence in zip(had[rank], self._at(rank, position), strict=True):
+                known = least[number]
+                if known is None:
+                    least[number] = sequence
+                elif known != sequence:
+                    least[number] = uneven[number] = min(known, sequence)
+        return uneven | dict.fromkeys(self._capped, 0)
 
-    def _settle(self, positions: Positions, uids: Iterable[Uid]) -> bool:
-        """Lower ranks until these communicators, and those of all who were lowered, agree; False: never."""
-        waiting = deque(uids)
-        queued = set(waiting)
+    def _settle(self, positions: Positions, bounds: Mapping[int, int]) -> bool:
+        """Lower ranks until none is above these bounds, nor above a rank that was lowered; False: never.
+
+        `bounds`: communicator -> most collectives of it that a rank may have done.
+        """
+        had, members = self._communicators.had, self._communicators.members
+        most: list[float] = [math.inf] * len(members)
+        for number in self._over:
+            most[number] = -1  # lower than anybody would set it
+        waiting: deque[int] = deque()
+        for number, bound in bounds.items():
+            if bound < most[number]:
+                most[number] = bound
+                waiting.append(number)
+        done: dict[int, Sequence[int]] = {}
+        """`_at` the positions, of ranks that were looked at."""
         while waiting:
-            uid = waiting.popleft()
-            queued.discard(uid)
-            members = self._communicators.members[uid]
-            done = [self._at(rank, positions[rank]).get(uid, 0) for rank in members]
-            least = 0 if self._capped[uid] else min(done)
-            if max(done) == least:
-                continue
-            for rank, sequence in zip(members, done, strict=True):
-                if sequence == least:
+            number = waiting.popleft()
+            for rank, column in members[number].items():
+                if rank not in done:
+                    done[rank] = self._at(rank, positions[rank])
+                if done[rank][column] <= most[number]:
                     continue
-                position = positions[rank]
-                while sequence > least:
-                    position -= 1
-                    if position < 0:
+                while done[rank][column] > most[number]:
+                    positions[rank] -= 1
+                    if positions[rank] < 0:
                         return False
-                    sequence = self._at(rank, position).get(uid, 0)
-                positions[rank] = position
-                more = [other for other in self._of_rank(rank) if other not in queued]
-                queued.update(more)
-                waiting += more
+                    done[rank] = self._at(rank, positions[rank])
+                for other, sequence in zip(had[rank], done[rank], strict=True):
+                    if sequence < most[other]:
+                        most[other] = sequence
+                        waiting.append(other)
         return True
-
-
-class _Sequences:
-    """Per chosen commit of a rank: communicator -> collectives done, `_DESTROYED` where it is gone again."""
-
-    def __init__(self, choices: Sequence[CommitFacts], of_place: Mapping[Place, dict[Uid, int]]) -> None:
-        """`of_place`: those of each commit; empty for a rank that has always had the same communicators."""
-        self._choices = choices
-        self._known = [of_place[choice.place] if of_place else None for choice in choices]
-
-    def at(self, position: int) -> dict[Uid, int]:
-        found = self._known[position]
-        if found is None:
-            of = self._choices[position].communicators
-            found = self._known[position] = {(low, high): sequence for low, high, sequence in of}
-        return found
 
 
 class _Over:
@@ -292,7 +290,7 @@ def _all_sequences(rank: RankFacts) -> dict[Place, dict[Uid, int]]:
     of_place: dict[Place, dict[Uid, int]] = {BEGINNING.place: {}}
     known: set[Uid] = set()
     for commit in in_order(rank.stored, rank.snapshots, rank.commits):
-        now = {(low, high): sequence for low, high, sequence in commit.communicators}
+        now = dict(zip(commit.uids, commit.sequences, strict=True))
         of_place[commit.place] = {uid: _DESTROYED for uid in known - now.keys()} | now
         known |= now.keys()
     return of_place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -49,7 +48,8 @@ Uid = tuple[int, int]
 
 @dataclass(frozen=True)
 class CommitFacts:
-    """One commit of a rank.  `communicators`: (uid_low, uid_high, collectives done so far).
+    """One commit of a rank.  `uids` names its communicators, `sequences` says how many collectives of each it
+    has done so far.
 
     `index`: records of the log before it.  Replay may commit at other places than the run before it did, so
     that a snapshot's number may by now be that of a commit elsewhere: by `place` they are told apart, and
@@ -63,7 +63,8 @@ class CommitFacts:
     step: int
     complete: bool = True
     has_manifest: bool = True
-    communicators: tuple[tuple[int, int, int], ...] = ()
+    uids: tuple[Uid, ...] = ()
+    sequences: tuple[int, ...] = ()
     members: tuple[int, ...] = ()
     optimizer: bool = False
     call: int = 0
@@ -75,15 +76,10 @@ class CommitFacts:
         """What tells it from every other commit of its rank."""
         return self.index, self.number
 
-    @functools.cached_property
-    def uids(self) -> tuple[Uid, ...]:
-        """Names of its `communicators`, in their order."""
-        return tuple([(low, high) for low, high, _ in self.communicators])
-
-    @functools.cached_property
-    def done(self) -> tuple[tuple[Uid, int], ...]:
-        """Communicator and collectives done, of each."""
-        return tuple(zip(self.uids, [sequence for _, _, sequence in self.communicators], strict=True))
+    @property
+    def communicators(self) -> tuple[tuple[int, int, int], ...]:
+        """(uid_low, uid_high, collectives done) of each, as a log has them."""
+        return tuple((*uid, sequence) for uid, sequence in zip(self.uids, self.sequences, strict=True))
 
 
 BEGINNING = CommitFacts(number=0, step=0)
@@ -166,7 +162,7 @@ class RankFacts:
     @property
     def communicates(self) -> bool:
         """Whether it had a communicator at any commit that is still known, or has made one since."""
-        return bool(self.begun) or any(commit.communicators for commit in self.commits)
+        return bool(self.begun) or any(commit.uids for commit in self.commits)
 
 
 @dataclass(frozen=True)

@@ -160,5 +160,5 @@ def _restored_commit(written: pb.JournaledCommit) -> CommitFacts:
     return CommitFacts(
         written.number, written.step, members=tuple(written.members), call=written.call,
         index=written.index,
-        communicators=tuple(zip(words[::3], words[1::3], words[2::3], strict=False)),
+        uids=tuple(zip(words[::3], words[1::3], strict=False)), sequences=tuple(words[2::3]),
     )  # fmt: skip

@@ -50,9 +50,9 @@ FAULT_OF = {
     Failure.DEVICE: FaultKind.DEVICE_GONE,
     Failure.HOST: FaultKind.HOST_LOST,
 }
-_KEPT = CommitFacts(1, step=1, communicators=((1, 2, 1),), index=1)
+_KEPT = CommitFacts(1, step=1, uids=((1, 2),), sequences=(1,), index=1)
 """What images and snapshots are of: some steps ago."""
-_NOW = CommitFacts(2, step=2, communicators=((1, 2, 2),), index=2)
+_NOW = CommitFacts(2, step=2, uids=((1, 2),), sequences=(2,), index=2)
 
 
 @dataclass(frozen=True)
