@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 FEW = 8
@@ -12,12 +14,9 @@ def named(ranks: Iterable[int]) -> str:
     all_of_them = list(ranks)
     if len(all_of_them) <= FEW:
         return ", ".join(map(str, all_of_them))
-    runs: list[tuple[int, int]] = []
-    for rank in sorted(set(all_of_them)):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1] = runs[-1][0], rank
-        else:
-            runs.append((rank, rank))
+    ranks = sorted(set(all_of_them))
+    breaks = [place for place in range(1, len(ranks)) if ranks[place] - ranks[place - 1] > 1]
+    runs = [(ranks[begin], ranks[end - 1]) for begin, end in itertools.pairwise([0, *breaks, len(ranks)])]
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
@@ -26,7 +25,7 @@ def placed(where: Mapping[int, str]) -> str:
     few, those at one place together: `rank 0-6, 8 at commit 5, rank 7 at commit 4`."""
     if len(where) <= FEW:
         return ", ".join(f"rank {rank} {where[rank]}" for rank in sorted(where))
-    together: dict[str, list[int]] = {}
+    together: dict[str, list[int]] = defaultdict(list)
     for rank in sorted(where):
-        together.setdefault(where[rank], []).append(rank)
+        together[where[rank]].append(rank)
     return ", ".join(f"rank {named(ranks)} {place}" for place, ranks in together.items())

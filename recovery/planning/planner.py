@@ -321,7 +321,9 @@ def _releasable(rank: RankFacts) -> list[CommitFacts]:
 def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     """Commits this rank can go back to, oldest first, or a sentence why there are none."""
     trusted = facts.fault.trusted
-    kept = [c for c in kept_commits(rank) if c.number <= trusted.get(rank.rank, c.number)]
+    kept = kept_commits(rank)
+    if rank.rank in trusted:
+        kept = [commit for commit in kept if commit.number <= trusted[rank.rank]]
     if (rank.snapshots or rank.stored) and kept and kept[0] is BEGINNING:
         del kept[0]  # snapshots are nearer
     if rank.restores_from_image:
@@ -348,8 +350,8 @@ def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
         )
     if not rank.protected:
         return [], f"rank {rank.rank} keeps no pre-images, as it is alone"
-    known = {snapshot.place for snapshot in rank.snapshots}
-    kept = [commit for commit in kept if commit.number == 0 or commit.has_manifest or commit.place in known]
+    known = {snapshot.place for snapshot in rank.snapshots} if rank.snapshots else ()
+    kept = [commit for commit in kept if commit.has_manifest or commit.number == 0 or commit.place in known]
     if rank.optimizer_preimages:
         return kept, "" if kept else f"rank {rank.rank} keeps no commit that it could go back to"
     if rank.phase is Phase.OPTIMIZER:
@@ -382,7 +384,7 @@ def _stranded_by_departure(facts: Facts) -> str:
 def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     actions: list[Action] = list(restarts)
     replaced = {restart.rank for restart in restarts}
-    actions += [Rewind(rank.rank, cut[rank.rank].number) for rank in facts.ranks if rank.rank not in replaced]
+    actions += [Rewind(rank, commit.number) for rank, commit in cut.items() if rank not in replaced]
     where = placed({rank: f"at commit {commit.number}" for rank, commit in cut.items()})
     if not restarts:
         template = _IN_PLACE.get(facts.fault.kind, "every device server is alive")

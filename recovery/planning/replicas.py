@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from understudy.recovery.planning.facts import BufferFacts, Manifest
 from understudy.replay import content_digest
@@ -44,8 +46,7 @@ def wanted_of(manifest: Manifest) -> set[Content]:
     return {(b.bytes, b.digest) for b in manifest if b.digest is not None and needs_replica(b)}
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """What a rank holds at one of its commits, and the host where its server runs."""
 
     rank: int
@@ -54,8 +55,12 @@ class Offer:
     commit: int
 
 
+_digest_of = operator.attrgetter("digest")
+_content_of = operator.attrgetter("bytes", "digest")
+
+
 class Holders:
-    """The first ranks that hold wanted contents.  No manifest is read twice, and none that nobody needs.
+    """The first ranks that hold wanted contents.  Of others than these no manifest is read twice.
 
     Of the ranks that hold a content, those on the reader's host come first.  Each reader begins with another
     one, so that no rank is read by all: as many as there are readers will do.
@@ -66,7 +71,9 @@ class Holders:
     ) -> None:
         """`offers`: in the order of ranks; `readers`: host and what is to be there; `enough`: all readers."""
         self._enough = enough
-        self._held: dict[int, dict[Content, list[int]]] = {}
+        self._offers = {offer.rank: offer for offer in offers}
+        self._handles: dict[int, dict[Content, list[int]]] = {}
+        """Of the ranks that were chosen: the handles of buffers with wanted contents."""
         self._near: dict[str, dict[Content, list[int]]] = {}
         wanted: dict[str, set[Content]] = {}
         for host, manifest in readers:
@@ -83,27 +90,31 @@ class Holders:
         self._far = self._ranks_with(far, offers)
 
     def _ranks_with(self, contents: Collection[Content], offers: Sequence[Offer]) -> dict[Content, list[int]]:
-        found: dict[Content, list[int]] = {}
+        found: dict[Content, list[int]] = {content: [] for content in contents}
         missing = set(contents)
+        digests = {digest for _, digest in contents}  # tells in a moment what nobody has asked for
         for offer in offers:
             if not missing:
                 break
-            for content in missing & self._handles(offer).keys():
-                ranks = found.setdefault(content, [])
+            manifest = offer.manifests.get(offer.commit, ())
+            if digests.isdisjoint(map(_digest_of, manifest)):
+                continue
+            for content in missing.intersection(map(_content_of, manifest)):
+                ranks = found[content]
                 ranks.append(offer.rank)
                 if len(ranks) == self._enough:
                     missing.remove(content)
-        return found
+        return {content: ranks for content, ranks in found.items() if ranks}
 
-    def _handles(self, offer: Offer) -> dict[Content, list[int]]:
-        """The handles of buffers with wanted contents."""
-        held = self._held.get(offer.rank)
-        if held is None:
-            held = self._held[offer.rank] = {}
-            for buffer in offer.manifests.get(offer.commit, ()):
+    def _handles_of(self, rank: int) -> dict[Content, list[int]]:
+        if rank not in self._handles:
+            handles: dict[Content, list[int]] = {}
+            manifests, commit = self._offers[rank].manifests, self._offers[rank].commit
+            for buffer in manifests.get(commit, ()):
                 if (content := _content(buffer)) in self._wanted and content is not None:
-                    held.setdefault(content, []).append(buffer.handle)
-        return held
+                    handles.setdefault(content, []).append(buffer.handle)
+            self._handles[rank] = handles
+        return self._handles[rank]
 
     def match(self, wanted: Manifest, host: str, turn: int = 0) -> tuple[list[Copy], list[BufferFacts]]:
         """Pair what a reader needs with equal content: (copies, what has none).
@@ -123,7 +134,7 @@ class Holders:
                 missing.append(buffer)
                 continue
             source = ranks[turn % len(ranks)]
-            equals = self._held[source][content]
+            equals = self._handles_of(source)[content]
             handle = equals[taken[content] % len(equals)]
             taken[content] += 1
             others = (other for other in equals if other != handle)

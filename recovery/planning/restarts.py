@@ -101,7 +101,8 @@ class Restarts:
                 lacking.append(_Lack(rank, commit, None))
                 continue
             if _reads_itself(rank):
-                own = Holders([_offer(rank, commit)], [(rank.host, manifest)])
+                offer = Offer(rank.rank, rank.host, rank.manifests, commit.number)
+                own = Holders([offer], [(rank.host, manifest)])
                 copies, missing = own.match(manifest, rank.host)
             else:
                 copies, missing = holders[commit.step, rank.unread].match(manifest, rank.host, turn)
@@ -118,9 +119,9 @@ class Restarts:
     def _offers(self, cut: Cut, at: _Step) -> list[Offer]:
         step, unread = at
         return [
-            _offer(other, cut[other.rank])
+            Offer(other.rank, other.host, other.manifests, commit.number)
             for other in self._alive
-            if cut[other.rank].step == step and cut[other.rank].has_manifest and other.rank not in unread
+            if (commit := cut[other.rank]).step == step and commit.has_manifest and other.rank not in unread
         ]
 
     def _rolled(self, rank: RankFacts, commit: CommitFacts, cut: Cut) -> Restart | None:
@@ -204,13 +205,9 @@ class Restarts:
         )
 
 
-def _offer(rank: RankFacts, commit: CommitFacts) -> Offer:
-    return Offer(rank.rank, rank.host, rank.manifests, commit.number)
-
-
 def _order(positions: Mapping[int, int]) -> tuple[int, tuple[int, ...]]:
     """Newer cuts first."""
-    return -sum(positions.values()), tuple(positions[rank] for rank in sorted(positions))
+    return -sum(positions.values()), tuple(map(positions.__getitem__, sorted(positions)))
 
 
 def _reads_itself(rank: RankFacts) -> bool:
