@@ -6,13 +6,14 @@ import os
 import random
 import time
 from collections import Counter
+from unittest import mock
 
 import former_planner
 import pytest
-from made_up_jobs import large_job, small_job
+from made_up_jobs import Manifests, large_job, small_job
 
 from understudy.recovery.planning import planner
-from understudy.recovery.planning.cuts import connected
+from understudy.recovery.planning.cuts import CutSearch, connected
 from understudy.recovery.planning.facts import (
     BufferFacts,
     CommitFacts,
@@ -95,13 +96,34 @@ def test_a_cut_among_tens_of_thousands_is_found() -> None:
     assert [copy.source for copy in restart.copies] == list(range(1, 16))
 
 
-@pytest.mark.parametrize("lost", ["one", "one alone", "one in a hundred"])
+LOST = ["one", "one alone", "one in a hundred"]
+
+
+def job_with(lost: str, world: int) -> Facts:
+    dead = tuple(range(0, world, 100)) if lost == "one in a hundred" else (world // 2,)
+    return large_job(world, dead, alone=dead if lost == "one alone" else (), buffers=20)
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_each_rank_is_looked_at_a_few_times_and_its_manifest_read_once_or_twice(lost: str) -> None:
+    world = 1024
+    facts = job_with(lost, world)
+    with (
+        mock.patch.object(CutSearch, "_at", autospec=True, side_effect=CutSearch._at) as at,
+        mock.patch.object(Manifests, "__getitem__", autospec=True, side_effect=Manifests.__getitem__) as read,
+    ):
+        plan(facts)
+    print(at.call_count, read.call_count)
+    assert at.call_count <= 4 * world
+    assert read.call_count <= 2 * world
+
+
+@pytest.mark.parametrize("lost", LOST)
 def test_four_times_the_ranks_take_about_four_times_as_long(lost: str) -> None:
     """It was sixteen times and more; the least of six, as others may want the processor, and its caches."""
 
     def seconds(world: int) -> float:
-        dead = tuple(range(0, world, 100)) if lost == "one in a hundred" else (world // 2,)
-        facts = large_job(world, dead, alone=dead if lost == "one alone" else (), buffers=20)
+        facts = job_with(lost, world)
         spent = []
         for _ in range(6):
             begun = time.process_time()
