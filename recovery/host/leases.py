@@ -75,8 +75,8 @@ class Leases:
     def place(self, asked: int) -> int:
         """The device for a worker that asks for cuda:`asked`; raises Refused if none is left.
 
-        It is that very one, but for one that has failed, or is worn while another is not, or that a rank whose
-        own failed has moved to.
+        It is that very one, but for one that has failed, that is worn while another is not, or that a rank
+        whose own failed has moved to.
         """
         holder = self._holders.get(asked)
         barred = self.fenced.get(asked) or ("it is drained" if asked in self.draining else "")
