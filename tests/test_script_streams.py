@@ -3,7 +3,9 @@ natively."""
 
 from __future__ import annotations
 
+import functools
 import re
+import tempfile
 from pathlib import Path
 
 import proxied
@@ -12,79 +14,115 @@ import simulated_device
 from simulated_case import does
 
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
-DELAYED = {"SIMULATED_CUDA_DELAY_US": "100"}
 
 
+@pytest.fixture(autouse=True)
+def delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulated GPU takes its time, so that streams do overlap."""
+    monkeypatch.setenv("SIMULATED_CUDA_DELAY_US", "100")
+
+
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
         ("overlap", ["True", "True", "[]", "True"]),
         ("untold", ["[]", "True"]),
-        ("commit_and_rewind", ["True"] * 5),
         ("aborted", ["True parked", "True True"]),
         ("two_halves", ["True"] * 2),
         ("unhurried", ["True True"] * 2),
-        ("senseless", ["True"] * 2),
         ("memory", ["True"]),
     ],
 )
-def test_streams_of_a_simulated_gpu_keep_what_events_say_and_no_other_order(
-    case: str, said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_streams_of_a_simulated_gpu_keep_what_events_and_collectives_say_and_no_other_order(
+    case: str, said: list[str], collectives: str, simulated_gpus: None
 ) -> None:
-    simulated_device.put_in_place(monkeypatch, **DELAYED)
+    done = does(case, "simulated_stream_cases.py", collectives)
+    assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
+
+
+@pytest.mark.parametrize(("case", "said"), [("commit_and_rewind", ["True"] * 5), ("senseless", ["True"] * 2)])
+def test_commits_and_records_that_make_no_sense_are_of_all_streams(
+    case: str, said: list[str], simulated_gpus: None
+) -> None:
     done = does(case, "simulated_stream_cases.py")
     assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr
 
 
-def run(device: str, ranks: int, folder: Path, *drills: str, script: str) -> list[str]:
-    folder.mkdir()
-    options = ("--devices", f"{device}:{ranks}", *(word for drill in drills for word in ("--drill", drill)))
+def run(device: str, script: str, ranks: int, *options: str) -> list[str]:
+    """Its losses; `options`: of proxyrun."""
     command = proxied.torchrun(ranks, proxied.WORKLOADS / script)
-    done = proxied.run(command, folder=folder, options=options, timeout_s=100)
+    devices = ("--devices", f"{device}:{ranks}")
+    with tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp") as folder:
+        done = proxied.run(command, folder=Path(folder), options=(*devices, *options), timeout_s=100)
     assert done.status == 0, done.output[-3000:]
-    assert [one["recovered"] for one in done.report["recoveries"]] == [True] * len(drills), done.report
+    drills = options.count("--drill")
+    assert [one["recovered"] for one in done.report["recoveries"]] == [True] * drills, done.report
     return sorted(LOSS.findall(done.output))
 
 
-@pytest.mark.parametrize(
-    ("script", "ranks"), [("streams.py", 1), ("streams.py", 2), ("limited_gathers.py", 2)]
-)
-def test_a_training_with_streams_of_its_own_has_the_same_bits_everywhere_and_through_faults(
-    script: str, ranks: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kill = f"kill-server rank={ranks - 1} step=4 call=40"
-    expected = run("cpu", ranks, folder / "cpu", script=script)
+@functools.cache
+def on_processors(script: str, ranks: int) -> list[str]:
+    expected = run("cpu", script, ranks)
     assert len(expected) == 8 * ranks
-    assert run("cpu", ranks, folder / "cpu-killed", kill, script=script) == expected
-    simulated_device.put_in_place(monkeypatch, **DELAYED)
-    assert run("cuda", ranks, folder / "cuda", script=script) == expected
-    suspect = "driver-suspect rank=0 step=6 call=20"
-    assert run("cuda", ranks, folder / "cuda-killed", kill, suspect, script=script) == expected
+    assert run("cpu", script, ranks, "--drill", kill(ranks)) == expected
+    return expected
 
 
-def shard(device: str, folder: Path, *drills: str) -> list[str]:
+def kill(ranks: int) -> str:
+    return f"kill-server rank={ranks - 1} step=4 call=40"
+
+
+def has_the_same_bits_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, script: str, ranks: int, *options: str
+) -> None:
+    expected = on_processors(script, ranks)
+    simulated_device.put_in_place(monkeypatch)
+    assert run("cuda", script, ranks, *options) == expected
+    drills = ("--drill", kill(ranks), "--drill", "driver-suspect rank=0 step=6 call=20")
+    assert run("cuda", script, ranks, *options, *drills) == expected
+
+
+def test_a_training_with_streams_of_its_own_has_the_same_bits_everywhere_and_through_faults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_the_same_bits_on_gpus(monkeypatch, "streams.py", 1)
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("script", ["streams.py", "limited_gathers.py"])
+def test_two_ranks_with_streams_of_their_own_have_the_same_bits_everywhere_and_through_faults(
+    script: str, collectives: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_the_same_bits_on_gpus(monkeypatch, script, 2, "--collectives", collectives)
+
+
+def shard(device: str, folder: Path, *options: str) -> list[str]:
+    """What each rank writes; `options`: of proxyrun."""
     folder.mkdir()
     command = proxied.torchrun(
         2, proxied.WORKLOADS / "sharded_training.py", "--steps", "8", "--out", str(folder / "out")
     )
-    options = ("--devices", f"{device}:2", *(word for drill in drills for word in ("--drill", drill)))
+    options = ("--devices", f"{device}:2", *options)
     done = proxied.run(command, folder=folder, options=options, timeout_s=100)
     assert done.status == 0, done.output[-3000:]
-    assert [one["recovered"] for one in done.report["recoveries"]] == [True] * len(drills), done.report
+    drills = options.count("--drill")
+    assert [one["recovered"] for one in done.report["recoveries"]] == [True] * drills, done.report
     return [(folder / f"out.{rank}").read_text() for rank in range(2)]
 
 
+@pytest.mark.drawn(2)
 def test_sharded_training_overlaps_on_a_gpu_and_has_the_bits_of_a_processor(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    collectives: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its gathers and reductions are on four streams of its own, of a high priority."""
     expected = shard("cpu", folder / "cpu")
     assert [one.count("\n") for one in expected] == [8, 8]
-    simulated_device.put_in_place(monkeypatch, **DELAYED)
     (counters := folder / "counters").mkdir()
-    monkeypatch.setenv("SIMULATED_CUDA_COUNTERS", str(counters))
+    simulated_device.put_in_place(monkeypatch, SIMULATED_CUDA_COUNTERS=str(counters))
     drills = ("kill-server rank=1 step=4 call=150", "call-error rank=0 step=6 call=100")
-    assert shard("cuda", folder / "cuda", *drills) == expected
+    words = [word for drill in drills for word in ("--drill", drill)]
+    assert shard("cuda", folder / "cuda", "--collectives", collectives, *words) == expected
     found = [one.overlapping for one in simulated_device.counters_in(counters).values()]
     print(f"kernels that began while others ran: {found}")
     assert sum(found) > 0

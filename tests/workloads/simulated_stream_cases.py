@@ -50,6 +50,12 @@ class Streams(Member):
     def wait_in(self, stream: int, mark: int) -> None:
         self.writer.append(STREAM_WAIT, mark, [stream])
 
+    def all_reduce_in(self, stream: int, mark: int) -> None:
+        """That stream is the current one, and is to wait for it."""
+        self.all_reduce()
+        self.mark(mark, communicator=COMMUNICATOR)
+        self.wait_in(stream, mark)
+
 
 def overlap() -> None:
     """A stream that waits for a late peer holds up no other one, and neither does a mark in front of it."""
@@ -57,9 +63,7 @@ def overlap() -> None:
         h.mark(1, MAIN)
         h.enter(SIDE)
         h.wait_in(SIDE, 1)
-        h.all_reduce()
-        h.mark(2, communicator=COMMUNICATOR)
-        h.wait_in(SIDE, 2)
+        h.all_reduce_in(SIDE, 2)
         h.add(1, 1)
         h.enter(MAIN)
         h.add(2, 2)
@@ -132,9 +136,7 @@ def aborted() -> None:
         h.synchronize()
         number = h.log.commit_count
         h.enter(SIDE)
-        h.all_reduce()
-        h.mark(1, communicator=COMMUNICATOR)
-        h.wait_in(SIDE, 1)
+        h.all_reduce_in(SIDE, 1)
         h.add(1, 1)
         h.enter(MAIN)
         h.add(2, 2)
@@ -160,9 +162,7 @@ def two_halves() -> None:
         h.synchronize()
         number = h.log.commit_count
         h.enter(SIDE)
-        h.all_reduce()
-        h.mark(1, communicator=COMMUNICATOR)
-        h.wait_in(SIDE, 1)
+        h.all_reduce_in(SIDE, 1)
         h.add(3, 1)
         h.enter(MAIN)
         second_half = [*vector(), *vector(4, 4), 17, double(1.0)]
@@ -186,9 +186,7 @@ def unhurried() -> None:
     with Streams() as h:
         number = h.log.commit_count
         h.enter(SIDE)
-        h.all_reduce()
-        h.mark(1, communicator=COMMUNICATOR)
-        h.wait_in(SIDE, 1)
+        h.all_reduce_in(SIDE, 1)
         h.enter(MAIN)
         h.writer.append(COMMIT, 0, [])
         h.writer.append(PHASE, 0, [])
@@ -233,9 +231,7 @@ def memory() -> None:
         h.enter(MAIN)
         h.new(3, list(OURS))  # behind the first use of the stream: what was there before is kept for it
         h.enter(SIDE)
-        h.all_reduce()
-        h.mark(1, communicator=COMMUNICATOR)
-        h.wait_in(SIDE, 1)
+        h.all_reduce_in(SIDE, 1)
         h.writer.append(STREAM_USE, 3, [SIDE])
         h.add(1, 3)  # behind the late peer
         h.enter(MAIN)
