@@ -207,7 +207,7 @@ class CutSearch:
         return [done.get(self._communicators.uids[number], 0) for number in had]
 
     def _uneven(self, positions: Positions) -> dict[int, int]:
-        """The least that a member has done of each communicator of which not all have done equally much there.
+        """The least that a member has done of each communicator of which not all have done as much there.
 
         Mostly there are none: so all are compared in passing over the ranks once.
         """
