@@ -83,7 +83,7 @@ class DeviceState {
     BufferTable::Buffer& b = table_.read(handle);
     if (__builtin_expect(b.in_flight, 0)) communicators_.wait_for(handle, table_);
     table_.begin_write(handle, b);
-    driver_.streams().stay_behind_copies();
+    if (__builtin_expect(driver_.streams().several(), 0)) driver_.streams().stay_behind_copies();
     return b.content;
   }
   Content& create(uint64_t handle, c10::Storage storage) {
