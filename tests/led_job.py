@@ -15,8 +15,8 @@ from understudy import replay
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.host.placement import NoPlace
+from understudy.recovery.job_hosts.job_link import JobLinkService
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.spanning.job_link import JobLinkService
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.member.deputy import Deputy, Pace
 from understudy.recovery.spanning.member.member import MemberSide

@@ -11,10 +11,10 @@ import pytest
 from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.injector import Refused
+from understudy.recovery.job_hosts.migration import Migration
+from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.spanning.member.member import NotAdmitted
-from understudy.recovery.spanning.migration import Migration
 from understudy.recovery.spanning.ranks.mark import read_mark
-from understudy.recovery.spanning.spans import Spans
 
 GOOD = pb.SpanMark(token=b"t" * 32, leader="host-a.b", hosts=2, recoveries=3, device="cuda:1")
 

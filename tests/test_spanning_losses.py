@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.config.settings import DeviceSpec, Settings
+from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.migration.relay.outgoing_workers import Away
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.spanning.spans import Spans
 
 SOON_S = 10.0
 

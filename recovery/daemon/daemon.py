@@ -22,6 +22,7 @@ from understudy.recovery.daemon.service import DaemonService
 from understudy.recovery.history.recorder import recorder
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import default_command
+from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.machine.service_manager import ServiceManager
@@ -36,7 +37,6 @@ from understudy.recovery.rendezvous.services import PeerStoreService, Rendezvous
 from understudy.recovery.rendezvous.store import FILE as STORE
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
-from understudy.recovery.spanning.spans import Spans
 from understudy.recovery.takeover.adoption import Successor
 from understudy.recovery.takeover.journaling import Journaling
 from understudy.recovery.takeover.leftovers import Leftovers, claim_leftovers

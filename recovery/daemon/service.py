@@ -18,12 +18,12 @@ from understudy.recovery.drills.spec import Drill, unknown
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.stores.store import ClusterStoreError
 from understudy.recovery.migration.places import Place, parse_place
 from understudy.recovery.migration.transfer.compatible import may_pass, refusal
 from understudy.recovery.spanning.member.deputy import Deputy
-from understudy.recovery.spanning.spans import Spans
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.upkeep.rehearsal import rehearse
 

@@ -15,7 +15,7 @@ from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.standby_state import NotKept
 
 if TYPE_CHECKING:
-    from understudy.recovery.spanning.spans import Spans
+    from understudy.recovery.job_hosts.spans import Spans
 
 
 class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]

@@ -10,8 +10,8 @@ from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.spanning.migration import Migration
 from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed, absent_server
 from understudy.recovery.state.jobs import Session
 

@@ -22,6 +22,9 @@ from understudy.recovery.history.report import drill_of
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.placement import Placement
 from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.job_hosts.doors import Doors
+from understudy.recovery.job_hosts.job_link import JobLinkService
+from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, standby_key_of
 from understudy.recovery.membership.membership import Membership
@@ -39,9 +42,7 @@ from understudy.recovery.planning.link_judgement import judge_links
 from understudy.recovery.rendezvous.forwarder import Leader
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.far_moves import FarMoves
-from understudy.recovery.spanning.job_link import JobLinkService
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
-from understudy.recovery.spanning.leader.doors import Doors
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.leader.standby_replication import Sources, StandbyReplication
@@ -51,7 +52,6 @@ from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.spanning.member.succession import Succession
-from understudy.recovery.spanning.migration import Migration
 from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.mirror import Feed
