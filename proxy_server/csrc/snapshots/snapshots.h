@@ -4,8 +4,8 @@
 // They are copy-on-write: at the commit only a list of buffers is made, and a place found for each. Contents
 // are copied afterwards by a thread of its own (Copier), beside the records that run; the writes are known,
 // so a buffer that is about to change and was not copied yet is copied then (Capture). Nothing else waits.
-// Where a copy has to be in the order of the device's other work (`cuda`), the executor's thread copies in
-// portions, while it waits for records and between them.
+// On a GPU that is on a stream of its own. Without the thread the executor copies in portions, while it waits
+// for records and between them.
 //
 // A snapshot is published by the executor when it is whole: one that its server did not live to finish is
 // never seen by anybody. Everything here is called by one thread at a time; only a CopyList has several.
