@@ -67,12 +67,17 @@ PROBE_SECONDS = 120.0
 
 # Run by a process of its own: asking makes a driver context, which must not exist before the spawner forks.
 _PROBE = """
-import json, torch
+import json, sys, torch
+def asked(index):
+    try:
+        return torch.cuda.get_device_properties(index)
+    except Exception as error:  # one that is sick keeps no other one from being used
+        sys.stderr.write(f"cuda:{index}: {error}\n")
 if torch.cuda.is_available():
-    gpu = torch.cuda.get_device_properties(0)
     names = ("total_memory", "major", "minor", "multi_processor_count")
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    found = {"uuids": [f"GPU-{one.uuid}" for one in gpus], "device_name": gpu.name}
+    gpus = [asked(index) for index in range(torch.cuda.device_count())]
+    gpu = next(filter(None, gpus))
+    found = {"uuids": [f"GPU-{one.uuid}" if one else "" for one in gpus], "device_name": gpu.name}
     found["cudnn_version"] = torch.backends.cudnn.version() or 0
     print(json.dumps({**found, **{name: getattr(gpu, name) for name in names}}))
 """

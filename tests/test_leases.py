@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,16 +18,16 @@ NAMES = ["cpu:0", "cpu:1", "cpu:2"]
 
 
 class Pool:
-    """Counts for which devices a server is to be kept ready."""
+    """Knows for which devices a server is to be kept ready."""
 
     def __init__(self) -> None:
-        self.free = Counter(NAMES)
+        self.free = set(NAMES)
 
     def lease(self, device: str) -> None:
-        self.free[device] -= 1
+        self.free.discard(device)
 
     def unlease(self, device: str, fill: bool = True) -> None:
-        self.free[device] += 1
+        self.free.add(device)
 
 
 def session(leases: Leases, index: int) -> Session:
@@ -37,7 +36,6 @@ def session(leases: Leases, index: int) -> Session:
         rank=index, device_index=index, device=NAMES[index], asked_index=index, destination=None,
         job=Job("a job", None, []), log=SimpleNamespace(drills=list),
     )  # fmt: skip
-    leases._pool.lease(NAMES[index])
     leases.hold(cast(Session, made))
     return cast(Session, made)
 
@@ -53,7 +51,7 @@ def leases(pool: Pool) -> Leases:
 
 
 def wanted(pool: Pool) -> list[int]:
-    return [pool.free[name] for name in NAMES]
+    return [int(name in pool.free) for name in NAMES]
 
 
 def test_nobody_gets_a_drained_device_until_that_is_undone(leases: Leases, pool: Pool) -> None:

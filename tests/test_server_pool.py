@@ -15,7 +15,7 @@ from proxied import until
 
 from understudy.proxy_server import spawner
 from understudy.proxy_server.spawner import enter_gpu, visible_gpu
-from understudy.recovery.config.settings import BadInput, DeviceSpec, refuse_missing_gpus
+from understudy.recovery.config.settings import BadInput, DeviceSpec, missing_gpus, refuse_missing_gpus
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.state.server import Server
@@ -65,6 +65,13 @@ def test_each_server_sees_its_own_gpu_alone_of_those_that_proxyd_sees(
     assert [visible_gpu(index, 2) for index in range(2)] == ["0", "1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5ebe9fae")
     assert [visible_gpu(index, 2) for index in range(2)] == ["3", "GPU-5ebe9fae"]
+
+
+def test_gpus_that_are_gone_are_told_by_what_was_known_of_them() -> None:
+    known = ("GPU-a", "GPU-b", "", "GPU-d")  # the third one is a part of one
+    assert missing_gpus(known, ["GPU-a", "GPU-b", "", "GPU-d"]) == []
+    assert missing_gpus(known, ["GPU-b", "", "GPU-d"]) == [0]
+    assert missing_gpus((), ["GPU-b"]) == []
 
 
 def test_a_server_on_a_gpu_leaves_no_core_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def refuse_missing_gpus(devices: DeviceSpec, gpus: int) -> None:
     """Raises BadInput where `devices` are more GPUs than the `gpus` that CUDA shows."""
     if devices.kind == "cuda" and devices.count > gpus and os.environ.get(SHARED_GPU) != "1":
         raise BadInput(f"--devices cuda:{devices.count}: CUDA shows {gpus} on this host")
+
+
+def missing_gpus(known: Sequence[str], shown: Sequence[str]) -> list[int]:
+    """Indices of GPUs, known by UUID to a proxyd before us, that CUDA does not show any more."""
+    return [index for index, uuid in enumerate(known) if uuid and uuid not in shown]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import structlog
 from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.config.command_line import say
-from understudy.recovery.config.settings import BadInput, Settings, refuse_missing_gpus
+from understudy.recovery.config.settings import BadInput, Settings, missing_gpus, refuse_missing_gpus
 from understudy.recovery.daemon.metrics import Metrics, serve_metrics
 from understudy.recovery.daemon.node import describe_node, describe_ranks
 from understudy.recovery.daemon.service import DaemonService
@@ -82,7 +82,8 @@ async def serve(
             settings.socket, runtime.path, settings.devices.kind, settings.adoption_grace_s, network,
             settings.exact, settings.collectives,
         )  # fmt: skip
-        pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command)
+        known_gpus = leftovers.journal.gpus if leftovers is not None else ()
+        pool = ServerPool(settings.devices.names, settings.spares, runtime.path, command, known_gpus)
         cleanup.push_async_callback(pool.stop)
         held = {session.device_index for session in _sessions(leftovers)}
         barred = {*leftovers.journal.draining, *leftovers.journal.fenced} if leftovers is not None else set()
@@ -95,11 +96,15 @@ async def serve(
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return False
-        refuse_missing_gpus(settings.devices, starting.result().gpus)
+        installation = starting.result()
+        if not known_gpus:
+            refuse_missing_gpus(settings.devices, installation.gpus)
         if settings.persist is not None:
             settings.persist.make_directory()
         store = Store(Notes(runtime.path / STORE))
-        agent = HostAgent(settings, runtime, pool, starting.result(), store)
+        agent = HostAgent(settings, runtime, pool, installation, store)
+        for index in missing_gpus(known_gpus, installation.gpu_uuids):
+            agent.leases.fence_free(index, f"CUDA does not show it any more ({known_gpus[index]})")
         agent.history = recorder()
         cleanup.push_async_callback(asyncio.to_thread, agent.history.settle, HISTORY_S)
         signals.running = lambda: account_of_running(

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -38,7 +39,10 @@ class ServerPool:
     On the cpu driver any server fits any device; a CUDA server is bound to its device when it is forked.
     """
 
-    def __init__(self, devices: list[str], spares: int, runtime: Path, command: list[str]) -> None:
+    def __init__(
+        self, devices: list[str], spares: int, runtime: Path, command: list[str], gpus: Sequence[str] = ()
+    ) -> None:
+        """`gpus`: UUIDs of the devices, as a proxyd before us knew them: numbers may change with a loss."""
         self._spares = spares
         self._runtime = runtime
         self._command = command
@@ -48,8 +52,8 @@ class ServerPool:
         self._ready: dict[str, list[Server]] = {_affinity(device): [] for device in devices}
         self._starting: Counter[str] = Counter()
         self._awaited: Counter[str] = Counter()
-        self._gpus: tuple[str, ...] = ()
-        """UUIDs: what number a GPU has may change when another one is lost."""
+        self.gpus = tuple(gpus)
+        """UUIDs, by the devices' indices."""
         self._failed_starts = 0
         self._changed = asyncio.Condition()
         self._servers: set[Server] = set()
@@ -63,7 +67,7 @@ class ServerPool:
     async def start(self) -> Installation:
         """Start the spawner and begin to fill the pool; raises SpawnerError."""
         installation = await self._spawner.start()
-        self._gpus = installation.gpu_uuids
+        self.gpus = self.gpus or installation.gpu_uuids
         self._background.start(self._follow_spawner())
         self.fill()
         return installation
@@ -203,7 +207,7 @@ class ServerPool:
         self._background.start(self._follow_idle(server))
 
     def _gpu(self, affinity: str) -> str:
-        return self._gpus[int(affinity.partition(":")[2]) % len(self._gpus)] if self._gpus else ""
+        return self.gpus[int(affinity.partition(":")[2]) % len(self.gpus)] if self.gpus else ""
 
     async def _start_failed(self, affinity: str, problem: Exception) -> None:
         text = (

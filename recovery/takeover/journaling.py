@@ -71,6 +71,7 @@ def journal_of(agent: HostAgent, pool: ServerPool) -> pb.Journal:
         proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
         fenced=agent.leases.fenced,
         worn=agent.leases.worn,
+        gpus=pool.gpus,
         draining=sorted(agent.leases.draining),
         jobs=[_job(agent, job) for _, job in sorted(agent.jobs.items())],
         servers=sorted((_server(server) for server in pool.servers), key=lambda server: str(server.socket)),
