@@ -58,7 +58,7 @@ enum class Kind : uint16_t {
   kCommunicatorCreate = 15,   // aux = communicator; [uid low, uid high, rank, size, timeout ms]
   kCommunicatorDestroy = 16,  // aux = communicator
   kCollective = 17,           // aux = communicator; CollectiveHeader, then raw tensors
-  kSynchronize = 18,          // aux = WaitFor; sync; [communicator]; waits for what was appended before it
+  kSynchronize = 18,          // aux = WaitFor; sync; [communicator or mark]; waits for what came before it
   kEnd = 19,                  // sync; orderly end of the session
   kMemory = 20,               // aux = MemoryQuery; sync; the reply is a MemoryStatistics, not compared
   kEnvironment = 21,          // [bytes], text; what kernel_environment.h says of it
@@ -357,7 +357,8 @@ struct alignas(64) ControlPage {
   // Written by the worker when it recycles a region of templates; the device server looks at it with every
   // operator, so it lies apart from what changes with every record.
   std::atomic<uint64_t> dictionary_begin;  // templates of smaller ids are gone
-  // Written by the worker when it waits for an event: until passed_index is this; 0 = it does not.
+  // Written by the worker when it waits for an event, or asks for it: until passed_index, or that of its stream,
+  // is this; 0 = it does not.
   std::atomic<uint64_t> awaited_index;
 
   // Written by the worker.
