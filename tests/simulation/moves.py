@@ -65,3 +65,10 @@ class Moves:
         for session in self._world.job.sessions.values():
             if self._leases.holder(session.device_index) is not session:
                 raise self._world.violation(f"rank {session.rank} has a device that is not leased to it")
+        for index, name in enumerate(vars(self._leases)["_names"]):
+            barred = index in self._leases.fenced or index in self._leases.draining
+            taken = barred or self._leases.holder(index) is not None
+            if taken != (name in self._world.pool.leased):
+                raise self._world.violation(
+                    f"{name} is {'taken' if taken else 'free'}, and the pool does not know"
+                )

@@ -82,16 +82,12 @@ class Pool:
         return cast(Server, self.ready[0]) if self.ready else None
 
     def lease(self, device: str) -> None:
-        """A session has it."""
-        if device in self.leased:
-            raise self._world.violation(f"{device} is leased twice")
+        """Nobody could get it."""
         self.leased.add(device)
 
     def unlease(self, device: str, fill: bool = True) -> None:
-        """Nobody has it any more."""
-        if device not in self.leased:
-            raise self._world.violation(f"{device} is given back, and nobody had it")
-        self.leased.remove(device)
+        """Somebody could get it."""
+        self.leased.discard(device)
 
     def retire(self, server: Device) -> None:
         """End it without waiting."""

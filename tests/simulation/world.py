@@ -181,7 +181,6 @@ class World:
             )  # fmt: skip
             self.job.sessions[rank] = session
             self.leases.hold(session)
-            self.pool.lease(f"cpu:{rank}")
             log.takes_snapshots = self.schedule.snapshots
             self.validations.arm(session)
             device.attach(
