@@ -20,7 +20,8 @@ class CollectiveWork final : public c10d::Work {
   };
   CollectiveWork(int rank, Details details, std::vector<at::Tensor> outputs);
 
-  // Whatever the script does next comes behind it, so it is never told to wait; an event tells when it is over.
+  // Whatever the script does next comes behind it, so it is never told to wait; an event tells when it is
+  // over.
   bool isCompleted() override { return true; }
   bool isSuccess() const override { return true; }
   // Raises an asynchronous error that is already known.

@@ -357,8 +357,8 @@ struct alignas(64) ControlPage {
   // Written by the worker when it recycles a region of templates; the device server looks at it with every
   // operator, so it lies apart from what changes with every record.
   std::atomic<uint64_t> dictionary_begin;  // templates of smaller ids are gone
-  // Written by the worker when it waits for an event, or asks for it: until passed_index, or that of its stream,
-  // is this; 0 = it does not.
+  // Written by the worker when it waits for an event, or asks for it: until passed_index, or that of its
+  // stream, is this; 0 = it does not.
   std::atomic<uint64_t> awaited_index;
 
   // Written by the worker.
