@@ -31,6 +31,7 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> None:
         ("aborted", ["True parked", "True True"]),
         ("two_halves", ["True"] * 2),
         ("unhurried", ["True True"] * 2),
+        ("behind", ["True"]),
         ("memory", ["True"]),
     ],
 )

@@ -198,6 +198,25 @@ def unhurried() -> None:
         print(h.read(2) == tuple(8 * one for one in OURS), h.log.commit_count == number + 1)
 
 
+def behind() -> None:
+    """A device that has much to do waits for nobody: the commit comes where it is asked for."""
+    with Streams() as h:
+        number = h.log.commit_count
+        peer, _ = in_background(h.other_comes)
+        h.enter(SIDE)
+        h.all_reduce_in(SIDE, 1)
+        h.mark(2, SIDE)
+        h.enter(MAIN)
+        h.wait_in(MAIN, 2)
+        for _ in range(1000):
+            h.add(2, 4)
+        h.writer.append(COMMIT, 0, [])
+        h.writer.append(PHASE, 0, [])
+        h.run_all()
+        peer.join()
+        print(h.log.commit_count == number + 1)
+
+
 def senseless() -> None:
     """Marks that nobody made, handles that nobody has; and more marks than are known."""
     with Streams() as h:
@@ -254,6 +273,7 @@ CASES: dict[str, Callable[[], None]] = {
         aborted,
         two_halves,
         unhurried,
+        behind,
         senseless,
         memory,
     )

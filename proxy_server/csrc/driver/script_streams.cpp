@@ -118,6 +118,8 @@ void ScriptStreams::forget_marks() {
   dropped_ = false;
 }
 
+c10::Event ScriptStreams::mark_here() const { return recorded_on(current()); }
+
 void ScriptStreams::each(const std::function<void(size_t, c10::Stream)>& act) const {
   for (size_t place = 0; place < streams_.size(); place++)
     if (streams_[place]) act(place, *streams_[place]);

@@ -63,6 +63,8 @@ class ScriptStreams {
   bool is_past(uint64_t mark) const { return !dropped_ && find(mark) == nullptr; }
   void forget_marks();
 
+  c10::Event mark_here() const;  // of the calling thread's current stream
+
   // Of the streams that are open, with their places.
   void each(const std::function<void(size_t place, c10::Stream)>& act) const;
   size_t current_place() const;  // of the calling thread's

@@ -128,6 +128,7 @@ class Executor {
   void run_record(Session& s, const replay::Record& r, uint64_t* body);
   void begin_record(Session& s, const replay::Record& r, const uint64_t* frees);
   void make_commit(Session& s, const Position& position, bool optimizer = false);
+  void let_device_catch_up(const Session& s);
   bool settles(Session& s, uint64_t patience_ns);
   bool may_commit(Session& s);
   bool begins_optimizer(Session& s, const replay::Record& r) const;

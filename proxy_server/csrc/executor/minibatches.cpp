@@ -22,6 +22,7 @@ constexpr uint64_t kLongestPending = 8 << 20;  // bytes of log
 // How long a commit, one that a snapshot is due at, and a validation wait for peers that are about to finish.
 constexpr uint64_t kPatienceNs = 500'000, kSnapshotPatienceNs = 100'000'000;
 constexpr uint64_t kValidationPatienceNs = 500'000'000;  // less than a server that sleeps is given
+constexpr uint64_t kLongestBehindNs = 1'000'000'000;     // that a GPU may be, where a script has streams
 constexpr useconds_t kMinibatchLookUs = 20;
 
 // As proxyd looks before it orders one (recovery/upkeep/snapshots.py): a part of the file system is for the
@@ -49,8 +50,18 @@ bool Executor::begins_optimizer(Session& s, const Record& r) const {
          !s.state->committed_for_optimizer(r.index);
 }
 
+// A GPU is behind its executor by what is queued on it, collectives included: that is no wait for peers. What
+// the current stream waits for, all that the script does next there waits for, too.
+void Executor::let_device_catch_up(const Session& s) {
+  if (!s.driver.streams().several()) return;
+  const c10::Event here = s.driver.streams().mark_here();
+  const uint64_t until = replay::now_ns() + kLongestBehindNs;
+  while (!here.query() && replay::now_ns() < until && !park_requested_.load()) usleep(kMinibatchLookUs);
+}
+
 // Whether nothing is in flight any more within so long.
 bool Executor::settles(Session& s, uint64_t patience_ns) {
+  if (patience_ns != 0) let_device_catch_up(s);
   for (const uint64_t until = replay::now_ns() + patience_ns;; usleep(kMinibatchLookUs)) {
     if (s.communicators.settled(s.state->table())) return true;
     if (replay::now_ns() > until || park_requested_.load()) return false;
