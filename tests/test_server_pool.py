@@ -17,6 +17,7 @@ from understudy.proxy_server import spawner
 from understudy.proxy_server.spawner import enter_gpu, visible_gpu
 from understudy.recovery.config.settings import BadInput, DeviceSpec, missing_gpus, refuse_missing_gpus
 from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.host.spawner import SpawnerError
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.state.server import Server
 
@@ -56,6 +57,38 @@ def test_a_server_that_is_being_forked_while_the_pool_stops_is_ended_with_the_ot
 
     pid = asyncio.run(scene())
     assert not is_running(pid)
+
+
+SAYS_GPUS = """
+import json, sys
+
+gpus = ["GPU-a", "GPU-b", "GPU-c"]
+print(json.dumps({"ready": {"torch_version": "2", "capability": {}, "gpu_uuids": gpus}}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"error": line.strip()}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("known", "used"), [((), ("GPU-a", "GPU-b")), (("GPU-lost", "GPU-a"), ("GPU-lost", "GPU-a"))]
+)
+def test_a_pool_names_the_gpus_of_its_devices_and_no_others_of_the_host(
+    known: tuple[str, ...], used: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Those that a proxyd before this one knew stay those of the devices, whatever their numbers are now."""
+
+    async def scene() -> tuple[tuple[str, ...], str]:
+        command = [sys.executable, "-c", SAYS_GPUS]
+        pool = ServerPool(["cuda:0", "cuda:1"], 0, tmp_path, command, known)
+        await pool.start()
+        with pytest.raises(SpawnerError) as refused:
+            await pool.take("cuda:1")
+        await pool.stop()
+        return pool.gpus, str(refused.value)
+
+    gpus, asked = asyncio.run(scene())
+    assert gpus == used
+    assert any(f'"gpu": "{one}"' in asked for one in used), asked
 
 
 def test_each_server_sees_its_own_gpu_alone_of_those_that_proxyd_sees(

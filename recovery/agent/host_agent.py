@@ -88,7 +88,7 @@ class HostAgent:
         self.runtime = runtime
         self._pool = pool
         self._store = store
-        health = GpuHealth(pool.gpus[: settings.devices.count])
+        health = GpuHealth(pool.gpus)
         self.leases = Leases(settings.devices.names, pool, health)
         self._background = BackgroundTasks("sessions", settings.timing)
         self._keepers: dict[str, list[asyncio.Task[None]]] = {}

@@ -67,7 +67,7 @@ class ServerPool:
     async def start(self) -> Installation:
         """Start the spawner and begin to fill the pool; raises SpawnerError."""
         installation = await self._spawner.start()
-        self.gpus = self.gpus or installation.gpu_uuids
+        self.gpus = self.gpus or installation.gpu_uuids[: len(self._devices)]
         self._background.start(self._follow_spawner())
         self.fill()
         return installation
