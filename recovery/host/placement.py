@@ -96,17 +96,17 @@ class Placement:
             device = session.device if wished is None else self._leases.name(wished)
             if not session.on_gpu:
                 return await self._server_on(session, device)
-            server, against = await self._tried(session, device)
-            if server is not None:
-                return server
+            tried = await self._tried(session, device)
+            if not isinstance(tried, Finding):
+                return tried
             if wished is not None:
-                raise NoPlace(f"rank {session.rank} did not move to {device}: {against.sentence}")
-            if against.severity is Severity.LEAVE:
-                self._leases.leave(session, against.sentence)
+                raise NoPlace(f"rank {session.rank} did not move to {device}: {tried.sentence}")
+            if tried.severity is Severity.LEAVE:
+                self._leases.leave(session, tried.sentence)
             else:
-                self.fence(session, against.sentence)
+                self.fence(session, tried.sentence)
 
-    async def _tried(self, session: Session, device: str) -> tuple[Server | None, Finding]:
+    async def _tried(self, session: Session, device: str) -> Server | Finding:
         """A ready server on a device that may be used, or what tells against it.  Raises NoPlace."""
         wished = session.destination
         index = session.device_index if wished is None else wished
@@ -126,15 +126,17 @@ class Placement:
             raise
         finally:
             asked.cancel()
-        if server is None or found is None:
-            return server, Finding(Severity.UNUSABLE, problem)
+        if server is None:
+            return Finding(Severity.UNUSABLE, problem)
+        if found is None:
+            return server
         if found.severity is Severity.UNUSABLE or wished is not None or self._leases.has_better():
             self._pool.retire(server)
             if found.severity is Severity.UNUSABLE and wished is not None:
                 self._leases.fence_free(wished, found.sentence)
-            return None, found
+            return found
         log.warning("a GPU is used on, as no better one is free", device=device, reason=found.sentence)
-        return server, found
+        return server
 
     async def _computing(self, session: Session, device: str) -> tuple[Server | None, str]:
         """A ready server that has got its device to compute, or why none has.  Raises NoPlace."""
