@@ -72,11 +72,11 @@ def asked(index):
     try:
         return torch.cuda.get_device_properties(index)
     except Exception as error:  # one that is sick keeps no other one from being used
-        sys.stderr.write(f"cuda:{index}: {error}\n")
+        sys.stderr.write(f"understudy: cuda:{index} does not say what it is: {error}\n")
 if torch.cuda.is_available():
     names = ("total_memory", "major", "minor", "multi_processor_count")
     gpus = [asked(index) for index in range(torch.cuda.device_count())]
-    gpu = next(filter(None, gpus))
+    gpu = next(filter(None, gpus), None) or sys.exit(1)
     found = {"uuids": [f"GPU-{one.uuid}" if one else "" for one in gpus], "device_name": gpu.name}
     found["cudnn_version"] = torch.backends.cudnn.version() or 0
     print(json.dumps({**found, **{name: getattr(gpu, name) for name in names}}))
@@ -105,4 +105,5 @@ def _properties_of_the_gpu() -> dict[str, Any]:
         raise DriverUnavailable(
             "the cuda driver needs a GPU and a CUDA build of PyTorch, and none was found here"
         )
+    sys.stderr.write(probe.stderr)  # of GPUs that did not answer
     return dict(json.loads(probe.stdout))
