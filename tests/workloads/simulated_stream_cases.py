@@ -50,6 +50,13 @@ class Streams(Member):
     def wait_in(self, stream: int, mark: int) -> None:
         self.writer.append(STREAM_WAIT, mark, [stream])
 
+    def next_minibatch(self) -> int:
+        """The number of the commit in front of it."""
+        self.commit()
+        self.writer.append(PHASE, 0, [])
+        self.synchronize()
+        return self.log.commit_count
+
     def all_reduce_in(self, stream: int, mark: int) -> None:
         """That stream is the current one, and is to wait for it."""
         self.all_reduce()
@@ -131,10 +138,7 @@ def commit_and_rewind() -> None:
 def aborted() -> None:
     """What a stream was given behind a collective whose peer never came is part of no commit."""
     with Streams() as h:
-        h.commit()
-        h.writer.append(PHASE, 0, [])
-        h.synchronize()
-        number = h.log.commit_count
+        number = h.next_minibatch()
         h.enter(SIDE)
         h.all_reduce_in(SIDE, 1)
         h.add(1, 1)
@@ -157,10 +161,7 @@ def two_halves() -> None:
     which that one writes another half."""
     with Streams() as h:
         h.new(3, [1.0] * 8)
-        h.commit()
-        h.writer.append(PHASE, 0, [])
-        h.synchronize()
-        number = h.log.commit_count
+        number = h.next_minibatch()
         h.enter(SIDE)
         h.all_reduce_in(SIDE, 1)
         h.add(3, 1)
