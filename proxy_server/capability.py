@@ -72,7 +72,7 @@ def asked(index):
     try:
         return torch.cuda.get_device_properties(index)
     except Exception as error:  # one that is sick keeps no other one from being used
-        sys.stderr.write(f"understudy: cuda:{index} does not say what it is: {error}\n")
+        print(f"understudy: cuda:{index} does not say what it is: {error}", file=sys.stderr)
 if torch.cuda.is_available():
     names = ("total_memory", "major", "minor", "multi_processor_count")
     gpus = [asked(index) for index in range(torch.cuda.device_count())]

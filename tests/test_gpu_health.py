@@ -294,6 +294,35 @@ def test_who_asks_nvml_ends_with_who_asked_it_to(gpus: Gpus) -> None:
     until(lambda: not command_of(asks), "it has ended")  # or nobody has waited for it yet
 
 
+TORCH_OF_TWO = """
+from types import SimpleNamespace as N
+def asked(index):
+    if index in SICK:
+        raise RuntimeError("CUDA error: unknown error")
+    return N(name="a GPU", uuid=f"{index}", total_memory=1, major=9, minor=0, multi_processor_count=2)
+cuda = N(is_available=lambda: True, device_count=lambda: 2, get_device_properties=asked)
+backends = N(cudnn=N(version=lambda: 91900))
+"""
+
+
+@pytest.mark.parametrize(("sick", "uuids"), [((), ["GPU-0", "GPU-1"]), ((0,), ["", "GPU-1"]), ((0, 1), None)])
+def test_a_gpu_that_does_not_say_what_it_is_is_told_of_and_keeps_no_other_from_being_used(
+    sick: tuple[int, ...], uuids: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "torch.py").write_text(f"SICK = {sick}\n{TORCH_OF_TWO}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if uuids is None:
+        with pytest.raises(capability.DriverUnavailable, match="cuda:1 does not say what it is: CUDA error"):
+            capability.find_capability("cuda")
+        return
+    found, known = capability.find_capability("cuda")
+    assert (found.device_name, found.cudnn_version, known) == ("a GPU", 91900, uuids)
+    told = [f"understudy: cuda:{index} does not say what it is: CUDA error: unknown error" for index in sick]
+    assert capsys.readouterr().err.splitlines() == told
+
+
 def test_parts_of_gpus_have_no_uuid_that_nvml_is_asked_by(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"device_name": "", "total_memory": 1, "major": 9, "minor": 0, "multi_processor_count": 1}
     monkeypatch.setattr(
