@@ -91,15 +91,16 @@ def train_until_there_is_an_image(
     rank: int = 1,
     steps: int = STEPS,
     options_of: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    names: str = "ab",
 ) -> list[HostRun]:
-    """char_gpt with a rank on hosts a, which leads, and b: three steps past an image, 18 before its end.
+    """char_gpt with a rank on each of these hosts; a leads: three steps past an image, 18 before its end.
 
     It goes on by `let_it_go_on`.
     """
     limit = folder / "limit"
     let(limit, "12")
     words = [str(limit), "--steps", str(steps), "--losses", str(folder / "losses"), "--log-every", "1"]
-    runs = hosts.start_ranks("ab", PACED_GPT, words, *first_options, options_of=options_of)
+    runs = hosts.start_ranks(names, PACED_GPT, words, *first_options, options_of=options_of)
     try:
         far = go_on_until_there_is_an_image(hosts, limit, rank)
         let(limit, str(far + 3))

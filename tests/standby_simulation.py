@@ -1,9 +1,9 @@
 """A leader, its standbys and the cluster's store in virtual time, and what workers write to the job's store.
 
 Requests are lost, held up and arrive after whoever asked has given up; links are cut; proxyds die and start
-anew; leases end.  Whoever leads a job on must have every write that was answered, and know of everything
-that was decided and done; and nobody else may ever answer or do something again of which it does not know.
-Everything follows from a seed.
+anew; leases end; the standby that leads the job on is lost, too, and the other one follows it.  Whoever leads
+next must have every write that was answered, and know of everything that was decided and done; and nobody
+else may ever answer or do something again of which it does not know.  Everything follows from a seed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,23 +22,33 @@ from typing import Any
 import grpc.aio
 from rough_link import Link
 from simulation.virtual_time import VirtualLoop, run
+from standbys import image, stream
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, key_of, standby_key_of
+from understudy.recovery.membership.job_leadership import (
+    Leading,
+    NotLed,
+    claim,
+    key_of,
+    records_of,
+)
 from understudy.recovery.membership.records import read
 from understudy.recovery.membership.stores.embedded import StoreMachine
 from understudy.recovery.membership.stores.store import Change, ClusterStoreError, Put, Unchanged, Unreachable
+from understudy.recovery.record.job_record import JobRecord
+from understudy.recovery.record.log import RecordLog
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader.cpu_images import Pair
+from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.leader.standby_replication import NotLeft, Sources, StandbyReplication
-from understudy.recovery.spanning.member.standby_state import NotKept, StandbyStates
+from understudy.recovery.spanning.leader.standbys import Lapse, NotLeft, Sources, Standbys
+from understudy.recovery.spanning.member.kept_images import KeptImages, NotKept
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span
 
 ROUGH_S = 200.0
-HEIR, LEADER = standby_key_of("c", "j"), key_of("c", "j")
+LEADER, RECORDS = key_of("c", "j"), records_of("c", "j")
 
 
 class Loop(VirtualLoop):
@@ -68,8 +78,9 @@ class Outcome:
     writes: int = 0
     acts: int = 0
     named: int = 0
-    voided: int = 0
+    ended: int = 0
     led_on: int = 0
+    led_on_twice: int = 0
     gave_way: int = 0
 
 
@@ -86,53 +97,62 @@ class World:
         self.acted = 0
         """The newest of what was decided and is done."""
         self.known: int | None = None
-        """The newest of what was decided, as whoever leads the job on knows it."""
+        """The newest of what was decided, as whoever leads knows it; None: it does not yet."""
         self.leader = "a"
         """Whose the job is."""
+        self.led: list[str] = ["a"]
         self.since = 0.0
         self.store_of: dict[str, Store] = {}
         self.token = b""
+        self.parts = image(folder)
+        """Of rank 0, whose worker is on host a."""
 
     def transact(self, conditions: Sequence[Unchanged], changes: Sequence[Change]) -> int:
         """As the machine, and looked at."""
         revision = self.machine.transact(conditions, changes)
         for change in changes if revision else ():
-            if isinstance(change, Put) and change.key == HEIR:
-                self._look(read(change.value, pb.JobHeir))
-            elif isinstance(change, Put) and read(change.value, pb.JobLeader).host != self.leader:
-                self.lead_on(read(change.value, pb.JobLeader).host)
+            if not isinstance(change, Put):
+                continue
+            if change.key.startswith(RECORDS):
+                batch = pb.JobRecordBatch.FromString(change.value[1:])
+                self.outcome.named += batch.HasField("images")
+                self.outcome.ended += bool(batch.over)
+            elif change.key == LEADER and (host := read(change.value, pb.JobLeader).host) != self.leader:
+                self.claimed(host)
         return revision
 
-    def _look(self, standby: pb.JobHeir) -> None:
-        self.outcome.named += bool(standby.host)
-        self.outcome.voided += not standby.host and standby.leader == self.leader
-
-    def lead_on(self, host: str) -> None:
-        """Somebody has claimed the job."""
-        if host == "a" or self.outcome.led_on:
+    def claimed(self, host: str) -> None:
+        """Another host than before."""
+        if host in self.led:
             self.violate(f"{host} has claimed a job that {self.leader} leads")
-        missing = {one for one in self.answered if self.store_of[host].done(one) is None}
-        if missing:
-            self.violate(f"{host} leads the job on and lacks {len(missing)} writes that were answered")
+        self.led.append(host)
         self.outcome.led_on += 1
-        self.leader, self.since = host, self.loop.time()
+        self.outcome.led_on_twice += len(self.led) > 2
+        self.leader, self.since, self.known = host, self.loop.time(), None
 
     def answer(self, host: str, request: str) -> None:
         """A worker hears that its write was done."""
         self.outcome.writes += 1
         self.answered.add(request)
-        if self.store_of[self.leader].done(request) is None:
+        if self.known is not None and self.store_of[self.leader].done(request) is None:
             self.violate(f"{host} has answered a write that {self.leader}, which leads, lacks")
 
     def goes_on(self, host: str, known: int) -> None:
         """It has what it was left."""
+        if host != self.leader:
+            return  # it was too slow, and another one leads by now
         self.known = known
+        missing = {one for one in self.answered if self.store_of[host].done(one) is None}
+        if missing:
+            self.violate(f"{host} leads the job on and lacks {len(missing)} writes that were answered")
         self._compare(host)
 
     def act(self, host: str, number: int) -> None:
         """What was decided is done."""
         self.outcome.acts += 1
         self.acted = max(self.acted, number)
+        if host == self.leader and self.known is not None:
+            self.known = max(self.known, number)
         self._compare(host)
 
     def _compare(self, host: str) -> None:
@@ -142,6 +162,52 @@ class World:
 
     def violate(self, what: str) -> None:
         self.outcome.violations.append(f"{what}, at {self.loop.time():.2f} s")
+
+
+class Writer:
+    """What a host does that leads: it answers writes of workers, and acts by what it has decided."""
+
+    def __init__(self, world: World, name: str, store: Store, record: JobRecord) -> None:
+        self.world, self.name, self.store, self.record = world, name, store, record
+        self.decided = 0
+        self.gone = False
+
+    def known(self) -> pb.JournaledJob:
+        return pb.JournaledJob(name="j", generation=self.decided)
+
+    async def decide(self) -> None:
+        while not self.gone:
+            await asyncio.sleep(self.world.chance.expovariate(1 / 5))
+            self.decided += 1
+            number = self.decided
+            await self.before_it_acts()
+            self.world.act(self.name, number)
+
+    async def write(self, numbers: itertools.count[int]) -> None:
+        while not self.gone:
+            request = f"{self.name}-{next(numbers)}"
+            if self.world.chance.random() < 0.2:
+                self.store.delete(f"k{self.world.chance.randrange(3)}")
+            await self.store.add("k", 1, request)
+            await self.before_it_answers()
+            self.world.answer(self.name, request)
+            await asyncio.sleep(self.world.chance.expovariate(1))
+
+    async def before_it_acts(self) -> None:
+        await self.record.settle_known()
+
+    async def before_it_answers(self) -> None:
+        await self.record.settle()
+
+
+async def all_until_cancelled(work: Sequence[Awaitable[None]]) -> None:
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Member:
@@ -161,7 +227,7 @@ class Member:
         self.store = self.world.store_of[self.name] = Store()
         folder = self.world.folder / f"{self.name}{next(self.lives)}"
         folder.mkdir()
-        self.standby_states = StandbyStates(Job("j", None, []), folder / "i" / self.name, lambda: self.store)
+        self.kept = KeptImages(Job("j", None, []), folder / "i" / self.name, lambda: self.store)
         self.newest = 0
         self.times += 1
         self.started = self.world.loop.time()
@@ -180,38 +246,45 @@ class Member:
             return pb.KeepReply(error=str(problem))
         return pb.KeepReply()
 
-    async def suspect(self) -> None:
-        """It believes, rightly or not, that host a is lost, and looks whether the job is its own."""
+    async def live(self) -> None:
+        """Now and then it believes, rightly or not, that who leads is lost, and looks whose turn it is."""
+        chance = self.world.chance
         while not self.leads:
-            await asyncio.sleep(self.world.chance.uniform(1, 12))
-            await self._look()
+            await asyncio.sleep(chance.uniform(1, 12))
+            lost = {host for host in "bc" if host != self.name and chance.random() < 0.3}
+            await self._look(dict.fromkeys({self.world.leader, *lost} - {self.name}, "as it seems"))
 
-    async def _look(self) -> None:
-        span = Span(3, self.world.token, "a")
-        job, standby_states = Job("j", None, [], span=span), self.standby_states
+    async def _look(self, lost: dict[str, str]) -> None:
+        former = self.world.leader
+        if former == self.name:  # nobody has heard of it yet, itself included
+            former = self.world.led[-2]
+            lost[former] = "as it seems"
+        span = Span(3, self.world.token, former)
+        job = Job("j", None, [], span=span)
+        left: list[LeftBehind] = []
 
-        async def promote(job: Job) -> Any:
+        async def promote(job: Job, found: LeftBehind) -> Any:
             self.leads = True
+            left.append(found)
             self.world.goes_on(self.name, job.generation)
-            return SimpleNamespace(
-                images=None, run_beside=lambda work: work.close(), span=span, job=job,
-                lost_hosts=SimpleNamespace(expect_loss=lambda former: former),
-            )  # fmt: skip
+            return SimpleNamespace(lost_hosts=SimpleNamespace(take_over=lambda left, lost: None))
 
-        deputy: Any = SimpleNamespace(standby_states=standby_states, followed_at=0.0)
-        succession = Succession(self.name, lambda: self.link, "c", promote)
+        deputy: Any = SimpleNamespace(kept_images=self.kept, followed_at=0.0)
+        succession = Succession(self.name, lambda: self.link, "c", promote, lambda job: self.store)
         with suppress(Unreachable):
-            await succession.why_over(job, deputy, (), "lost")
-        if self.leads and span.leading is not None:
-            leading = asyncio.ensure_future(span.leading.run(lambda _: None))
-            number = itertools.count()
-            while not leading.done():
-                await self.write(f"{self.name}-{next(number)}")
-                await asyncio.sleep(self.world.chance.uniform(0, 20))
+            await succession.why_over(job, deputy, lost)
+        if left and span.leading is not None:
+            await self._lead(span.leading, left[0], job.generation)
 
-    async def write(self, request: str) -> None:
-        await self.store.add("k", 1, request)
-        self.world.answer(self.name, request)
+    async def _lead(self, leading: Leading, left: LeftBehind, decided: int) -> None:
+        log = RecordLog(self.link, "c", "j", self.world.token)
+        record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
+        record.go_on(left.recorded.next, left.images, left.recorded.known)
+        writer = Writer(self.world, self.name, self.store, record)
+        writer.decided = decided
+        numbers = itertools.count()
+        work = [leading.run(lambda host: setattr(writer, "gone", True)), writer.decide()]
+        await all_until_cancelled(work + [writer.write(numbers) for _ in range(2)])
 
 
 class Stub:
@@ -220,26 +293,21 @@ class Stub:
     def __init__(self, way: Link, member: Member) -> None:
         self._way, self._member = way, member
 
-    async def _asked(self, request: Any, work: Callable[[StandbyStates], Any]) -> pb.KeepReply:
+    async def _asked(self, request: Any, work: Callable[[KeptImages], Any]) -> pb.KeepReply:
         member = self._member
         try:
-            reply = await self._way.through(lambda: member.keep(request, lambda: work(member.standby_states)))
+            reply = await self._way.through(lambda: member.keep(request, lambda: work(member.kept)))
         except Unreachable:
             raise Lost() from None
         assert isinstance(reply, pb.KeepReply)
         return reply
 
-    async def KeepStore(self, request: Any, timeout: float) -> pb.KeepReply:
-        return await self._asked(request, lambda standby_states: standby_states.keep_store(request))
-
-    async def KeepJob(self, requests: Any, timeout: float) -> pb.KeepReply:
+    async def KeepImage(self, requests: Any, timeout: float) -> pb.KeepReply:
         asked = [request async for request in requests]
+        return await self._asked(asked[0], lambda kept: kept.keep(stream(asked)))
 
-        async def again() -> Any:
-            for request in asked:
-                yield request
-
-        return await self._asked(asked[0], lambda standby_states: standby_states.keep_job(again()))
+    async def ReleaseImages(self, request: Any, timeout: float) -> pb.KeepReply:
+        return await self._asked(request, lambda kept: kept.release(request))
 
 
 class Leader:
@@ -266,37 +334,49 @@ class Leader:
             leading = Leading(self.link, "c", "j", record)
         self.store.tell_changes(None)
         links: dict[str, MemberLink] = {}
+        beside: list[asyncio.Task[None]] = []
         lead: Any = SimpleNamespace(
-            span=SimpleNamespace(leading=leading), members=links, of=lambda member: [1],
+            here="a", span=Span(3, world.token, leading=leading), members=links, of=lambda member: [1],
             credentials=lambda: {"job": "j", "token": world.token, "leadership": leading.token},
+            run_beside=lambda work: beside.append(asyncio.ensure_future(work)),
         )  # fmt: skip
         for name, member in self.members.items():
             link = links[name] = MemberLink(lead, name)
             link.times = member.times
             link.stub = partial(Stub, self.ways[name], member)  # type: ignore[assignment, method-assign]
-        sources = Sources(lambda job: self.store, None, None, lambda job: self._known())  # type: ignore[arg-type]
-        standby = StandbyReplication(Job("j", None, []), lead, self.link, HEIR, sources, lambda _: None)
+        log = RecordLog(self.link, "c", "j", world.token)
+        job_record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
+        if not first:
+            job_record.follow_predecessor()
+        session: Any = SimpleNamespace(
+            rank=0, host="", moving=None, relay="/r", active=True,
+            worker=SimpleNamespace(message=lambda: pb.Process(pid=10, start_ticks=7)),
+        )  # fmt: skip
+        job: Any = SimpleNamespace(name="j", active_sessions=lambda: [session])
+        sources = Sources(self._image, lambda session: pb.RankDescription(rank=session.rank))
+        standbys = Standbys(job, lead, job_record, sources, Lapse(lambda _: None, lambda: None))
+        writer = Writer(world, "a", self.store, job_record)
+        writer.decided, writer.gone = self.decided, self.gone
         work = [
-            leading.run(self._give_way),
-            standby.run(),
-            self._leave(standby),
+            leading.run(partial(self._give_way, writer)),
+            standbys.run(),
+            self._leave(standbys, session),
             self._see(links),
-            self._decide(standby),
+            writer.decide(),
         ]
-        work += [self._write(standby) for _ in range(3)]
-        tasks = [asyncio.ensure_future(one) for one in work]
         try:
-            await asyncio.gather(*tasks)
+            await all_until_cancelled(work + [writer.write(self.numbers) for _ in range(3)])
         finally:
-            for task in tasks:
+            self.decided = writer.decided
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*beside, return_exceptions=True)
 
-    def _give_way(self, host: str) -> None:
-        if host != self.world.leader:
+    def _give_way(self, writer: Writer, host: str) -> None:
+        if host not in self.world.led[1:]:
             self.world.violate(f"a gave way to {host}, and {self.world.leader} leads")
         self.world.outcome.gave_way += 1
-        self.gone = True
+        self.gone = writer.gone = True
 
     async def _see(self, links: dict[str, MemberLink]) -> None:
         """Members that are reached, and those that were started anew."""
@@ -309,33 +389,19 @@ class Leader:
                     link.connected.set()
             await asyncio.sleep(self.world.chance.uniform(0.1, 2))
 
-    async def _leave(self, standby: StandbyReplication) -> None:
+    @asynccontextmanager
+    async def _image(self, session: Any) -> Any:
+        yield SimpleNamespace(parts=stream(self.world.parts), paused_s=0.25)
+
+    async def _leave(self, standbys: Standbys, session: Any) -> None:
         while True:
             await asyncio.sleep(self.world.chance.uniform(0.5, 15))
             places: Any = {0: SimpleNamespace(log_offset=1, step=1)}
-            pair = Pair(next(self.pairs), frozenset((0,)), places, self.world.folder)
+            number = next(self.pairs)
+            folder = self.world.folder / f"pair-{number}"
+            folder.mkdir()
             with suppress(NotLeft):
-                await standby.leave(pair, [])
-
-    def _known(self) -> pb.JournaledJob:
-        return pb.JournaledJob(name="j", generation=self.decided)
-
-    async def _decide(self, standby: StandbyReplication) -> None:
-        while not self.gone:
-            await asyncio.sleep(self.world.chance.expovariate(1 / 5))
-            self.decided += 1
-            await standby.settle_job()
-            self.world.act("a", self.decided)
-
-    async def _write(self, standby: StandbyReplication) -> None:
-        while not self.gone:
-            request = f"a-{next(self.numbers)}"
-            if self.world.chance.random() < 0.2:
-                self.store.delete(f"k{self.world.chance.randrange(3)}")
-            await self.store.add("k", 1, request)
-            await standby.settle()
-            self.world.answer("a", request)
-            await asyncio.sleep(self.world.chance.expovariate(1))
+                await standbys.leave(Pair(number, frozenset((0,)), places, folder), [session])
 
 
 def simulate(seed: int, folder: Path) -> Outcome:
@@ -348,7 +414,7 @@ def simulate(seed: int, folder: Path) -> Outcome:
         members = {name: Member(world, name) for name in "bc"}
         leader = Leader(world, members)
         living = asyncio.ensure_future(leader.live(first=True))
-        standbys = {name: asyncio.ensure_future(one.suspect()) for name, one in members.items()}
+        standbys = {name: asyncio.ensure_future(one.live()) for name, one in members.items()}
         ours = [leader.link, *leader.ways.values()]
         dead = False
         while loop.time() < ROUGH_S:
@@ -359,7 +425,17 @@ def simulate(seed: int, folder: Path) -> Outcome:
             )
             ours = [leader.link, *leader.ways.values()]
             match chance.choice(
-                ("cut", "heal", "isolate", "join", "join", "die", "restart member", "nothing")
+                (
+                    "cut",
+                    "heal",
+                    "isolate",
+                    "join",
+                    "join",
+                    "die",
+                    "restart member",
+                    "lose who leads on",
+                    "nothing",
+                )
             ):
                 case "cut":
                     link.cut = True
@@ -379,7 +455,10 @@ def simulate(seed: int, folder: Path) -> Outcome:
                     standbys[member.name].cancel()
                     await asyncio.gather(standbys[member.name], return_exceptions=True)
                     member.start()
-                    standbys[member.name] = asyncio.ensure_future(member.suspect())
+                    standbys[member.name] = asyncio.ensure_future(member.live())
+                case "lose who leads on" if world.leader in members and members[world.leader].leads:
+                    standbys[world.leader].cancel()
+                    await asyncio.gather(standbys[world.leader], return_exceptions=True)
         world.rough = False
         for way in (*ours, *(one.link for one in members.values())):
             way.cut = False

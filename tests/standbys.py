@@ -1,8 +1,7 @@
-"""What tests of standbys share: the records that name one, and host b, which keeps what it is left."""
+"""What tests of standbys share: whose a job is, its record, and host b, which keeps images."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,18 @@ from images_of_workers import header, some_parts
 from led_job import TOKEN
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.membership.job_leadership import key_of, standby_key_of
+from understudy.recovery.membership.election import Leadership
+from understudy.recovery.membership.job_leadership import claim_lost, key_of, owner_key_of
 from understudy.recovery.membership.records import VERSION, read, written
 from understudy.recovery.membership.stores.embedded import EmbeddedStore
-from understudy.recovery.membership.stores.store import Unreachable
+from understudy.recovery.membership.stores.store import Unchanged, Unreachable
+from understudy.recovery.record.log import VERSION as RECORD_VERSION
+from understudy.recovery.record.log import RecordLog
 from understudy.recovery.rendezvous.store import Change, Store
-from understudy.recovery.spanning.member.standby_state import StandbyStates
+from understudy.recovery.spanning.member.kept_images import KeptImages
 from understudy.recovery.state.jobs import Job
 
-NUMBERS = itertools.count(1)
-"""Of a leader's requests."""
-HEIR, LEADER = standby_key_of("c", "j"), key_of("c", "j")
+OWNER, LEADER = owner_key_of("c", "j"), key_of("c", "j")
 ID, OTHER = "0" * 16, "1" * 16
 
 
@@ -40,20 +40,45 @@ class Clock:
         return self.now
 
 
-def standby(host: str, estate: str = ID, token: bytes = TOKEN, leads: str = "a") -> bytes:
-    """A record that names one."""
-    return written(pb.JobHeir(version=VERSION, leader=leads, token=token, host=host, estate=estate))
+def owner(host: str, token: bytes = TOKEN) -> bytes:
+    return written(pb.JobOwner(version=VERSION, leader=host, token=token))
 
 
 def leader(host: str, token: bytes = TOKEN) -> pb.JobLeader:
     return pb.JobLeader(version=VERSION, host=host, hosts=2, token=token)
 
 
-async def named(store: EmbeddedStore) -> tuple[str, str]:
-    """The standby's host, and the estate that it is named with."""
-    entry = await store.get(HEIR)
-    record = read(entry.value, pb.JobHeir) if entry is not None else pb.JobHeir(host="no record")
-    return record.host, record.estate
+async def whose(store: EmbeddedStore) -> str:
+    """The host whose job it is."""
+    entry = await store.get(OWNER)
+    return read(entry.value, pb.JobOwner).leader if entry is not None else ""
+
+
+async def claim_now(store: EmbeddedStore, host: str, token: bytes = TOKEN) -> Leadership | None:
+    """As a standby, by what is there now."""
+    entry = await store.get(OWNER)
+    assert entry is not None
+    return await claim_lost(store, "c", "j", leader(host, token), [Unchanged(OWNER, entry.revision)])
+
+
+def image_set(workers: dict[int, tuple[str, str]], standbys: str = "b", **fields: Any) -> pb.ImageSet:
+    """`workers`: of each rank its host, and those that keep its image, a letter each."""
+    images = pb.ImageSet(id=ID, serial=3, standbys=list(standbys), **fields)
+    for rank, (host, holders) in workers.items():
+        process = pb.Process(pid=10 + rank, start_ticks=7)
+        images.workers.add(rank=rank, host=host, worker=process, holders=list(holders))
+    return images
+
+
+async def record(store: EmbeddedStore, *batches: pb.JobRecordBatch, token: bytes = TOKEN) -> None:
+    """As a leader has written it; the first batch says all."""
+    log = RecordLog(store, "c", "j", token)
+    number = (await log.read()).next
+    for index, batch in enumerate(batches):
+        batch.version, batch.first = RECORD_VERSION, index == 0
+        for piece in log.pieces(batch, number):
+            assert await log.write(piece, ())
+            number = piece.number + 1
 
 
 class Away(EmbeddedStore):
@@ -81,35 +106,27 @@ class Away(EmbeddedStore):
 class Keeper:
     """Host b's side."""
 
-    def __init__(self, folder: Path, *, images: bool = True, store: bool = True) -> None:
-        self.folder = folder / ".cpu-images" / "b"
+    def __init__(self, folder: Path, *, images: bool = True, store: bool = True, name: str = "b") -> None:
+        self.folder = folder / ".cpu-images" / name
         folder.mkdir(exist_ok=True)
         self.store = Store()
         kept = self.store if store else None
-        self.standby_states = StandbyStates(Job("j", None, []), self.folder if images else None, lambda: kept)
+        self.kept = KeptImages(Job("j", None, []), self.folder if images else None, lambda: kept)
 
     def files(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*/*"))
 
-    async def keep_image(self, parts: Iterable[pb.WorkerPart], estate: str = ID, rank: int = 0) -> None:
-        requests = [pb.KeepImageRequest(part=part) for part in parts]
-        if requests:
-            requests[0].estate, requests[0].rank = estate, rank
-        await self.standby_states.keep_image(stream(requests))
-
-    async def keep_job(
-        self, estate: str = ID, former: str = "", ranks: Iterable[int] = (0,), *, news: bool = False
-    ) -> None:
-        first = pb.KeepJobRequest(
-            estate=estate,
-            former=former,
-            serial=3,
-            cut=[pb.CutPlace(rank=0, log_offset=7, step=2)],
-            number=next(NUMBERS),
-            news=news,
+    async def keep(
+        self, parts: Iterable[pb.WorkerPart], identity: str = ID, rank: int = 0, number: int = 1,
+        leadership: int = 1,
+    ) -> None:  # fmt: skip
+        first = pb.KeepImageRequest(
+            set=identity, number=number, leadership=leadership, described=pb.RankDescription(rank=rank)
         )
-        described = [pb.KeepJobRequest(rank=pb.RankDescription(rank=rank)) for rank in ranks]
-        await self.standby_states.keep_job(stream([first, *described]))
+        await self.kept.keep(stream([first, *(pb.KeepImageRequest(part=part) for part in parts)]))
+
+    def release(self, keep: str, number: int, leadership: int = 1) -> None:
+        self.kept.release(pb.ReleaseImagesRequest(keep=keep, number=number, leadership=leadership))
 
 
 async def stream(requests: Iterable[Any]) -> AsyncIterator[Any]:
@@ -117,11 +134,7 @@ async def stream(requests: Iterable[Any]) -> AsyncIterator[Any]:
         yield request
 
 
-def image(folder: Path) -> list[pb.WorkerPart]:
-    return some_parts(folder, header(0))
-
-
-def first_store(*keys: str) -> pb.KeepStoreRequest:
-    return pb.KeepStoreRequest(
-        number=next(NUMBERS), first=True, changes=[pb.StoredKey(key=key, value=b"v") for key in keys]
-    )
+def image(folder: Path, rank: int = 0) -> list[pb.WorkerPart]:
+    made = header(rank)
+    made.world = 4
+    return some_parts(folder, made)

@@ -1,22 +1,25 @@
-"""CPU images of a leader's own workers, which go to its standby, and what that does with them."""
+"""CPU images at standbys, and what one does with them that has come to lead the job."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from imaged_job import TwoHosts, kept, lose_snapshot, place
+from led_job import becomes
+from standbys import ID, image_set
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.spanning.leader import cpu_images
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
-from understudy.recovery.spanning.leader.standby_replication import NotLeft
-from understudy.recovery.spanning.member.standby_state import StandbyState
+from understudy.recovery.spanning.leader.standbys import NotLeft
+from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.ranks.image_file import Taken
 
 
@@ -26,34 +29,39 @@ def stage(tmp_path: Path) -> TwoHosts:
 
 
 class Standby:
-    """In place of a StandbyReplication."""
+    """In place of Standbys."""
 
     def __init__(self, stage: TwoHosts) -> None:
         self._stage = stage
-        self.host, self.problem = "b", ""
+        self.hosts: tuple[str, ...] = ("b",)
+        self.problem = ""
         self.left: list[tuple[int, list[int], list[str]]] = []
         self.voided: list[str] = []
         self.during: Callable[[], None] = lambda: None
+        self.record = SimpleNamespace(waits=False)
+        self.named = asyncio.Event()
+        self.named.set()
 
     async def leave(self, pair: Any, sessions: Any) -> float:
         self.left.append((pair.serial, [one.rank for one in sessions], self._stage.files()))
         self.during()
+        await self.named.wait()
         if self.problem:
             raise NotLeft(self.problem)
         return 0.125
 
     async def void(self, why: str) -> None:
         self.voided.append(why)
-        self.host = ""
+        self.hosts = ()
 
 
 def with_standby(stage: TwoHosts) -> Standby:
     standby = Standby(stage)
-    stage.images._replication = cast(Any, standby)
+    stage.images._standbys = cast(Any, standby)
     return standby
 
 
-def test_images_of_the_leaders_own_workers_go_to_its_heir_once_the_others_are_here(stage: TwoHosts) -> None:
+def test_images_go_to_standbys_once_those_of_other_hosts_are_here(stage: TwoHosts) -> None:
     standby = with_standby(stage)
 
     async def take() -> None:
@@ -67,11 +75,11 @@ def test_images_of_the_leaders_own_workers_go_to_its_heir_once_the_others_are_he
 
     seen: list[Any] = []
     asyncio.run(take())
-    assert seen == [[[1, 2], [1, 2]]]  # the former estate counts until the new one is named
+    assert seen == [[[1, 2], [1, 2]]]  # the former ones count until the new ones are named
     assert stage.leased() == [[2], [2]] and not standby.voided
 
 
-def test_without_an_heir_images_of_the_others_count_and_the_status_says_what_may_happen(
+def test_without_a_standby_images_of_the_others_count_and_the_status_says_what_may_happen(
     stage: TwoHosts,
 ) -> None:
     standby = with_standby(stage)
@@ -100,7 +108,7 @@ def test_nobody_stays_named_for_images_that_came_to_nothing(stage: TwoHosts) -> 
     async def take() -> None:
         await stage.offer(1)
         assert standby.voided == ["a recovery came between"] and stage.leased() == [[], []]
-        standby.during, standby.host = lambda: None, "b"
+        standby.during, standby.hosts = lambda: None, ("b",)
         stage.images._due_s = 0.0
         await stage.offer(2)
         assert stage.leased() == [[2], [2]]
@@ -112,18 +120,52 @@ def test_nobody_stays_named_for_images_that_came_to_nothing(stage: TwoHosts) -> 
     asyncio.run(take())
 
 
-def test_an_heir_brings_back_the_ranks_of_the_former_leader_and_no_others(stage: TwoHosts) -> None:
+def test_training_does_not_wait_for_a_record_that_cannot_be_written(stage: TwoHosts) -> None:
+    """Images keep the log from where they were taken on: where it fills up, they are let go of."""
+    standby = with_standby(stage)
+
+    async def take() -> None:
+        await stage.offer(1)
+        standby.record.waits = True
+        stage.images._due_s = 0.0
+        await stage.offer(2)
+        assert len(standby.left) == 1 and stage.leased() == [[1], [1]]  # none is taken
+        await stage.offer(3, pressed=True)
+        assert stage.leased() == [[], []] and stage.kept() == [0, 0] and len(standby.voided) == 1
+        standby.record.waits, standby.hosts = False, ("b",)
+        standby.during = lambda: setattr(standby.record, "waits", True)  # amid it
+        standby.named.clear()
+        taking = asyncio.ensure_future(stage.offer(2))
+        await becomes(lambda: len(standby.left) == 2)
+        assert stage.leased() == [[2], [2]]
+        commits = {one.rank: place(one.rank, 3) for one in stage.sessions}
+        stage.images.offer(3, stage.sessions, cast(Any, commits), pressed=True)
+        with suppress(asyncio.CancelledError):
+            await taking
+        assert stage.leased() == [[], []] and not any(stage.files())
+        assert "a log was filling up" in stage.sessions[1].cpu_image_note
+        standby.record.waits, standby.during, standby.problem = False, lambda: None, ""
+        standby.named.set()
+        stage.work.clear()
+        stage.images._due_s = 0.0
+        await stage.offer(3)
+        assert stage.leased() == [[3], [3]]
+
+    asyncio.run(take())
+
+
+def test_a_standby_brings_back_the_workers_that_it_has_images_of_and_no_others(stage: TwoHosts) -> None:
     """Host b has followed host c, where rank 1 ran."""
 
     async def take() -> None:
-        folder = stage.folder / FOLDER / "a" / "j.heir" / "0123"
+        folder = stage.folder / FOLDER / "a" / "j.kept" / ID
         folder.mkdir(parents=True)
         (folder / "rank-1").write_bytes(b"image")
-        told = pb.RankDescription(rank=1, worker=pb.Process(pid=11, start_ticks=7))
-        estate = StandbyState(folder, {1: Taken(folder / "rank-1", pb.WorkerHeader(), 5)}, 2)
-        estate.cut = {rank: pb.CutPlace(rank=rank, log_offset=2000 + rank, step=20) for rank in (0, 1)}
-        estate.ranks = [told]
-        stage.images.take_over(estate, "c")
+        cut = [pb.CutPlace(rank=rank, log_offset=2000 + rank, step=20) for rank in (0, 1)]
+        images = image_set({0: ("b", "c"), 1: ("c", "b")}, cut=cut)
+        images.serial = 2
+        kept_here = KeptSet(folder, (1, 1), {1: Taken(folder / "rank-1", pb.WorkerHeader(), 5)})
+        stage.images.take_over(images, kept_here)
         assert stage.files() == ["a/j/inherited/rank-1"] and not folder.parent.exists()
         assert stage.leased() == [[2], [2]] and stage.kept() == [2000, 2001]
         ours, lost = stage.sessions

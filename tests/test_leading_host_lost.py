@@ -1,4 +1,4 @@
-"""The host that leads a job is lost: its standby leads the job on, and no loss changes."""
+"""The host that leads a job is lost, alone or with another: a standby leads on, and no loss changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def goes_on(hosts: Cluster, leader: str, steps: int) -> None:
 
 
 @pytest.mark.drawn(3)
-def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_rank_back(
+def test_power_of_the_leading_host_fails_and_its_standby_leads_the_job_on_with_its_rank_back(
     folder: Path,
 ) -> None:
     skip_without_criu()
@@ -88,6 +88,36 @@ def test_power_of_the_leading_host_fails_and_its_heir_leads_the_job_on_with_its_
             "nothing of another host is left", 30,
         )  # fmt: skip
         assert not list((folder / "store" / FOLDER / "b").glob("*"))  # the job is over
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["ab", "ac"])
+def test_the_leading_host_and_another_lose_their_power_at_once_and_both_ranks_come_back(
+    lost: str, folder: Path
+) -> None:
+    """Standbys are b and c: the one that is left has images of both, and leads the job on."""
+    skip_without_criu()
+    native = undisturbed(folder, 3, STEPS)
+    (left,) = {*"bc"} - {*lost}
+    with cluster({"a": 1, "b": 1, "c": 1, "d": 2}, *keeping_images(folder)) as hosts:
+        report = {left: ["--report", str(folder / "report.json")]}
+        runs = train_until_there_is_an_image(hosts, folder, rank=0, options_of=report, names="abc")
+        until(lambda: leaders(hosts, "a") == {("", "b, c")}, "two standbys are named", 60, 0.2)
+        let_it_go_on(folder)
+        for name in lost:
+            power_off(hosts, name)
+        print("power off")
+        run = runs["abc".index(left)]
+        assert run.wait(WAIT_S) == 0, account(hosts, run, left)
+        until(lambda: not hosts["d"].status().ranks, "the other ranks have ended, too", 60)
+        told = hosts[left].log.read_text().splitlines()
+        print(*(line for line in told if "a rank came back" in line or "leads" in line), sep="\n")
+        assert losses_of(folder / "losses", 3) == native
+        found = report_of(folder / "report.json")
+        print(found["recoveries"])
+        assert {one["fault"] for one in found["recoveries"]} == {"host-lost"}
+        [adoption] = found["adoptions"]
+        assert (adoption["former_host"], adoption["host"], adoption["ranks"]) == ("a", left, 1)
 
 
 @pytest.mark.long
@@ -142,7 +172,7 @@ def test_leading_host_that_was_only_cut_off_has_its_rank_ended_when_it_is_back(f
 
 
 @pytest.mark.long
-def test_a_third_host_follows_the_heir_and_a_server_that_dies_meanwhile_is_replaced(folder: Path) -> None:
+def test_a_third_host_follows_the_standby_and_a_server_that_dies_meanwhile_is_replaced(folder: Path) -> None:
     skip_without_criu()
     native = undisturbed(folder, 3, STEPS)
     with cluster({"a": 1, "b": 1, "c": 1, "d": 1}, *keeping_images(folder)) as hosts:

@@ -18,12 +18,14 @@ from understudy.recovery.membership.stores.store import (
     ClusterStore,
     Compacted,
     Delete,
+    DeleteRange,
     Entry,
     Event,
     LeaseEnded,
     Put,
     Unchanged,
     Unreachable,
+    below,
 )
 
 WITHIN_S = 20.0
@@ -89,6 +91,47 @@ def test_a_listing_has_what_begins_with_its_prefix_in_order_and_nothing_else(che
         assert [entry.key for entry in listing.entries] == ["t/b/1", "t/b/2"]
         assert listing.revision >= max(entry.revision for entry in listing.entries)
         assert (await store.list("t/none/")).entries == ()
+
+    check(checks)
+
+
+def test_a_listing_of_more_than_one_answer_holds_is_of_one_revision(check: Checks) -> None:
+    """Each value is as large as etcd takes it, or nearly."""
+
+    async def checks(store: ClusterStore) -> None:
+        number = 0
+        try:
+            for number in range(70):
+                value = bytes([number]) * (1 << 20)
+                await store.transact((Unchanged("t/gone", 0),), [Put(f"t/{number:03d}", value)])
+            listing = await store.list("t/")
+            assert [(entry.key, entry.value[:1]) for entry in listing.entries] == [
+                (f"t/{number:03d}", bytes([number])) for number in range(70)
+            ]
+            assert {len(entry.value) for entry in listing.entries} == {1 << 20}
+            assert listing.revision == listing.entries[-1].revision
+        finally:
+            await store.transact((), [below("t/")])
+
+    check(checks)
+
+
+def test_a_range_of_keys_goes_at_once_with_what_else_a_transaction_changes(check: Checks) -> None:
+    async def checks(store: ClusterStore) -> None:
+        for key in ("t/1", "t/2", "t/3", "tt"):
+            await store.put(key, b"v")
+        before = await store.list("t/")
+        assert await store.transact([Unchanged("t/1", 1)], [DeleteRange("t/", "t/3")]) == 0
+        changed = await store.transact([Unchanged("t/4", 0)], [DeleteRange("t/", "t/3"), Put("t/4", b"v")])
+        assert [entry.key for entry in (await store.list("t/")).entries] == ["t/3", "t/4"]
+        async with aclosing(store.watch("t/", before.revision)) as events:
+            told = await some(3, events)
+        assert {(one.key, one.entry is None, one.revision) for one in told} == {
+            ("t/1", True, changed), ("t/2", True, changed), ("t/4", False, changed),
+        }  # fmt: skip
+        await store.transact((), [below("t/")])
+        assert (await store.list("t/")).entries == () and await store.get("tt") is not None
+        await store.delete("tt")
 
     check(checks)
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from standby_simulation import simulate
+from standby_simulation import Writer, simulate
 
 from understudy.recovery.membership import job_leadership
-from understudy.recovery.spanning.leader.standby_replication import StandbyReplication
+from understudy.recovery.membership.stores.store import Unchanged
+from understudy.recovery.record.job_record import JobRecord
+from understudy.recovery.record.log import Piece, Recorded, RecordLog
 
-SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 150)
+SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 60)
 LONG_SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 3000)
 
 
 def check(seeds: range, folder: Path) -> None:
     print(f"seeds {seeds}")
-    totals = {"writes": 0, "acts": 0, "named": 0, "voided": 0, "led_on": 0, "gave_way": 0}
+    names = ("writes", "acts", "named", "ended", "led_on", "led_on_twice", "gave_way")
+    totals = dict.fromkeys(names, 0)
     for seed in seeds:
         home = folder / str(seed)
         home.mkdir()
@@ -40,31 +43,29 @@ def test_no_answered_write_and_no_decision_is_lost_and_no_two_hosts_lead_in_full
     check(range(1000, 1000 + LONG_SCHEDULES), tmp_path)
 
 
-async def _answer_at_once(leaving: StandbyReplication) -> None:
-    """Whatever the standby has."""
+async def _at_once(writer: Writer) -> None:
+    """Whatever is written."""
 
 
-async def _forget_only(leaving: StandbyReplication, why: str) -> None:
-    leaving._forget()
-    leaving._lapsed(why)
+def _by_anybody(log: RecordLog, recorded: Recorded) -> Unchanged:
+    return Unchanged("a key that is not there", 0)
 
 
+async def _as_anybody(log: RecordLog, piece: Piece, conditions: Sequence[Unchanged]) -> bool:
+    return await write(log, piece, ())
+
+
+write = RecordLog.write
 CARELESS: dict[str, tuple[Any, str, Callable[..., Any], range]] = {
-    "a write is answered before the standby has it": (
-        StandbyReplication,
-        "settle",
-        _answer_at_once,
-        range(30),
+    "a write is answered before it is in the record": (Writer, "before_it_answers", _at_once, range(100)),
+    "what was decided is done before it is in the record": (Writer, "before_it_acts", _at_once, range(100)),
+    "a record goes on to count when its proxyd died": (
+        JobRecord, "follow_predecessor", lambda record: None, range(60)
     ),
-    "what was decided is done before the standby knows": (
-        StandbyReplication,
-        "settle_job",
-        _answer_at_once,
-        range(30),
-    ),
-    "a standby is let go of but stays named": (StandbyReplication, "_void", _forget_only, range(30)),
+    "a former leader writes": (RecordLog, "write", _as_anybody, range(300, 700)),
+    "a record that has gone on counts as it was read": (RecordLog, "as_read", _by_anybody, range(300, 700)),
     "whose a job is does not matter": (job_leadership, "_other_owner", lambda entry, mine: "", range(400)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", CARELESS)

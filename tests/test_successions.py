@@ -1,4 +1,4 @@
-"""A job's leading host is lost: its standby leads the job on, and the other members follow it."""
+"""A job's leading host is lost: one of its standbys leads the job on, and the other members follow it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from led_job import TOKEN, Leader, Member, becomes
-from standbys import HEIR, ID, LEADER, NUMBERS, Away, Clock, Keeper, first_store, leader, standby, stream
+from standbys import ID, LEADER, OWNER, Away, Clock, Keeper, claim_now, image, image_set, owner, record
 
 from understudy.recovery.agent.remote_ranks import RemoteRanks
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.history.report import account_of_adoption, adoption_entry
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.membership.job_leadership import claim_as_standby
 from understudy.recovery.membership.records import read
+from understudy.recovery.record.log import Recorded
+from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
+from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.member.member import NotAdmitted
-from understudy.recovery.spanning.member.standby_state import StandbyState
-from understudy.recovery.spanning.member.succession import Succession, take_over
+from understudy.recovery.spanning.member.succession import NOBODY, Succession
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
 
@@ -29,30 +31,49 @@ from understudy.recovery.state.span import Span
 class Lost:
     """Host b or c of a job whose leader a is lost."""
 
-    def __init__(self, folder: Path, here: str) -> None:
-        self.cluster = Away(Clock())
-        self.keeper = Keeper(folder / here)
-        self.deputy: Any = SimpleNamespace(standby_states=self.keeper.standby_states, followed_at=0.0)
+    def __init__(self, folder: Path, here: str, cluster: Away | None = None) -> None:
+        self.folder = folder
+        self.cluster = cluster or Away(Clock())
+        self.keeper = Keeper(folder / here, name=here)
+        self.deputy: Any = SimpleNamespace(kept_images=self.keeper.kept, followed_at=0.0)
         self.job = Job("j", None, [], span=Span(2, TOKEN, "a"))
-        self.promoted: list[str] = []
-        self.succession = Succession(here, lambda: self.cluster, "c", self._promote)
+        self.left: list[tuple[LeftBehind, dict[str, str]]] = []
+        self.worker_store: Store | None = self.keeper.store
+        self.succession = self._succession(here, Timing())
 
-    async def _promote(self, job: Job) -> Any:
+    def _succession(self, here: str, timing: Timing) -> Succession:
+        return Succession(
+            here, lambda: self.cluster, "c", self._promote, lambda job: self.worker_store, timing
+        )
+
+    def impatient(self, here: str) -> None:
+        self.succession = self._succession(here, Timing(follows_s=-1.0))
+
+    async def _promote(self, job: Job, left: LeftBehind) -> Any:
         assert job.span is not None and job.span.leading is not None and not job.span.leader
-        self.promoted.append(job.name)
         return SimpleNamespace(
-            images=None, run_beside=lambda work: work.close(), span=job.span, job=job,
-            lost_hosts=SimpleNamespace(expect_loss=lambda former: former),
-        )  # fmt: skip
+            lost_hosts=SimpleNamespace(take_over=lambda left, lost: self.left.append((left, lost)))
+        )
+
+    async def keep(self, *ranks: int) -> None:
+        for rank in ranks:
+            await self.keeper.keep(image(self.folder, rank), rank=rank)
 
     async def why_over(self, *lost: str) -> str:
-        return await self.succession.why_over(self.job, self.deputy, {"a", *lost}, "its lease has ended")
+        return await self.succession.why_over(
+            self.job, self.deputy, dict.fromkeys(("a", *lost), "its lease has ended")
+        )
 
 
-def test_the_heir_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> None:
+def two_copies(standbys: str = "bc") -> pb.ImageSet:
+    """Rank 0 at a, which leads, 1 at b, 2 at c, 3 at d: as their leader has them kept."""
+    return image_set({0: ("a", "bc"), 1: ("b", "c"), 2: ("c", "b"), 3: ("d", "b")}, standbys)
+
+
+def test_a_standby_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> None:
     async def check() -> None:
         lost = Lost(tmp_path, "b")
-        lost.keeper.standby_states.keep_store(first_store("k"))
+        await lost.keep(0)
         recovery = pb.Recovery(fault="server-died")
         known = pb.JournaledJob(
             name="j", generation=4, decision=pb.JournaledDecision(generation=4),
@@ -60,10 +81,20 @@ def test_the_heir_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> None
             departures=[pb.JournaledDeparture(rank=3)],
             span=pb.JournaledSpan(hosts=2, token=TOKEN, members=["b", "c"], awaited=["b", "c"]),
         )  # fmt: skip
-        first = pb.KeepJobRequest(estate=ID, serial=3, known=known, number=next(NUMBERS))
-        await lost.keeper.standby_states.keep_job(stream([first]))
-        await lost.cluster.put(HEIR, standby("b"))
-        assert await lost.why_over() == "" and lost.promoted == ["j"]
+        await lost.keeper.store.set("of a former record", b"1")
+        await lost.cluster.put(OWNER, owner("a"))
+        changes = [pb.StoredKey(key="k", value=b"v", request="request-1", count=3)]
+        await record(
+            lost.cluster,
+            pb.JobRecordBatch(changes=changes, known=known),
+            pb.JobRecordBatch(images=two_copies()),
+        )
+        assert await lost.why_over() == ""
+        [(left, why)] = lost.left
+        assert (left.former, left.images, why) == ("a", two_copies(), {"a": "its lease has ended"})
+        assert left.kept.folder.name == ID and left.recorded.next == 3 and lost.keeper.kept.get(ID) is None
+        assert lost.keeper.store.holds(["k"]) and len(lost.keeper.store) == 1
+        assert lost.keeper.store.done("request-1") == 3
         span = lost.job.span
         assert span is not None and span.members == {"c"} and span.awaited == {"c"}
         assert lost.job.generation == 4 and list(lost.job.recoveries) == [recovery]
@@ -75,8 +106,8 @@ def test_the_heir_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> None
         assert account_of_adoption(adoption).endswith("a recovery was under way and was done again")
         entry = adoption_entry(adoption)
         assert (entry["former_host"], entry["host"]) == ("a", "b")
-        record = await lost.cluster.get(LEADER)
-        assert record is not None and read(record.value, pb.JobLeader).host == "b"
+        found = await lost.cluster.get(LEADER)
+        assert found is not None and read(found.value, pb.JobLeader).host == "b"
 
     asyncio.run(check())
 
@@ -110,43 +141,105 @@ def test_the_repair_of_a_corruption_goes_on_once_all_ranks_are_known_and_before_
     asyncio.run(check())
 
 
-def test_an_heir_whose_claim_was_made_unheard_leads_all_the_same(tmp_path: Path) -> None:
+async def of_lost_leader(folder: Path, here: str, images: pb.ImageSet, *kept: int) -> Lost:
+    """Whose record names these images, of which some are here."""
+    lost = Lost(folder, here)
+    await lost.keep(*kept)
+    await lost.cluster.put(OWNER, owner("a"))
+    await record(lost.cluster, pb.JobRecordBatch(images=images))
+    return lost
+
+
+def test_a_standby_whose_claim_was_made_unheard_leads_all_the_same(tmp_path: Path) -> None:
     async def check() -> None:
-        lost = Lost(tmp_path, "b")
-        lost.keeper.standby_states.keep_store(first_store())
-        await lost.keeper.standby_states.keep_job(stream([pb.KeepJobRequest(estate=ID, serial=3, number=1)]))
-        revision = await lost.cluster.put(HEIR, standby("b"))
-        assert await claim_as_standby(lost.cluster, "c", "j", leader("b"), ID, revision)
-        assert await lost.why_over() == "" and lost.promoted == ["j"]
+        lost = await of_lost_leader(tmp_path, "b", two_copies(), 0)
+        assert await claim_now(lost.cluster, "b")
+        assert await lost.why_over() == "" and len(lost.left) == 1
 
     asyncio.run(check())
 
 
-def test_an_heir_without_its_estate_says_so_and_nobody_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("here", "kept", "also_lost", "leads"),
+    [
+        ("b", (0, 2, 3), "", True),
+        ("b", (0, 2, 3), "d", True),
+        ("b", (0, 2, 3), "c", True),  # the second standby
+        ("c", (0, 1), "b", True),  # the first one
+        ("c", (0, 1), "", False),  # it is b's turn
+        ("c", (0, 1), "d", False),  # it has no image of rank 3
+        ("d", (), "", False),
+    ],
+)
+def test_of_two_standbys_the_first_leads_that_has_images_of_all_workers_that_were_lost(
+    here: str, kept: tuple[int, ...], also_lost: str, leads: bool, tmp_path: Path
+) -> None:
     async def check() -> None:
-        lost, other = Lost(tmp_path, "b"), Lost(tmp_path, "c")
-        other.cluster = lost.cluster
-        await lost.cluster.put(HEIR, standby("b"))
-        assert await other.why_over() == ""
-        assert await lost.why_over() == "what it has left to this host is gone" and not lost.promoted
-        assert await other.why_over() == "it has left the job to nobody"
+        lost = await of_lost_leader(tmp_path, here, two_copies(), *kept)
+        assert await lost.why_over(*also_lost) == "" and bool(lost.left) == leads
+        if leads:
+            assert lost.left[0][1].keys() == {"a", *also_lost}
 
     asyncio.run(check())
 
 
-def test_other_members_wait_for_the_heir_unless_it_is_lost_too_or_takes_too_long(tmp_path: Path) -> None:
+def test_the_second_standby_leads_if_the_first_one_does_not_for_too_long(tmp_path: Path) -> None:
     async def check() -> None:
-        lost = Lost(tmp_path, "c")
-        assert await lost.why_over() == "it has left the job to nobody"
-        await lost.cluster.put(HEIR, standby("b"))
+        lost = await of_lost_leader(tmp_path, "c", two_copies(), 0, 1)
+        assert await lost.why_over() == "" and not lost.left
+        lost.impatient("c")
+        assert await lost.why_over() == "" and lost.left
+
+    asyncio.run(check())
+
+
+def test_a_standby_without_its_images_waits_for_the_other_one_if_there_is_one(tmp_path: Path) -> None:
+    async def check() -> None:
+        lost = await of_lost_leader(tmp_path, "b", two_copies())
+        assert await lost.why_over() == "" and not lost.left
+        gone = "the CPU images that were kept on this host are gone"
+        assert await lost.why_over("c") == gone
+        await record(lost.cluster, pb.JobRecordBatch(images=two_copies("b")))
+        assert await lost.why_over() == gone and not lost.left
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("also_lost", "sentence"),
+    [
+        ("bc", "hosts b and c, which were to lead it on, are lost, too"),
+        ("bd", "no host that is left has CPU images of all workers that were lost"),
+    ],
+)
+def test_a_job_of_which_too_much_is_lost_at_once_ends_with_the_reason(
+    also_lost: str, sentence: str, tmp_path: Path
+) -> None:
+    async def check() -> None:
+        lost = await of_lost_leader(tmp_path, "e", two_copies())
+        assert await lost.why_over(*also_lost) == sentence
+
+    asyncio.run(check())
+
+
+def test_other_members_wait_for_a_standby_unless_it_takes_too_long(tmp_path: Path) -> None:
+    async def check() -> None:
+        lost = Lost(tmp_path, "d")
+        assert await lost.why_over() == NOBODY
+        await lost.cluster.put(OWNER, owner("a"))
+        assert await lost.why_over() == NOBODY
+        await record(lost.cluster, pb.JobRecordBatch(over="no host keeps images"))
+        assert await lost.why_over() == f"{NOBODY}: no host keeps images"
+        await record(lost.cluster, pb.JobRecordBatch(images=two_copies("b")))
         assert await lost.why_over() == ""
-        assert "host b, which was to lead it on, is lost, too" in await lost.why_over("b")
-        await lost.cluster.put(HEIR, standby("", leads="b"))
+        assert await lost.why_over("b") == "host b, which was to lead it on, is lost, too"
+        lost.impatient("d")
+        assert "host b was to lead it on, and does not within" in await lost.why_over()
+        await lost.cluster.put(OWNER, owner("b"))
+        assert "host b was to lead it on, and does not within" in await lost.why_over()
+        lost.succession = lost._succession("d", Timing())
         assert await lost.why_over() == ""  # it leads, and will follow us
-        impatient = Timing(follows_s=-1.0)
-        lost.succession = Succession("c", lambda: lost.cluster, "c", lost._promote, impatient)
-        assert "was to lead it on, and does not" in await lost.why_over()
-        await lost.cluster.put(HEIR, b"nonsense")
+        await lost.cluster.put(OWNER, b"nonsense")
         assert "cannot be read" in await lost.why_over()
         lost.cluster.there = False
         assert await lost.why_over() == ""  # nobody can tell
@@ -156,9 +249,9 @@ def test_other_members_wait_for_the_heir_unless_it_is_lost_too_or_takes_too_long
 
 def test_a_job_of_that_name_that_others_have_started_since_is_not_waited_for(tmp_path: Path) -> None:
     async def check() -> None:
-        lost = Lost(tmp_path, "c")
-        await lost.cluster.put(HEIR, standby("b", token=b"u" * 32))
-        assert await lost.why_over() == "it has left the job to nobody"
+        lost = await of_lost_leader(tmp_path, "c", two_copies(), 0)
+        await lost.cluster.put(OWNER, owner("b", token=b"u" * 32))
+        assert await lost.why_over() == NOBODY
 
     asyncio.run(check())
 
@@ -203,6 +296,14 @@ def test_a_former_leader_that_lets_go_of_its_members_does_no_rank_any_harm(folde
     asyncio.run(check())
 
 
+def left_behind(folder: Path, *told: tuple[str, pb.RankDescription]) -> LeftBehind:
+    """By x, which led; of each rank its host, and what it told of it when the images were taken."""
+    described = {one.rank: one for _, one in told}
+    images = image_set({one.rank: (host, "a") for host, one in told})
+    images.serial = 4
+    return LeftBehind("x", Recorded(), images, KeptSet(folder, (1, 1), described=described))
+
+
 def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_theirs(folder: Path) -> None:
     """Rank 0 ran at x, which led; rank 1 is at b; rank 2 had gone from x to b meanwhile."""
 
@@ -211,11 +312,10 @@ def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_thei
         told = []
         for rank in (0, 2):
             session = x.open(rank, world=3)
-            told.append(x.side.describe(session))
+            told.append(("x", x.side.describe(session)))
         b.open(1, world=3)
-        estate = StandbyState(folder, serial=4, ranks=told)
         async with Leader(folder, {"b": b, "x": x}, known="b", awaited="b") as a:
-            take_over(a.lead, estate, "x", "its lease has ended")
+            a.lead.lost_hosts.take_over(left_behind(folder, *told), {"x": "its lease has ended"})
             lost = a.job.sessions[0]
             assert (lost.host, lost.restores_from_image) == ("x", 4)
             a.lead.lost_hosts.give_up("x", "as seen by all")
@@ -230,12 +330,59 @@ def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_thei
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("when", ["at once", "before it has told of its rank"])
+def test_ranks_of_two_hosts_that_are_lost_come_back_once_all_others_have_told_of_theirs(
+    when: str, folder: Path
+) -> None:
+    """Rank 0 ran at x, which led, and rank 2 at y; rank 1 is at b."""
+
+    class Images:
+        """That are all there."""
+
+        def __init__(self) -> None:
+            self.brought: list[int] = []
+
+        def bring_back(self, lost: list[Session]) -> str:
+            self.brought += [session.rank for session in lost]
+            for session in lost:
+                session.restores_from_image = 4
+            return ""
+
+        def take_over(self, images: pb.ImageSet, kept: KeptSet) -> None: ...
+
+        def close(self) -> None: ...
+
+    async def check() -> None:
+        b, x, y = Member(folder, "b"), Member(folder, "x"), Member(folder, "y")
+        told = [
+            ("x", x.side.describe(x.open(0, world=3))),
+            ("y", y.side.describe(y.open(2, world=3))),
+            ("b", b.side.describe(b.open(1, world=3))),
+        ]
+        async with Leader(folder, {"b": b, "x": x, "y": y}, known="by", awaited="by") as a:
+            images = Images()
+            a.lead.images, a.lead.room_for = cast(Any, images), lambda _: True
+            lost = {"x": "its lease has ended"} | ({"y": "likewise"} if when == "at once" else {})
+            a.lead.lost_hosts.take_over(left_behind(folder, *told), lost)
+            if when != "at once":
+                assert 2 not in a.job.sessions
+                a.lead.lost_hosts.give_up("y", "likewise")
+            assert {0, 2} <= a.job.sessions.keys() and not images.brought
+            async with b:
+                await becomes(lambda: images.brought == [0, 2])
+                assert [a.job.sessions[rank].state for rank in range(3)] == ["running"] * 3
+                assert [a.job.sessions[rank].restores_from_image for rank in range(3)] == [4, 0, 4]
+                assert [a.job.sessions[rank].server.process.running for rank in (0, 2)] == [False, False]
+
+    asyncio.run(check())
+
+
 def test_a_rank_that_nobody_knows_of_after_the_leader_was_lost_ends_the_job(folder: Path) -> None:
     async def check() -> None:
         b = Member(folder, "b")
         b.open(1)
         async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
-            take_over(a.lead, StandbyState(folder, serial=4), "x", "its lease has ended")
+            a.lead.lost_hosts.take_over(left_behind(folder), {"x": "its lease has ended"})
             session = await a.hears_of(1)
             await becomes(lambda: session.state == "lost")
             assert "the worker of rank 0" in session.note and "after the newest CPU images" in session.note

@@ -11,8 +11,8 @@ import grpc
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.membership.network.links import caller
+from understudy.recovery.spanning.member.kept_images import NotKept
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
-from understudy.recovery.spanning.member.standby_state import NotKept
 
 if TYPE_CHECKING:
     from understudy.recovery.job_hosts.spans import Spans
@@ -108,13 +108,6 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
         except NotAdmitted as problem:
             yield pb.ImagePart(error=str(problem))
 
-    async def KeepStore(self, request: Any, context: Any) -> pb.KeepReply:
-        try:
-            self._member.keep_store(request)
-        except (NotAdmitted, NotKept) as problem:
-            return pb.KeepReply(error=str(problem))
-        return pb.KeepReply()
-
     async def KeepImage(self, request_iterator: Any, context: Any) -> pb.KeepReply:
         try:
             await self._member.keep_image(aiter(request_iterator))
@@ -122,9 +115,9 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
             return pb.KeepReply(error=str(problem))
         return pb.KeepReply()
 
-    async def KeepJob(self, request_iterator: Any, context: Any) -> pb.KeepReply:
+    async def ReleaseImages(self, request: Any, context: Any) -> pb.KeepReply:
         try:
-            await self._member.keep_job(aiter(request_iterator))
+            self._member.release_images(request)
         except (NotAdmitted, NotKept) as problem:
             return pb.KeepReply(error=str(problem))
         return pb.KeepReply()

@@ -26,7 +26,7 @@ from understudy.recovery.job_hosts.doors import Doors
 from understudy.recovery.job_hosts.job_link import JobLinkService
 from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
-from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, standby_key_of
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim
 from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.records import VERSION
 from understudy.recovery.membership.stores.store import ClusterStoreError
@@ -39,18 +39,21 @@ from understudy.recovery.persistence.writing.part_writer import PartWriter
 from understudy.recovery.persistence.writing.request import Written
 from understudy.recovery.planning.agreement import HostState
 from understudy.recovery.planning.link_judgement import judge_links
+from understudy.recovery.record.job_record import JobRecord
+from understudy.recovery.record.log import RecordLog
 from understudy.recovery.rendezvous.forwarder import Leader
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.far_moves import FarMoves
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
-from understudy.recovery.spanning.leader.standby_replication import Sources, StandbyReplication
+from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
+from understudy.recovery.spanning.leader.standbys import Lapse, Sources, Standbys
 from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.spanning.member.kept_images import KeptImages
 from understudy.recovery.spanning.member.leader_link import LeaderLink
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.member_parts import MemberParts
-from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.spanning.member.succession import Succession
 from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.description import description
@@ -89,6 +92,8 @@ class Spans:
         self._leads: dict[str, Lead] = {}
         self._placements: dict[str, SpanningPlacement] = {}
         self._far_moves: dict[str, FarMoves] = {}
+        self._left: dict[str, LeftBehind] = {}
+        """By jobs that we are about to lead on."""
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
             agent.jobs, agent.coordinators, agent.settings, Placement(pool, agent.leases), agent.follow,
@@ -99,7 +104,7 @@ class Spans:
         if settings.cpu_image_every_s and settings.persist is not None:
             self._images_folder = settings.persist.directory / FOLDER
         self._succession = Succession(
-            membership.here, lambda: membership.store, membership.cluster, self._promote,
+            membership.here, lambda: membership.store, membership.cluster, self._promote, self._store_of,
             settings.timing,
         )  # fmt: skip
         self._migration = Migration(agent, pool, moves, self._member, membership.here)
@@ -152,10 +157,11 @@ class Spans:
         """Its leader is lost: what has become of it, or "" if it goes on."""
         assert job.span is not None
         leader = job.span.leader
-        over = await self._succession.why_over(job, deputy, lost, lost[leader])
+        over = await self._succession.why_over(job, deputy, lost)
         return f"it is lost ({lost[leader]}), and {over}: {way_on(job)}" if over else ""
 
-    async def _promote(self, job: Job) -> Lead:
+    async def _promote(self, job: Job, left: LeftBehind) -> Lead:
+        self._left[job.name] = left
         await self._agent.remote_ranks.promote(job)
         return self._leads[job.name]
 
@@ -259,26 +265,39 @@ class Spans:
         )  # fmt: skip
         return lead
 
-    def _imaging(self, lead: Lead) -> tuple[CpuImages, StandbyReplication] | None:
-        """What takes images of a job's workers, and what takes those to its standby, if any are taken."""
-        settings, job = self._agent.settings, lead.job
-        if self._images_folder is None:
+    def _imaging(self, lead: Lead) -> tuple[CpuImages, Standbys] | None:
+        """What takes images of a job's workers, and what has standbys keep them, if any are to be taken."""
+        settings, job, leading = self._agent.settings, lead.job, lead.span.leading
+        if self._images_folder is None or leading is None:
             return None
-        store, key = self._membership.store, standby_key_of(self._membership.cluster, job.name)
-        replication = StandbyReplication(
-            job, lead, store, key, self._sources(), lambda why: images.not_left(why)
+        records = RecordLog(self._membership.store, self._membership.cluster, job.name, lead.span.token)
+        record = JobRecord(
+            job.name, records, leading, partial(self._store_of, job), partial(self._known, job)
         )
+        lapse = Lapse(lambda why: images.not_left(why), lambda: images.hurry())
+        standbys = Standbys(job, lead, record, Sources(self._migration.image, self._describe), lapse)
         images = CpuImages(
-            job, lead, self._moves, self._images_folder, settings.cpu_image_every_s, replication,
-            settings.timing,
-        )  # fmt: skip
-        return images, replication
+            job, lead, self._moves, self._images_folder, settings.cpu_image_every_s, standbys, settings.timing
+        )
+        if (left := self._left.pop(job.name, None)) is not None:
+            standbys.go_on(left.recorded, left.images)
+        elif not leading.token:
+            record.follow_predecessor()
+        return images, standbys
+
+    def _describe(self, session: Session) -> pb.RankDescription:
+        whole = Feed(session.log).whole(session.rank, anew=True)
+        return description(session, self._agent.settings, whole, parked=False)
+
+    def _known(self, job: Job) -> pb.JournaledJob:
+        coordinator = self._agent.coordinators.get(job.name)
+        return journaled_job(job, coordinator.corruption if coordinator is not None else None)
 
     async def settle_store(self, job: str) -> None:
         """As JobSpans."""
         lead = self._leads.get(job)
-        if lead is not None and lead.replication is not None:
-            await lead.replication.settle()
+        if lead is not None and lead.standbys is not None:
+            await lead.standbys.record.settle()
 
     # ------------------------------------------------------------------ as Workers
     async def send_for_leader(
@@ -295,19 +314,6 @@ class Spans:
         """The store of a job's workers, on this host."""
         known = self._agent.worker_stores.get(job.name)
         return known.store if known is not None else None
-
-    def _sources(self) -> Sources:
-        agent = self._agent
-
-        def describe(session: Session) -> pb.RankDescription:
-            whole = Feed(session.log).whole(session.rank, anew=True)
-            return description(session, agent.settings, whole, parked=False)
-
-        def known(job: Job) -> pb.JournaledJob:
-            coordinator = agent.coordinators.get(job.name)
-            return journaled_job(job, coordinator.corruption if coordinator is not None else None)
-
-        return Sources(self._store_of, self._migration.image, describe, known)
 
     def images(self, job: Job) -> CpuImages | None:
         """Images of workers of a job that we lead, if any are to be taken."""
@@ -371,10 +377,8 @@ class Spans:
         settings = on_several_hosts(persist) if persist is not None else None
         parts = MemberParts(job, settings, partial(self._agent.keep, job), lambda: self._agent.note())
         folder = self._images_folder / self._membership.here if self._images_folder is not None else None
-        standby_states = StandbyStates(job, folder, partial(self._store_of, job))
-        return Deputy(
-            job, self._agent.leases, self._agent.watch.pace, self._member.describe, parts, standby_states
-        )
+        kept = KeptImages(job, folder, partial(self._store_of, job))
+        return Deputy(job, self._agent.leases, self._agent.watch.pace, self._member.describe, parts, kept)
 
     def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> FarParts:
         """Who writes snapshots of its ranks."""

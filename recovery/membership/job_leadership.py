@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -20,6 +20,7 @@ from understudy.recovery.membership.stores.store import (
     Entry,
     Put,
     Unchanged,
+    below,
 )
 
 log = structlog.get_logger()
@@ -46,9 +47,14 @@ def key_of(cluster: str, job: str) -> str:
     return f"understudy/{cluster}/jobs/{job}/leader"
 
 
-def standby_key_of(cluster: str, job: str) -> str:
-    """The key that says whose a job is, and which host leads it on should its leader's be lost."""
-    return f"understudy/{cluster}/jobs/{job}/heir"
+def owner_key_of(cluster: str, job: str) -> str:
+    """The key that says whose a job is, also while nobody leads it."""
+    return f"understudy/{cluster}/jobs/{job}/owner"
+
+
+def records_of(cluster: str, job: str) -> str:
+    """What all records of jobs of that name lie below: of this run, and of those before it."""
+    return f"understudy/{cluster}/jobs/{job}/record/"
 
 
 async def claim(
@@ -58,30 +64,29 @@ async def claim(
     here: str,
     hosts: int,
     token: bytes = b"",
-    state_id: str = "",
     timing: Timing = TIMING,
 ) -> Claim:
     """Lead the job, or learn who does; raises NotLed, and ClusterStoreError if the store does not answer.
 
-    `token`: of a job that we have led before; `state_id`: as in claim_as_standby.
+    `token`: of a job that we have led before; without one it is a new job, and records of others go.
     A key of our own name is that of a proxyd here that died.
-    Whoever leads knows nothing yet of what a former leader has left to a standby: there is none any more.
     """
-    key, standby = key_of(cluster, job), standby_key_of(cluster, job)
+    key, owner = key_of(cluster, job), owner_key_of(cluster, job)
     mine = pb.JobLeader(
         version=VERSION, host=here, hosts=hosts, token=token or secrets.token_bytes(TOKEN_BYTES)
     )
     began = asyncio.get_running_loop().time()
     lease = await store.grant(timing.lease_s)
     try:
-        known, whose = await store.get(key), await store.get(standby)
+        known, whose = await store.get(key), await store.get(owner)
         if known is None or _leader(known, job).host == here:
             if other := _other_owner(whose, mine) if token else "":
                 await _let_go(store, lease)
                 return Claim(pb.JobLeader(version=VERSION, host=other, hosts=hosts, token=token), None)
+            former = [] if token else [below(records_of(cluster, job))]
             elected = await store.transact(
-                [_as_seen(key, known), _as_seen(standby, whose)],
-                [Put(key, written(mine), lease), Put(standby, written(_ours(mine, state_id)))],
+                [_as_seen(key, known), _as_seen(owner, whose)],
+                [Put(key, written(mine), lease), Put(owner, written(_ours(mine))), *former],
             )
             if elected:
                 return Claim(mine, Leadership(key, elected, lease, timing.lease_s, began))
@@ -105,37 +110,35 @@ def _as_seen(key: str, entry: Entry | None) -> Unchanged:
     return Unchanged(key, entry.revision if entry is not None else 0)
 
 
-def _ours(mine: pb.JobLeader, state_id: str) -> pb.JobHeir:
-    """Nobody is to lead it on, for now."""
-    return pb.JobHeir(version=VERSION, leader=mine.host, token=mine.token, estate=state_id)
+def _ours(mine: pb.JobLeader) -> pb.JobOwner:
+    return pb.JobOwner(version=VERSION, leader=mine.host, token=mine.token)
 
 
 def _other_owner(entry: Entry | None, mine: pb.JobLeader) -> str:
     """The host that has led this very job on; empty: none has.  Raises NotLed."""
     try:
-        whose = read(entry.value, pb.JobHeir) if entry is not None else pb.JobHeir()
+        whose = read(entry.value, pb.JobOwner) if entry is not None else pb.JobOwner()
     except BadRecord as problem:
         raise NotLed(f"whose job that is cannot be read: {problem}") from problem
     return whose.leader if whose.token == mine.token and whose.leader != mine.host else ""
 
 
-async def claim_as_standby(
-    store: ClusterStore, cluster: str, job: str, mine: pb.JobLeader, state_id: str, revision: int,
+async def claim_lost(
+    store: ClusterStore, cluster: str, job: str, mine: pb.JobLeader, as_read: Sequence[Unchanged],
     timing: Timing = TIMING,
 ) -> Leadership | None:  # fmt: skip
-    """Lead a job whose leader is lost, if we still are its standby by the record of that revision.
+    """Lead a job whose leader is lost, if it is still his, and its record as it was read: `as_read`.
 
-    `state_id`: what we lead it on with; it stays in the record, as nobody may hear that this succeeded.
-    None: the former leader's lease has not ended yet, or another one leads, or another one is the standby.
+    None: the former leader's lease has not ended yet, or another one leads, or the record has gone on.
     Raises ClusterStoreError.
     """
-    key, standby = key_of(cluster, job), standby_key_of(cluster, job)
+    key, owner = key_of(cluster, job), owner_key_of(cluster, job)
     began = asyncio.get_running_loop().time()
     lease = await store.grant(timing.lease_s)
     try:
         elected = await store.transact(
-            [Unchanged(key, 0), Unchanged(standby, revision)],
-            [Put(key, written(mine), lease), Put(standby, written(_ours(mine, state_id)))],
+            [Unchanged(key, 0), *as_read],
+            [Put(key, written(mine), lease), Put(owner, written(_ours(mine)))],
         )
     except BaseException:
         await _let_go(store, lease)
@@ -161,7 +164,7 @@ async def _let_go(store: ClusterStore, lease: int) -> None:
 
 
 class Leading:
-    """Keeps a leadership, and takes it up again, unless a standby leads the job by then."""
+    """Keeps a leadership, and takes it up again, unless another host leads the job by then."""
 
     def __init__(
         self,
@@ -222,9 +225,10 @@ class Leading:
         """The job is over."""
         self.holds.clear()
         if self._leadership is not None:
-            standby = Delete(standby_key_of(self._cluster, self._job))
+            owner = Delete(owner_key_of(self._cluster, self._job))
+            records = below(records_of(self._cluster, self._job))
             try:
-                await self._store.transact([self._leadership.holds], [standby])
+                await self._store.transact([self._leadership.holds], [owner, records])
             except ClusterStoreError as problem:
                 log.debug("the name of a job that is over stays", job=self._job, problem=str(problem))
             await _let_go(self._store, self._leadership.lease)

@@ -12,11 +12,11 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.membership.settings import is_name
 
 VERSION = 1
-"""Of HostRecord, HostAbsence, JobLeader and JobHeir; others are not read."""
+"""Of HostRecord, HostAbsence, JobLeader and JobOwner; others are not read."""
 LARGEST = 1 << 20
 """Bytes of one of them."""
 
-Record = TypeVar("Record", pb.HostRecord, pb.HostAbsence, pb.JobLeader, pb.JobHeir)
+Record = TypeVar("Record", pb.HostRecord, pb.HostAbsence, pb.JobLeader, pb.JobOwner)
 
 
 class BadRecord(ValueError):

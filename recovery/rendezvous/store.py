@@ -317,6 +317,11 @@ class Store:
             for key in keys:
                 self._told(Change(key, None))
 
+    @property
+    def bytes(self) -> int:
+        """How much all keys and values have."""
+        return self._bytes
+
     def __len__(self) -> int:
         return len(self._values)
 

@@ -261,7 +261,7 @@ class Session:
             migratable=self.migratable,
             host=self.host,
             leader=self.job.span.leader if self.job.span is not None else "",
-            heir=self.job.span.standby if self.job.span is not None else "",
+            heir=", ".join(self.job.span.standbys) if self.job.span is not None else "",
             replies_different=sum(self.job.replies_different().values()),
             not_replayable=self.job.not_replayable,
             not_validated=self.not_validated,

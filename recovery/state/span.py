@@ -52,8 +52,8 @@ class Span:
     """Other hosts to which ranks are on their way."""
     given_up: set[GivenUp] = field(default_factory=set)
     """Workers whose ranks came back from images; their hosts may only have been cut off."""
-    standby: str = ""
-    """The host that leads it on if ours is lost; empty: none does, or another host leads."""
+    standbys: tuple[str, ...] = ()
+    """The hosts that would lead it on if ours is lost; empty: none would, or another host leads."""
     stored: Stored | None = None
     """The newest that is known of."""
 

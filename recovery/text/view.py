@@ -239,7 +239,7 @@ def _of_job(rank: Any) -> Iterator[tuple[str, bool]]:
     if rank.leader:
         yield f"host {rank.leader} leads it", False
     if rank.heir:
-        yield f"host {rank.heir} leads it on if this one is lost", False
+        yield f"host {rank.heir.replace(', ', ' or ')} leads it on if this one is lost", False
 
 
 def numbers(ranks: Sequence[int]) -> str:

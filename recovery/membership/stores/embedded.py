@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from understudy.recovery.membership.stores.store import (
     Change,
     ClusterStore,
     Compacted,
+    Delete,
+    DeleteRange,
     Entry,
     Event,
     LeaseEnded,
@@ -71,7 +73,7 @@ class StoreMachine:
         for change in changes:
             if isinstance(change, Put) and change.lease and change.lease not in self._leases:
                 raise LeaseEnded(f"lease {change.lease:x} has ended")
-        real = [change for change in changes if isinstance(change, Put) or change.key in self._entries]
+        real = [one for change in changes for one in self._one_by_one(change)]
         if not real:
             return self.revision
         self.revision += 1
@@ -86,6 +88,13 @@ class StoreMachine:
             else:
                 self._tell(Event(change.key, self.revision, None))
         return self.revision
+
+    def _one_by_one(self, change: Change) -> Iterator[Put | Delete]:
+        """What it really changes."""
+        if isinstance(change, DeleteRange):
+            yield from (Delete(key) for key in sorted(self._entries) if change.first <= key < change.end)
+        elif isinstance(change, Put) or change.key in self._entries:
+            yield change
 
     def grant(self, ttl_s: float, now: float) -> int:
         """As ClusterStore."""

@@ -22,6 +22,7 @@ from understudy.recovery.membership.stores.store import (
     ClusterStore,
     ClusterStoreError,
     Compacted,
+    DeleteRange,
     Entry,
     Event,
     LeaseEnded,
@@ -35,8 +36,10 @@ Answer = TypeVar("Answer")
 
 DEADLINE_S = 2.0
 """Of every call."""
+PAGE = 48
+"""Keys in one answer: it has room for as many of the largest values that etcd takes (1.5 MiB)."""
 OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", 80 << 20),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),  # also the time that a connection gets to be made
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -77,9 +80,16 @@ class EtcdStore(ClusterStore):
 
     async def list(self, prefix: str) -> Listing:
         """As ClusterStore."""
-        request = rpc.RangeRequest(key=prefix.encode(), range_end=_end(prefix))
-        answer = await self._ask_any(lambda channel: rpc.KVStub(channel).Range, request)
-        return Listing(tuple(_entry(one) for one in answer.kvs), answer.header.revision)
+        entries: list[Entry] = []
+        key, revision = prefix.encode(), 0
+        while True:
+            request = rpc.RangeRequest(key=key, range_end=_end(prefix), limit=PAGE, revision=revision)
+            answer = await self._ask_any(lambda channel: rpc.KVStub(channel).Range, request)
+            entries += [_entry(one) for one in answer.kvs]
+            revision = revision or answer.header.revision
+            if not answer.more:
+                return Listing(tuple(entries), revision)
+            key = answer.kvs[-1].key + b"\0"
 
     async def transact(self, conditions: Sequence[Unchanged], changes: Sequence[Change]) -> int:
         """As ClusterStore."""
@@ -194,6 +204,8 @@ class EtcdStore(ClusterStore):
         if code in _GONE:
             why = trouble(problem).rsplit(": ", 1)[-1]  # gRPC begins with what it has tried
             return Unreachable(f"etcd at {self.told} does not answer: {why}")
+        if code is grpc.StatusCode.OUT_OF_RANGE:
+            return Compacted(f"etcd at {self.told} was compacted meanwhile")
         if code is grpc.StatusCode.NOT_FOUND:
             return LeaseEnded("the lease has ended")
         return ClusterStoreError(f"etcd at {self.told} refused: {trouble(problem)}")
@@ -208,10 +220,13 @@ def _text(key: bytes) -> str:
 
 
 def _operation(change: Change) -> Any:
-    key = change.key.encode()
+    if isinstance(change, DeleteRange):
+        first, end = change.first.encode(), change.end.encode()
+        return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=first, range_end=end))
     if isinstance(change, Put):
+        key = change.key.encode()
         return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=change.value, lease=change.lease))
-    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=change.key.encode()))
 
 
 def _end(prefix: str) -> bytes:

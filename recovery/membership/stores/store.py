@@ -57,7 +57,15 @@ class Delete:
     key: str
 
 
-Change = Put | Delete
+@dataclass(frozen=True)
+class DeleteRange:
+    """Remove all keys from `first` on, up to `end`, which stays."""
+
+    first: str
+    end: str
+
+
+Change = Put | Delete | DeleteRange
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class ClusterStore(ABC):
 
     @abstractmethod
     async def list(self, prefix: str) -> Listing:
-        """All below a prefix; raises Unreachable."""
+        """All below a prefix, as of one revision; raises Unreachable, and Compacted: ask again."""
 
     @abstractmethod
     async def transact(self, conditions: Sequence[Unchanged], changes: Sequence[Change]) -> int:
@@ -131,3 +139,8 @@ class ClusterStore(ABC):
     async def delete(self, key: str) -> None:
         """Remove it, if it is there; raises Unreachable."""
         await self.transact((), (Delete(key),))
+
+
+def below(prefix: str) -> DeleteRange:
+    """All keys that begin so."""
+    return DeleteRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))

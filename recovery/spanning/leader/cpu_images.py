@@ -1,6 +1,6 @@
 """Images of workers, so that a rank comes back though its host is gone (`--cpu-image-every`).
 
-Those of workers on other hosts lie here, and those of our own at our standby (standby_replication.py).
+Those of workers on other hosts lie here, and, like those of our own, at our standbys (standbys.py).
 
 An image is of use only with device state that its worker and all other ranks can go back to: the set of
 snapshots that counts when it is taken, and the log from there on.  Both are kept, on every rank, for as long
@@ -31,8 +31,8 @@ from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
 from understudy.recovery.migration.transfer.stream import read_ahead
-from understudy.recovery.spanning.leader.standby_replication import NotLeft, StandbyReplication
-from understudy.recovery.spanning.member.standby_state import StandbyState
+from understudy.recovery.spanning.leader.standbys import NotLeft, Standbys
+from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
 from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed
 from understudy.recovery.state.jobs import Job, Session
@@ -90,11 +90,11 @@ class CpuImages:
 
     def __init__(
         self, job: Job, lead: Lead, moves: Moves, folder: Path, every_s: float,
-        replication: StandbyReplication | None = None, timing: Timing = TIMING,
+        standbys: Standbys | None = None, timing: Timing = TIMING,
     ) -> None:  # fmt: skip
         """`folder`: of all jobs' images here; `every_s`: the least time between two.
 
-        `replication`: to the standby, which leads the job on if our host is lost.
+        `standbys`: that keep them, too, and of which one leads the job on if our host is lost.
         """
         self._job, self._lead, self._moves = job, lead, moves
         self._folder = folder / lead.here / job.name
@@ -102,10 +102,13 @@ class CpuImages:
         self._due_s = 0.0
         self._pair: Pair | None = None
         self._taking: Pair | None = None
+        self._take_task: asyncio.Task[None] | None = None
         self._begun_s = 0.0
         self._count = 0
         self._problem = "none has been taken yet"
-        self._replication = replication
+        self._standbys = standbys
+        self._kept: dict[int, tuple[Worker, Taken]] = {}
+        """What a former leader has left, by rank: the worker, and its image."""
         shutil.rmtree(self._folder, ignore_errors=True)  # of a former run, or of a proxyd before us
 
     def close(self) -> None:
@@ -134,20 +137,24 @@ class CpuImages:
             log.warning("CPU images are of no use any more", job=self._job.name, reason=why)
             shutil.rmtree(self._pair.folder, ignore_errors=True)
             self._pair = None
-            if self._replication is not None and self._replication.host:
-                self._lead.run_beside(self._replication.void(why))
+            if self._standbys is not None and self._standbys.hosts:
+                self._lead.run_beside(self._standbys.void(why))
         self._problem, self._due_s = why, 0.0
 
-    def take_over(self, state: StandbyState, former: str) -> None:
-        """What that host, which led the job before us, has left to us; raises OSError."""
+    def take_over(self, images: pb.ImageSet, kept: KeptSet) -> None:
+        """What a host that led the job before us has left to us; raises OSError."""
         folder = self._folder / "inherited"
         make_folder(folder.parent)
-        state.folder.rename(folder)
-        with contextlib.suppress(OSError):  # another state, which never came to count
-            state.folder.parent.rmdir()
-        images = {rank: replace(taken, path=folder / taken.path.name) for rank, taken in state.images.items()}
-        workers = {told.rank: {(former, told.worker.pid, told.worker.start_ticks)} for told in state.ranks}
-        self._pair = Pair(state.serial, frozenset(state.cut), state.cut, folder, True, images, workers)
+        kept.folder.rename(folder)
+        with contextlib.suppress(OSError):  # another set, which never came to count
+            kept.folder.parent.rmdir()
+        for one in images.workers:
+            if one.rank in kept.images:
+                taken = kept.images[one.rank]
+                worker = one.host, one.worker.pid, one.worker.start_ticks
+                self._kept[one.rank] = worker, replace(taken, path=folder / taken.path.name)
+        cut = {place.rank: place for place in images.cut}
+        self._pair = Pair(images.serial, frozenset(cut), cut, folder, True)
         self._keep()
 
     # ------------------------------------------------------------------ taking
@@ -159,6 +166,9 @@ class CpuImages:
         `pressed`: a log is filling up.
         """
         now = time.monotonic()
+        waits = self._standbys is not None and self._standbys.record.waits
+        if waits and pressed:
+            self._let_go()
         if self._taking is not None:
             return
         away = [session for session in sessions if session.host]
@@ -168,7 +178,7 @@ class CpuImages:
                 self._drop(why)
                 self._keep()
         due = now >= self._due_s or (pressed and now >= self._begun_s + PRESSED_S)
-        if not due or not away:
+        if not due or not away or waits:
             return
         if fixed := [session.rank for session in away if not session.relay]:
             return self._tell(f"rank {fixed[0]} was not started with proxyrun --migratable")
@@ -179,22 +189,34 @@ class CpuImages:
         self._keep()
         self._lead.run_beside(self._take(self._taking, away, pressed))
 
+    def _let_go(self) -> None:
+        """Nobody can be told of newer images for now, and training is not to wait for that."""
+        why = "the cluster's store did not answer"
+        if self._take_task is not None:
+            self._take_task.cancel(why)
+        elif self._pair is not None:
+            self._drop(f"a log was filling up, and {why}")
+            self._keep()
+
     async def _take(self, pair: Pair, away: Sequence[Session], pressed: bool) -> None:
         """One worker after the other: who stands still may keep the others waiting."""
         generation, paused_s = self._job.generation, 0.0
+        self._take_task = asyncio.current_task()
         try:
             await asyncio.to_thread(make_folder, pair.folder)
             for session in away:
                 pair.workers[session.rank] = {_worker(session)}
                 paused_s += await self._take_one(pair, session)
             self._check(pair, generation)
-            if self._replication is not None:
-                paused_s += await self._leave(self._replication, pair, generation)
+            if self._standbys is not None:
+                paused_s += await self._leave(self._standbys, pair, generation)
         except (BadImage, SteerFailed, OSError) as problem:
             self._not_taken(pair, _text(problem), pressed)
         except BaseException as problem:
-            over = isinstance(problem, asyncio.CancelledError)
-            self._not_taken(pair, "the job is over" if over else f"it failed: {problem!r}", pressed)
+            cancelled = isinstance(problem, asyncio.CancelledError)
+            given_up = str(problem) if cancelled else ""
+            why = given_up or ("the job is over" if cancelled else f"it failed: {problem!r}")
+            self._not_taken(pair, why, pressed or bool(given_up))
             raise
         else:
             former, self._pair, self._taking = self._pair, pair, None
@@ -204,9 +226,11 @@ class CpuImages:
             self._tell("")
             size = sum(image.bytes for image in pair.images.values())
             seconds = time.monotonic() - self._begun_s
-            standby = self._replication.host if self._replication is not None else ""
+            standbys = ", ".join(self._standbys.hosts if self._standbys is not None else ())
             log.info("CPU images were taken", job=self._job.name, step=pair.step, bytes=size,
-                     standby=standby, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
+                     standbys=standbys, paused_s=round(paused_s, 3), seconds=round(seconds, 3))  # fmt: skip
+        finally:
+            self._take_task = None
 
     def _check(self, pair: Pair, generation: int) -> None:
         """That it is of use; raises BadImage."""
@@ -216,19 +240,19 @@ class CpuImages:
         if why:
             raise BadImage(why)
 
-    async def _leave(self, standby: StandbyReplication, pair: Pair, generation: int) -> float:
-        """Images of our own workers, to our standby, if there is any; raises BadImage."""
+    async def _leave(self, standbys: Standbys, pair: Pair, generation: int) -> float:
+        """All images, and those of our own workers, to our standbys, if there are any; raises BadImage."""
         here = [session for session in self._job.active_sessions() if not session.host]
         pair.workers.update({session.rank: {_worker(session)} for session in here})
         try:
-            paused_s = await standby.leave(pair, here)
+            paused_s = await standbys.leave(pair, here)
         except NotLeft as problem:
             self.not_left(str(problem), pair)
             return 0.0
         try:
             self._check(pair, generation)
         except BadImage as problem:
-            await standby.void(str(problem))
+            await standbys.void(str(problem))
             raise
         self._tell_here("")
         return paused_s
@@ -241,6 +265,10 @@ class CpuImages:
                 pair.workers.pop(session.rank, None)
                 session.cpu_image_step = 0
         self._tell_here(why)
+        self.hurry()
+
+    def hurry(self) -> None:
+        """A standby less keeps them: the next ones are taken soon."""
         self._due_s = min(self._due_s, time.monotonic() + AGAIN_S)
 
     def _tell_here(self, problem: str) -> None:
@@ -334,6 +362,8 @@ class CpuImages:
         pair = self._pair
         if pair is None:
             return f"no CPU image of it is kept: {self._problem}"
+        if pair.inherited:
+            self._add_kept(pair, lost)
         sessions = self._job.active_sessions()
         why = self._why_useless(pair, sessions)
         if not why and self._job.departed:
@@ -348,6 +378,13 @@ class CpuImages:
             session.log.snapshot_floor = pair.serial
             session.log.snapshot_suspended = False
         return ""
+
+    def _add_kept(self, pair: Pair, lost: Sequence[Session]) -> None:
+        """Images that a former leader has left of just these workers."""
+        for session in lost:
+            known = self._kept.get(session.rank)
+            if known is not None and known[0] == _worker(session):
+                pair.workers[session.rank], pair.images[session.rank] = {known[0]}, known[1]
 
     async def send(self, session: Session, destination: str) -> pb.Transfer:
         """Its worker as it was, to another host or to ours, where it runs then; raises NotMoved."""

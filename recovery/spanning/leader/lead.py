@@ -22,7 +22,7 @@ from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.openings import Openings
 from understudy.recovery.spanning.leader.relocations import ARRIVES_S, Relocations
-from understudy.recovery.spanning.leader.standby_replication import StandbyReplication
+from understudy.recovery.spanning.leader.standbys import Standbys
 from understudy.recovery.spanning.leader.steering import Steering
 from understudy.recovery.spanning.leader.turns import Turns
 from understudy.recovery.spanning.ranks.mirror import Mirror
@@ -54,12 +54,12 @@ class Lead:
         here: str,
         room_for: Callable[[Sequence[Session]], bool] = lambda _: False,
         superseded: Callable[[str], None] = lambda _: None,
-        imaging: Callable[[Lead], tuple[CpuImages, StandbyReplication] | None] = lambda _: None,
+        imaging: Callable[[Lead], tuple[CpuImages, Standbys] | None] = lambda _: None,
     ) -> None:
         """`here`: the name of this host; `room_for`: whether ranks of lost hosts find a device elsewhere.
 
         `superseded` is called with the name of the host that leads instead.  `imaging` makes what takes
-        images of workers, and what takes those to the standby, if any are to be taken.
+        images of workers, and what has standbys keep them, if any are to be taken.
         """
         self.here = here
         self.job = job
@@ -77,7 +77,7 @@ class Lead:
         self.room_for, self._superseded = room_for, superseded
         made = imaging(self)
         self.images = made[0] if made is not None else None
-        self.replication = made[1] if made is not None else None
+        self.standbys = made[1] if made is not None else None
         self.lost_hosts = LostHosts(self, self._attendance)
         self.relocations = Relocations(self, openings)
 
@@ -88,14 +88,14 @@ class Lead:
         self._background.start(self.steering.pass_orders_on())
         assert self.span.leading is not None
         self._background.start(self.span.leading.run(self._superseded))
-        if self.replication is not None:
-            self._background.start(self.replication.run())
+        if self.standbys is not None:
+            self._background.start(self.standbys.run())
 
     async def settle(self) -> None:
         """Before anything is done that was decided: whoever leads the job after us knows of it."""
         self._openings.note()
-        if self.replication is not None:
-            await self.replication.settle_job()
+        if self.standbys is not None:
+            await self.standbys.record.settle_known()
 
     def credentials(self) -> dict[str, Any]:
         """What every request to a member carries."""
@@ -141,8 +141,8 @@ class Lead:
         if self.images is not None:
             self.images.close()
         self.turns.close()
-        if self.replication is not None:
-            self.replication.close()
+        if self.standbys is not None:
+            self.standbys.close()
         if self.span.leading is not None:
             await self.span.leading.resign()
 

@@ -6,15 +6,19 @@ import asyncio
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
+from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.record.log import Recorded
 from understudy.recovery.spanning.leader.attendance import Attendance
 from understudy.recovery.spanning.leader.member_link import MemberLink
+from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.jobs import Session
@@ -30,33 +34,99 @@ log = structlog.get_logger()
 LOOK_S = 0.2
 
 
+@dataclass(frozen=True)
+class LeftBehind:
+    """What the former leader of a job has left to us, its standby."""
+
+    former: str
+    recorded: Recorded
+    images: pb.ImageSet
+    """Those that its record names."""
+    kept: KeptSet
+    """Those of them that are here."""
+
+    def described(self, host: str) -> list[pb.RankDescription]:
+        """Ranks that ran there when the images were taken, and whose images are here."""
+        ranks = [one.rank for one in self.images.workers if one.host == host]
+        return [self.kept.described[rank] for rank in ranks if rank in self.kept.described]
+
+
 class LostHosts:
     """Gives up lost hosts of one job that we lead."""
 
     def __init__(self, lead: Lead, attendance: Attendance) -> None:
         self._lead = lead
         self._attendance = attendance
-        self._expected = ""
-        """The host that led the job before us, and is lost; not given up before all others have told."""
+        self._expected: dict[str, str] = {}
+        """Hosts that were lost under a former leader, and why; not given up before all others have told."""
+        self._left: LeftBehind | None = None
 
-    def expect_loss(self, former: str) -> MemberLink:
-        """We follow that host as its standby: it is lost, but who else is there is to be known first."""
-        self._expected = former
-        self._lead.span.members.add(former)
-        member = self._lead.members[former] = MemberLink(self._lead, former)
-        return member
+    # ------------------------------------------------------------------ of a former leader's time
+    def take_over(self, left: LeftBehind, lost: Mapping[str, str]) -> None:
+        """We lead the job of a host that is lost: its ranks come back from what it has left.
 
-    def give_up_expected(self, former: str, why: str) -> None:
-        """All others have told of their ranks."""
-        self._expected = ""
-        self.give_up(former, why)
-        self._lead.span.members.discard(former)
+        `lost`: it, and others, and why: they may be lost since the images were taken, too.
+        """
+        lead, self._left = self._lead, left
+        try:
+            if lead.images is not None:
+                lead.images.take_over(left.images, left.kept)
+        except OSError as problem:
+            log.error("nothing can come back from CPU images", job=lead.job.name, problem=str(problem))
+        imaged = {one.host for one in left.images.workers}
+        for host, why in lost.items():
+            if host == left.former or host in imaged:
+                self._expect_loss(host, why)
+        lead.run_beside(self._give_up_expected())
 
+    def _expect_loss(self, host: str, why: str) -> None:
+        """It is lost, and has not told of its ranks; but who else is there is to be known first.
+
+        Its ranks are those that it had when the images were taken, unless others tell of them.
+        """
+        assert self._left is not None
+        lead, self._expected[host] = self._lead, why
+        lead.span.members.add(host)
+        if (known := lead.members.get(host)) is not None and known.following is not None:
+            known.following.cancel()
+        member = lead.members[host] = MemberLink(lead, host)
+        for told in self._left.described(host):
+            if told.rank in lead.job.sessions or told.rank in lead.job.departed:
+                continue  # it has gone elsewhere meanwhile, or has ended
+            try:
+                session = lead.described(member, told)
+            except replay.LogError as problem:
+                log.error("a rank cannot come back", job=lead.job.name, rank=told.rank, problem=str(problem))
+                continue
+            session.restores_from_image = self._left.images.serial
+        self._attendance.told(host)  # nobody waits for it
+
+    async def _give_up_expected(self) -> None:
+        """Once all others have told of their ranks."""
+        job = self._lead.job
+        while self._lead.span.awaited:
+            await asyncio.sleep(LOOK_S)
+        expected, self._expected, self._left = self._expected, {}, None
+        for session in job.active_sessions():
+            if session.host not in expected:
+                session.restores_from_image = 0  # it had gone elsewhere meanwhile
+        for host, why in expected.items():
+            self.give_up(host, why)
+            self._lead.span.members.discard(host)
+        worlds = [session.world for session in job.sessions.values()]
+        missing = set(range(max(worlds, default=0))) - job.sessions.keys() - job.departed.keys()
+        if missing:
+            ranks = ", ".join(f"rank {rank}" for rank in sorted(missing))
+            self.fail_all(expected, ranks, "it had come there after the newest CPU images")
+
+    # ------------------------------------------------------------------ any
     def give_up(self, host: str, why: str) -> None:
         """It is lost: its ranks come back from images, or are lost too; nobody waits for it any more."""
         member = self._lead.members.get(host)
-        if member is None or member.lost or host == self._expected:
+        if member is None or member.lost or host in self._expected:
             return
+        if self._left is not None and host in self._lead.span.awaited:
+            return self._expect_loss(host, why)
         member.lost = why
         member.connected.clear()
         log.error("a host of a job is given up", job=self._lead.job.name, host=host, why=why)

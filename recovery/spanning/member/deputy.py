@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.spanning.member.kept_images import KeptImages
 from understudy.recovery.spanning.member.member_parts import MemberParts
-from understudy.recovery.spanning.member.standby_state import StandbyStates
 from understudy.recovery.spanning.ranks.in_turn import InTurn
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
@@ -37,12 +37,12 @@ class Deputy:
 
     def __init__(
         self, job: Job, leases: Leases, pace: Callable[[Server], Pace],
-        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, standby_states: StandbyStates,
+        describe: Callable[[Session], pb.RankDescription], parts: MemberParts, kept_images: KeptImages,
     ) -> None:  # fmt: skip
         self._job = job
         self._describe = describe
         self.parts = parts
-        self.standby_states = standby_states
+        self.kept_images = kept_images
         self._leases = leases
         self._pace = pace
         self._feeds: dict[int, Feed] = {}
@@ -126,7 +126,7 @@ class Deputy:
 
     async def cancel(self) -> None:
         """There is nothing to stop; what is to be told still is."""
-        self.standby_states.close()
+        self.kept_images.close()
         self._over = True
         self._woken.set()
 

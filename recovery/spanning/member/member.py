@@ -83,7 +83,7 @@ class MemberSide:
         self._watch_server, self._close_if_unused, self._note = follow, close_if_unused, note
 
     async def follow(self, request: pb.FollowRanksRequest, leader: str) -> AsyncIterator[pb.MemberNews]:
-        """`leader`: the host that asks, perhaps the standby of the one before.  Raises NotAdmitted."""
+        """`leader`: the host that asks, perhaps a standby of the one before.  Raises NotAdmitted."""
         known = self._coordinators.get(request.job)
         newer = isinstance(known, Deputy) and 0 < known.newest_leadership < request.leadership
         job, deputy = self._admit(request)
@@ -283,20 +283,15 @@ class MemberSide:
             raise NotAdmitted(str(problem)) from problem
         return pb.EndServerReply()
 
-    def keep_store(self, request: pb.KeepStoreRequest) -> None:
-        """Raises NotAdmitted, NotKept."""
-        _, deputy = self._admit(request)
-        deputy.standby_states.keep_store(request)
-
     async def keep_image(self, requests: AsyncIterator[Any]) -> None:
         """Raises NotAdmitted, NotKept."""
         deputy, rest = await self._admit_first(requests)
-        await deputy.standby_states.keep_image(rest)
+        await deputy.kept_images.keep(rest)
 
-    async def keep_job(self, requests: AsyncIterator[Any]) -> None:
+    def release_images(self, request: pb.ReleaseImagesRequest) -> None:
         """Raises NotAdmitted, NotKept."""
-        deputy, rest = await self._admit_first(requests)
-        await deputy.standby_states.keep_job(rest)
+        _, deputy = self._admit(request)
+        deputy.kept_images.release(request)
 
     async def _admit_first(self, requests: AsyncIterator[Any]) -> tuple[Deputy, AsyncIterator[Any]]:
         """Admits a stream: its first message says who asks; raises NotAdmitted."""

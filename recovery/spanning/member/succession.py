@@ -1,35 +1,31 @@
-"""A job whose leading host is lost goes on under its standby: the host that the leader had named.
+"""A job whose leading host is lost goes on under one of its standbys: the hosts that its record names.
 
-The standby claims the job in the cluster's store, which lets it only while it is named there and the lost
-leader's lease is gone.  It makes the job its own, waits until all other members have described their ranks
-to it, and gives the lost host up then, as any leader does: the ranks that were there come back from the
-images that it was left.  The other members wait for it, and learn from whom they are followed.
+A standby that keeps images of all workers of lost hosts claims the job in the cluster's store, which lets it
+only once the lost leader's lease is gone, and if the record is as it was read.  It makes the job its own,
+waits until all other members have described their ranks to it, and gives the lost hosts up then, as any
+leader does: the ranks that were there come back from its images.  The other members wait for it, and learn
+from whom they are followed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
 
-from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.election import Leadership
-from understudy.recovery.membership.job_leadership import (
-    Leading,
-    NotLed,
-    claim,
-    claim_as_standby,
-    standby_key_of,
-)
-from understudy.recovery.membership.records import VERSION, BadRecord, read, written
-from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Entry
+from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, claim_lost, owner_key_of
+from understudy.recovery.membership.records import VERSION, BadRecord, read
+from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Unchanged
+from understudy.recovery.record.log import Recorded, RecordLog
+from understudy.recovery.rendezvous.store import Store, StoreFull
+from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
 from understudy.recovery.spanning.member.deputy import Deputy
-from understudy.recovery.spanning.member.standby_state import StandbyState
+from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.state.job_record import restored_job
 from understudy.recovery.state.jobs import Job
 
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-LOOK_S = 0.1
+NOBODY = "it has left the job to nobody"
 
 
 class Succession:
@@ -49,12 +45,16 @@ class Succession:
         here: str,
         store: Callable[[], ClusterStore],
         cluster: str,
-        promote: Callable[[Job], Awaitable[Lead]],
+        promote: Callable[[Job, LeftBehind], Awaitable[Lead]],
+        worker_store: Callable[[Job], Store | None],
         timing: Timing = TIMING,
     ) -> None:
-        """`promote` makes a coordinator of the deputy of a job that is led from here by now."""
+        """`promote` makes a coordinator of the deputy of a job that is led from here by now.
+
+        `worker_store`: that of a job's workers, on this host.
+        """
         self._here, self._store, self._cluster, self._promote = here, store, cluster, promote
-        self._timing = timing
+        self._worker_store, self._timing = worker_store, timing
         self._since: dict[tuple[str, str], float] = {}
         """When the loss of a job's leader was seen first: by the job's name and that host."""
 
@@ -62,81 +62,130 @@ class Succession:
         """It is over here."""
         self._since = {key: since for key, since in self._since.items() if key[0] != job}
 
-    async def why_over(self, job: Job, deputy: Deputy, lost: Collection[str], why: str) -> str:
-        """Its leader is lost (`why`), like these hosts: why that is the end, or "": it goes on, or will.
+    async def why_over(self, job: Job, deputy: Deputy, lost: Mapping[str, str]) -> str:
+        """Its leader is lost, like these hosts: why that is the end, or "": it goes on, or will.
 
-        If we are the standby, it goes on from here when this returns.
+        If we are the standby whose turn it is, it goes on from here when this returns.
         """
         assert job.span is not None
         since = self._since.setdefault((job.name, job.span.leader), time.monotonic())
-        too_late = time.monotonic() > since + self._timing.follows_s
-        key = standby_key_of(self._cluster, job.name)
+        waited_s = time.monotonic() - since
+        store = self._store()
         try:
-            entry = await self._store().get(key)
-            standby = read(entry.value, pb.JobHeir) if entry is not None else pb.JobHeir()
-            if entry is None or not job.span.admits(standby.token):
-                return "it has left the job to nobody"
-            if standby.leader == self._here:  # nobody has heard that we claimed it
-                return await self._lead_on(job, deputy, entry, standby, why, too_late)
-            if standby.leader != job.span.leader:  # it leads by now, and will follow us
-                return self._why_not_led(standby.leader, lost, too_late)
-            if not standby.host:
-                return "it has left the job to nobody"
-            if standby.host != self._here:
-                return self._why_not_led(standby.host, lost, too_late)
-            return await self._lead_on(job, deputy, entry, standby, why, too_late)
+            entry = await store.get(owner_key_of(self._cluster, job.name))
+            owner = read(entry.value, pb.JobOwner) if entry is not None else pb.JobOwner()
+            if entry is None or not job.span.admits(owner.token):
+                return NOBODY
+            if owner.leader not in (job.span.leader, self._here):  # it leads by now, and will follow us
+                return self._why_not_led([owner.leader], lost, waited_s)
+            records = RecordLog(store, self._cluster, job.name, job.span.token)
+            recorded = await records.read()
+            images = recorded.images
+            if not recorded.kept or recorded.over or images is None or job.closing:
+                return f"{NOBODY}: {recorded.over}" if recorded.over else NOBODY
+            if self._worker_store(job) is None:
+                return "no worker here was started with proxyrun --migratable"
+            turn = Turn(images, self._here, lost.keys(), deputy.kept_images.get(images.id))
+            unheard = owner.leader == self._here  # nobody has heard that we claimed it
+            if not turn.ours and turn.able and not unheard:
+                return self._why_not_led(turn.able, lost, waited_s)
+            if not turn.ours:
+                return turn.problem
+            if not unheard and waited_s < turn.after * self._timing.follows_s:
+                return ""
+            as_read = [Unchanged(entry.key, entry.revision), records.as_read(recorded)]
+            if await self._lead_on(job, deputy, recorded, as_read, lost, unheard):
+                return ""
+            too_late = waited_s > (turn.after + 1) * self._timing.follows_s
+            return "this host was to lead it on, and cannot claim that" if too_late else ""
         except BadRecord as problem:
-            return f"who was to lead the job on cannot be read: {problem}"
+            return f"the job's record cannot be read: {problem}"
         except ClusterStoreError as problem:
             log.warning("nobody can tell who leads a job on", job=job.name, problem=str(problem))
             return ""
 
-    def _why_not_led(self, host: str, lost: Collection[str], too_late: bool) -> str:
-        if host in lost:
-            return f"host {host}, which was to lead it on, is lost, too"
-        within = f"{self._timing.follows_s:g} s"
-        return f"host {host} was to lead it on, and does not within {within}" if too_late else ""
+    def _why_not_led(self, hosts: Collection[str], lost: Collection[str], waited_s: float) -> str:
+        """The first of these that can is to lead it on."""
+        names, within_s = " or ".join(hosts), self._timing.follows_s * len(hosts)
+        if all(host in lost for host in hosts):
+            return f"host {names}, which was to lead it on, is lost, too"
+        return (
+            f"host {names} was to lead it on, and does not within {within_s:g} s"
+            if waited_s > within_s
+            else ""
+        )
 
     async def _lead_on(
-        self, job: Job, deputy: Deputy, entry: Entry, standby: pb.JobHeir, why: str, too_late: bool
-    ) -> str:
-        """Raises ClusterStoreError."""
-        assert job.span is not None
-        state = deputy.standby_states.get(standby.estate)
-        if state is None or job.closing:
-            nobody = written(pb.JobHeir(version=VERSION, leader=standby.leader, token=standby.token))
-            await self._store().swap(entry.key, entry.revision, nobody)  # so others need not wait
-            return "what it has left to this host is gone"
-        known, former = restored_job(state.known), job.span.leader
-        record = pb.JobLeader(version=VERSION, host=self._here, hosts=job.span.hosts, token=job.span.token)
-        leadership = await self._claim(job.name, record, standby, entry.revision)
-        if leadership is None or deputy.standby_states.get(standby.estate) is not state:
-            return "this host was to lead it on, and cannot claim that" if too_late else ""
-        log.warning("leads a job on", job=job.name, former=former, why=why)
-        deputy.standby_states.hand_over(standby.estate)
-        job.span.leader = ""
-        job.span.leading = Leading(self._store(), self._cluster, job.name, record, leadership, self._timing)
+        self,
+        job: Job,
+        deputy: Deputy,
+        recorded: Recorded,
+        as_read: list[Unchanged],
+        lost: Mapping[str, str],
+        unheard: bool,
+    ) -> bool:
+        """Whether we lead it now; raises ClusterStoreError."""
+        span, images, worker_store = job.span, recorded.images, self._worker_store(job)
+        assert span is not None and images is not None and worker_store is not None
+        known, former = restored_job(recorded.known), span.leader
+        record = pb.JobLeader(version=VERSION, host=self._here, hosts=span.hosts, token=span.token)
+        leadership = await self._claim(job.name, record, as_read, unheard)
+        if leadership is None or deputy.kept_images.get(images.id) is None:
+            return False
+        log.warning("leads a job on", job=job.name, former=former, why=lost[former])
+        kept = deputy.kept_images.hand_over(images.id)
+        try:
+            worker_store.forget("")
+            for change in recorded.changes:
+                worker_store.take(change)
+        except StoreFull as problem:
+            log.error("the store of a job's workers does not fit here", job=job.name, problem=str(problem))
+        span.leader = ""
+        span.leading = Leading(self._store(), self._cluster, job.name, record, leadership, self._timing)
         _know(job, known, former, self._here, time.monotonic() - deputy.followed_at)
-        lead = await self._promote(job)
-        take_over(lead, state, former, why)
-        return ""
+        left = LeftBehind(former, recorded, images, kept)
+        lead = await self._promote(job, left)
+        lead.lost_hosts.take_over(left, lost)
+        return True
 
     async def _claim(
-        self, job: str, record: pb.JobLeader, standby: pb.JobHeir, revision: int
+        self, job: str, record: pb.JobLeader, as_read: list[Unchanged], unheard: bool
     ) -> Leadership | None:
         """None: the former leader's lease has some seconds to go, it may be.  Raises ClusterStoreError."""
-        if standby.leader != self._here:
-            return await claim_as_standby(
-                self._store(), self._cluster, job, record, standby.estate, revision, self._timing
-            )
+        if not unheard:
+            return await claim_lost(self._store(), self._cluster, job, record, as_read, self._timing)
         try:
             claimed = await claim(
-                self._store(), self._cluster, job, self._here, record.hosts, record.token, standby.estate,
-                self._timing,
-            )  # fmt: skip
+                self._store(), self._cluster, job, self._here, record.hosts, record.token, self._timing
+            )
         except NotLed:
             return None
         return claimed.leadership
+
+
+class Turn:
+    """Who of a job's standbys can lead it on, now that these hosts are lost, and when it is our turn."""
+
+    def __init__(self, images: pb.ImageSet, here: str, lost: Collection[str], kept: KeptSet | None) -> None:
+        """`kept`: images of that set that are here."""
+        needed = [one for one in images.workers if one.host in lost]
+        named = [host for host in images.standbys if host not in lost]
+        self.able = [host for host in named if all(host in one.holders for one in needed)]
+        """In the order in which they do."""
+        self.after = self.able.index(here) if here in self.able else 0
+        """For so many others we wait first."""
+        self.ours = here in self.able and kept is not None and all(one.rank in kept.images for one in needed)
+        self.problem = "no host that is left has CPU images of all workers that were lost"
+        """Why it is not ours."""
+        if not named:
+            one, all_of_them = list(images.standbys), " and ".join(images.standbys)
+            self.problem = (
+                f"host {all_of_them}, which was to lead it on, is lost, too" if len(one) == 1 else
+                f"hosts {all_of_them}, which were to lead it on, are lost, too"
+            )  # fmt: skip
+        elif here in self.able and not self.ours:
+            self.problem = "the CPU images that were kept on this host are gone"
+            self.able.remove(here)
 
 
 def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
@@ -166,39 +215,3 @@ def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
             former_host=former, host=here, away_s=away_s, recovery_redone=known.decision is not None,
         )
     )  # fmt: skip
-
-
-def take_over(lead: Lead, state: StandbyState, former: str, why: str) -> None:
-    """The ranks that were on the host that led it before; it is given up once all others have told."""
-    images = lead.images
-    try:
-        if images is not None:
-            images.take_over(state, former)
-    except OSError as problem:
-        log.error("nothing can come back from CPU images", job=lead.job.name, problem=str(problem))
-    member = lead.lost_hosts.expect_loss(former)
-    for told in state.ranks:
-        if told.rank in lead.job.sessions or told.rank in lead.job.departed:
-            continue  # it has come here meanwhile, or has ended
-        try:
-            session = lead.described(member, told)
-        except replay.LogError as problem:
-            log.error("a rank cannot come back", job=lead.job.name, rank=told.rank, problem=str(problem))
-            continue
-        session.restores_from_image = state.serial
-    lead.run_beside(_give_up(lead, former, why))
-
-
-async def _give_up(lead: Lead, former: str, why: str) -> None:
-    job, span = lead.job, lead.span
-    while span.awaited:
-        await asyncio.sleep(LOOK_S)
-    for session in job.active_sessions():
-        if session.host != former:
-            session.restores_from_image = 0  # it had gone elsewhere meanwhile
-    lead.lost_hosts.give_up_expected(former, why)
-    worlds = [session.world for session in job.sessions.values()]
-    missing = set(range(max(worlds, default=0))) - job.sessions.keys() - job.departed.keys()
-    if missing:
-        ranks = ", ".join(f"rank {rank}" for rank in sorted(missing))
-        lead.lost_hosts.fail_all({former: why}, ranks, "it had come there after the newest CPU images")
