@@ -76,6 +76,8 @@ async def record(store: EmbeddedStore, *batches: pb.JobRecordBatch, token: bytes
     number = (await log.read()).next
     for index, batch in enumerate(batches):
         batch.version, batch.first = RECORD_VERSION, index == 0
+        if batch.first and not batch.HasField("known"):
+            batch.known.name = "j"
         for piece in log.pieces(batch, number):
             assert await log.write(piece, ())
             number = piece.number + 1

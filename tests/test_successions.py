@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from google.protobuf.message import DecodeError
 from led_job import TOKEN, Leader, Member, becomes
 from standbys import ID, LEADER, OWNER, Away, Clock, Keeper, claim_now, image, image_set, owner, record
 
@@ -17,13 +19,13 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.history.report import account_of_adoption, adoption_entry
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.membership.records import read
+from understudy.recovery.membership.records import BadRecord, read
 from understudy.recovery.record.log import Recorded
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
 from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.member.member import NotAdmitted
-from understudy.recovery.spanning.member.succession import NOBODY, Succession
+from understudy.recovery.spanning.member.succession import NOBODY, Succession, known_of
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
 
@@ -127,7 +129,7 @@ def test_the_repair_of_a_corruption_goes_on_once_all_ranks_are_known_and_before_
         job, coordinator = Job("j", None, [], span=Span(2, TOKEN, awaited={"c"})), Repairing()
         job.corruption = pb.JournaledCorruption(rank=1, message="rank 1 differs", trusted={0: 6, 1: 7})
         agent: Any = SimpleNamespace(coordinators={"j": coordinator})
-        task = asyncio.ensure_future(RemoteRanks(agent).go_on_repairing(job))
+        task = asyncio.ensure_future(RemoteRanks(agent, cast(Any, None)).go_on_repairing(job))
         await asyncio.sleep(0)
         assert job.opening.locked() and not coordinator.found
         session: Any = SimpleNamespace(rank=1)
@@ -254,6 +256,36 @@ def test_a_job_of_that_name_that_others_have_started_since_is_not_waited_for(tmp
         assert await lost.why_over() == NOBODY
 
     asyncio.run(check())
+
+
+def test_of_a_record_that_anybody_may_have_written_nothing_comes_but_a_job_or_a_sentence() -> None:
+    chance = random.Random(5)
+    given_up = pb.JournaledWorker(host="b", process=pb.Process(pid=9))
+    known = pb.JournaledJob(
+        name="j", generation=4, launcher=pb.Process(pid=1),
+        drills=[pb.JournaledDrill(drill=pb.Drill(kind="kill-server", rank=1, step=2), slot=1)],
+        departures=[pb.JournaledDeparture(rank=3, newest=pb.JournaledCommit(communicators=[1, 2, 3]))],
+        ends=[pb.JournaledEnd(clean=True, status=pb.RankStatus(rank=1))],
+        recoveries=[pb.Recovery(fault="server-died")],
+        span=pb.JournaledSpan(hosts=2, token=TOKEN, members=["b"], given_up=[given_up]),
+    )  # fmt: skip
+    whole = pb.JobRecordBatch(version=1, first=True, known=known, images=two_copies()).SerializeToString()
+    job, outcomes = Job("j", None, []), {"a job": 0, "a sentence": 0}
+    assert known_of(job, known).launcher is None
+    for _ in range(3000):
+        raw = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            place = chance.randrange(len(raw))
+            raw[place : place + chance.randrange(2)] = chance.randbytes(chance.randrange(3))
+        try:
+            recorded = Recorded()
+            recorded.add(pb.JobRecordBatch.FromString(bytes(raw)))
+            known_of(job, recorded.known)
+            outcomes["a job"] += 1
+        except (DecodeError, BadRecord):
+            outcomes["a sentence"] += 1
+    print(outcomes)
+    assert min(outcomes.values()) > 100
 
 
 # ------------------------------------------------------------------ and its members

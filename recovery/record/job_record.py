@@ -78,8 +78,9 @@ class JobRecord:
         """We follow another host, whose record ours is from here on; `next_piece`: where it ended."""
         self.kept, self._next, self._images, self._written = True, next_piece, images, known
         store = self._store()
-        if store is not None:
-            self._follow(store)
+        if store is None:
+            return self._end("the host that leads it has no worker that was started with --migratable")
+        self._follow(store)
 
     def follow_predecessor(self) -> None:
         """A proxyd before us led the job from here, and may have left a record, which does not go on."""
@@ -137,11 +138,13 @@ class JobRecord:
         async with self._writing:
             if self._next == 0:
                 await self._find_end()
+            if not self.kept:
+                return  # the job is over
             self._cut()
             while self._pieces:
                 await self._write(self._pieces[0])
                 if not self.kept:
-                    return  # the job is over
+                    return
                 self._pieces.popleft()
             if self._told is None and not self._pending.ByteSize():
                 self.kept = False  # its end is written

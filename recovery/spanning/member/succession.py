@@ -124,10 +124,10 @@ class Succession:
         lost: Mapping[str, str],
         unheard: bool,
     ) -> bool:
-        """Whether we lead it now; raises ClusterStoreError."""
+        """Whether we lead it now; raises ClusterStoreError, BadRecord."""
         span, images, worker_store = job.span, recorded.images, self._worker_store(job)
         assert span is not None and images is not None and worker_store is not None
-        known, former = restored_job(recorded.known), span.leader
+        known, former = known_of(job, recorded.known), span.leader
         record = pb.JobLeader(version=VERSION, host=self._here, hosts=span.hosts, token=span.token)
         leadership = await self._claim(job.name, record, as_read, unheard)
         if leadership is None or deputy.kept_images.get(images.id) is None:
@@ -186,6 +186,19 @@ class Turn:
         elif here in self.able and not self.ours:
             self.problem = "the CPU images that were kept on this host are gone"
             self.able.remove(here)
+
+
+def known_of(job: Job, written: pb.JournaledJob) -> Job:
+    """What is known of the job, by its record, which anybody may have written; raises BadRecord."""
+    if written.name != job.name:
+        raise BadRecord(f"it is of job {written.name[:80]!r}")
+    here = pb.JournaledJob()
+    here.CopyFrom(written)
+    here.ClearField("launcher")  # that of another host
+    try:
+        return restored_job(here)
+    except (ValueError, TypeError, LookupError, AttributeError) as problem:
+        raise BadRecord(f"what it says of the job makes no sense: {problem}") from problem
 
 
 def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
