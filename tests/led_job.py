@@ -113,11 +113,11 @@ class Member:
             devices, Path("unused"), reply_bytes=1 << 16, shadow_bytes=1 << 16, snapshot_overhead=0
         )
         self.jobs: dict[str, Job] = {}
-        self.coordinators: dict[str, Any] = {}
+        self.deputies: dict[str, Any] = {}
         self.workers: Any = SimpleNamespace()
         """What carries workers away: as a test says."""
         self.side = MemberSide(
-            self.jobs, self.coordinators, settings, cast(Any, self.placement), follow=lambda session: None,
+            self.jobs, self.deputies, settings, cast(Any, self.placement), follow=lambda session: None,
             close_if_unused=lambda job: None, note=lambda: None, workers=self.workers,
         )  # fmt: skip
 
@@ -146,8 +146,8 @@ class Member:
                 cast(Any, None),
                 cast(Any, None),
             )
-            self.coordinators["j"] = deputy
-        return cast(Deputy, self.coordinators["j"])
+            self.deputies["j"] = deputy
+        return cast(Deputy, self.deputies["j"])
 
     def open(self, rank: int, world: int = 2) -> Session:
         """Without telling anybody."""

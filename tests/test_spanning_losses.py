@@ -70,6 +70,7 @@ def spans_of(moves: Moves, hosts: Hosts) -> Spans:
     agent: Any = SimpleNamespace(
         jobs={},
         coordinators={},
+        deputies={},
         leases=None,
         settings=settings,
         remote_ranks=remote_ranks,

@@ -253,7 +253,7 @@ def test_a_thread_that_spins_is_at_work_but_on_a_gpu(
     ticks = iter(range(0, 1000, 10))
     answer = lambda _: ProcessState("R", frozenset({"1"}), next(ticks))  # noqa: E731
     monkeypatch.setattr(activity_module, "process_state", answer)
-    watch: Any = Watch({}, {}, Mock(), hang_timeout_s=300)
+    watch: Any = Watch({}, {}, {}, Mock(), hang_timeout_s=300)
     server = OnDevice(device)
     activity, _ = watch._of(server)
     for look in range(4):

@@ -1,21 +1,57 @@
-"""What a rank begins with: its log, and a device server that is told of it."""
+"""What a rank begins with: nobody in its way, its log, and a device server that is told of it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
 from understudy import replay
 from understudy.recovery.base.control import answer, pb, trouble
 from understudy.recovery.config.settings import Settings
+from understudy.recovery.host.injector import Refused
 from understudy.recovery.job.recovery_round import policy
+from understudy.recovery.job.refusals import held
 from understudy.recovery.machine.processes import start_ticks
-from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.jobs import Job, Session
+
+log = structlog.get_logger()
 
 ATTACH_S = 30.0
+CLEANUP_WITHIN = 15.0
+"""Seconds a successor waits for the former worker's session to be cleaned up."""
+
+
+async def is_cleaned_up(former: Session) -> bool:
+    """Whether a rank may be opened again: its worker has ended, and its session is over, perhaps just now."""
+    if former.worker.running and former.state not in ("ended", "lost"):
+        return False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLEANUP_WITHIN):
+            await former.closed.wait()
+    return former.closed.is_set()
+
+
+async def former_gone(holder: Session | None, job: Job, request: Any) -> None:
+    """Wait for the cleanup of a session in the way, whose worker has ended or is another program.
+
+    `holder`: who has the device that the worker asks for (an OpenSessionRequest).  Raises Refused.
+    """
+    for former in {holder, job.sessions.get(request.rank)} - {None}:
+        assert former is not None
+        if former is holder and former.asked_index != request.device_index:
+            continue  # it had to move there; another place is to be found
+        plain = not (former.host or former.relay) and former.moving is None
+        if plain and former.worker.running and not former.worker.maps(former.directory):
+            log.info("the worker has replaced itself", job=former.job.name, rank=former.rank)
+            former.worker.has_become_another()
+        if not await is_cleaned_up(former):
+            raise Refused(held(former, request))
 
 
 def make_log(directory: Path, request: Any, settings: Settings) -> replay.Log:

@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from understudy import replay
-from understudy.recovery.agent.beginning import attach, make_log
-from understudy.recovery.agent.remote_ranks import RemoteRanks, is_cleaned_up
+from understudy.recovery.agent.beginning import attach, former_gone, make_log
+from understudy.recovery.agent.remote_ranks import RemoteRanks
 from understudy.recovery.base.background import BackgroundTasks, first_of
 from understudy.recovery.base.control import pb
 from understudy.recovery.base.job_names import trouble_with
@@ -82,9 +82,12 @@ class HostAgent:
         self.settings = settings
         self.installation = installation
         self.jobs: dict[str, Job] = {}
-        self.coordinators: dict[str, Coordinator | Deputy] = {}
+        self.coordinators: dict[str, Coordinator] = {}
+        """Of the jobs that we lead."""
+        self.deputies: dict[str, Deputy] = {}
+        """Of those that other hosts lead."""
         self.spans: JobSpans | None = None
-        self.remote_ranks = RemoteRanks(self)
+        self.remote_ranks = RemoteRanks(self, pool)
         self.runtime = runtime
         self._pool = pool
         self._store = store
@@ -109,7 +112,9 @@ class HostAgent:
         self.on_closed: Callable[[Job], None] = lambda _: None
         self.history = Recorder()
         self._early_notice = EarlyNotice()
-        self.watch = Watch(self.jobs, self.coordinators, self.injector, settings.hang_timeout_s)
+        self.watch = Watch(
+            self.jobs, self.coordinators, self.deputies, self.injector, settings.hang_timeout_s
+        )
         self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
         self._background.start(health.run())
@@ -171,7 +176,7 @@ class HostAgent:
             self.keep(job, self._follow_launcher(job, job.launcher))
         if job.span is not None and job.span.leader:
             assert self.spans is not None
-            self.coordinators[name] = self.spans.deputy(job)
+            self.deputies[name] = self.spans.deputy(job)
             self.validations[name] = ValidationSchedule(job, 0)
             return
         self.begin_leading(job)
@@ -284,7 +289,7 @@ class HostAgent:
         self.leases.lift_rehearsed(job.name)
         del self.validations[job.name]
         self.snapshots.pop(job.name, None)
-        await self.dismiss(self.coordinators.pop(job.name))
+        await self._dismiss(job.name)
         if job.launcher is not None:
             job.launcher.close()
         self._store.forget(f"{job.name}/")
@@ -302,12 +307,18 @@ class HostAgent:
         log.info("job closed", job=job.name, recoveries=len(job.recoveries))
         return told
 
-    async def dismiss(self, coordinator: Coordinator | Deputy) -> None:
-        """Nobody asks it any more."""
-        await coordinator.cancel()
-        if isinstance(coordinator, Deputy):
-            for server in coordinator.left_behind.values():
-                self._pool.retire(server)
+    def told_of(self, job: str) -> Coordinator | Deputy | None:
+        """Who is told of what happens to a job's ranks on this host."""
+        return self.coordinators.get(job) or self.deputies.get(job)
+
+    async def _dismiss(self, job: str) -> None:
+        """Nobody is told of that job any more."""
+        coordinator = self.coordinators.pop(job, None)
+        if coordinator is not None:
+            await coordinator.cancel()
+        deputy = self.deputies.pop(job, None)
+        if deputy is not None:
+            await self.remote_ranks.dismiss(deputy)
 
     async def _follow_launcher(self, job: Job, launcher: Watched) -> None:
         await launcher.ended.wait()
@@ -331,7 +342,7 @@ class HostAgent:
         known = job.sessions.get(request.rank)
         if known is not None and known.adopted_from(request.worker_pid):
             return known  # the answer of the proxyd that died did not reach it
-        await self._former_gone(job, request)
+        await former_gone(self.leases.holder(request.device_index), job, request)
         if job.span is not None and job.span.leader:
             return await self.remote_ranks.open_for_leader(job, request)
         return await self.open_here(job, request)
@@ -385,20 +396,6 @@ class HostAgent:
                  server=server.pid)  # fmt: skip
         return session
 
-    async def _former_gone(self, job: Job, request: Any) -> None:
-        """Wait for the cleanup of a session in the way, whose worker has ended or is another program."""
-        holder = self.leases.holder(request.device_index)
-        for former in {holder, job.sessions.get(request.rank)} - {None}:
-            assert former is not None
-            if former is holder and former.asked_index != request.device_index:
-                continue  # it had to move there; another place is to be found
-            plain = not (former.host or former.relay) and former.moving is None
-            if plain and former.worker.running and not former.worker.maps(former.directory):
-                log.info("the worker has replaced itself", job=former.job.name, rank=former.rank)
-                former.worker.has_become_another()
-            if not await is_cleaned_up(former):
-                raise Refused(held(former, request))
-
     # ------------------------------------------------------------------ ends
     async def follow_worker(self, session: Session) -> None:
         """A worker that is being moved ends, and comes back as another process."""
@@ -432,12 +429,12 @@ class HostAgent:
             await first_of(server.process.ended, session.closed)  # a sound server outlives the session
         finally:
             self._early_notice.leave(early)
-        coordinator = self.coordinators.get(session.job.name)
+        told = self.told_of(session.job.name)
         if session.moving is not None:
             await session.moving.wait()
         died = server.process.ended.is_set() and session.worker.running
-        if coordinator is not None and session.server is server and died:
-            coordinator.server_died(session)
+        if told is not None and session.server is server and died:
+            told.server_died(session)
 
     def end_soon(self, session: Session) -> None:
         """Its cleanup, without waiting."""
@@ -458,8 +455,8 @@ class HostAgent:
         job.remember(session, clean)
         if lost:
             job.ended[-1].status.state = "lost"
-        if job.name in self.coordinators:
-            self.coordinators[job.name].worker_left(session)
+        if (told := self.told_of(job.name)) is not None:
+            told.worker_left(session)
         if session.host:
             assert self.spans is not None
             await self.spans.ended(session)
@@ -486,7 +483,7 @@ class HostAgent:
             for session in job.sessions.values():
                 if session.log.session_state != SESSION_CLOSED:
                     session.fail(message)
-            await self.coordinators[job.name].cancel()
+            await self._dismiss(job.name)
             for keeper in self._keepers[job.name]:
                 keeper.cancel()
             job.note_end(message, job.report())

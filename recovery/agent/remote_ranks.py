@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from understudy.recovery.agent.beginning import is_cleaned_up
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.injector import Refused
-from understudy.recovery.job.coordinator import Coordinator
+from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.refusals import check_drills
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
@@ -21,25 +22,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_S = 0.1
-CLEANUP_WITHIN = 15.0
-"""Seconds a successor waits for the former worker's session to be cleaned up."""
-
-
-async def is_cleaned_up(former: Session) -> bool:
-    """Whether a rank may be opened again: its worker has ended, and its session is over, perhaps just now."""
-    if former.worker.running and former.state not in ("ended", "lost"):
-        return False
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(CLEANUP_WITHIN):
-            await former.closed.wait()
-    return former.closed.is_set()
 
 
 class RemoteRanks:
     """Does it for the agent of one host."""
 
-    def __init__(self, agent: HostAgent) -> None:
-        self._agent = agent
+    def __init__(self, agent: HostAgent, pool: ServerPool) -> None:
+        self._agent, self._pool = agent, pool
 
     async def await_former(self, job: Job, rank: int, world: int, host: str) -> None:
         """Until a rank may open on another host; raises Refused."""
@@ -91,8 +80,8 @@ class RemoteRanks:
 
     def close_if_unused(self, job: Job) -> None:
         """If it has no rank here any more, nor what one has left to be copied from."""
-        deputy = self._agent.coordinators.get(job.name)
-        behind = isinstance(deputy, Deputy) and bool(deputy.left_behind)
+        deputy = self._agent.deputies.get(job.name)
+        behind = deputy is not None and bool(deputy.left_behind)
         if (
             job.foreign_relays
             and not job.sessions
@@ -119,14 +108,14 @@ class RemoteRanks:
 
     def tell(self, report: pb.FaultReport) -> None:
         """A device server's, of this host or of another."""
+        if (deputy := self._agent.deputies.get(report.job)) is not None:
+            return deputy.tell(report)
         coordinator, job = self._agent.coordinators.get(report.job), self._agent.jobs.get(report.job)
         session = job.sessions.get(report.rank) if job is not None else None
         if coordinator is None or session is None:
             return
         generation, message, index = report.generation, report.message, report.record_index
-        if isinstance(coordinator, Deputy):
-            coordinator.tell(report)
-        elif report.kind in ("call", "suspect"):
+        if report.kind in ("call", "suspect"):
             coordinator.call_failed(session, generation, report.kind == "suspect", message, index)
         elif report.kind == "validation":
             coordinator.validation_reached(session, generation)
@@ -137,13 +126,11 @@ class RemoteRanks:
 
     async def promote(self, job: Job) -> None:
         """We lead it from now on, as its span says: ranks that a member has opened get a coordinator."""
-        deputy = self._agent.coordinators[job.name]
-        assert isinstance(deputy, Deputy)
+        deputy = self._agent.deputies[job.name]
         if job.corruption is not None:
             self._agent.run_beside(self.go_on_repairing(job))
         self._agent.begin_leading(job)
         coordinator = self._agent.coordinators[job.name]
-        assert isinstance(coordinator, Coordinator)
         sessions = job.active_sessions()
         self._agent.validations[job.name].go_on(sessions)
         for session in sessions:
@@ -157,10 +144,17 @@ class RemoteRanks:
                 message = "a recovery broke off its collectives, and was lost with the host that led it"
                 cursor = session.log.cursor_index
                 coordinator.collective_failed(session, session.generation, message, cursor)
+        del self._agent.deputies[job.name]
         for report in deputy.faults:
             self.tell(report)
         deputy.parts.rest()
-        await self._agent.dismiss(deputy)
+        await self.dismiss(deputy)
+
+    async def dismiss(self, deputy: Deputy) -> None:
+        """Another host leads its job no more."""
+        await deputy.cancel()
+        for server in deputy.left_behind.values():
+            self._pool.retire(server)
 
     async def go_on_repairing(self, job: Job) -> None:
         """What whoever led the job before us had found to be corrupted, once all ranks are known.
@@ -174,7 +168,7 @@ class RemoteRanks:
             found, job.corruption = job.corruption, None
             session = job.sessions.get(found.rank) if found is not None else None
             coordinator = self._agent.coordinators.get(job.name)
-            if found is None or not isinstance(coordinator, Coordinator):
+            if found is None or coordinator is None:
                 return
             if session is None:
                 log.error("corrupted state is not repaired: its rank is gone", job=job.name, rank=found.rank,
@@ -195,9 +189,7 @@ class RemoteRanks:
             if session is None:
                 with contextlib.suppress(Refused):  # the leader waits for so long, and no longer
                     await self._agent.spans.end_rank(job, request.rank, None)
-        deputy = self._agent.coordinators[job.name]
-        assert isinstance(deputy, Deputy)
-        deputy.opened(session)
+        self._agent.deputies[job.name].opened(session)
         try:
             await self._agent.spans.end_rank(job, request.rank, session)
         except Refused as refusal:

@@ -17,13 +17,11 @@ from understudy.recovery.drills.refusals import FLAG, would_end
 from understudy.recovery.drills.spec import Drill, unknown
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.servers import ServerPool
-from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.stores.store import ClusterStoreError
 from understudy.recovery.migration.places import Place, parse_place
 from understudy.recovery.migration.transfer.compatible import may_pass, refusal
-from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.upkeep.rehearsal import rehearse
 
@@ -109,7 +107,6 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         try:
             job = self._led_here(request.job)
             coordinator = self._agent.coordinators[job.name]
-            assert isinstance(coordinator, Coordinator)
             return pb.DrillReply(detail=await rehearse(job, coordinator))
         except Refused as refusal:
             return pb.DrillReply(error=str(refusal))
@@ -123,7 +120,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             if request.to:
                 self._led_here(job.name)
                 work = self._agent.planned.migrate(session, await self._place(request.to))
-            elif session.host or isinstance(self._agent.coordinators[job.name], Deputy):
+            elif session.host or job.name in self._agent.deputies:
                 raise Refused(
                     f"rank {session.rank} is of a job on several hosts: its worker goes --to another one, "
                     "and not in place"
@@ -172,7 +169,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     def _led_here(self, name: str) -> Job:
         job = self._the_job(name)
-        if isinstance(self._agent.coordinators[job.name], Deputy) and job.span is not None:
+        if job.name in self._agent.deputies and job.span is not None:
             raise Refused(f"host {job.span.leader} leads job {job.name}: ask its proxyd")
         return job
 

@@ -20,7 +20,6 @@ from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.moves import Callbacks, Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import Shipped, send_worker
-from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.member import MemberSide
 from understudy.recovery.spanning.ranks.mark import read_mark
 from understudy.recovery.spanning.ranks.remote import absent_server
@@ -81,8 +80,7 @@ class Migration:
         self, job: Job, session: Session, destination: str, keep_source: bool, device: str
     ) -> pb.Transfer:
         """A rank of ours, as the leader wants it; raises Refused."""
-        deputy = self._agent.coordinators[job.name]
-        assert isinstance(deputy, Deputy)
+        deputy = self._agent.deputies[job.name]
         if session.moving is not None:
             raise Refused(f"the worker of rank {session.rank} is being moved already")
         session.moving = asyncio.Event()
@@ -139,8 +137,8 @@ class Migration:
             job = Job(header.job, None, [], span=span, generation=header.generation)
             job.foreign_relays = Path(header.relay).parent
             self._agent.begin(job)
-        deputy = self._agent.coordinators[job.name]
-        if job.span is None or not job.span.admits(mark.token) or not isinstance(deputy, Deputy):
+        deputy = self._agent.deputies.get(job.name)
+        if job.span is None or not job.span.admits(mark.token) or deputy is None:
             raise Refused(f"there is another job {header.job} here")
         if header.rank in job.sessions:
             raise Refused(f"rank {header.rank} runs here already")

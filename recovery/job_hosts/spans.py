@@ -96,7 +96,7 @@ class Spans:
         """By jobs that we are about to lead on."""
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
-            agent.jobs, agent.coordinators, agent.settings, Placement(pool, agent.leases), agent.follow,
+            agent.jobs, agent.deputies, agent.settings, Placement(pool, agent.leases), agent.follow,
             agent.remote_ranks.close_if_unused, lambda: agent.note(), self,
         )  # fmt: skip
         settings = agent.settings
@@ -131,8 +131,7 @@ class Spans:
         """Once: whose loss would mean anything here, and who is lost."""
         away = self._moves.outgoing.hosts()
         members = any(lead.members for lead in self._leads.values())
-        led = any(isinstance(known, Deputy) for known in self._agent.coordinators.values())
-        if not (away or members or led):
+        if not (away or members or self._agent.deputies):
             return
         standings, _ = await self._membership.hosts.standings()
         lost = {one.record.name: one.why for one in standings if one.state == HostState.LOST}
@@ -141,9 +140,9 @@ class Spans:
         for lead in self._leads.values():
             for host in lost.keys() & lead.members.keys():
                 lead.lost_hosts.give_up(host, lost[host])
-        for job in list(self._agent.jobs.values()):
-            deputy = self._agent.coordinators.get(job.name)
-            if job.span is None or not isinstance(deputy, Deputy):
+        for name, deputy in list(self._agent.deputies.items()):
+            job = self._agent.jobs.get(name)
+            if job is None or job.span is None:
                 continue
             why = ""
             if job.span.leader in lost:

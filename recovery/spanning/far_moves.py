@@ -12,7 +12,6 @@ from understudy.recovery.migration.places import Place
 from understudy.recovery.state.jobs import Job, Session
 
 if TYPE_CHECKING:
-    from understudy.recovery.spanning.member.deputy import Deputy
     from understudy.recovery.spanning.placement import SpanningPlacement
 
 MOST_TRIES = 3
@@ -25,7 +24,7 @@ class FarMoves:
         self,
         job: Job,
         placement: SpanningPlacement,
-        coordinators: Mapping[str, Coordinator | Deputy],
+        coordinators: Mapping[str, Coordinator],
         carry_out: Callable[[Session, Coordinator], Awaitable[str]],
         note: Callable[[], None],
     ) -> None:
@@ -65,7 +64,6 @@ class FarMoves:
     async def _try(self, session: Session) -> str:
         """What was done, or why nothing was."""
         coordinator = self._coordinators[self._job.name]
-        assert isinstance(coordinator, Coordinator)
         await undisturbed(session, coordinator)
         if not session.active or self._placement.at(session) == session.destination_host:
             return "a recovery brought it there"

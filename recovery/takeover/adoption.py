@@ -29,7 +29,6 @@ from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
 from understudy.recovery.planning.facts import FaultKind
-from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.ranks.remote import absent_server
 from understudy.recovery.state.job_record import restored_durable, restored_job
 from understudy.recovery.state.jobs import Job, Session
@@ -203,14 +202,13 @@ class Successor:
             ranks=adoption.ranks, servers_lost=adoption.servers_lost,
             recovery_redone=adoption.recovery_redone,
         )  # fmt: skip
-        coordinator = self._agent.coordinators[job.name]
+        coordinator, deputy = self._agent.coordinators.get(job.name), self._agent.deputies.get(job.name)
         for one in taken:
-            self._go_on_moving(
-                one,
-                coordinator if adoption.recovery_redone and isinstance(coordinator, Coordinator) else None,
-            )
+            self._go_on_moving(one, coordinator if adoption.recovery_redone else None)
         for one in active:
-            if one.account is not None:
+            if one.account is not None and deputy is not None:
+                deputy.adopted(one.session, one.account)
+            elif one.account is not None and coordinator is not None:
                 _tell(coordinator, one.session, one.account)
 
     def _go_on_moving(self, taken: Taken, restorer: Coordinator | None) -> None:
@@ -232,12 +230,9 @@ class Successor:
             session.destination = None
 
 
-def _tell(coordinator: Coordinator | Deputy, session: Session, account: pb.AdoptReply) -> None:
+def _tell(coordinator: Coordinator, session: Session, account: pb.AdoptReply) -> None:
     """What the predecessor was told, or did, and died of before all was well again."""
     fault = account.fault
-    if isinstance(coordinator, Deputy):
-        coordinator.adopted(session, account)
-        return
     if fault.kind in ("call", "suspect"):
         suspect = fault.kind == "suspect"
         coordinator.call_failed(

@@ -24,7 +24,6 @@ from understudy.recovery.migration.places import Place
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.planning.planner import Plan, PlanName
 from understudy.recovery.spanning.interface import JobSpans
-from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Session
 from understudy.recovery.upkeep.snapshots import SnapshotKeeper
 
@@ -45,7 +44,7 @@ class PlannedMoves:
         settings: Settings,
         leases: Leases,
         pool: ServerPool,
-        coordinators: Mapping[str, Coordinator | Deputy],
+        coordinators: Mapping[str, Coordinator],
         snapshots: Mapping[str, SnapshotKeeper],
         spans: Callable[[], JobSpans | None],
         note: Callable[[], None],
@@ -133,7 +132,7 @@ class PlannedMoves:
         return await spans.move(session, place)
 
     def _led_here(self, session: Session) -> bool:
-        return isinstance(self._coordinators[session.job.name], Coordinator)
+        return session.job.name in self._coordinators
 
     def undo(self, place: Place) -> str:
         """Let whoever comes have a device again; raises Refused."""
@@ -239,8 +238,8 @@ class PlannedMoves:
     async def _try(self, session: Session, destination: int) -> str:
         """An account of what was done, or why nothing was."""
         job = session.job
-        coordinator = self._coordinators[job.name]
-        if not isinstance(coordinator, Coordinator):
+        coordinator = self._coordinators.get(job.name)
+        if coordinator is None:
             assert job.span is not None
             raise Refused(f"host {job.span.leader} leads job {job.name}: ask its proxyd")
         await undisturbed(session, coordinator)

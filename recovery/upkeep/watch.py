@@ -31,14 +31,15 @@ class Watch:
     def __init__(
         self,
         jobs: Mapping[str, Job],
-        coordinators: Mapping[str, Coordinator | Deputy],
+        coordinators: Mapping[str, Coordinator],
+        deputies: Mapping[str, Deputy],
         injector: Injector,
         hang_timeout_s: float,
     ) -> None:
         self._complaints = Complaints("watch")
         self._injector = injector
         self._jobs = jobs
-        self._coordinators = coordinators
+        self._coordinators, self._deputies = coordinators, deputies
         self._hang_timeout_ns = int(hang_timeout_s * SECOND)
         self._servers: dict[Server, tuple[Activity, Progress]] = {}
         self._collectives: dict[str, CollectiveWatch] = {}
@@ -54,8 +55,8 @@ class Watch:
         for name, job in list(self._jobs.items()):
             with self._complaints.survived(name):  # one job's log must not leave the others unwatched
                 self._injector.act_on_fired(job)
-                if name in self._coordinators:
-                    self._look(job, self._coordinators[name], now_ns)
+                if (steered := self._coordinators.get(name) or self._deputies.get(name)) is not None:
+                    self._look(job, steered, now_ns)
         self._forget()
 
     def pace(self, server: Server) -> Pace:
@@ -64,25 +65,26 @@ class Watch:
             return Pace()
         return self._pace_here(server, time.monotonic_ns())
 
-    def _look(self, job: Job, coordinator: Coordinator | Deputy, now_ns: int) -> None:
+    def _look(self, job: Job, steered: Coordinator | Deputy, now_ns: int) -> None:
+        """`steered`: who knows which of its servers stand still on purpose."""
         sessions = [session for session in job.active_sessions() if _watched(session)]
         for session in sessions:
             session.clock.look(session.log.step, now_ns)
             if session.host:
                 continue  # its own proxyd looks
             _, progress = self._of(session.server)
-            if coordinator.restoring or coordinator.stands(session):
+            if steered.restoring or steered.stands(session):
                 finding = progress.look_aside(now_ns)
             else:
                 position = position_of(session)
                 finding = progress.look(position, now_ns, session.doublings(position.record))
             if finding is not None:
                 self._end(session, finding)
-        if coordinator.restoring or len(sessions) < 2:
+        if steered.restoring or len(sessions) < 2:
             if job.name in self._collectives:
                 self._collectives[job.name].forget()
             return
-        if isinstance(coordinator, Coordinator):
+        if (coordinator := self._coordinators.get(job.name)) is not None:  # who leads looks at them
             self._look_at_collectives(job, coordinator, sessions, now_ns)
 
     def _look_at_collectives(

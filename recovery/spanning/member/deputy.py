@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from understudy.recovery.base.control import pb
@@ -64,16 +64,9 @@ class Deputy:
         """Of ranks that have gone elsewhere."""
 
     # ------------------------------------------------------------------ as a coordinator
-    corruption: pb.JournaledCorruption | None = None
-
     @property
     def restoring(self) -> bool:
         """Whether the leader steers servers here."""
-        return bool(self._steered)
-
-    @property
-    def recovering(self) -> bool:
-        """Whether a recovery is under way here."""
         return bool(self._steered)
 
     def stands(self, session: Session) -> bool:
@@ -113,16 +106,6 @@ class Deputy:
         self._ended[session.rank].MergeFrom(end)
         self._forget(session.rank)
         self._woken.set()
-
-    def collective_hung(self, session: Session, happened_ns: int, evidence: str, counts: bool) -> None:
-        """The leader watches collectives."""
-
-    def corruption_found(self, session: Session, message: str, trusted: Mapping[int, int]) -> bool:
-        """The leader compares replicas."""
-        return False
-
-    async def finish(self) -> None:
-        """There is nothing to wait for."""
 
     async def cancel(self) -> None:
         """There is nothing to stop; what is to be told still is."""

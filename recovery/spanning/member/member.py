@@ -19,7 +19,6 @@ from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.config.settings import Settings
 from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.placement import NoPlace, Placement
-from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.reception import NotSent
@@ -66,7 +65,7 @@ class MemberSide:
     def __init__(
         self,
         jobs: Mapping[str, Job],
-        coordinators: Mapping[str, Coordinator | Deputy],
+        deputies: Mapping[str, Deputy],
         settings: Settings,
         placement: Placement,
         follow: Callable[[Session], None],
@@ -78,14 +77,14 @@ class MemberSide:
 
         `note`: what has changed has consequences from here on.
         """
-        self._jobs, self._coordinators = jobs, coordinators
+        self._jobs, self._deputies = jobs, deputies
         self._settings, self._placement, self._workers = settings, placement, workers
         self._watch_server, self._close_if_unused, self._note = follow, close_if_unused, note
 
     async def follow(self, request: pb.FollowRanksRequest, leader: str) -> AsyncIterator[pb.MemberNews]:
         """`leader`: the host that asks, perhaps a standby of the one before.  Raises NotAdmitted."""
-        known = self._coordinators.get(request.job)
-        newer = isinstance(known, Deputy) and 0 < known.newest_leadership < request.leadership
+        known = self._deputies.get(request.job)
+        newer = known is not None and 0 < known.newest_leadership < request.leadership
         job, deputy = self._admit(request)
         assert job.span is not None
         if leader and leader != job.span.leader:
@@ -116,8 +115,7 @@ class MemberSide:
 
     def describe(self, session: Session) -> pb.RankDescription:
         """All that a leader must know of a rank that it does not know yet."""
-        deputy = self._coordinators[session.job.name]
-        assert isinstance(deputy, Deputy)
+        deputy = self._deputies[session.job.name]
         whole = deputy.whole(session, anew=True)
         return description(session, self._settings, whole, parked=deputy.is_steered(session))
 
@@ -335,8 +333,8 @@ class MemberSide:
     def _admit(self, request: Any) -> tuple[Job, Deputy]:
         """Only who knows the job's token, and leads it in the newest way that we know of."""
         job = self._jobs.get(request.job)
-        deputy = self._coordinators.get(request.job)
-        if job is None or job.span is None or not isinstance(deputy, Deputy):
+        deputy = self._deputies.get(request.job)
+        if job is None or job.span is None or deputy is None:
             raise NotAdmitted(NO_MEMBER)
         if not job.span.admits(request.token):
             raise NotAdmitted("that is not the token of the job")
