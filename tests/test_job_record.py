@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from led_job import TOKEN, becomes
@@ -115,6 +116,33 @@ def test_a_write_whose_answer_is_lost_is_made_once() -> None:
         assert before == 4 and in_order(await host.store_as_read()) == in_order(host.store)
         await record.settle()
         assert (await host.read()).next == before  # nothing has changed
+
+    asyncio.run(check())
+
+
+def test_writes_that_come_while_one_is_under_way_go_together_as_the_next_one() -> None:
+    """And nobody writes for others what he does not wait for himself: a thousand workers may ask at once."""
+
+    class Slow(Away):
+        async def transact(self, conditions: Any, changes: Any) -> int:
+            await asyncio.sleep(0.002)
+            return await super().transact(conditions, changes)
+
+    async def check() -> None:
+        host = Host()
+        host.cluster = Slow(Clock())
+        record = await host.begin()
+        before, store = (await host.read()).next, host.store
+        assert store is not None
+
+        async def work(worker: int) -> None:
+            for number in range(4):
+                await store.add(f"k{worker}", 1, f"{worker}-{number}")
+                await record.settle()
+
+        await asyncio.gather(*(work(worker) for worker in range(100)))
+        assert (await host.read()).next <= before + 10  # and not 400
+        assert in_order(await host.store_as_read()) == in_order(store)
 
     asyncio.run(check())
 

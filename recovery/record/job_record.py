@@ -57,6 +57,8 @@ class JobRecord:
         self._next = 0
         """Number of the next piece; 0: not known yet."""
         self._writing = asyncio.Lock()
+        self._noted = self._durable = 0
+        """How many changes there were, and how many of them are written."""
         self._trouble = ""
         """Why the newest attempt has failed."""
 
@@ -71,6 +73,7 @@ class JobRecord:
         if store.bytes > MOST_STORE_BYTES:
             raise NotKept(_too_large())
         self.kept = self._anew = True
+        self._noted += 1
         self._follow(store)
         await self.settle()
 
@@ -96,6 +99,7 @@ class JobRecord:
         self._forget()
         self.kept, self._images = True, None
         self._pending = pb.JobRecordBatch(version=VERSION, first=True, over=why)
+        self._noted += 1
 
     def _follow(self, store: Store) -> None:
         self._told = store
@@ -114,11 +118,13 @@ class JobRecord:
     # ------------------------------------------------------------------ what is written
     def _changed(self, change: Change) -> None:
         self._pending.changes.append(_stored(change))
+        self._noted += 1
 
     async def name(self, images: pb.ImageSet) -> None:
         """These count: once this returns."""
         self._images = images
         self._pending.images.CopyFrom(images)
+        self._noted += 1
         await self.settle_known()
 
     async def settle_known(self) -> None:
@@ -126,6 +132,7 @@ class JobRecord:
         if self.kept and self._told is not None and (known := self._known()) != self._written:
             self._pending.known.CopyFrom(known)
             self._written = known
+            self._noted += 1
         await self.settle()
 
     async def settle(self) -> None:
@@ -133,21 +140,28 @@ class JobRecord:
 
         Without the cluster's store this waits: nobody is failed by that.
         """
+        mine = self._noted
+        while self.kept and self._durable < mine:
+            async with self._writing:
+                if self._durable < mine:  # else somebody before us has written it with what is his own
+                    await self._write_all()
+
+    async def _write_all(self) -> None:
+        """What has changed by now; what comes meanwhile is for the next one."""
+        if self._next == 0:
+            await self._find_end()
         if not self.kept:
-            return
-        async with self._writing:
-            if self._next == 0:
-                await self._find_end()
+            return  # the job is over
+        self._cut()
+        noted = self._noted
+        while self._pieces:
+            await self._write(self._pieces[0])
             if not self.kept:
-                return  # the job is over
-            self._cut()
-            while self._pieces:
-                await self._write(self._pieces[0])
-                if not self.kept:
-                    return
-                self._pieces.popleft()
-            if self._told is None and not self._pending.ByteSize():
-                self.kept = False  # its end is written
+                return
+            self._pieces.popleft()
+        self._durable = noted
+        if self._told is None and self._durable == self._noted:
+            self.kept = False  # its end is written
 
     def _cut(self) -> None:
         """What is pending becomes a batch that is written as it is."""
