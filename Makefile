@@ -30,7 +30,7 @@ FOR_ALL := $(VENV)/.for-all$(ASKED)
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py tests/test_jit_cuda_watch.py
 
-.PHONY: man tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
+.PHONY: man options-page tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration bench-hints bench-jit bench-overheads campaign cost conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -90,6 +90,9 @@ tour: setup-demo  ## type the commands of the README's "Use it", and show what t
 
 man: setup-demo  ## man pages of all commands, build/man; read one with man -l build/man/recoveryctl.1
 	@$(PY) -P bench/man_pages.py build/man
+
+options-page: setup-demo  ## docs/options.md, from the commands
+	@PYTHONPATH=bench $(PY) -P bench/options_page.py
 
 test-binaries: setup  ## the C++ programs of the tests, where a source of them has changed
 	@$(PY) tests/compiled_programs.py

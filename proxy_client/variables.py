@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 PREFIX = "UNDERSTUDY_"
-_OF_TESTS = "UNDERSTUDY_TEST_"
+_OF_OTHERS = ("UNDERSTUDY_TEST_", "UNDERSTUDY_PROXYD_")
+"""Of tests, and options of proxyd (recovery/config/config_file.py), which looks at those itself."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def unknown(environment: Mapping[str, str]) -> list[str]:
     names = [variable.name for variable in VARIABLES]
     sentences = []
     for name in sorted(environment):
-        if name.startswith(PREFIX) and not name.startswith(_OF_TESTS) and name not in names:
+        if name.startswith(PREFIX) and not name.startswith(_OF_OTHERS) and name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
             sentences.append(
                 f"the environment variable {name} is not known and has no effect: is {near} meant?"

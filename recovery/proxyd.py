@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from understudy.recovery.base.errors import ExitStatus, ForTheUser
 from understudy.recovery.config.command_line import INTERRUPTED, check_variables, ends_of, say
-from understudy.recovery.config.proxyd_options import ProxydOptions
+from understudy.recovery.config.proxyd_options import ProxydOptions, proxyd_command
 from understudy.recovery.config.proxyd_settings import PROGRAM, options_of, settings_from
 from understudy.recovery.config.settings import Settings
 from understudy.recovery.machine.gpus import refuse_missing_driver
@@ -34,7 +34,7 @@ def _run(given: ProxydOptions) -> int:
 
     try:
         settings = settings_from(given)
-        check_variables(PROGRAM, warn=not waiting)  # proxyrun has warned already
+        check_variables(PROGRAM, proxyd_command(), warn=not waiting)  # proxyrun has warned already
         refuse_missing_driver(settings.devices.kind)
         return _serve(settings, given, lambda: tell({"ready": True, "pid": os.getpid()}))
     except ForTheUser as problem:

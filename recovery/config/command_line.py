@@ -22,6 +22,8 @@ import typer.main
 
 from understudy.proxy_client import variables
 from understudy.recovery.base.errors import BadInput, ExitStatus, ForTheUser
+from understudy.recovery.config.config_file import read as read_config
+from understudy.recovery.config.config_file import unknown_variables, variable_prefix
 
 # typer carries click along or requires it, by its version; what either raises at a mistake derives from this.
 _Mistake: type[Any] = typer.BadParameter.__mro__[2]
@@ -38,6 +40,7 @@ Options = TypeVar("Options")
 
 def option(flag: str, text: str, panel: str, metavar: str | None = None, **more: Any) -> Any:
     """For a field of a class of options: its help is one sentence, in the box `panel`."""
+    more.setdefault("show_envvar", False)  # they are all alike
     return typer.Option(flag, help=verbatim(text), rich_help_panel=panel, metavar=metavar, **more)
 
 
@@ -58,10 +61,13 @@ def show_version(wanted: bool) -> None:
 VERSION = typer.Option("--version", help="Say which version this is.", callback=show_version, is_eager=True)
 
 
-def command_of(options: type[Options], text: str) -> Any:
-    """A command whose call answers its `options`; from its first word on that is none, all are arguments."""
+def command_of(options: type[Options], text: str, program: str = "") -> Any:
+    """A command whose call answers its `options`; from its first word on that is none, all are arguments.
 
-    def read(version: bool = False, **given: Any) -> Options:
+    `program`: a daemon, whose options may stand in a file (--config) and in variables (UNDERSTUDY_PROGRAM_…).
+    """
+
+    def read(version: bool = False, config: object = None, **given: Any) -> Options:
         return options(**given)
 
     hints = get_type_hints(options, include_extras=True)
@@ -80,9 +86,18 @@ def command_of(options: type[Options], text: str) -> Any:
             "version", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hints["version"]
         )
     )
+    context: dict[str, Any] = {**CONTEXT, "allow_interspersed_args": False}
+    if program:
+        hints["config"] = type_of_config()
+        parameters.append(
+            inspect.Parameter(
+                "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints["config"]
+            )
+        )
+        context["auto_envvar_prefix"] = variable_prefix(program)
     read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     read.__annotations__ = hints
-    app = typer.Typer(context_settings=CONTEXT | {"allow_interspersed_args": False})
+    app = typer.Typer(context_settings=context)
     app.command(help=text, epilog=STATUSES)(read)
     return typer.main.get_command(app)
 
@@ -92,6 +107,32 @@ def type_of_version() -> Any:
     from typing import Annotated
 
     return Annotated[bool, VERSION]
+
+
+def type_of_config() -> Any:
+    """The type of the parameter that stands for `--config`."""
+    from pathlib import Path
+    from typing import Annotated
+
+    return Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="Read options from there, a line for each in YAML, as `devices: cuda:8`. Variables, as "
+            "UNDERSTUDY_PROXYD_DEVICES, and this command line come before it.",
+            metavar="FILE",
+            show_envvar=False,
+            callback=_take_from_file,
+            is_eager=True,
+        ),
+    ]
+
+
+def _take_from_file(context: typer.Context, path: Any) -> Any:
+    """What `--config` does: what is in the file stands for what is not said otherwise."""
+    if path is not None and not context.resilient_parsing:
+        context.default_map = {**(context.default_map or {}), **read_config(path, context.command)}
+    return path
 
 
 def given_to(command: Any, program: str, arguments: Sequence[str] | None = None) -> Any:
@@ -122,7 +163,19 @@ def _sentence_of(mistake: Any, program: str) -> str:
     if near:
         said += f": is {near[0]} meant?"
     context = getattr(mistake, "ctx", None)
-    return f"{said[:1].lower()}{said[1:]} (see {context.command_path if context else program} --help)"
+    where = f"{_source_of(mistake, context)}see {context.command_path if context else program} --help"
+    return f"{said[:1].lower()}{said[1:]} ({where})"
+
+
+def _source_of(mistake: Any, context: Any) -> str:
+    """Where a value stands that is not possible, if that is not the command line."""
+    parameter = getattr(mistake, "param", None)
+    if parameter is None or context is None:
+        return ""
+    source = getattr(context.get_parameter_source(parameter.name), "name", "")
+    if source == "ENVIRONMENT":
+        return f"from the variable {context.auto_envvar_prefix}_{parameter.name.upper()}; "
+    return f"from --config {context.params.get('config')}; " if source == "DEFAULT_MAP" else ""
 
 
 def say(program: str, sentence: str) -> None:
@@ -181,9 +234,14 @@ def ends_of_app(program: str, app: typer.Typer) -> int:
     return ends_of(program, work)
 
 
-def check_variables(program: str, *, warn: bool = True) -> None:
-    """Warns of UNDERSTUDY_ variables that mean nothing; raises BadInput for a value that is not possible."""
+def check_variables(program: str, command: Any = None, *, warn: bool = True) -> None:
+    """Warns of UNDERSTUDY_ variables that mean nothing; raises BadInput for a value that is not possible.
+
+    `command`: of a daemon, whose options are variables, too.
+    """
     for sentence in variables.unknown(os.environ) if warn else ():
+        say(program, sentence)
+    for sentence in unknown_variables(os.environ, program, command) if warn and command is not None else ():
         say(program, sentence)
     if sentence := variables.complaint(os.environ):
         raise BadInput(sentence)

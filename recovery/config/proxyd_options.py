@@ -305,4 +305,6 @@ class ProxydOptions(OfRuns):
 
 def proxyd_command() -> object:
     """proxyd's command line."""
-    return command_of(ProxydOptions, "Own this node's devices and keep training jobs alive on them.")
+    return command_of(
+        ProxydOptions, "Own this node's devices and keep training jobs alive on them.", "proxyd"
+    )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from understudy.recovery.base.errors import BadInput, ExitStatus, Failure, ForTheUser
 from understudy.recovery.base.own_modules import module_command
+from understudy.recovery.config.config_file import variable_prefix
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY, RuntimeDirectory
 from understudy.recovery.machine.socket_path import is_answering
 
@@ -20,6 +21,10 @@ MOST_RESTARTS = 5
 """Of a proxyd that is killed again and again."""
 STOP_S = 20.0
 SOCKET = "proxyd.sock"
+
+
+_OF_PROXYD = f"{variable_prefix('proxyd')}_"
+"""Options in variables are those of this machine's proxyd: ours has what its proxyrun was told."""
 
 
 class EmbeddedDaemon:
@@ -85,6 +90,7 @@ class EmbeddedDaemon:
         process = subprocess.Popen(
             [*self._command, "--ready-fd", str(theirs)],
             pass_fds=[theirs], start_new_session=True, stdin=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if not name.startswith(_OF_PROXYD)},
         )  # fmt: skip
         os.close(theirs)
         return process, ours
