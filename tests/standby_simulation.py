@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +44,7 @@ from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.standbys import Lapse, NotLeft, Sources, Standbys
 from understudy.recovery.spanning.member.kept_images import KeptImages, NotKept
 from understudy.recovery.spanning.member.succession import Succession
+from understudy.recovery.spanning.ranks.image_file import ImageFile, Taken
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span
 
@@ -84,6 +85,16 @@ class Outcome:
     gave_way: int = 0
 
 
+def taken(folder: Path, rank: int, parts: Sequence[pb.WorkerPart]) -> Taken:
+    """An image as it was fetched from another host."""
+    file = ImageFile(folder / f"rank-{rank}", "j", rank)
+    for part in parts:
+        file.take(part)
+    file.finish()
+    file.close()
+    return file.taken()
+
+
 class World:
     """The cluster's store, and everybody's watchful eye on it."""
 
@@ -104,8 +115,14 @@ class World:
         self.since = 0.0
         self.store_of: dict[str, Store] = {}
         self.token = b""
-        self.parts = image(folder)
-        """Of rank 0, whose worker is on host a."""
+        self.parts = {rank: image(folder, rank) for rank in range(3)}
+        """Of workers: rank 0 is on host a, 1 on b and 2 on c."""
+        self.fetched = {rank: taken(folder, rank, self.parts[rank]) for rank in (1, 2)}
+        """Images that the leader has of workers on other hosts."""
+        self.answered_at = 0.0
+        """When whoever led then last answered a write."""
+        self.given_up: set[str] = set()
+        """Hosts whose ranks go on elsewhere, by the record."""
 
     def transact(self, conditions: Sequence[Unchanged], changes: Sequence[Change]) -> int:
         """As the machine, and looked at."""
@@ -117,13 +134,14 @@ class World:
                 batch = pb.JobRecordBatch.FromString(change.value[1:])
                 self.outcome.named += batch.HasField("images")
                 self.outcome.ended += bool(batch.over)
+                self.given_up |= {one.host for one in batch.known.span.given_up}
             elif change.key == LEADER and (host := read(change.value, pb.JobLeader).host) != self.leader:
                 self.claimed(host)
         return revision
 
     def claimed(self, host: str) -> None:
         """Another host than before."""
-        if host in self.led:
+        if host in self.given_up or host == "a":
             self.violate(f"{host} has claimed a job that {self.leader} leads")
         self.led.append(host)
         self.outcome.led_on += 1
@@ -134,6 +152,7 @@ class World:
         """A worker hears that its write was done."""
         self.outcome.writes += 1
         self.answered.add(request)
+        self.answered_at = self.loop.time() if host == self.leader else self.answered_at
         if self.known is not None and self.store_of[self.leader].done(request) is None:
             self.violate(f"{host} has answered a write that {self.leader}, which leads, lacks")
 
@@ -171,9 +190,11 @@ class Writer:
         self.world, self.name, self.store, self.record = world, name, store, record
         self.decided = 0
         self.gone = False
+        self.given_up: list[pb.JournaledWorker] = []
 
     def known(self) -> pb.JournaledJob:
-        return pb.JournaledJob(name="j", generation=self.decided)
+        span = pb.JournaledSpan(token=self.world.token, given_up=self.given_up)
+        return pb.JournaledJob(name="j", generation=self.decided, span=span)
 
     async def decide(self) -> None:
         while not self.gone:
@@ -255,10 +276,9 @@ class Member:
             await self._look(dict.fromkeys({self.world.leader, *lost} - {self.name}, "as it seems"))
 
     async def _look(self, lost: dict[str, str]) -> None:
-        former = self.world.leader
-        if former == self.name:  # nobody has heard of it yet, itself included
-            former = self.world.led[-2]
-            lost[former] = "as it seems"
+        # Who led last as far as it has heard: of those that led since nobody may have followed it.
+        former = self.world.chance.choice([host for host in self.world.led if host != self.name])
+        lost[former] = "as it seems"
         span = Span(3, self.world.token, former)
         job = Job("j", None, [], span=span)
         left: list[LeftBehind] = []
@@ -274,14 +294,18 @@ class Member:
         with suppress(Unreachable):
             await succession.why_over(job, deputy, lost)
         if left and span.leading is not None:
-            await self._lead(span.leading, left[0], job.generation)
+            await self._lead(span.leading, left[0], job.generation, lost)
 
-    async def _lead(self, leading: Leading, left: LeftBehind, decided: int) -> None:
+    async def _lead(self, leading: Leading, left: LeftBehind, decided: int, lost: Collection[str]) -> None:
         log = RecordLog(self.link, "c", "j", self.world.token)
         record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
         record.go_on(left.recorded.next, left.images, left.recorded.known)
         writer = Writer(self.world, self.name, self.store, record)
         writer.decided = decided
+        writer.given_up = [
+            pb.JournaledWorker(host=one.host, process=one.worker)
+            for one in left.images.workers if one.host in lost
+        ] + list(left.recorded.known.span.given_up)  # fmt: skip
         numbers = itertools.count()
         work = [leading.run(lambda host: setattr(writer, "gone", True)), writer.decide()]
         await all_until_cancelled(work + [writer.write(numbers) for _ in range(2)])
@@ -348,11 +372,14 @@ class Leader:
         job_record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
         if not first:
             job_record.follow_predecessor()
-        session: Any = SimpleNamespace(
-            rank=0, host="", moving=None, relay="/r", active=True,
-            worker=SimpleNamespace(message=lambda: pb.Process(pid=10, start_ticks=7)),
-        )  # fmt: skip
-        job: Any = SimpleNamespace(name="j", active_sessions=lambda: [session])
+        sessions: list[Any] = [
+            SimpleNamespace(
+                rank=rank, host=host, moving=None, relay="/r", active=True,
+                worker=SimpleNamespace(message=lambda rank=rank: pb.Process(pid=10 + rank, start_ticks=7)),
+            )
+            for rank, host in enumerate(("", "b", "c"))
+        ]  # fmt: skip
+        job: Any = SimpleNamespace(name="j", active_sessions=lambda: sessions)
         sources = Sources(self._image, lambda session: pb.RankDescription(rank=session.rank))
         standbys = Standbys(job, lead, job_record, sources, Lapse(lambda _: None, lambda: None))
         writer = Writer(world, "a", self.store, job_record)
@@ -360,7 +387,7 @@ class Leader:
         work = [
             leading.run(partial(self._give_way, writer)),
             standbys.run(),
-            self._leave(standbys, session),
+            self._leave(standbys, sessions),
             self._see(links),
             writer.decide(),
         ]
@@ -391,17 +418,18 @@ class Leader:
 
     @asynccontextmanager
     async def _image(self, session: Any) -> Any:
-        yield SimpleNamespace(parts=stream(self.world.parts), paused_s=0.25)
+        yield SimpleNamespace(parts=stream(self.world.parts[session.rank]), paused_s=0.25)
 
-    async def _leave(self, standbys: Standbys, session: Any) -> None:
+    async def _leave(self, standbys: Standbys, sessions: list[Any]) -> None:
         while True:
-            await asyncio.sleep(self.world.chance.uniform(0.5, 15))
-            places: Any = {0: SimpleNamespace(log_offset=1, step=1)}
+            await asyncio.sleep(self.world.chance.uniform(2, 20))
+            places: Any = {rank: SimpleNamespace(log_offset=1, step=1) for rank in range(3)}
             number = next(self.pairs)
             folder = self.world.folder / f"pair-{number}"
             folder.mkdir()
             with suppress(NotLeft):
-                await standbys.leave(Pair(number, frozenset((0,)), places, folder), [session])
+                pair = Pair(number, frozenset(range(3)), places, folder, images=dict(self.world.fetched))
+                await standbys.leave(pair, sessions[:1])
 
 
 def simulate(seed: int, folder: Path) -> Outcome:
@@ -466,6 +494,9 @@ def simulate(seed: int, folder: Path) -> Outcome:
         owner = members.get(world.leader)
         if owner is not None and not owner.leads and owner.started < world.since:
             world.violate(f"{world.leader} has claimed the job and does not lead it")
+        works = living if world.leader == "a" else standbys[world.leader]
+        if (owner is None or owner.leads) and not works.done() and world.answered_at < loop.time() - 40:
+            world.violate(f"{world.leader} leads, and answers nothing though all is well")
         for task in (living, *standbys.values()):
             problem = task.exception() if task.done() and not task.cancelled() else None
             if problem is not None and not isinstance(problem, (ClusterStoreError, NotLed)):

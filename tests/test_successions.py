@@ -185,6 +185,37 @@ def test_of_two_standbys_the_first_leads_that_has_images_of_all_workers_that_wer
     asyncio.run(check())
 
 
+def test_a_standby_follows_one_that_was_lost_before_anybody_heard_that_it_led(tmp_path: Path) -> None:
+    async def check() -> None:
+        lost = await of_lost_leader(tmp_path, "c", two_copies(), 0, 1)
+        await lost.cluster.put(OWNER, owner("b"))
+        assert await lost.why_over() == "" and not lost.left  # b will follow us
+        assert await lost.why_over("b") == ""
+        [(left, why)] = lost.left
+        assert left.former == "b" and why.keys() == {"a", "b"}
+        [adoption] = lost.job.adoptions
+        assert (adoption.former_host, adoption.host) == ("b", "c")
+
+    asyncio.run(check())
+
+
+def test_a_standby_that_was_given_up_meanwhile_does_not_lead_though_it_is_back(tmp_path: Path) -> None:
+    """Its workers' ranks run elsewhere."""
+
+    async def check() -> None:
+        lost = await of_lost_leader(tmp_path, "b", two_copies(), 0)
+        worker = pb.JournaledWorker(host="b", process=pb.Process(pid=11, start_ticks=7))
+        known = pb.JournaledJob(name="j", span=pb.JournaledSpan(given_up=[worker]))
+        await record(lost.cluster, pb.JobRecordBatch(images=two_copies(), known=known))
+        assert await lost.why_over() == "" and not lost.left  # c leads
+        assert await lost.why_over("c") == "this host was given up, and its ranks go on elsewhere"
+        other = Lost(tmp_path, "c", lost.cluster)
+        await other.keep(0, 1)
+        assert await other.why_over() == "" and other.left  # at once
+
+    asyncio.run(check())
+
+
 def test_the_second_standby_leads_if_the_first_one_does_not_for_too_long(tmp_path: Path) -> None:
     async def check() -> None:
         lost = await of_lost_leader(tmp_path, "c", two_copies(), 0, 1)

@@ -76,8 +76,10 @@ class Succession:
             owner = read(entry.value, pb.JobOwner) if entry is not None else pb.JobOwner()
             if entry is None or not job.span.admits(owner.token):
                 return NOBODY
-            if owner.leader not in (job.span.leader, self._here):  # it leads by now, and will follow us
-                return self._why_not_led([owner.leader], lost, waited_s)
+            unheard = owner.leader == self._here  # nobody has heard that we claimed it
+            former = job.span.leader if unheard else owner.leader
+            if former not in lost:  # it leads by now, and will follow us; else it was lost before it did
+                return self._why_not_led([former], lost, waited_s)
             records = RecordLog(store, self._cluster, job.name, job.span.token)
             recorded = await records.read()
             images = recorded.images
@@ -85,8 +87,7 @@ class Succession:
                 return f"{NOBODY}: {recorded.over}" if recorded.over else NOBODY
             if self._worker_store(job) is None:
                 return "no worker here was started with proxyrun --migratable"
-            turn = Turn(images, self._here, lost.keys(), deputy.kept_images.get(images.id))
-            unheard = owner.leader == self._here  # nobody has heard that we claimed it
+            turn = Turn(recorded, images, self._here, lost.keys(), deputy.kept_images.get(images.id))
             if not turn.ours and turn.able and not unheard:
                 return self._why_not_led(turn.able, lost, waited_s)
             if not turn.ours:
@@ -94,7 +95,7 @@ class Succession:
             if not unheard and waited_s < turn.after * self._timing.follows_s:
                 return ""
             as_read = [Unchanged(entry.key, entry.revision), records.as_read(recorded)]
-            if await self._lead_on(job, deputy, recorded, as_read, lost, unheard):
+            if await self._lead_on(job, deputy, recorded, as_read, former, lost, unheard):
                 return ""
             too_late = waited_s > (turn.after + 1) * self._timing.follows_s
             return "this host was to lead it on, and cannot claim that" if too_late else ""
@@ -121,13 +122,14 @@ class Succession:
         deputy: Deputy,
         recorded: Recorded,
         as_read: list[Unchanged],
+        former: str,
         lost: Mapping[str, str],
         unheard: bool,
     ) -> bool:
-        """Whether we lead it now; raises ClusterStoreError, BadRecord."""
+        """Whether we lead it now, after `former`; raises ClusterStoreError, BadRecord."""
         span, images, worker_store = job.span, recorded.images, self._worker_store(job)
         assert span is not None and images is not None and worker_store is not None
-        known, former = known_of(job, recorded.known), span.leader
+        known = known_of(job, recorded.known)
         record = pb.JobLeader(version=VERSION, host=self._here, hosts=span.hosts, token=span.token)
         leadership = await self._claim(job.name, record, as_read, unheard)
         if leadership is None or deputy.kept_images.get(images.id) is None:
@@ -166,10 +168,15 @@ class Succession:
 class Turn:
     """Who of a job's standbys can lead it on, now that these hosts are lost, and when it is our turn."""
 
-    def __init__(self, images: pb.ImageSet, here: str, lost: Collection[str], kept: KeptSet | None) -> None:
+    def __init__(
+        self, recorded: Recorded, images: pb.ImageSet, here: str, lost: Collection[str], kept: KeptSet | None
+    ) -> None:
         """`kept`: images of that set that are here."""
         needed = [one for one in images.workers if one.host in lost]
-        named = [host for host in images.standbys if host not in lost]
+        # A host that was given up has workers whose ranks go on elsewhere, if it was only cut off.
+        over = {(one.host, one.process.pid) for one in recorded.known.span.given_up}
+        given_up = {one.host for one in images.workers if (one.host, one.worker.pid) in over}
+        named = [host for host in images.standbys if host not in lost and host not in given_up]
         self.able = [host for host in named if all(host in one.holders for one in needed)]
         """In the order in which they do."""
         self.after = self.able.index(here) if here in self.able else 0
@@ -177,7 +184,9 @@ class Turn:
         self.ours = here in self.able and kept is not None and all(one.rank in kept.images for one in needed)
         self.problem = "no host that is left has CPU images of all workers that were lost"
         """Why it is not ours."""
-        if not named:
+        if here in given_up:
+            self.problem = "this host was given up, and its ranks go on elsewhere"
+        elif not named:
             one, all_of_them = list(images.standbys), " and ".join(images.standbys)
             self.problem = (
                 f"host {all_of_them}, which was to lead it on, is lost, too" if len(one) == 1 else
