@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from understudy.recovery.persistence import Contents
+from understudy.recovery.snapshots import Contents
 from understudy.replay import content_digest, digest
 
 MAGIC = 0x32534546494E414D

@@ -11,8 +11,8 @@ from itertools import chain, combinations
 
 from area_contents import in_area
 
-from understudy.recovery.persistence import Contents, StoreError
-from understudy.recovery.persistence._store import RecordedDisk, Store
+from understudy.recovery.snapshots import Contents, StoreError
+from understudy.recovery.snapshots._store import RecordedDisk, Store
 from understudy.replay import digest
 
 BLOCK = 4096

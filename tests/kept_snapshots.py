@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from understudy.recovery.persistence import Receipt, Store
+from understudy.recovery.snapshots import Receipt, Store
 
 BLOCK = 4096
 BUFFER, GENERATOR, MANIFEST, CLIENT, LOG = 1, 2, 3, 4, 5

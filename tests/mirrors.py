@@ -14,10 +14,10 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.stores.catalogue import StoredSet, find_set
-from understudy.recovery.persistence.stores.layout import store_path
-from understudy.recovery.persistence.tiers import MirrorTier
+from understudy.recovery.snapshots import Store
+from understudy.recovery.snapshots.stores.catalogue import StoredSet, find_set
+from understudy.recovery.snapshots.stores.layout import store_path
+from understudy.recovery.snapshots.tiers import MirrorTier
 
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request hides what a test says
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMIT_RULE = "recovery/persistence/csrc/format/commit_rule.h"
-INDEX_RING = "recovery/persistence/csrc/slots/index_ring.h"
-SLOT_TABLE = "recovery/persistence/csrc/slots/slot_table.h"
+COMMIT_RULE = "recovery/snapshots/csrc/format/commit_rule.h"
+INDEX_RING = "recovery/snapshots/csrc/slots/index_ring.h"
+SLOT_TABLE = "recovery/snapshots/csrc/slots/slot_table.h"
 COPY_LIST = "proxy_server/csrc/snapshots/copy_list.cpp"
 DIGEST = "replay/csrc/digest/digest.h"
 KEPT_BLOCKS = "proxy_server/csrc/driver/kept_blocks.cpp"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.persistence._storage import Storage
+from understudy.recovery.snapshots._storage import Storage
 
 MIB = 1 << 20
 SIZE = 8 * MIB

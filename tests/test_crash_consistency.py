@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from disk_images import BLOCK, Promise, Workload, images
 
-from understudy.recovery.persistence._store import RecordedDisk, Store
+from understudy.recovery.snapshots._store import RecordedDisk, Store
 
 KINDS = ("", "ranges", "old", "area")
 

@@ -20,7 +20,7 @@ from training_run import execute_natively
 from understudy.data import ResumableSampler
 from understudy.proxy_client import data_positions
 from understudy.recovery.base.own_modules import module_command
-from understudy.recovery.persistence.writing.description import Undescribed, read_description
+from understudy.recovery.snapshots.writing.description import Undescribed, read_description
 
 SCRIPT = proxied.WORKLOADS / "resumable_loader.py"
 STEPS_OF_EPOCH = 20

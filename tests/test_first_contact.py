@@ -11,7 +11,7 @@ import pytest
 from mirrors import new_bucket, object_server
 from structlog.testing import capture_logs
 
-from understudy.recovery.persistence.remote.first_contact import tell_of_first_contact
+from understudy.recovery.snapshots.remote.first_contact import tell_of_first_contact
 
 
 def told(url: str, within_s: float = 60.0) -> dict[str, Any]:

@@ -25,7 +25,7 @@ CROWDED = {
     "understudy/jit/csrc/cuda_watch",
 }
 """Folders of C++ that have more than MOST_FILES modules today.  This list may only get shorter."""
-LAYERED = [ROOT / "persistence" / "csrc", ROOT.parent / "replay" / "csrc"]
+LAYERED = [ROOT / "snapshots" / "csrc", ROOT.parent / "replay" / "csrc"]
 """Folders of C++ whose README has a table of them, in the order in which they include each other."""
 CPP = [ROOT.parent / "proxy_client" / "csrc", ROOT.parent / "proxy_server" / "csrc", *LAYERED]
 """All that have such a table."""

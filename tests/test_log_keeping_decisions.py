@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from understudy.recovery.daemon.offline_replay import NotReplayed, _check
-from understudy.recovery.persistence.log.log_keeping import LATE_S, LogKeeping
-from understudy.recovery.persistence.log.log_messages import (
+from understudy.recovery.snapshots.log.log_keeping import LATE_S, LogKeeping
+from understudy.recovery.snapshots.log.log_messages import (
     Copied,
     Drop,
     Follow,
@@ -19,9 +19,9 @@ from understudy.recovery.persistence.log.log_messages import (
     decode,
     encode,
 )
-from understudy.recovery.persistence.log.log_reach import Laid
-from understudy.recovery.persistence.log.stored_log import StoredCommit
-from understudy.recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.snapshots.log.log_reach import Laid
+from understudy.recovery.snapshots.log.stored_log import StoredCommit
+from understudy.recovery.snapshots.settings import PersistenceSettings
 from understudy.recovery.state.counts import LogCounts
 
 CAP = 1 << 20

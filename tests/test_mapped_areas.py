@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.persistence.writing.mapped import MappedAreas
+from understudy.recovery.snapshots.writing.mapped import MappedAreas
 
 PATIENCE_S = 20.0
 LONG_S, SHORT_S = 600.0, 0.05

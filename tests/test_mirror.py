@@ -10,11 +10,11 @@ import mirrors
 import pytest
 from mirrors import JOB, RUN, ObjectServer, Stores, assert_whole, contents_of
 
-from understudy.recovery.persistence import StoreError
-from understudy.recovery.persistence.remote.mirror import Mirror
-from understudy.recovery.persistence.remote.second_tier import Remote
-from understudy.recovery.persistence.stores.retention import Retention
-from understudy.recovery.persistence.tiers import MirrorTier
+from understudy.recovery.snapshots import StoreError
+from understudy.recovery.snapshots.remote.mirror import Mirror
+from understudy.recovery.snapshots.remote.second_tier import Remote
+from understudy.recovery.snapshots.stores.retention import Retention
+from understudy.recovery.snapshots.tiers import MirrorTier
 
 pytestmark = pytest.mark.drawn(2)
 

@@ -13,9 +13,9 @@ from mirrors import JOB, Stores, assert_private, assert_whole, new_bucket, objec
 from test_persistence import ask
 from test_snapshot_export import Stored, assert_same
 
-from understudy.recovery.persistence.remote.mirror import Mirror
-from understudy.recovery.persistence.remote.second_tier import Remote
-from understudy.recovery.persistence.stores.catalogue import read_catalogue
+from understudy.recovery.snapshots.remote.mirror import Mirror
+from understudy.recovery.snapshots.remote.second_tier import Remote
+from understudy.recovery.snapshots.stores.catalogue import read_catalogue
 
 stored = test_snapshot_export.stored  # the fixture
 

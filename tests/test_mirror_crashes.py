@@ -18,8 +18,8 @@ import pytest
 from mirrors import JOB, RUN, ObjectServer, Stores, assert_whole, contents_of, new_bucket
 
 from understudy.recovery.base.own_modules import module_command
-from understudy.recovery.persistence.remote.mirror import Mirror
-from understudy.recovery.persistence.remote.mirror_messages import (
+from understudy.recovery.snapshots.remote.mirror import Mirror
+from understudy.recovery.snapshots.remote.mirror_messages import (
     Answer,
     Copied,
     Copy,
@@ -30,10 +30,10 @@ from understudy.recovery.persistence.remote.mirror_messages import (
     decode_answer,
     encode,
 )
-from understudy.recovery.persistence.remote.second_tier import Remote
-from understudy.recovery.persistence.stores.catalogue import StoredSet
-from understudy.recovery.persistence.stores.retention import Retention
-from understudy.recovery.persistence.tiers import MirrorTier
+from understudy.recovery.snapshots.remote.second_tier import Remote
+from understudy.recovery.snapshots.stores.catalogue import StoredSet
+from understudy.recovery.snapshots.stores.retention import Retention
+from understudy.recovery.snapshots.tiers import MirrorTier
 
 pytestmark = pytest.mark.drawn(2)
 
@@ -148,7 +148,7 @@ class RunningUploader:
     """The real process, asked as proxyd asks it."""
 
     def __init__(self, directory: Path, url: str) -> None:
-        command = [*module_command("recovery.persistence.remote.uploader"), str(directory)]
+        command = [*module_command("recovery.snapshots.remote.uploader"), str(directory)]
         self.process = subprocess.Popen(
             [*command, "--job", JOB, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -15,8 +15,8 @@ import pytest
 from mirrors import JOB, RUN, Stores, assert_whole, new_bucket, object_server
 
 from understudy.recovery.base.timing import Timing
-from understudy.recovery.persistence.remote.mirroring import CompleteSet, Mirroring
-from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.snapshots.remote.mirroring import CompleteSet, Mirroring
+from understudy.recovery.snapshots.settings import MirrorSettings, PersistenceSettings
 from understudy.recovery.state.counts import CopyCounts
 
 

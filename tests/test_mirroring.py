@@ -17,7 +17,7 @@ from test_metrics import a_free_port, scrape
 from test_persistence import STEPS, assert_bits, kill_everything, persisted_step
 
 from understudy.recovery.base.own_modules import name_of
-from understudy.recovery.persistence.tiers import MirrorTier
+from understudy.recovery.snapshots.tiers import MirrorTier
 
 pytestmark = pytest.mark.drawn(2)
 
@@ -46,7 +46,7 @@ def note(node: Node) -> str:
 
 
 def uploaders() -> list[psutil.Process]:
-    return [p for p in processes() if name_of("recovery.persistence.remote.uploader") in command_of(p)]
+    return [p for p in processes() if name_of("recovery.snapshots.remote.uploader") in command_of(p)]
 
 
 def assert_mirror_bits(url: str, folder: Path) -> None:

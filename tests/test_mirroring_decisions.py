@@ -12,8 +12,8 @@ from test_persistence_decisions import made_up_commit
 
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.config.proxyd_settings import settings_of
-from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.persistence.remote.mirror_messages import (
+from understudy.recovery.snapshots.persistence import Persistence
+from understudy.recovery.snapshots.remote.mirror_messages import (
     Copied,
     Copy,
     Failed,
@@ -25,12 +25,12 @@ from understudy.recovery.persistence.remote.mirror_messages import (
     decode_target,
     encode,
 )
-from understudy.recovery.persistence.remote.mirroring import Mirroring
-from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from understudy.recovery.persistence.stores.catalogue import find_set
-from understudy.recovery.persistence.stores.retention import Retention
-from understudy.recovery.persistence.writing.request import Discard, Release, Written
-from understudy.recovery.persistence.writing.writer import RunStores
+from understudy.recovery.snapshots.remote.mirroring import Mirroring
+from understudy.recovery.snapshots.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.snapshots.stores.catalogue import find_set
+from understudy.recovery.snapshots.stores.retention import Retention
+from understudy.recovery.snapshots.writing.request import Discard, Release, Written
+from understudy.recovery.snapshots.writing.writer import RunStores
 from understudy.recovery.state.counts import CopyCounts
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 

@@ -7,8 +7,8 @@ import random
 from disk_images import INCOMPATIBLE, as_of_an_older_release
 from kept_snapshots import BLOCK, content_of, keep
 
-from understudy.recovery.persistence import Store
-from understudy.recovery.persistence._store import RecordedDisk
+from understudy.recovery.snapshots import Store
+from understudy.recovery.snapshots._store import RecordedDisk
 
 
 def without_superblocks_since(disk: bytes, before: bytes) -> RecordedDisk:

@@ -16,11 +16,11 @@ from training_run import installed
 
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.config.proxyd_settings import settings_of
-from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.stores.catalogue import StoredSet, read_catalogue
-from understudy.recovery.persistence.stores.layout import in_use, store_path
-from understudy.recovery.persistence.stores.old_runs import remove_old_runs
-from understudy.recovery.persistence.writing.writer import RunStores
+from understudy.recovery.snapshots import Store
+from understudy.recovery.snapshots.stores.catalogue import StoredSet, read_catalogue
+from understudy.recovery.snapshots.stores.layout import in_use, store_path
+from understudy.recovery.snapshots.stores.old_runs import remove_old_runs
+from understudy.recovery.snapshots.writing.writer import RunStores
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from understudy.recovery.persistence.tuning.adapter import HOLD_S
-from understudy.recovery.persistence.tuning.pacing import LEAST_STEPS, Meter, Pacing, Spent
+from understudy.recovery.snapshots.tuning.adapter import HOLD_S
+from understudy.recovery.snapshots.tuning.pacing import LEAST_STEPS, Meter, Pacing, Spent
 
 pytestmark = pytest.mark.drawn(2)
 

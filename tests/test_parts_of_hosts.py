@@ -15,11 +15,11 @@ from test_persistence_decisions import made_up_commit
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.injector import Refused
-from understudy.recovery.persistence.persistence import Persistence, run_name
-from understudy.recovery.persistence.settings import MirrorSettings, PersistenceSettings
-from understudy.recovery.persistence.writing.part_writer import PartWriter
-from understudy.recovery.persistence.writing.request import Discard, Persist, Release, Written
-from understudy.recovery.persistence.writing.writer import RunStores
+from understudy.recovery.snapshots.persistence import Persistence, run_name
+from understudy.recovery.snapshots.settings import MirrorSettings, PersistenceSettings
+from understudy.recovery.snapshots.writing.part_writer import PartWriter
+from understudy.recovery.snapshots.writing.request import Discard, Persist, Release, Written
+from understudy.recovery.snapshots.writing.writer import RunStores
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted

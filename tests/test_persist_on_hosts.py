@@ -19,8 +19,8 @@ from test_snapshot_export import assert_same
 from training_run import execute_natively
 
 from understudy.recovery.base.own_modules import module_command
-from understudy.recovery.persistence.restore.checking import problems_of
-from understudy.recovery.persistence.stores.catalogue import StoredSet, read_catalogue
+from understudy.recovery.snapshots.restore.checking import problems_of
+from understudy.recovery.snapshots.stores.catalogue import StoredSet, read_catalogue
 
 SCRIPT = proxied.WORKLOADS / "resumable.py"
 EVERY = 20

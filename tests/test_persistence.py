@@ -24,10 +24,10 @@ from zygotes import descendants
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.base.own_modules import module_command, name_of
 from understudy.recovery.config.proxyd_settings import settings_of
-from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.restore.checking import problems_of
-from understudy.recovery.persistence.restore.reading import SetReader
-from understudy.recovery.persistence.stores.catalogue import StoredSet, read_catalogue
+from understudy.recovery.snapshots import Store
+from understudy.recovery.snapshots.restore.checking import problems_of
+from understudy.recovery.snapshots.restore.reading import SetReader
+from understudy.recovery.snapshots.stores.catalogue import StoredSet, read_catalogue
 
 pytestmark = pytest.mark.drawn(2)
 
@@ -68,7 +68,7 @@ def newest_complete(store: Path) -> StoredSet:
 
 
 def writers() -> list[psutil.Process]:
-    return [p for p in processes() if name_of("recovery.persistence.writing.writer") in command_of(p)]
+    return [p for p in processes() if name_of("recovery.snapshots.writing.writer") in command_of(p)]
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery.persistence import Store, StoreError
-from understudy.recovery.persistence.persistence import RETRY_S, Persistence
-from understudy.recovery.persistence.settings import PersistenceSettings
-from understudy.recovery.persistence.stores.layout import stores_of
-from understudy.recovery.persistence.writing.request import (
+from understudy.recovery.snapshots import Store, StoreError
+from understudy.recovery.snapshots.persistence import RETRY_S, Persistence
+from understudy.recovery.snapshots.settings import PersistenceSettings
+from understudy.recovery.snapshots.stores.layout import stores_of
+from understudy.recovery.snapshots.writing.request import (
     Discard,
     Persist,
     Release,
@@ -22,7 +22,7 @@ from understudy.recovery.persistence.writing.request import (
     decode_request,
     encode,
 )
-from understudy.recovery.persistence.writing.writer import RankStores, RunStores
+from understudy.recovery.snapshots.writing.writer import RankStores, RunStores
 from understudy.recovery.state.counts import CopyCounts
 from understudy.recovery.state.jobs import Session
 from understudy.recovery.state.snapshot_leases import SnapshotLeases

@@ -16,8 +16,8 @@ from understudy.recovery.base.errors import BadInput
 from understudy.recovery.config.proxyd_options import OF_PERSIST
 from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.config.proxyrun_options import parse
-from understudy.recovery.persistence.restore.checking import problems_of
-from understudy.recovery.persistence.stores.catalogue import read_catalogue
+from understudy.recovery.snapshots.restore.checking import problems_of
+from understudy.recovery.snapshots.stores.catalogue import read_catalogue
 
 MISTAKES = [
     (["--snapshot-overhead", "0"], r"--persist needs snapshots, which --snapshot-overhead 0 switches off"),
@@ -40,7 +40,7 @@ TRAIN_UNTIL_COMPLETE = """
 import sys
 from pathlib import Path
 import torch
-from understudy.recovery.persistence.stores.catalogue import read_catalogue
+from understudy.recovery.snapshots.stores.catalogue import read_catalogue
 
 store, runs = Path(sys.argv[1]), int(sys.argv[2])
 torch.manual_seed(0)

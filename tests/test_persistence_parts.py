@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from understudy.recovery.persistence.stores.parts import SMALL_BYTES, Holder, Holding, split
+from understudy.recovery.snapshots.stores.parts import SMALL_BYTES, Holder, Holding, split
 
 
 def test_what_all_ranks_hold_is_written_once_and_spread_evenly() -> None:

@@ -29,8 +29,8 @@ from zygotes import descendants
 from understudy.recovery.base.control import blocking_channel, pb, rpc
 from understudy.recovery.base.errors import ExitStatus
 from understudy.recovery.base.own_modules import module_command, name_of
-from understudy.recovery.persistence.log.stored_log import Chain, Kind, read_commit, read_frames
-from understudy.recovery.persistence.stores.layout import logs_of, runs_of
+from understudy.recovery.snapshots.log.stored_log import Chain, Kind, read_commit, read_frames
+from understudy.recovery.snapshots.stores.layout import logs_of, runs_of
 
 SCRIPT = proxied.WORKLOADS / "replayable.py"
 HOST_TO_DEVICE, INPUT_BYTES = 6, 16 * 24 * 4
@@ -190,7 +190,7 @@ def kill_copier(node: Powered) -> None:
 
 def copiers(node: Powered) -> list[psutil.Process]:
     known = descendants(psutil.Process(node.proxyd.pid))
-    return [one for one in known if name_of("recovery.persistence.log.log_copier") in command_of(one)]
+    return [one for one in known if name_of("recovery.snapshots.log.log_copier") in command_of(one)]
 
 
 def kill_server(node: Powered) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from understudy.recovery.host.injector import Refused
-from understudy.recovery.persistence.restore.restorer import NotRestored
+from understudy.recovery.snapshots.restore.restorer import NotRestored
 from understudy.recovery.upkeep import rehearsal
 
 

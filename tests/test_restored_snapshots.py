@@ -12,15 +12,15 @@ from executor_harness import ALLOCATE, FREE, OPERATOR, SEED, Harness, double, ve
 from test_snapshots import LIMIT, order, send, taken
 
 from understudy import replay
-from understudy.recovery.persistence import Store
-from understudy.recovery.persistence.restore.checking import problems_of
-from understudy.recovery.persistence.restore.reading import Damaged, SetReader, StoreError
-from understudy.recovery.persistence.restore.restoring import find, restore
-from understudy.recovery.persistence.stores.catalogue import read_run
-from understudy.recovery.persistence.stores.layout import store_path
-from understudy.recovery.persistence.stores.parts import split
-from understudy.recovery.persistence.writing.mapped import MappedAreas
-from understudy.recovery.persistence.writing.writer import holdings, read_source
+from understudy.recovery.snapshots import Store
+from understudy.recovery.snapshots.restore.checking import problems_of
+from understudy.recovery.snapshots.restore.reading import Damaged, SetReader, StoreError
+from understudy.recovery.snapshots.restore.restoring import find, restore
+from understudy.recovery.snapshots.stores.catalogue import read_run
+from understudy.recovery.snapshots.stores.layout import store_path
+from understudy.recovery.snapshots.stores.parts import split
+from understudy.recovery.snapshots.writing.mapped import MappedAreas
+from understudy.recovery.snapshots.writing.writer import holdings, read_source
 
 SERIAL = 3
 HUGE_PAGE = 2 << 20

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mirrors import Stores
 
-from understudy.recovery.persistence.stores.catalogue import read_catalogue
-from understudy.recovery.persistence.stores.retention import (
+from understudy.recovery.snapshots.stores.catalogue import read_catalogue
+from understudy.recovery.snapshots.stores.retention import (
     KeptSet,
     LocalRun,
     Retention,

@@ -16,8 +16,8 @@ from test_snapshot_export import assert_same, export
 from training_run import execute_natively, installed
 
 from understudy.recovery.base.control import blocking_channel, pb, rpc
-from understudy.recovery.persistence.export.whole import Block, NotWhole, put_together
-from understudy.recovery.persistence.writing.description import Shard, Undescribed, read_description
+from understudy.recovery.snapshots.export.whole import Block, NotWhole, put_together
+from understudy.recovery.snapshots.writing.description import Shard, Undescribed, read_description
 
 SCRIPT = proxied.WORKLOADS / "sharded_resumable.py"
 

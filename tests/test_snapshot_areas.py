@@ -12,8 +12,8 @@ import pytest
 from area_contents import Area, in_area
 from disk_images import BLOCK, images
 
-from understudy.recovery.persistence import Contents, Store, StoreError
-from understudy.recovery.persistence._store import RecordedDisk
+from understudy.recovery.snapshots import Contents, Store, StoreError
+from understudy.recovery.snapshots._store import RecordedDisk
 from understudy.replay import content_digest, digest
 
 SIZES = (0, 1, 64, 4095, 4096, 5000, 70_000, 300_000, 5 << 20)

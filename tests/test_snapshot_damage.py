@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from disk_images import BLOCK, as_of_an_older_release
 
-from understudy.recovery.persistence import Store, StoreError
-from understudy.recovery.persistence._store import RecordedDisk
+from understudy.recovery.snapshots import Store, StoreError
+from understudy.recovery.snapshots._store import RecordedDisk
 from understudy.replay import digest
 
 SLOTS = 4

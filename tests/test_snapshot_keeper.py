@@ -11,9 +11,9 @@ import pytest
 
 from understudy import replay
 from understudy.recovery.config.settings import BadInput, parse_interval, parse_share
-from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.persistence.settings import PersistenceSettings
-from understudy.recovery.persistence.writing.request import Persist
+from understudy.recovery.snapshots.persistence import Persistence
+from understudy.recovery.snapshots.settings import PersistenceSettings
+from understudy.recovery.snapshots.writing.request import Persist
 from understudy.recovery.state.counts import CopyCounts
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.upkeep.snapshots import MUCH_LOG, SHORTEST_INTERVAL_S, SnapshotKeeper

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kept_snapshots import BLOCK, BUFFER, CLIENT, GENERATOR, LOG, MANIFEST, content_of, keep
 
-from understudy.recovery.persistence import Receipt, Store, StoreError, StoreFull
+from understudy.recovery.snapshots import Receipt, Store, StoreError, StoreFull
 
 
 def all_content_of(store: Store, sequence: int) -> list[bytes]:
@@ -335,7 +335,7 @@ def test_two_writers_of_a_store_are_refused_and_readers_are_not(path: Path) -> N
 # Another process that lists and reads; all that it gets must be one byte, repeated.
 READER = """
 import sys
-from understudy.recovery.persistence import Store, StoreError
+from understudy.recovery.snapshots import Store, StoreError
 wrong = right = refused = 0
 with Store.open(sys.argv[1], writable=False) as reader:
     print("open", flush=True)

@@ -25,10 +25,10 @@ from understudy.recovery.base.errors import BadInput
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.commands import snapshots as snapshot_commands
 from understudy.recovery.config.proxyd_settings import settings_of
-from understudy.recovery.persistence.tuning import probe
-from understudy.recovery.persistence.tuning.advice import Advice, Known, Slowdown, advise, usable
-from understudy.recovery.persistence.tuning.probe import Point, Timings, medians, points
-from understudy.recovery.persistence.tuning.tuner import CannotTune
+from understudy.recovery.snapshots.tuning import probe
+from understudy.recovery.snapshots.tuning.advice import Advice, Known, Slowdown, advise, usable
+from understudy.recovery.snapshots.tuning.probe import Point, Timings, medians, points
+from understudy.recovery.snapshots.tuning.tuner import CannotTune
 from understudy.recovery.tuning.job_watch import JobWatch, Pace, RankSample, Sample, name_of_job
 from understudy.recovery.tuning.tune import Order, Running, at_once, known_of, running, slowdown_of
 
@@ -126,7 +126,7 @@ def holds_a_nameless_file(run: subprocess.Popen[bytes]) -> bool:
 MAKING = """
 import sys, threading
 from pathlib import Path
-from understudy.recovery.persistence.tuning import probe
+from understudy.recovery.snapshots.tuning import probe
 
 class Slow:
     needed_slot_bytes = staticmethod(lambda sizes: 4096)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from understudy.recovery.persistence.tuning import tuner
-from understudy.recovery.persistence.tuning.adapter import (
+from understudy.recovery.snapshots.tuning import tuner
+from understudy.recovery.snapshots.tuning.adapter import (
     CONVERGES_WITHIN,
     DRIFT,
     HOLD_S,
@@ -23,7 +23,7 @@ from understudy.recovery.persistence.tuning.adapter import (
     Scales,
     scaled,
 )
-from understudy.recovery.persistence.tuning.tuner import (
+from understudy.recovery.snapshots.tuning.tuner import (
     CannotTune,
     Choice,
     Limits,

@@ -7,7 +7,7 @@ from pathlib import Path
 import proxied
 import pytest
 
-from understudy.recovery.persistence.writing.description import (
+from understudy.recovery.snapshots.writing.description import (
     Omitted,
     TensorPlace,
     Undescribed,

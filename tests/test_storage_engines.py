@@ -28,7 +28,7 @@ from opened_storage import (
 )
 from small_disks import tiny_file_system
 
-from understudy.recovery.persistence._storage import Storage, create_file, raw_loop, stream_copy, stream_kinds
+from understudy.recovery.snapshots._storage import Storage, create_file, raw_loop, stream_copy, stream_kinds
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_where_io_uring_is_refused_plain_direct_writes_take_over_and_say_why(
     opened(path, "direct")
     script = textwrap.dedent(FORBID_IO_URING.replace("{number}", str(number))) + textwrap.dedent("""
         import mmap, sys
-        from understudy.recovery.persistence._storage import Storage
+        from understudy.recovery.snapshots._storage import Storage
         storage = Storage(sys.argv[1])
         storage.write(0, mmap.mmap(-1, 1 << 20), block=4096, threads=2)
         storage.sync()

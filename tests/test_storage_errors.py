@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from disk_images import BLOCK, CHUNK
 
-from understudy.recovery.persistence import Receipt, StoreError
-from understudy.recovery.persistence._store import RecordedDisk, Store
+from understudy.recovery.snapshots import Receipt, StoreError
+from understudy.recovery.snapshots._store import RecordedDisk, Store
 
 SLOTS = 3
 SLOT_BYTES = 6 * BLOCK

@@ -23,7 +23,7 @@ from opened_storage import (
 )
 from small_disks import device_on_a_full_file_system, flakey_device, loop_device, tiny_file_system
 
-from understudy.recovery.persistence._storage import GroupSync, Storage, create_file
+from understudy.recovery.snapshots._storage import GroupSync, Storage, create_file
 
 FAILED = (errno.EIO, errno.ENOSPC)  # a loop device on a full file system may answer either
 

@@ -20,9 +20,9 @@ import pytest
 from executor_harness import FREE, PHASE, Harness, double
 
 from understudy import replay
-from understudy.recovery.persistence.log.log_copier import LogOfRank
-from understudy.recovery.persistence.log.log_reach import Laid, RankReach, _read_rank, lay_out, log_sizes
-from understudy.recovery.persistence.log.stored_log import (
+from understudy.recovery.snapshots.log.log_copier import LogOfRank
+from understudy.recovery.snapshots.log.log_reach import Laid, RankReach, _read_rank, lay_out, log_sizes
+from understudy.recovery.snapshots.log.stored_log import (
     About,
     BadLog,
     Chain,
@@ -31,8 +31,8 @@ from understudy.recovery.persistence.log.stored_log import (
     read_commit,
     read_frames,
 )
-from understudy.recovery.persistence.stores.layout import LogFile, log_path, logs_of
-from understudy.recovery.persistence.writing.described_changes import BadChanges, Descriptions
+from understudy.recovery.snapshots.stores.layout import LogFile, log_path, logs_of
+from understudy.recovery.snapshots.writing.described_changes import BadChanges, Descriptions
 
 SEED = int(os.environ.get("UNDERSTUDY_TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 STEPS = 8

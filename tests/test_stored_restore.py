@@ -35,7 +35,7 @@ WITHOUT_SHADOWS = ("--shadow-limit", "4K")
 AHEAD = 4
 """Steps that ranks may do between two looks: a snapshot is ordered ahead of them."""
 
-READER = name_of("recovery.persistence.restore.restoring")
+READER = name_of("recovery.snapshots.restore.restoring")
 TINY = proxied.python(proxied.WORKLOADS / "tiny.py", "--steps", "15000", "--payload", "20000")
 """Long enough for a few durable sets, also on a fast machine."""
 

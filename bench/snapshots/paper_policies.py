@@ -22,7 +22,7 @@ import torch
 from persist_ways import BLOCK, DONE, MIB, THREADS, TorchSave, Way, copy_into, padded
 from training_state import State, bytes_of, description_of, empty_state, memory_of, offsets_of
 
-from understudy.recovery.persistence._storage import Storage
+from understudy.recovery.snapshots._storage import Storage
 
 POINTER = struct.Struct("<QQ")  # number of the snapshot, offset of its slot: CHECK_ADDR of Listing 1
 LENGTH = struct.Struct("<Q")

@@ -27,8 +27,8 @@ from training_state import (
     memory_of,
 )
 
-from understudy.recovery.persistence import Store
-from understudy.recovery.persistence._storage import Storage, raw_loop
+from understudy.recovery.snapshots import Store
+from understudy.recovery.snapshots._storage import Storage, raw_loop
 
 MIB = 1 << 20
 BLOCK = 4096

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from machine import ROOT, describe_machine
 
-from understudy.recovery.persistence._storage import Storage, create_file, raw_loop
+from understudy.recovery.snapshots._storage import Storage, create_file, raw_loop
 
 MIB = 1 << 20
 RAW = "raw loop"

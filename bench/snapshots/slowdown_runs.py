@@ -24,7 +24,7 @@ from understudy.recovery.base.own_modules import name_of
 
 SCRIPT = "bench/workloads/adam_gpt.py"
 LONGEST_S = 600.0
-WRITER = name_of("recovery.persistence.writing.writer")
+WRITER = name_of("recovery.snapshots.writing.writer")
 LOOK_S = 0.1
 """Between two looks at memory."""
 

@@ -10,7 +10,7 @@ import torch
 from training_state import State, bytes_of, description_of, memory_of, offsets_of
 
 from understudy import replay
-from understudy.recovery.persistence import Contents
+from understudy.recovery.snapshots import Contents
 
 CLIENT_STATE = 4  # kind of extent
 HUGE_PAGE = 2 << 20

@@ -45,10 +45,10 @@ from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.migration.mover import move_worker
 from understudy.recovery.migration.preflight.survey import Survey
 from understudy.recovery.migration.process.namespaces import pid_here
-from understudy.recovery.persistence.restore.restorer import Restorer
 from understudy.recovery.rendezvous.forwarder import JobHosts, OneHost, StoreForwarder
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.rendezvous.worker_store import WorkerStore
+from understudy.recovery.snapshots.restore.restorer import Restorer
 from understudy.recovery.spanning.interface import JobSpans, Started
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.persisting import begin_persisting

@@ -23,15 +23,15 @@ from understudy.recovery.base.errors import ExitStatus, Failure
 from understudy.recovery.base.structured_log import configure
 from understudy.recovery.config.command_line import verbatim
 from understudy.recovery.config.settings import BadInput, parse_bytes, parse_seconds, parse_share
-from understudy.recovery.persistence.export.formats import FORMATS
-from understudy.recovery.persistence.remote.mirror import Mirror
-from understudy.recovery.persistence.remote.second_tier import Remote
-from understudy.recovery.persistence.stores.catalogue import Catalogue, StoredSet
-from understudy.recovery.persistence.stores.layout import logs_of
-from understudy.recovery.persistence.tiers import Tier, tier_at
-from understudy.recovery.persistence.tuning.tuner import size
 from understudy.recovery.run.asking import JobOption as RunningJobOption
 from understudy.recovery.run.asking import SocketOption, ask, looking
+from understudy.recovery.snapshots.export.formats import FORMATS
+from understudy.recovery.snapshots.remote.mirror import Mirror
+from understudy.recovery.snapshots.remote.second_tier import Remote
+from understudy.recovery.snapshots.stores.catalogue import Catalogue, StoredSet
+from understudy.recovery.snapshots.stores.layout import logs_of
+from understudy.recovery.snapshots.tiers import Tier, tier_at
+from understudy.recovery.snapshots.tuning.tuner import size
 from understudy.recovery.text.tables import make_console
 from understudy.recovery.tuning.tune import Order, measure
 
@@ -166,7 +166,7 @@ def export(
         raise BadInput(f"--format {form!r} is not known: {', '.join(FORMATS)}")
     if out.exists():
         raise BadInput(f"{out} exists: name a directory that does not")
-    from understudy.recovery.persistence.export.exporting import (
+    from understudy.recovery.snapshots.export.exporting import (
         export as write,  # PyTorch, with all that it loads
     )
 
@@ -201,7 +201,7 @@ def replay_log(
         NotReplayed,
         replay_stored,
     )
-    from understudy.recovery.persistence.log.log_reach import newest_reach
+    from understudy.recovery.snapshots.log.log_reach import newest_reach
 
     configure("error")
     newest = next(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from understudy.recovery.config.command_line import command_of, option
-from understudy.recovery.persistence.settings import Writing
+from understudy.recovery.snapshots.settings import Writing
 
 DEVICES = "Devices"
 RECOVERY = "Recovery"

@@ -25,13 +25,13 @@ from understudy.recovery.config.settings import (
 )
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.machine.socket_path import default_socket
-from understudy.recovery.persistence.settings import (
+from understudy.recovery.snapshots.settings import (
     MirrorSettings,
     PersistenceSettings,
     Writing,
     check_directory,
 )
-from understudy.recovery.persistence.stores.retention import Retention
+from understudy.recovery.snapshots.stores.retention import Retention
 
 PROGRAM = "proxyd"
 
@@ -170,7 +170,7 @@ def _mirror(given: ProxydOptions) -> MirrorSettings | None:
             raise BadInput(f"{flag} is not possible: {least} or more")
     if not given.mirror:
         return None
-    from understudy.recovery.persistence.remote.second_tier import (
+    from understudy.recovery.snapshots.remote.second_tier import (
         check_url,  # libraries that are seldom needed
     )
 

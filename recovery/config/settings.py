@@ -14,7 +14,7 @@ from understudy.recovery.base.errors import BadInput as BadInput
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.membership.settings import MembershipSettings
-from understudy.recovery.persistence.settings import PersistenceSettings
+from understudy.recovery.snapshots.settings import PersistenceSettings
 
 AREA_BYTES = 8 << 30
 """The most that shadows, or snapshots, of a rank take if nobody says so and a GPU does not need more."""

@@ -32,10 +32,10 @@ from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.network.data_network import DataNetwork, data_network
 from understudy.recovery.migration.transfer.header import Here
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.persistence.remote.first_contact import tell_of_first_contact
 from understudy.recovery.rendezvous.services import PeerStoreService, RendezvousService
 from understudy.recovery.rendezvous.store import FILE as STORE
 from understudy.recovery.rendezvous.store import Notes, Store
+from understudy.recovery.snapshots.remote.first_contact import tell_of_first_contact
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
 from understudy.recovery.takeover.adoption import Successor
 from understudy.recovery.takeover.journaling import Journaling

@@ -32,17 +32,17 @@ from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.data_network import DataNetwork
-from understudy.recovery.persistence.log.log_reach import Laid, Reach, lay_out, log_sizes
-from understudy.recovery.persistence.restore.manifest import read_manifest
-from understudy.recovery.persistence.restore.restorer import Restorer
-from understudy.recovery.persistence.settings import Writing
-from understudy.recovery.persistence.stores.layout import ORIGIN, in_use
-from understudy.recovery.persistence.writing.request import Persist, Written, decode_answer, encode
-from understudy.recovery.persistence.writing.writer import sync_entries
 from understudy.recovery.planning.facts import FaultFacts, FaultKind
 from understudy.recovery.planning.planner import PlanName
 from understudy.recovery.rendezvous.services import RendezvousService
 from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.snapshots.log.log_reach import Laid, Reach, lay_out, log_sizes
+from understudy.recovery.snapshots.restore.manifest import read_manifest
+from understudy.recovery.snapshots.restore.restorer import Restorer
+from understudy.recovery.snapshots.settings import Writing
+from understudy.recovery.snapshots.stores.layout import ORIGIN, in_use
+from understudy.recovery.snapshots.writing.request import Persist, Written, decode_answer, encode
+from understudy.recovery.snapshots.writing.writer import sync_entries
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.server import Server
@@ -298,7 +298,7 @@ async def _write(job: Job, serial: int, run: Path) -> None:
     sessions = [job.sessions[rank] for rank in sorted(job.sessions)]
     writing = Writing()
     process = await asyncio.create_subprocess_exec(
-        *module_command("recovery.persistence.writing.writer"), str(run.parent.parent),
+        *module_command("recovery.snapshots.writing.writer"), str(run.parent.parent),
         "--job", run.parent.name, "--slots", str(SLOTS), "--threads", str(writing.threads),
         "--chunk", str(writing.chunk_bytes), "--pool", str(writing.pool_bytes), "--keep-runs", "1",
         "--parent", str(os.getpid()),

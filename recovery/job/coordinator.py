@@ -18,7 +18,6 @@ from understudy.recovery.job.noticed import ENDED, Noticed
 from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.job.replayed_values import ReplayedValues
 from understudy.recovery.job.validation_barrier import ValidationBarrier
-from understudy.recovery.persistence.restore.restorer import Restorer
 from understudy.recovery.planning.facts import SERVERS_SOUND, FaultFacts, FaultKind
 from understudy.recovery.planning.planner import (
     ENDS,
@@ -28,6 +27,7 @@ from understudy.recovery.planning.planner import (
     parked_anywhere,
     plan,
 )
+from understudy.recovery.snapshots.restore.restorer import Restorer
 from understudy.recovery.state.incidents import (
     CALLS,
     Fault,

@@ -16,11 +16,11 @@ from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import concerned, rank_facts
 from understudy.recovery.host.placement import NoPlace, Placement
-from understudy.recovery.persistence.restore.restorer import NotRestored, Restorer
 from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import BEGINNING, Facts, FaultFacts, FaultKind
 from understudy.recovery.planning.planner import FailRank, Plan, Reload, Rewind, plan
 from understudy.recovery.planning.restarts import Restart
+from understudy.recovery.snapshots.restore.restorer import NotRestored, Restorer
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.recovery_progress import Stage

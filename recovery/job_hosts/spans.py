@@ -34,15 +34,15 @@ from understudy.recovery.migration.places import Place
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.compatible import why_not
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.persistence.settings import on_several_hosts
-from understudy.recovery.persistence.writing.part_writer import PartWriter
-from understudy.recovery.persistence.writing.request import Written
 from understudy.recovery.planning.agreement import HostState
 from understudy.recovery.planning.link_judgement import judge_links
 from understudy.recovery.record.job_record import JobRecord
 from understudy.recovery.record.log import RecordLog
 from understudy.recovery.rendezvous.forwarder import Leader
 from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.snapshots.settings import on_several_hosts
+from understudy.recovery.snapshots.writing.part_writer import PartWriter
+from understudy.recovery.snapshots.writing.request import Written
 from understudy.recovery.spanning.far_moves import FarMoves
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.far_parts import FarParts

@@ -9,9 +9,9 @@ from understudy import replay
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.placement import Placement
 from understudy.recovery.migration.places import Place
-from understudy.recovery.persistence.writing.part_writer import Parts, PartWriter
-from understudy.recovery.persistence.writing.request import Written
 from understudy.recovery.rendezvous.forwarder import JobHosts
+from understudy.recovery.snapshots.writing.part_writer import Parts, PartWriter
+from understudy.recovery.snapshots.writing.request import Written
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
 

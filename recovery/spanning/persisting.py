@@ -7,8 +7,8 @@ from collections.abc import Callable
 import structlog
 
 from understudy.recovery.base.timing import TIMING, Timing
-from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.persistence.settings import PersistenceSettings, left_out, on_several_hosts
+from understudy.recovery.snapshots.persistence import Persistence
+from understudy.recovery.snapshots.settings import PersistenceSettings, left_out, on_several_hosts
 from understudy.recovery.spanning.interface import JobSpans
 from understudy.recovery.state.jobs import Job
 

@@ -10,13 +10,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from understudy.recovery.persistence.writing.description import (
+from understudy.recovery.snapshots.writing.description import (
     Description,
     TensorPlace,
     Undescribed,
     read_description,
 )
-from understudy.recovery.persistence.writing.writer import read_description as read_content
+from understudy.recovery.snapshots.writing.writer import read_description as read_content
 from understudy.recovery.text.tables import binary_size, readable
 
 LONGEST_NAME = 120

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from understudy.recovery.base.errors import BadInput
-from understudy.recovery.persistence.tuning import probe
-from understudy.recovery.persistence.tuning.advice import Advice, Known, Slowdown, advise, room_for, usable
-from understudy.recovery.persistence.tuning.tuner import size
+from understudy.recovery.snapshots.tuning import probe
+from understudy.recovery.snapshots.tuning.advice import Advice, Known, Slowdown, advise, room_for, usable
+from understudy.recovery.snapshots.tuning.tuner import size
 from understudy.recovery.tuning.job_watch import JobWatch, Pace, name_of_job
 
 SHARE_OF_FREE = 0.9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.injector import Refused, account_of
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.persistence.restore.restorer import NotRestored, check
 from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.snapshots.restore.restorer import NotRestored, check
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job
 

@@ -18,8 +18,8 @@ from understudy import replay
 from understudy.recovery.base.background import Complaints
 from understudy.recovery.host.evidence import rank_facts
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.persistence.persistence import Persistence
 from understudy.recovery.planning.cuts import CutSearch
+from understudy.recovery.snapshots.persistence import Persistence
 from understudy.recovery.spanning.interface import Images
 from understudy.recovery.state.jobs import Job, Session
 

@@ -2,8 +2,8 @@
 // docs/snapshot-format.md says what must hold; a line for each scenario says how much was tried, and the exit
 // status whether all held.
 #include "interleavings.h"
-#include "recovery/persistence/csrc/slots/slot_table.h"
-#include "recovery/persistence/csrc/storage/storage.h"
+#include "recovery/snapshots/csrc/slots/slot_table.h"
+#include "recovery/snapshots/csrc/storage/storage.h"
 
 using namespace understudy::persistence;
 

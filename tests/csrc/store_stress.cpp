@@ -6,8 +6,8 @@
 #include <random>
 #include <thread>
 
-#include "recovery/persistence/csrc/store/store.h"
-#include "recovery/persistence/csrc/testing/recorded_disk.h"
+#include "recovery/snapshots/csrc/store/store.h"
+#include "recovery/snapshots/csrc/testing/recorded_disk.h"
 
 using namespace understudy;
 using namespace understudy::persistence;

@@ -13,7 +13,7 @@ from simulation.log import SEGMENT_RECORDS, Commit
 from simulation.programs import mix
 from simulation.snapshots import Snapshot
 from understudy.recovery.host.evidence import facts_of
-from understudy.recovery.persistence.restore.restorer import NotRestored
+from understudy.recovery.snapshots.restore.restorer import NotRestored
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Session
 

@@ -39,12 +39,12 @@ from understudy.recovery.job import recovery_round
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.recovery_round import policy
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.persistence.persistence import Persistence
-from understudy.recovery.persistence.restore.restorer import Restorer
 from understudy.recovery.planning.facts import Facts
 from understudy.recovery.planning.planner import ENDS, MAXIMUM_ATTEMPTS, Plan, PlanName, plan
 from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.planning.roll_forward import RollForward
+from understudy.recovery.snapshots.persistence import Persistence
+from understudy.recovery.snapshots.restore.restorer import Restorer
 from understudy.recovery.state.jobs import Job as RecoveryJob
 from understudy.recovery.state.jobs import Session
 from understudy.recovery.state.server import Server

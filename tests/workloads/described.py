@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from understudy.proxy_client import _client, state_names
-from understudy.recovery.persistence.writing.description import read_description
+from understudy.recovery.snapshots.writing.description import read_description
 
 
 class Own(schedulers.StepLR):

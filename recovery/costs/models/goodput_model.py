@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from understudy.recovery.costs.given.goodput_costs import Costs, Keeping, Persisting, Policy
-from understudy.recovery.persistence.tuning.tuner import longest_recovery_s
+from understudy.recovery.snapshots.tuning.tuner import longest_recovery_s
 
 
 class BadTrace(ValueError):

@@ -16,7 +16,7 @@ from understudy.recovery.migration.process import namespaces
 CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_CHECKPOINT_RESTORE": 40}
 INSTALL = "run deploy/install-criu, which leaves the system's packages alone"
 BEST_ENGINES = ("dax", "uring")
-"""Of recovery/persistence; both go past the page cache (O_DIRECT, or persistent memory)."""
+"""Of recovery/snapshots; both go past the page cache (O_DIRECT, or persistent memory)."""
 LITTLE_SHARED_MEMORY = 1 << 30
 LOG_BYTES = 4 << 30
 """What a rank's log may grow to, by default."""
@@ -209,7 +209,7 @@ def _ptrace_scope(file: Path) -> int:
 
 def _probe(directory: Path) -> tuple[str, str]:
     """(engine that snapshots would be written with, or why none)."""
-    from understudy.recovery.persistence import _storage
+    from understudy.recovery.snapshots import _storage
 
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix="understudy-doctor-") as folder:

@@ -10,8 +10,8 @@ import structlog
 
 from understudy.recovery.base.control import pb, trouble
 from understudy.recovery.membership.network.links import NoLink
-from understudy.recovery.persistence.writing.part_writer import Known, PartWriter
-from understudy.recovery.persistence.writing.request import Discard, Release, Written
+from understudy.recovery.snapshots.writing.part_writer import Known, PartWriter
+from understudy.recovery.snapshots.writing.request import Discard, Release, Written
 from understudy.recovery.spanning.leader.lead import ASK_S, Lead
 from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.state.jobs import Session

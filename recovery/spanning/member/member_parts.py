@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from understudy.recovery.base.control import pb
-from understudy.recovery.persistence.settings import PersistenceSettings
-from understudy.recovery.persistence.stores.layout import is_name
-from understudy.recovery.persistence.writing.part_writer import PartWriter
-from understudy.recovery.persistence.writing.request import Discard, Release, Written
+from understudy.recovery.snapshots.settings import PersistenceSettings
+from understudy.recovery.snapshots.stores.layout import is_name
+from understudy.recovery.snapshots.writing.part_writer import PartWriter
+from understudy.recovery.snapshots.writing.request import Discard, Release, Written
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Stored
 
