@@ -56,7 +56,9 @@ def _of(command: Page) -> Iterator[str]:
 
 def _table(title: str, parameters: Iterable[Parameter]) -> Iterator[str]:
     rows = [
-        f"| `{one.usage.replace('|', BAR)}` | {one.help.translate(_SHOWN)} |" for one in parameters if "--help" not in one.usage
+        f"| `{one.usage.replace('|', BAR)}` | {one.help.translate(_SHOWN)} |"
+        for one in parameters
+        if "--help" not in one.usage
     ]
     if rows:
         yield from (f"| {title} | what it does |", "|---|---|", *rows, "")
