@@ -97,7 +97,7 @@ void Executor::fire_drill(Session& s, const Record& r, Drill& drill) {
     case DrillKind::kKillProxyd:
     case DrillKind::kKillWorker:
       for (const uint64_t until = replay::now_ns() + kProxydPatienceNs; replay::now_ns() < until;) {
-        if (drill.state.load() == number(DrillState::kDone) || park_requested_.load()) return;
+        if (drill.state.load() == number(DrillState::kDone) || requests_.to_park()) return;
         usleep(kDrillLookUs);
       }
       return;

@@ -65,8 +65,7 @@ Executor::~Executor() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
-    hold_requested_.store(false);
-    park_requested_.store(true);
+    requests_.park();
     if (session_) session_->communicators.abort();
   }
   changed_.notify_all();
@@ -115,7 +114,7 @@ void Executor::attach(const AttachOptions& options) {
   rolling_.store(false);
   state_ = State::kParked;
   held_ = false;
-  park_requested_.store(false);
+  requests_.take_back();
   fault_.reset();
 }
 
@@ -123,7 +122,7 @@ void Executor::resume() {
   Session& s = need_parked();
   life_.hold(s.log.page().server_life);  // one that was to come after us may have had it
   std::lock_guard<std::mutex> lock(mutex_);
-  park_requested_.store(false);
+  requests_.take_back();
   fault_.reset();
   state_ = State::kRunning;
   changed_.notify_all();
@@ -133,15 +132,14 @@ void Executor::park() {
   Session& s = need_session();
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kRunning) {
-    ask_to_park(s, /*anywhere=*/true);
+    requests_.park();
+    wake(s);
     s.communicators.abort();
     changed_.wait(lock, [this] { return state_ != State::kRunning; });
   }
 }
 
-void Executor::ask_to_park(Session& s, bool anywhere) {
-  hold_requested_.store(!anywhere);
-  park_requested_.store(true);
+void Executor::wake(Session& s) {
   auto& page = s.log.page();
   page.tail_futex.fetch_add(1);
   replay::futex_wake(page.tail_futex);
@@ -151,7 +149,8 @@ void Executor::hold() {
   Session& s = need_session();
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ != State::kRunning) return;
-  ask_to_park(s, /*anywhere=*/false);
+  requests_.hold();
+  wake(s);
   // One that waits for peers may wait for such as stand already.
   const auto& waits = s.log.page().in_collective;
   for (const uint64_t until = replay::now_ns() + kHoldPatienceNs; waits.load() == 0;)
@@ -163,9 +162,9 @@ void Executor::hold() {
 void Executor::let_go() {
   need_session();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ == State::kRunning) park_requested_.store(false);
+  if (state_ == State::kRunning) requests_.take_back();
   if (state_ != State::kParked || !held_) return;
-  park_requested_.store(false);
+  requests_.take_back();
   state_ = State::kRunning;
   changed_.notify_all();
 }
@@ -259,7 +258,7 @@ void Executor::thread_main() {
       next = run_records(s);
     } catch (const CollectiveError& e) {
       s.communicators.abort();  // peers that wait for this rank must learn of it
-      if (!goes_back_anyway()) fault = Fault{FaultKind::kCollective, e.what(), s.at.index};
+      if (!requests_.goes_back_anyway()) fault = Fault{FaultKind::kCollective, e.what(), s.at.index};
     } catch (const ValidationPause& e) {
       fault = Fault{FaultKind::kValidation, e.what(), s.at.index};
     } catch (const RollForwardRefused& e) {
@@ -268,7 +267,7 @@ void Executor::thread_main() {
       fault = Fault{FaultKind::kRestart, e.what(), s.at.index};
     } catch (const DriverError& e) {
       s.communicators.abort();
-      if (!goes_back_anyway())
+      if (!requests_.goes_back_anyway())
         fault = Fault{e.suspect ? FaultKind::kSuspect : FaultKind::kCall, e.what(), s.at.index};
     } catch (const std::exception& e) {
       if (s.driver.lost(e)) end_with_the_driver(s, e);
@@ -287,15 +286,12 @@ void Executor::thread_main() {
     s.log.page().sealed.store(s.state->table().sealed() ? 1 : 0, std::memory_order_release);
     std::lock_guard<std::mutex> lock(mutex_);
     held_ = next == State::kParked && !fault;
-    if (held_ && !park_requested_.load()) continue;  // it was let go meanwhile
+    if (held_ && !requests_.to_park()) continue;  // it was let go meanwhile
     state_ = next;
     if (fault) fault_ = std::move(fault);
     changed_.notify_all();
   }
 }
-
-// Whoever parks a rank takes it back, to before what fails meanwhile; whoever holds it may let it go on.
-bool Executor::goes_back_anyway() const { return park_requested_.load() && !hold_requested_.load(); }
 
 // Waits until tail > s.at.offset. False: asked to park.
 bool Executor::wait_for_records(Session& s, uint64_t& tail) {
@@ -305,7 +301,7 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
     return tail != s.at.offset;
   };
   page.cursor.store(s.at.offset, std::memory_order_release);
-  while (s.state->advance_snapshot(kSnapshotPortion) && !park_requested_.load(std::memory_order_relaxed))
+  while (s.state->advance_snapshot(kSnapshotPortion) && !requests_.to_park(std::memory_order_relaxed))
     if (arrived()) return true;
   for (int i = 0; i < kFirstLooks && s.spins; i++) {
     if (arrived()) return true;
@@ -325,7 +321,7 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
        s.spins && s.short_pause && now < idle_since + kYieldNs && now - before < kCrowdedNs;
        now = replay::now_ns()) {
     if (arrived()) return true;
-    if (park_requested_.load(std::memory_order_relaxed)) return false;
+    if (requests_.to_park(std::memory_order_relaxed)) return false;
     before = now;
     s.passed.idle(s.at.index);
     sched_yield();
@@ -334,7 +330,7 @@ bool Executor::wait_for_records(Session& s, uint64_t& tail) {
   // for 32 KiB and for whatever anybody waits for. But it may itself be waiting, for data.
   for (long sleep_ms = s.yields ? kPoliteFirstSleepMs : kFirstSleepMs;;
        sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
-    if (park_requested_.load()) return false;
+    if (requests_.to_park()) return false;
     const uint32_t seen = page.tail_futex.load();
     s.state->advance_snapshot(kSnapshotPortion);  // its copier may have ended before it could wake us
     page.server_sleeping.store(1, std::memory_order_seq_cst);
@@ -401,7 +397,7 @@ State Executor::run_records(Session& s) {
       tail = page.tail.load(std::memory_order_acquire);
       continue;
     }
-    if (__builtin_expect(park_requested_.load(std::memory_order_relaxed), 0) && stands_here(s))
+    if (__builtin_expect(requests_.to_park(std::memory_order_relaxed), 0) && stands_here(s))
       return parked_at(s);
     const auto [r, body] = reader.read(s.at.offset, tail);
     if (r.index != s.at.index)
@@ -436,7 +432,7 @@ State Executor::run_records(Session& s) {
 
 // Whether to stand still here, as it was asked to.
 bool Executor::stands_here(const Session& s) const {
-  if (!hold_requested_.load()) return true;
+  if (requests_.to_park_anywhere()) return true;
   const bool no_way_back = s.state->table().sealed() && !s.commit_pending;
   return !s.communicators.in_group() && !no_way_back && !(s.in_step && s.state->steps_are_final());
 }
@@ -480,11 +476,6 @@ void Executor::begin_record(Session& s, const Record& r, const uint64_t* frees) 
     here.call--;  // this record has not run
     make_commit(s, here, optimizer);
   }
-}
-
-void Executor::set_replicated(std::vector<uint64_t> handles) {
-  std::lock_guard<std::mutex> lock(inbox_mutex_);
-  replicated_inbox_ = std::move(handles);
 }
 
 }  // namespace understudy::server

@@ -18,6 +18,7 @@
 #include "proxy_server/csrc/calls/template_cache.h"
 #include "proxy_server/csrc/collectives/collectives.h"
 #include "proxy_server/csrc/executor/passed_records.h"
+#include "proxy_server/csrc/executor/requests.h"
 #include "proxy_server/csrc/executor/roll_forward.h"
 #include "proxy_server/csrc/executor/step_digest.h"
 #include "proxy_server/csrc/executor/validation.h"
@@ -71,8 +72,9 @@ class Executor {
   void roll_forward(const RollForward::Contents& contents);
   void detach();  // -> idle, as new; a device server ends instead
   DeviceState& parked_state();
-  bool rolling() const { return rolling_.load(); }     // the state is of no commit
-  void set_replicated(std::vector<uint64_t> handles);  // takes effect at the next commit
+  bool rolling() const { return rolling_.load(); }  // the state is of no commit
+  // Takes effect at the next commit.
+  void set_replicated(std::vector<uint64_t> handles) { requests_.set_replicated(std::move(handles)); }
 
   State current() const;
   uint64_t cursor_index() const;
@@ -120,9 +122,8 @@ class Executor {
   uint64_t stand_at(Session& s, const std::pair<Position, uint64_t>& result);
   void thread_main();
   State run_records(Session& s);
-  void ask_to_park(Session& s, bool anywhere);
+  static void wake(Session& s);
   bool stands_here(const Session& s) const;
-  bool goes_back_anyway() const;
   State parked_at(Session& s);
   bool wait_for_records(Session& s, uint64_t& tail);
   void run_record(Session& s, const replay::Record& r, uint64_t* body);
@@ -164,12 +165,9 @@ class Executor {
   std::condition_variable changed_;
   State state_ = State::kIdle;
   bool stop_ = false;
-  std::atomic<bool> park_requested_{false};
-  std::atomic<bool> hold_requested_{false};  // that, but not amid a step without pre-images
-  bool held_ = false;                        // parked because it was asked to, and for no fault
+  bool held_ = false;  // parked because it was asked to, and for no fault
+  Requests requests_;
   std::atomic<bool> rolling_{false};
-  std::mutex inbox_mutex_;
-  std::optional<std::vector<uint64_t>> replicated_inbox_;
   std::optional<Fault> fault_;
   std::thread thread_;
 };

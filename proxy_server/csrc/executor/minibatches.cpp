@@ -56,7 +56,7 @@ void Executor::let_device_catch_up(const Session& s) {
   if (!s.driver.streams().several()) return;
   const c10::Event here = s.driver.streams().mark_here();
   const uint64_t until = replay::now_ns() + kLongestBehindNs;
-  while (!here.query() && replay::now_ns() < until && !park_requested_.load()) usleep(kMinibatchLookUs);
+  while (!here.query() && replay::now_ns() < until && !requests_.to_park()) usleep(kMinibatchLookUs);
 }
 
 // Whether nothing is in flight any more within so long.
@@ -64,7 +64,7 @@ bool Executor::settles(Session& s, uint64_t patience_ns) {
   if (patience_ns != 0) let_device_catch_up(s);
   for (const uint64_t until = replay::now_ns() + patience_ns;; usleep(kMinibatchLookUs)) {
     if (s.communicators.settled(s.state->table())) return true;
-    if (replay::now_ns() > until || park_requested_.load()) return false;
+    if (replay::now_ns() > until || requests_.to_park()) return false;
   }
 }
 
@@ -91,11 +91,7 @@ void Executor::make_commit(Session& s, const Position& position, bool optimizer)
     s.roll.finish(*s.state, s.step_digest.value());
     rolling_.store(false);
   }
-  {
-    std::lock_guard<std::mutex> lock(inbox_mutex_);
-    if (replicated_inbox_) s.state->set_replicated(*replicated_inbox_);
-    replicated_inbox_.reset();
-  }
+  if (const auto replicated = requests_.take_replicated()) s.state->set_replicated(*replicated);
   // Everything is about to change where a step begins, unless one has just ended: no place for a snapshot.
   // Nor is one that had to wait, as the next minibatch has begun; unless there would never be another.
   const bool late = s.pending_since != 0 && position.offset - s.pending_since <= kLongestPending;

@@ -45,7 +45,7 @@ void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64
   auto& page = s.log.page();
   if (s.driver.device().is_cuda()) {
     // A collective that park() aborted ends without an error and leaves anything in its buffers.
-    if (goes_back_anyway()) throw CollectiveError("communication was aborted");
+    if (requests_.goes_back_anyway()) throw CollectiveError("communication was aborted");
     s.checked_index = s.at.index + 1;
   }
   const uint64_t sequence = reply_words[0];
