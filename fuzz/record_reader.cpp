@@ -76,7 +76,7 @@ void read_body(const LogMap& log, const Record& r, const uint64_t* body) {
   }
 }
 
-// As Executor::run_records does. Records are numbered, so none can be met twice.
+// As RankExecution::run_records does. Records are numbered, so none can be met twice.
 void run(const LogMap& log, uint64_t offset, uint64_t index) {
   const uint64_t tail = log.page().tail.load();
   replay::LogReader reader(log);

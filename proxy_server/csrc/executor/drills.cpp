@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "proxy_server/csrc/driver/driver_errors.h"
-#include "proxy_server/csrc/executor/executor.h"
+#include "proxy_server/csrc/executor/rank_execution.h"
 #include "replay/csrc/log/futex.h"
 
 namespace understudy::server {
@@ -29,34 +29,34 @@ std::string injected(const std::string& what, const std::string& name, const Rec
 
 }  // namespace
 
-void Executor::load_drills(Session& s) {
-  auto& page = s.log.page();
+void RankExecution::load_drills() {
+  auto& page = log_.page();
   const uint32_t n = std::min<uint32_t>(page.drill_count.load(std::memory_order_acquire), replay::kMaxDrills);
-  s.drills.clear();
+  drills_.clear();
   for (uint32_t i = 0; i < n; i++)
     if (page.drills[i].state.load() == number(DrillState::kArmed))
-      s.drills.emplace_back(page.drills[i].step, page.drills[i].call);
-  if (s.sticky_error || s.slow_step != 0) s.drills.emplace_back(0, 0);  // every record has to look
-  s.drills_seen = page.drill_count.load();
+      drills_.emplace_back(page.drills[i].step, page.drills[i].call);
+  if (sticky_error_ || slow_step_ != 0) drills_.emplace_back(0, 0);  // every record has to look
+  drills_seen_ = page.drill_count.load();
 }
 
-void Executor::fire_drills(Session& s, const Record& r) {
-  auto& page = s.log.page();
-  if (s.sticky_error) throw DriverError(injected("a sticky driver error", call_name(s, r), r));
-  if (s.slow_step == s.at.steps + 1) usleep(kSlowerUs);
-  if (page.drill_count.load(std::memory_order_relaxed) != s.drills_seen) load_drills(s);
-  for (uint32_t i = 0; i < std::min<uint32_t>(s.drills_seen, replay::kMaxDrills); i++) {
+void RankExecution::fire_drills(const Record& r) {
+  auto& page = log_.page();
+  if (sticky_error_) throw DriverError(injected("a sticky driver error", call_name(r), r));
+  if (slow_step_ == at_.steps + 1) usleep(kSlowerUs);
+  if (page.drill_count.load(std::memory_order_relaxed) != drills_seen_) load_drills();
+  for (uint32_t i = 0; i < std::min<uint32_t>(drills_seen_, replay::kMaxDrills); i++) {
     Drill& d = page.drills[i];
     if (d.state.load() != number(DrillState::kArmed)) continue;
-    if (d.step != 0 && (d.step != s.at.steps + 1 || d.call != s.at.call)) continue;
+    if (d.step != 0 && (d.step != at_.steps + 1 || d.call != at_.call)) continue;
     d.fired_at_ns = replay::now_ns();
     d.state.store(number(DrillState::kFired), std::memory_order_release);
-    fire_drill(s, r, d);
+    fire_drill(r, d);
   }
 }
 
-void Executor::fire_drill(Session& s, const Record& r, Drill& drill) {
-  auto& page = s.log.page();
+void RankExecution::fire_drill(const Record& r, Drill& drill) {
+  auto& page = log_.page();
   switch (static_cast<DrillKind>(drill.kind)) {
     case DrillKind::kNone:
       return;
@@ -67,30 +67,30 @@ void Executor::fire_drill(Session& s, const Record& r, Drill& drill) {
       raise(SIGSTOP);  // to this very thread, so that it stops here and not some records later
       return;
     case DrillKind::kCallError:
-      throw DriverError(injected("a driver error", call_name(s, r), r));
+      throw DriverError(injected("a driver error", call_name(r), r));
     case DrillKind::kStickyError:
-      s.sticky_error = true;
-      throw DriverError(injected("a sticky driver error", call_name(s, r), r));
+      sticky_error_ = true;
+      throw DriverError(injected("a sticky driver error", call_name(r), r));
     case DrillKind::kDriverSuspect:
-      throw DriverError(injected("the driver is suspect", call_name(s, r), r), /*suspect=*/true);
+      throw DriverError(injected("the driver is suspect", call_name(r), r), /*suspect=*/true);
     case DrillKind::kCollectiveHang:
-      return s.communicators.hang_once();
+      return communicators_.hang_once();
     case DrillKind::kNetworkPartition:
       page.partitioned_until_ns.store(replay::now_ns() + kPartitionNs);
-      return s.communicators.cut_off();
+      return communicators_.cut_off();
     case DrillKind::kLastingPartition:
       page.partitioned_until_ns.store(~0ull);
-      return s.communicators.cut_off();
+      return communicators_.cut_off();
     case DrillKind::kDeviceGone:
       std::snprintf(page.device_message, sizeof page.device_message, "%s",
-                    injected("the device does not answer any more", call_name(s, r), r).c_str());
+                    injected("the device does not answer any more", call_name(r), r).c_str());
       page.device_lost.store(1, std::memory_order_release);
       _exit(kDeviceGone);
     case DrillKind::kBitFlip:
-      drill.detail = s.state->flip_bit();
+      drill.detail = state_.flip_bit();
       return;
     case DrillKind::kSlowRank:
-      s.slow_step = s.at.steps + 1;
+      slow_step_ = at_.steps + 1;
       return;
     case DrillKind::kKillSpare:
     case DrillKind::kKillAllServers:

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "proxy_server/csrc/executor/executor.h"
+#include "proxy_server/csrc/executor/rank_execution.h"
 #include "replay/csrc/log/futex.h"
 #include "replay/csrc/log/names.h"
 
@@ -44,26 +44,26 @@ uint64_t median(std::vector<uint64_t> values) {
 
 // Inside a step without pre-images there is no way back, so there is a commit right before it: a rank that
 // dies inside can be rolled forward from there.
-bool Executor::begins_optimizer(Session& s, const Record& r) const {
-  return static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer && s.state->steps_are_final() &&
-         s.log.page().error_kind.load(std::memory_order_relaxed) == 0 &&
-         !s.state->committed_for_optimizer(r.index);
+bool RankExecution::begins_optimizer(const Record& r) const {
+  return static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer && state_.steps_are_final() &&
+         log_.page().error_kind.load(std::memory_order_relaxed) == 0 &&
+         !state_.committed_for_optimizer(r.index);
 }
 
 // A GPU is behind its executor by what is queued on it, collectives included: that is no wait for peers. What
 // the current stream waits for, all that the script does next there waits for, too.
-void Executor::let_device_catch_up(const Session& s) {
-  if (!s.driver.streams().several()) return;
-  const c10::Event here = s.driver.streams().mark_here();
+void RankExecution::let_device_catch_up() const {
+  if (!driver_.streams().several()) return;
+  const c10::Event here = driver_.streams().mark_here();
   const uint64_t until = replay::now_ns() + kLongestBehindNs;
   while (!here.query() && replay::now_ns() < until && !requests_.to_park()) usleep(kMinibatchLookUs);
 }
 
 // Whether nothing is in flight any more within so long.
-bool Executor::settles(Session& s, uint64_t patience_ns) {
-  if (patience_ns != 0) let_device_catch_up(s);
+bool RankExecution::settles(uint64_t patience_ns) {
+  if (patience_ns != 0) let_device_catch_up();
   for (const uint64_t until = replay::now_ns() + patience_ns;; usleep(kMinibatchLookUs)) {
-    if (s.communicators.settled(s.state->table())) return true;
+    if (communicators_.settled(state_.table())) return true;
     if (replay::now_ns() > until || requests_.to_park()) return false;
   }
 }
@@ -72,111 +72,110 @@ bool Executor::settles(Session& s, uint64_t patience_ns) {
 // its part only behind what comes next. It is made at the first record at which that is so; if none comes for
 // long, by waiting after all. Not in the midst of the next step, which brings a commit of its own; and not
 // where there is no other to go back to. A replay from amid a group would start its calls one by one.
-bool Executor::may_commit(Session& s) {
-  const bool only = s.state->steps_are_final();
-  if (s.communicators.in_group()) return false;
-  if (!s.communicators.under_way() || only || settles(s, 0)) return true;
-  if (s.in_step) return false;
-  if (s.pending_since == 0 &&
-      settles(s, s.state->snapshot_is_due(s.at.steps) ? kSnapshotPatienceNs : kPatienceNs))
+bool RankExecution::may_commit() {
+  const bool only = state_.steps_are_final();
+  if (communicators_.in_group()) return false;
+  if (!communicators_.under_way() || only || settles(0)) return true;
+  if (in_step_) return false;
+  if (pending_since_ == 0 && settles(state_.snapshot_is_due(at_.steps) ? kSnapshotPatienceNs : kPatienceNs))
     return true;
-  s.log.page().phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
-  if (s.pending_since == 0) s.pending_since = s.at.offset;
-  return s.at.offset - s.pending_since > kLongestPending;
+  log_.page().phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
+  if (pending_since_ == 0) pending_since_ = at_.offset;
+  return at_.offset - pending_since_ > kLongestPending;
 }
 
-void Executor::make_commit(Session& s, const Position& position, bool optimizer) {
-  if (s.roll.active()) {
-    if (!s.commit_pending) throw RollForwardRefused("a step begins within the step");
-    s.roll.finish(*s.state, s.step_digest.value());
+void RankExecution::make_commit(const Position& position, bool optimizer) {
+  if (roll_.active()) {
+    if (!commit_pending_) throw RollForwardRefused("a step begins within the step");
+    roll_.finish(state_, step_digest_.value());
     rolling_.store(false);
   }
-  if (const auto replicated = requests_.take_replicated()) s.state->set_replicated(*replicated);
+  if (const auto replicated = requests_.take_replicated()) state_.set_replicated(*replicated);
   // Everything is about to change where a step begins, unless one has just ended: no place for a snapshot.
   // Nor is one that had to wait, as the next minibatch has begun; unless there would never be another.
-  const bool late = s.pending_since != 0 && position.offset - s.pending_since <= kLongestPending;
-  const bool for_snapshot = (!optimizer || s.commit_pending) && !late;
-  const bool begins = s.commit_pending;  // a minibatch, rather than lies within one
-  const bool final = s.state->steps_are_final();
-  s.state->commit(position, optimizer, for_snapshot, s.step_digest.value());
-  s.passed.all_passed(position.index);
-  if (s.validation.has_first() && s.state->steps_are_final() != final)
-    s.validation.leave_out();  // its second pass would end at another record
-  s.step_digest.reset();
-  s.commit_pending = false;
-  s.pending_since = 0;
-  s.last_commit_offset = position.offset;
-  if (begins && !s.options.policy.protect && s.validation.active() && !s.validation.has_first() &&
-      !(has_room(s.options.log_directory, s.state->table().live_bytes()) && s.state->snapshot_here()))
-    s.validation.leave_out();
+  const bool late = pending_since_ != 0 && position.offset - pending_since_ <= kLongestPending;
+  const bool for_snapshot = (!optimizer || commit_pending_) && !late;
+  const bool begins = commit_pending_;  // a minibatch, rather than lies within one
+  const bool final = state_.steps_are_final();
+  state_.commit(position, optimizer, for_snapshot, step_digest_.value());
+  passed_.all_passed(position.index);
+  if (validation_.has_first() && state_.steps_are_final() != final)
+    validation_.leave_out();  // its second pass would end at another record
+  step_digest_.reset();
+  commit_pending_ = false;
+  pending_since_ = 0;
+  last_commit_offset_ = position.offset;
+  if (begins && !options_.policy.protect && validation_.active() && !validation_.has_first() &&
+      !(has_room(options_.log_directory, state_.table().live_bytes()) && state_.snapshot_here()))
+    validation_.leave_out();
 }
 
-void Executor::end_of_step(Session& s) {
-  auto& page = s.log.page();
-  s.at.steps++;
-  if (s.calls_per_step.size() < 4096) {
-    s.calls_per_step.push_back(s.at.call);
-    s.bytes_per_step.push_back(s.at.offset - s.step_offset);
+void RankExecution::end_of_step() {
+  auto& page = log_.page();
+  at_.steps++;
+  if (calls_per_step_.size() < 4096) {
+    calls_per_step_.push_back(at_.call);
+    bytes_per_step_.push_back(at_.offset - step_offset_);
   }
-  page.recent_calls[s.at.steps % replay::kRecentSteps].store(s.at.call, std::memory_order_relaxed);
-  s.step_offset = s.at.offset;
-  s.at.call = 0;
-  begin_minibatch(s);
-  page.step.store(s.at.steps + 1, std::memory_order_relaxed);
+  page.recent_calls[at_.steps % replay::kRecentSteps].store(at_.call, std::memory_order_relaxed);
+  step_offset_ = at_.offset;
+  at_.call = 0;
+  begin_minibatch();
+  page.step.store(at_.steps + 1, std::memory_order_relaxed);
   page.call.store(0, std::memory_order_relaxed);
-  if (s.at.steps % 16 == 1) publish_medians(s);
+  if (at_.steps % 16 == 1) publish_medians();
 }
 
 // On a GPU kernels may add in any order; a minibatch that is to be the same twice must not.
-void Executor::begin_minibatch(Session& s) {
-  s.validation.begin(s.at.steps + 1);
-  if (s.validation.active() && s.driver.device().is_cuda())
+void RankExecution::begin_minibatch() {
+  validation_.begin(at_.steps + 1);
+  if (validation_.active() && driver_.device().is_cuda())
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
 }
 
-std::string Executor::name_of_record(Session& s, uint64_t index) {
-  replay::LogReader reader(s.log);
-  for (uint64_t offset = s.last_commit_offset; offset < s.at.offset;) {
-    const auto [r, body] = reader.read(offset, s.at.offset);
+std::string RankExecution::name_of_record(uint64_t index) {
+  replay::LogReader reader(log_);
+  for (uint64_t offset = last_commit_offset_; offset < at_.offset;) {
+    const auto [r, body] = reader.read(offset, at_.offset);
     const auto kind = static_cast<Kind>(r.kind);
     if (r.index == index)
-      return replay::is_operator(kind) ? s.templates.find(r.aux).name : replay::name_of(kind);
+      return replay::is_operator(kind) ? templates_.find(r.aux).name : replay::name_of(kind);
     offset += r.bytes;
   }
   return "a call before the commit";
 }
 
 // Where a minibatch that is validated ends: with its optimizer step, unless no way leads out of that.
-bool Executor::ends_validation(const Session& s, const Record& r) const {
+bool RankExecution::ends_validation(const Record& r) const {
   const auto kind = static_cast<Kind>(r.kind);
-  if (s.state->steps_are_final())
+  if (state_.steps_are_final())
     return kind == Kind::kPhase && static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
   return kind == Kind::kCommit && static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep;
 }
 
 // The end of a minibatch that is being validated; throws ValidationPause after the first pass.
-void Executor::validate(Session& s) {
+void RankExecution::validate() {
   // Peers may come only behind this, so that what is in flight is not waited for at any price.
-  if (!settles(s, kValidationPatienceNs)) return s.validation.leave_out();
-  if (s.state->table().sealed() && !s.validation.has_first()) return s.validation.leave_out();
-  if (!s.options.policy.protect) s.state->finish_snapshot();
-  if (s.validation.at_end(*s.state))
-    throw ValidationPause("validation of step " + std::to_string(s.at.steps + 1));
-  if (s.driver.device().is_cuda()) s.state->settings().apply(replay::Setting::kDeterministic);
-  std::string message = s.validation.difference();
-  if (const auto record = s.validation.differing_record(); record && !message.empty())
-    message = "replay differs: " + message + " (" + name_of_record(s, *record) + ")";
+  if (!settles(kValidationPatienceNs)) return validation_.leave_out();
+  if (state_.table().sealed() && !validation_.has_first()) return validation_.leave_out();
+  if (!options_.policy.protect) state_.finish_snapshot();
+  if (validation_.at_end(state_))
+    throw ValidationPause("validation of step " + std::to_string(at_.steps + 1));
+  if (driver_.device().is_cuda()) state_.settings().apply(replay::Setting::kDeterministic);
+  std::string message = validation_.difference();
+  if (const auto record = validation_.differing_record(); record && !message.empty())
+    message = "replay differs: " + message + " (" + name_of_record(*record) + ")";
   else if (!message.empty())
     message = "replay differs: " + message;
   if (!message.empty())
-    std::fprintf(stderr, "understudy: rank %u, step %llu: %s\n", s.log.page().rank,
-                 static_cast<unsigned long long>(s.at.steps + 1), message.c_str());
-  s.validation.publish(message);
+    std::fprintf(stderr, "understudy: rank %u, step %llu: %s\n", log_.page().rank,
+                 static_cast<unsigned long long>(at_.steps + 1), message.c_str());
+  validation_.publish(message);
 }
 
-void Executor::publish_medians(Session& s) {
-  s.log.page().median_calls_per_step.store(median(s.calls_per_step), std::memory_order_relaxed);
-  s.log.page().median_bytes_per_step.store(median(s.bytes_per_step), std::memory_order_relaxed);
+void RankExecution::publish_medians() {
+  log_.page().median_calls_per_step.store(median(calls_per_step_), std::memory_order_relaxed);
+  log_.page().median_bytes_per_step.store(median(bytes_per_step_), std::memory_order_relaxed);
 }
 
 }  // namespace understudy::server

@@ -5,7 +5,7 @@
 #include "proxy_server/csrc/calls/call_results.h"
 #include "proxy_server/csrc/calls/composite.h"
 #include "proxy_server/csrc/driver/cleared_memory.h"
-#include "proxy_server/csrc/executor/executor.h"
+#include "proxy_server/csrc/executor/rank_execution.h"
 
 namespace understudy::server {
 
@@ -215,8 +215,7 @@ void clear_results(const torch::jit::Stack& stack) {
 }  // namespace
 
 // The result becomes the buffer `handle`, in the layout the worker expects.
-void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const OutputSpec& spec,
-                    const Template& t) {
+void RankExecution::bind(uint64_t handle, at::Tensor result, const OutputSpec& spec, const Template& t) {
   const TensorSpec& want = *spec.tensor;
   TORCH_CHECK(result.defined(), t.name, " gave no tensor where the worker expects one");
   TORCH_CHECK(result.scalar_type() == want.dtype && result.sizes() == c10::IntArrayRef(want.sizes), t.name,
@@ -229,34 +228,34 @@ void Executor::bind(Session& s, uint64_t handle, at::Tensor result, const Output
   for (size_t i = 0; same && result.numel() > 1 && i < want.sizes.size(); i++)
     same = want.sizes[i] == 1 || want.strides[i] == result.stride(static_cast<int64_t>(i));
   if (!same) {
-    c10::Storage storage = s.state->allocate_cleared(spec.storage_bytes);
+    c10::Storage storage = state_.allocate_cleared(spec.storage_bytes);
     view_of(storage, want).copy_(result);
-    s.state->create(handle, std::move(storage));
+    state_.create(handle, std::move(storage));
   } else {
-    Content& made = s.state->create(handle, result.storage());
+    Content& made = state_.create(handle, result.storage());
     if (is_view(result, want)) made.keep(want.serial, std::move(result));
   }
-  if (__builtin_expect(s.validation.active(), 0))
-    s.validation.note(s.at.index, handle, s.state->digest(s.state->read(handle)));
+  if (__builtin_expect(validation_.active(), 0))
+    validation_.note(at_.index, handle, state_.digest(state_.read(handle)));
 }
 
 // Runs the kernel: arguments on the stack become results.
-void Executor::run_kernel(Session& s, const Template& t, WrittenViews& written, bool told) {
-  const ClearedMemory cleared(t.leaves_unwritten || s.validation.active());
+void RankExecution::run_kernel(const Template& t, WrittenViews& written, bool told) {
+  const ClearedMemory cleared(t.leaves_unwritten || validation_.active());
   std::optional<at::NoGradGuard> unrecorded;
   if (__builtin_expect(t.without_gradients, 0)) unrecorded.emplace();
   std::optional<OnlyExact> only_exact;
   if (__builtin_expect(t.of_attention, 0)) only_exact.emplace();
   if (__builtin_expect(t.widening != nullptr, 0)) {
-    run_widened(t, c10::DispatchKeySet(s.driver.key()), s.stack);
+    run_widened(t, c10::DispatchKeySet(driver_.key()), stack_);
   } else if (t.on_driver) {
-    t.op.redispatchBoxed(c10::DispatchKeySet(s.driver.key()), &s.stack);
+    t.op.redispatchBoxed(c10::DispatchKeySet(driver_.key()), &stack_);
   } else {
-    t.op.callBoxed(s.stack);
+    t.op.callBoxed(stack_);
   }
-  if (__builtin_expect(t.only_allocates, 0) && s.driver.device().is_cuda()) clear_results(s.stack);
-  if (__builtin_expect(s.validation.active(), 0)) written.note(s.validation, s.at.index, *s.state);
-  written.check(t, s.stack, told);
+  if (__builtin_expect(t.only_allocates, 0) && driver_.device().is_cuda()) clear_results(stack_);
+  if (__builtin_expect(validation_.active(), 0)) written.note(validation_, at_.index, state_);
+  written.check(t, stack_, told);
 }
 
 // Behind an error that may have come amid it: it changes nothing but its results.
@@ -264,81 +263,81 @@ static bool may_run_again(const Template& t) {
   return !t.writes && !t.op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
-void Executor::run_operator(Session& s, const Record& r, Words words) {
-  const Template& t = s.templates.find(r.aux);
-  s.stack.clear();
+void RankExecution::run_operator(const Record& r, Words words) {
+  const Template& t = templates_.find(r.aux);
+  stack_.clear();
   {
     const Words arguments = words;
     const auto run = [&] {
       WrittenViews written;
-      Values values(*s.state, s.driver, words = arguments, written);
-      s.state->copy_together([&] {
-        for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
+      Values values(state_, driver_, words = arguments, written);
+      state_.copy_together([&] {
+        for (const ArgumentSpec& a : t.arguments) stack_.push_back(values.get(a));
       });
-      run_kernel(s, t, written, /*told=*/false);
+      run_kernel(t, written, /*told=*/false);
     };
     for (;;) {
       try {
         run();
         break;
       } catch (const c10::Error& e) {
-        if (!out_of_memory(e) || !may_run_again(t) || !s.state->make_room()) throw;
-        s.stack.clear();
+        if (!out_of_memory(e) || !may_run_again(t) || !state_.make_room()) throw;
+        stack_.clear();
       }
     }
   }
-  if (s.stack.size() < t.returns.size()) throw LogError("a call returned too little");
+  if (stack_.size() < t.returns.size()) throw LogError("a call returned too little");
   for (size_t i = 0; i < t.returns.size(); i++) {
     const ReturnSpec& want = t.returns[i];
     if (want.kind == 1) {
-      if (want.items[0].fresh) bind(s, words.next(), std::move(s.stack[i]).toTensor(), want.items[0], t);
+      if (want.items[0].fresh) bind(words.next(), std::move(stack_[i]).toTensor(), want.items[0], t);
     } else if (want.kind == 2) {
-      std::vector<at::Tensor> results = std::move(s.stack[i]).toTensorVector();
-      s.stack[i] = {};
+      std::vector<at::Tensor> results = std::move(stack_[i]).toTensorVector();
+      stack_[i] = {};
       TORCH_CHECK(results.size() == want.items.size(), t.name, " gave ", results.size(),
                   " tensors, the worker expects ", want.items.size());
       for (size_t k = 0; k < results.size(); k++)
-        if (want.items[k].fresh) bind(s, words.next(), std::move(results[k]), want.items[k], t);
+        if (want.items[k].fresh) bind(words.next(), std::move(results[k]), want.items[k], t);
     } else if (want.kind == 3) {
-      const c10::IValue& gave = s.stack[i];
+      const c10::IValue& gave = stack_[i];
       TORCH_CHECK(gave.isInt() && gave.toInt() == want.number, t.name, " gave ", gave,
                   " where the worker expects ", want.number);
     }
   }
-  s.stack.clear();  // before the next record frees what the stack refers to
+  stack_.clear();  // before the next record frees what the stack refers to
 }
 
 // What fused attention tells beside its tensors depends on shapes alone; the others need what is computed.
 static bool waits_for_the_device(const Template& t) { return t.name.find("attention") == std::string::npos; }
 
-void Executor::run_operator_sync(Session& s, const Record& r, uint64_t* reply_words, Words words) {
-  const Template& t = s.templates.find(r.aux);
-  s.stack.clear();
+void RankExecution::run_operator_sync(const Record& r, uint64_t* reply_words, Words words) {
+  const Template& t = templates_.find(r.aux);
+  stack_.clear();
   ArgumentStorages storages;
   std::vector<at::Tensor> written_composites;
   uint64_t first_handle;
   {
     WrittenViews written;
-    Values values(*s.state, s.driver, words, written, &storages);
-    s.state->copy_together([&] {
-      for (const ArgumentSpec& a : t.arguments) s.stack.push_back(values.get(a));
+    Values values(state_, driver_, words, written, &storages);
+    state_.copy_together([&] {
+      for (const ArgumentSpec& a : t.arguments) stack_.push_back(values.get(a));
     });
     first_handle = words.next();
-    if (waits_for_the_device(t)) s.driver.announce_waiting();
-    run_kernel(s, t, written, /*told=*/true);
+    if (waits_for_the_device(t)) driver_.announce_waiting();
+    run_kernel(t, written, /*told=*/true);
     written_composites = std::move(values.written_composites);
   }
-  const torch::jit::Stack stack = std::move(s.stack);
-  CallResults results(*s.state, storages, first_handle);
+  const torch::jit::Stack stack = std::move(stack_);
+  CallResults results(state_, storages, first_handle);
   for (const c10::IValue& value : stack)  // a changed argument follows below, once
     results.add(is_one_of(value, written_composites) ? c10::IValue() : value);
   for (const at::Tensor& composite : written_composites) results.add(composite);
-  if (__builtin_expect(s.roll.active(), 0)) s.roll.note_results(first_handle, *s.state);
-  if (__builtin_expect(s.validation.active(), 0))
+  if (__builtin_expect(roll_.active(), 0)) roll_.note_results(first_handle, state_);
+  if (__builtin_expect(validation_.active(), 0))
     for (uint64_t handle = first_handle; handle < results.end_handle(); handle++)
-      s.validation.note(s.at.index, handle, s.state->digest(s.state->read(handle)));
+      validation_.note(at_.index, handle, state_.digest(state_.read(handle)));
   const std::vector<uint64_t>& answer = results.words();
-  reply(s, reply_words, answer.data(), 8 * answer.size(), ErrorKind::kNone);
+  reply(reply_words, answer.data(), 8 * answer.size(), ErrorKind::kNone);
 }
 
 }  // namespace understudy::server

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "proxy_server/csrc/driver/driver_errors.h"
-#include "proxy_server/csrc/executor/executor.h"
+#include "proxy_server/csrc/executor/rank_execution.h"
 #include "proxy_server/csrc/state/memory_report.h"
 #include "replay/csrc/digest/digest.h"
 #include "replay/csrc/log/futex.h"
@@ -40,13 +40,13 @@ uint64_t checked_bytes(uint64_t bytes) {
 }  // namespace
 
 // Publishes the answer of a sync record; in a replay of one already answered, compares instead.
-void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error,
-                     bool comparable) {
-  auto& page = s.log.page();
-  if (s.driver.device().is_cuda()) {
+void RankExecution::reply(uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error,
+                          bool comparable) {
+  auto& page = log_.page();
+  if (driver_.device().is_cuda()) {
     // A collective that park() aborted ends without an error and leaves anything in its buffers.
     if (requests_.goes_back_anyway()) throw CollectiveError("communication was aborted");
-    s.checked_index = s.at.index + 1;
+    checked_index_ = at_.index + 1;
   }
   const uint64_t sequence = reply_words[0];
   const uint64_t seen = replay::digest(data, bytes);
@@ -57,56 +57,56 @@ void Executor::reply(Session& s, uint64_t* reply_words, const void* data, uint64
       page.replies_different.fetch_add(1);
       std::fprintf(stderr,
                    "understudy: rank %u, record %llu: the replayed value differs from the delivered one\n",
-                   page.rank, static_cast<unsigned long long>(s.at.index));
+                   page.rank, static_cast<unsigned long long>(at_.index));
     }
     return;
   }
-  if (bytes > s.log.reply_bytes() - sizeof(replay::ReplyHeader)) throw LogError("a reply is too large");
-  if (!s.log.reserve_reply(sizeof(replay::ReplyHeader) + bytes)) {
+  if (bytes > log_.reply_bytes() - sizeof(replay::ReplyHeader)) throw LogError("a reply is too large");
+  if (!log_.reserve_reply(sizeof(replay::ReplyHeader) + bytes)) {
     const std::string message = "shared memory is full: /dev/shm has no room for a value of " +
                                 std::to_string(bytes) + " bytes that the program reads";
-    return reply(s, reply_words, message.data(), message.size(), ErrorKind::kOutOfMemory, comparable);
+    return reply(reply_words, message.data(), message.size(), ErrorKind::kOutOfMemory, comparable);
   }
-  auto* header = reinterpret_cast<replay::ReplyHeader*>(s.log.reply());
+  auto* header = reinterpret_cast<replay::ReplyHeader*>(log_.reply());
   *header = {bytes, static_cast<uint32_t>(error), 0};
   if (bytes != 0) std::memcpy(header + 1, data, bytes);
   reply_words[1] = seen;
-  page.cursor.store(s.at.offset, std::memory_order_relaxed);
+  page.cursor.store(at_.offset, std::memory_order_relaxed);
   page.reply_sequence.store(sequence, std::memory_order_seq_cst);
   page.reply_futex.fetch_add(1);
   if (page.worker_sleeping.load(std::memory_order_seq_cst) != 0) replay::futex_wake(page.reply_futex);
 }
 
-std::string Executor::call_name(Session& s, const Record& r) const {
+std::string RankExecution::call_name(const Record& r) {
   const auto kind = static_cast<Kind>(r.kind);
   if (replay::is_operator(kind))
-    if (const Template* known = s.templates.find_parsed(r.aux)) return known->name;
+    if (const Template* known = templates_.find_parsed(r.aux)) return known->name;
   return replay::name_of(kind);
 }
 
-void Executor::program_error(Session& s, const Record& r, ErrorKind kind, const std::string& message) {
-  auto& page = s.log.page();
+void RankExecution::program_error(const Record& r, ErrorKind kind, const std::string& message) {
+  auto& page = log_.page();
   if (page.error_kind.load() != 0) return;
-  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", call_name(s, r).c_str());
+  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", call_name(r).c_str());
   std::snprintf(page.error_message, sizeof page.error_message, "%s", message.c_str());
   page.error_index = r.index;
   page.error_kind.store(static_cast<uint32_t>(kind), std::memory_order_release);
 }
 
 // While an optimizer step is finished with contents of its end: whether the record is to be run.
-bool Executor::runs_in_roll(Session& s, const Record& r, const uint64_t* reply_words, Words words) {
+bool RankExecution::runs_in_roll(const Record& r, const uint64_t* reply_words, Words words) {
   switch (static_cast<Kind>(r.kind)) {
     case Kind::kOperator:
-      return s.roll.runs_operator(s.templates.find(r.aux), words, *s.state);
+      return roll_.runs_operator(templates_.find(r.aux), words, state_);
     case Kind::kOperatorSync:
-      s.roll.check_sync_operator(s.templates.find(r.aux), words);
+      roll_.check_sync_operator(templates_.find(r.aux), words);
       return true;
     case Kind::kHostToDevice:
-      return s.roll.runs_upload(r.aux);
+      return roll_.runs_upload(r.aux);
     case Kind::kDeviceToHost:
-      return s.roll.runs_read(r.aux, s.log.page().reply_sequence.load() >= reply_words[0]);
+      return roll_.runs_read(r.aux, log_.page().reply_sequence.load() >= reply_words[0]);
     case Kind::kResize:
-      s.roll.check_resize(r.aux);
+      roll_.check_resize(r.aux);
       return true;
     case Kind::kCommit:
       if (static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep) return true;
@@ -121,43 +121,43 @@ bool Executor::runs_in_roll(Session& s, const Record& r, const uint64_t* reply_w
 }
 
 // Whether it still works, as a library's error does not say. Throws what is not the program's.
-void Executor::ask_device(Session& s, const Record& r) const {
+void RankExecution::ask_device(const Record& r) {
   try {
-    s.driver.synchronize();
+    driver_.synchronize();
   } catch (const c10::Error& e) {
-    if (s.driver.lost(e)) throw;
-    throw DriverError(std::string(e.what_without_backtrace()) + " [device call " + call_name(s, r) +
+    if (driver_.lost(e)) throw;
+    throw DriverError(std::string(e.what_without_backtrace()) + " [device call " + call_name(r) +
                       ", record " + std::to_string(r.index) + "]");
   }
 }
 
 // Waits for that alone; whether it is known.
-bool Executor::pass_mark(Session& s, uint64_t mark) {
-  const ScriptStreams::Mark* const known = s.driver.streams().find(mark);
-  if (known == nullptr) return s.driver.streams().is_past(mark);
+bool RankExecution::pass_mark(uint64_t mark) {
+  const ScriptStreams::Mark* const known = driver_.streams().find(mark);
+  if (known == nullptr) return driver_.streams().is_past(mark);
   if (!known->event) return false;
-  s.communicators.wait_for_queued([known] { return known->event->query(); });
+  communicators_.wait_for_queued([known] { return known->event->query(); });
   known->event->synchronize();
   return true;
 }
 
-void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
+void RankExecution::run_record(const Record& r, uint64_t* body) {
   const auto kind = static_cast<Kind>(r.kind);
-  auto& page = s.log.page();
+  auto& page = log_.page();
   const uint64_t count = (r.bytes - sizeof(Record)) / 8 - r.frees;
   const bool sync = replay::is_sync(kind);
   if (sync && count < 2) throw LogError("a sync record is too short");
   Words words(body + (sync ? 2 : 0), count - (sync ? 2 : 0));
   if (kind == Kind::kEnd) {
-    if (s.roll.active() && page.error_kind.load() == 0)
+    if (roll_.active() && page.error_kind.load() == 0)
       throw RollForwardRefused("the program ends within the step");
-    publish_medians(s);
+    publish_medians();
     if (page.error_kind.load() == 0) {
-      s.communicators.wait_for_all(s.state->table());
-      s.driver.synchronize();  // a peer may still wait for what is queued
+      communicators_.wait_for_all(state_.table());
+      driver_.synchronize();  // a peer may still wait for what is queued
     }
     page.session_state.store(static_cast<uint32_t>(replay::SessionState::kClosed));
-    reply(s, body, nullptr, 0, ErrorKind::kNone);
+    reply(body, nullptr, 0, ErrorKind::kNone);
     return;
   }
   if (page.error_kind.load(std::memory_order_relaxed) != 0) {  // the program failed: nothing runs any more
@@ -165,128 +165,128 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
       const std::string message = replay::text_of(page.error_message) + " [device call " +
                                   replay::text_of(page.error_operator) + ", record " +
                                   std::to_string(page.error_index) + "]";
-      reply(s, body, message.data(), message.size(), static_cast<ErrorKind>(page.error_kind.load()));
+      reply(body, message.data(), message.size(), static_cast<ErrorKind>(page.error_kind.load()));
     }
     return;
   }
   try {
-    if (__builtin_expect(s.step_digest.active(), 0)) s.step_digest.add(r, words, s.templates, *s.state);
-    if (__builtin_expect(s.roll.active(), 0) && !runs_in_roll(s, r, body, words)) return;
+    if (__builtin_expect(step_digest_.active(), 0)) step_digest_.add(r, words, templates_, state_);
+    if (__builtin_expect(roll_.active(), 0) && !runs_in_roll(r, body, words)) return;
     switch (kind) {
       case Kind::kOperator:
-        run_operator(s, r, words);
-        if (__builtin_expect(s.launches_block(), 0)) {
-          s.driver.synchronize();
-          s.checked_index = s.at.index + 1;
+        run_operator(r, words);
+        if (__builtin_expect(launches_block(), 0)) {
+          driver_.synchronize();
+          checked_index_ = at_.index + 1;
         }
         return;
       case Kind::kOperatorSync:
-        return run_operator_sync(s, r, body, words);
+        return run_operator_sync(r, body, words);
       case Kind::kPad:
       case Kind::kFree:
       case Kind::kEnd:
         return;
       case Kind::kAllocate:
-        s.state->create(r.aux, s.state->allocate_cleared(checked_bytes(words.next())));
+        state_.create(r.aux, state_.allocate_cleared(checked_bytes(words.next())));
         return;
       case Kind::kResize: {
         const uint64_t bytes = checked_bytes(words.next());
-        c10::Storage fresh = s.state->allocate_cleared(bytes);
-        const c10::Storage& old = s.state->write(r.aux);
+        c10::Storage fresh = state_.allocate_cleared(bytes);
+        const c10::Storage& old = state_.write(r.aux);
         if (const uint64_t kept = std::min<uint64_t>(bytes, old.nbytes()); kept != 0) {
           std::vector<uint8_t> content(kept);
-          s.driver.to_host(old, 0, kept, content.data());
-          s.driver.from_host(fresh, 0, kept, content.data());
+          driver_.to_host(old, 0, kept, content.data());
+          driver_.from_host(fresh, 0, kept, content.data());
         }
-        s.driver.streams().use_here(old);  // its pre-image may yet have to be copied
-        return s.state->table().replace(r.aux, std::move(fresh));
+        driver_.streams().use_here(old);  // its pre-image may yet have to be copied
+        return state_.table().replace(r.aux, std::move(fresh));
       }
       case Kind::kHostToDevice: {
         const uint64_t offset = words.next(), bytes = words.next();
         const uint8_t* payload = words.take_bytes(bytes);
-        const c10::Storage& to = s.state->write(r.aux);
+        const c10::Storage& to = state_.write(r.aux);
         if (offset > to.nbytes() || bytes > to.nbytes() - offset)
           throw LogError("a payload does not fit its buffer");
-        return s.driver.upload(to, offset, bytes, payload);
+        return driver_.upload(to, offset, bytes, payload);
       }
       case Kind::kDeviceToHost: {
         const uint64_t offset = words.next(), bytes = words.next();
-        const c10::Storage& from = s.state->read(r.aux);
+        const c10::Storage& from = state_.read(r.aux);
         if (offset > from.nbytes() || bytes > from.nbytes() - offset)
           throw LogError("a read reaches behind its buffer");
         if (from.device().is_cpu())
-          return reply(s, body, static_cast<const uint8_t*>(from.data()) + offset, bytes, ErrorKind::kNone);
+          return reply(body, static_cast<const uint8_t*>(from.data()) + offset, bytes, ErrorKind::kNone);
         std::vector<uint8_t> content(bytes);
-        s.driver.to_host(from, offset, bytes, content.data());
-        s.passed.current_passed(s.at.index + 1);
-        return reply(s, body, content.data(), bytes, ErrorKind::kNone);
+        driver_.to_host(from, offset, bytes, content.data());
+        passed_.current_passed(at_.index + 1);
+        return reply(body, content.data(), bytes, ErrorKind::kNone);
       }
       case Kind::kSeed:
-        return s.state->generator(r.aux).set_current_seed(words.next());
+        return state_.generator(r.aux).set_current_seed(words.next());
       case Kind::kGeneratorGet: {
-        const std::vector<uint8_t> state = s.state->generator_state(r.aux);
-        return reply(s, body, state.data(), state.size(), ErrorKind::kNone);
+        const std::vector<uint8_t> state = state_.generator_state(r.aux);
+        return reply(body, state.data(), state.size(), ErrorKind::kNone);
       }
       case Kind::kGeneratorSet: {
         const uint64_t bytes = words.next();
         const uint8_t* content = words.take_bytes(bytes);
-        return s.state->set_generator_state(r.aux, content, bytes);
+        return state_.set_generator_state(r.aux, content, bytes);
       }
       case Kind::kGeneratorFree:
-        return s.state->forget_generator(r.aux);
+        return state_.forget_generator(r.aux);
       case Kind::kPhase: {
         if (r.aux > static_cast<uint64_t>(replay::Phase::kOptimizer)) throw LogError("unknown phase");
         page.phase.store(static_cast<uint32_t>(r.aux), std::memory_order_relaxed);
-        s.in_step = static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
-        if (s.in_step && s.state->steps_are_final()) s.step_digest.begin();
-        return s.state->phase(static_cast<replay::Phase>(r.aux));
+        in_step_ = static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
+        if (in_step_ && state_.steps_are_final()) step_digest_.begin();
+        return state_.phase(static_cast<replay::Phase>(r.aux));
       }
       case Kind::kCommit:
-        if (static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep) end_of_step(s);
-        s.commit_pending = true;
-        s.in_step = false;
-        s.step_digest.end();
+        if (static_cast<replay::CommitKind>(r.aux) == replay::CommitKind::kStep) end_of_step();
+        commit_pending_ = true;
+        in_step_ = false;
+        step_digest_.end();
         return;
       case Kind::kSetting:
-        return s.state->settings().set(static_cast<replay::Setting>(r.aux), words.next());
+        return state_.settings().set(static_cast<replay::Setting>(r.aux), words.next());
       case Kind::kEnvironment: {
         const uint64_t bytes = words.next();
         const auto* text = reinterpret_cast<const char*>(words.take_bytes(bytes));
-        return s.state->settings().set_environment({text, bytes});
+        return state_.settings().set_environment({text, bytes});
       }
       case Kind::kCommunicatorCreate:
-        return s.communicators.create(r.aux, words);
+        return communicators_.create(r.aux, words);
       case Kind::kCommunicatorDestroy:
-        return s.communicators.destroy(r.aux, s.state->table());
+        return communicators_.destroy(r.aux, state_.table());
       case Kind::kCollective:
-        return s.communicators.start(r.aux, words, *s.state);
+        return communicators_.start(r.aux, words, state_);
       case Kind::kSynchronize:
         switch (static_cast<replay::WaitFor>(r.aux)) {
           case replay::WaitFor::kEverything:
-            s.communicators.wait_for_all(s.state->table());
+            communicators_.wait_for_all(state_.table());
             break;
           case replay::WaitFor::kStream:
             break;
           case replay::WaitFor::kMark:
-            if (!pass_mark(s, words.next())) break;
-            return reply(s, body, nullptr, 0, ErrorKind::kNone);
+            if (!pass_mark(words.next())) break;
+            return reply(body, nullptr, 0, ErrorKind::kNone);
           case replay::WaitFor::kBarrier:
-            s.communicators.wait_for_barrier(words.next(), s.state->table());
+            communicators_.wait_for_barrier(words.next(), state_.table());
             break;
           default:
             throw LogError("nobody knows what to wait for");
         }
-        s.driver.synchronize();
-        s.passed.all_passed(s.at.index + 1);
-        return reply(s, body, nullptr, 0, ErrorKind::kNone);
+        driver_.synchronize();
+        passed_.all_passed(at_.index + 1);
+        return reply(body, nullptr, 0, ErrorKind::kNone);
       case Kind::kStream:
       case Kind::kStreamMark:
       case Kind::kStreamWait:
       case Kind::kStreamUse:
-        return s.state->run_stream_record(kind, r.aux, words);
+        return state_.run_stream_record(kind, r.aux, words);
       case Kind::kMemory: {
-        const auto report = report_memory(static_cast<replay::MemoryQuery>(r.aux), *s.state, s.driver);
-        return reply(s, body, &report, sizeof report, ErrorKind::kNone, /*comparable=*/false);
+        const auto report = report_memory(static_cast<replay::MemoryQuery>(r.aux), state_, driver_);
+        return reply(body, &report, sizeof report, ErrorKind::kNone, /*comparable=*/false);
       }
     }
   } catch (const CollectiveError&) {
@@ -302,29 +302,29 @@ void Executor::run_record(Session& s, const Record& r, uint64_t* body) {
   } catch (const replay::RewindError& e) {
     throw LogError(e.what());
   } catch (const c10::Error& e) {
-    if (s.driver.lost(e)) throw;
-    if (s.driver.device().is_cuda() && library_error(e.what())) ask_device(s, r);
-    const std::string message = e.what_without_backtrace() + when_it_happened(s, e.what());
-    if (s.driver.device().is_cuda() && driver_error(message) && kind_of(e) == ErrorKind::kRuntime)
-      throw DriverError(message + " [device call " + call_name(s, r) + ", record " + std::to_string(r.index) +
+    if (driver_.lost(e)) throw;
+    if (driver_.device().is_cuda() && library_error(e.what())) ask_device(r);
+    const std::string message = e.what_without_backtrace() + when_it_happened(e.what());
+    if (driver_.device().is_cuda() && driver_error(message) && kind_of(e) == ErrorKind::kRuntime)
+      throw DriverError(message + " [device call " + call_name(r) + ", record " + std::to_string(r.index) +
                         "]");
     if (sync)
-      reply(s, body, message.data(), message.size(), kind_of(e));
+      reply(body, message.data(), message.size(), kind_of(e));
     else
-      program_error(s, r, kind_of(e), message);
+      program_error(r, kind_of(e), message);
   } catch (const std::bad_alloc&) {
     const std::string message =
         "CUDA out of memory: the device server could not allocate what this call needs";
     if (sync)
-      reply(s, body, message.data(), message.size(), ErrorKind::kOutOfMemory);
+      reply(body, message.data(), message.size(), ErrorKind::kOutOfMemory);
     else
-      program_error(s, r, ErrorKind::kOutOfMemory, message);
+      program_error(r, ErrorKind::kOutOfMemory, message);
   } catch (const std::exception& e) {
     const std::string message = e.what();
     if (sync)
-      reply(s, body, message.data(), message.size(), ErrorKind::kRuntime);
+      reply(body, message.data(), message.size(), ErrorKind::kRuntime);
     else
-      program_error(s, r, ErrorKind::kRuntime, message);
+      program_error(r, ErrorKind::kRuntime, message);
   }
 }
 
