@@ -29,7 +29,6 @@ struct AttachOptions {
   int threads = 1;
   Policy policy;
   uint32_t generation = 0;
-  uint64_t from_commit = 0;
   uint64_t block_until_commit = 0;  // before there is this one the device is waited for after each operator
 };
 
