@@ -1,8 +1,8 @@
 // What a device server executes of one rank: its log, its state on the device, and where in the log that
 // stands.
 //
-// One thread runs its records, each of them once begun to its end. What changes the state besides is called
-// while none runs; a few functions, which say so, may be called from any thread at any time.
+// One thread runs the records. Whatever else changes the state is called while none run; the few functions
+// for which that does not hold say so.
 #pragma once
 #include <atomic>
 #include <string>
