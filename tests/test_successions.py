@@ -41,7 +41,7 @@ class Lost:
         self.job = Job("j", None, [], span=Span(2, TOKEN, "a"))
         self.left: list[tuple[LeftBehind, dict[str, str]]] = []
         self.worker_store: Store | None = self.keeper.store
-        self.succession = self._succession(here, Timing())
+        self.succession = self._succession(here, Timing(record_again_s=0.0))
 
     def _succession(self, here: str, timing: Timing) -> Succession:
         return Succession(
@@ -49,7 +49,7 @@ class Lost:
         )
 
     def impatient(self, here: str) -> None:
-        self.succession = self._succession(here, Timing(follows_s=-1.0))
+        self.succession = self._succession(here, Timing(follows_s=-1.0, record_again_s=0.0))
 
     async def _promote(self, job: Job, left: LeftBehind) -> Any:
         assert job.span is not None and job.span.leading is not None and not job.span.leader
@@ -270,12 +270,25 @@ def test_other_members_wait_for_a_standby_unless_it_takes_too_long(tmp_path: Pat
         assert "host b was to lead it on, and does not within" in await lost.why_over()
         await lost.cluster.put(OWNER, owner("b"))
         assert "host b was to lead it on, and does not within" in await lost.why_over()
-        lost.succession = lost._succession("d", Timing())
+        lost.succession = lost._succession("d", Timing(record_again_s=0.0))
         assert await lost.why_over() == ""  # it leads, and will follow us
         await lost.cluster.put(OWNER, b"nonsense")
         assert "cannot be read" in await lost.why_over()
         lost.cluster.there = False
         assert await lost.why_over() == ""  # nobody can tell
+
+    asyncio.run(check())
+
+
+def test_a_member_that_is_no_standby_reads_the_record_once_in_a_while(tmp_path: Path) -> None:
+    async def check() -> None:
+        lost = await of_lost_leader(tmp_path, "d", two_copies())
+        lost.succession = lost._succession("d", Timing())
+        assert await lost.why_over() == ""
+        await record(lost.cluster, pb.JobRecordBatch(over="it has ended"))
+        assert await lost.why_over() == ""
+        lost.succession.forget("j")
+        assert await lost.why_over() == f"{NOBODY}: it has ended"
 
     asyncio.run(check())
 

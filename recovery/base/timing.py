@@ -17,6 +17,8 @@ class Timing:
     """How long a host that gives no sign still counts as alive, and as the leader of its jobs."""
     follows_s: float = 60.0
     """How long the members of a lost leader wait for its standby to lead their job on."""
+    record_again_s: float = 5.0
+    """How long such a member goes by the job's record as it has read it."""
     notice_s: float = 0.1
     """How long the notice of a death that was found otherwise may be on its way."""
     look_busy_s: float = 0.02

@@ -57,10 +57,13 @@ class Succession:
         self._worker_store, self._timing = worker_store, timing
         self._since: dict[tuple[str, str], float] = {}
         """When the loss of a job's leader was seen first: by the job's name and that host."""
+        self._recorded: dict[str, tuple[float, Recorded]] = {}
+        """Records by job, and until when they are not read again."""
 
     def forget(self, job: str) -> None:
         """It is over here."""
         self._since = {key: since for key, since in self._since.items() if key[0] != job}
+        self._recorded.pop(job, None)
 
     async def why_over(self, job: Job, deputy: Deputy, lost: Mapping[str, str]) -> str:
         """Its leader is lost, like these hosts: why that is the end, or "": it goes on, or will.
@@ -81,7 +84,7 @@ class Succession:
             if former not in lost:  # it leads by now, and will follow us; else it was lost before it did
                 return self._why_not_led([former], lost, waited_s)
             records = RecordLog(store, self._cluster, job.name, job.span.token)
-            recorded = await records.read()
+            recorded = await self._read(job, records)
             images = recorded.images
             if not recorded.kept or recorded.over or images is None or job.closing:
                 return f"{NOBODY}: {recorded.over}" if recorded.over else NOBODY
@@ -104,6 +107,16 @@ class Succession:
         except ClusterStoreError as problem:
             log.warning("nobody can tell who leads a job on", job=job.name, problem=str(problem))
             return ""
+
+    async def _read(self, job: Job, records: RecordLog) -> Recorded:
+        """The job's record; not each time if we do not lead it on: all members look, and it may be large."""
+        known = self._recorded.get(job.name)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        recorded = await records.read()
+        if recorded.images is not None and self._here not in recorded.images.standbys:
+            self._recorded[job.name] = time.monotonic() + self._timing.record_again_s, recorded
+        return recorded
 
     def _why_not_led(self, hosts: Collection[str], lost: Collection[str], waited_s: float) -> str:
         """The first of these that can is to lead it on."""
