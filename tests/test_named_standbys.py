@@ -33,12 +33,15 @@ class Host:
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.folder = name, folder
         self.keeper = Keeper(folder / name, name=name)
-        self.reached = True
+        self.reached, self.full = True, False
+        """`full`: of each set it keeps one image, and no more."""
 
     async def KeepImage(self, requests: Any, timeout: float) -> pb.KeepReply:
         if not self.reached:
             raise SteerFailed("it is not reached")
         told = [request async for request in requests]
+        if self.full and self.keeper.kept.get(told[0].set) is not None:
+            return pb.KeepReply(error="its disk is full")
         try:
             await self.keeper.kept.keep(stream(told))
         except NotKept as problem:
@@ -208,6 +211,31 @@ def test_a_host_that_cannot_keep_them_is_none_and_the_next_one_is(tmp_path: Path
         host.members["c"].connected.clear()
         images = await host.leave(standbys, 2)
         assert list(images.standbys) == ["d"]
+
+    asyncio.run(check())
+
+
+def test_a_set_on_its_way_is_not_let_go_of_and_those_that_came_to_nothing_do_not_pile_up(
+    tmp_path: Path,
+) -> None:
+    async def check() -> None:
+        host = LeadersHost(tmp_path, "bc")
+        standbys = await host.begin()
+        await host.leave(standbys, 1)
+        late = standbys._kept(1)
+        for other in host.hosts.values():
+            other.full = True
+        for serial in range(2, 8):
+            with pytest.raises(NotLeft, match="its disk is full"):
+                await standbys.leave(host.pair(serial), host.sessions[:1])
+        for other in host.hosts.values():
+            other.full = False
+        images = await host.leave(standbys, 9)
+        assert list(images.standbys) == ["b", "c"]
+        with pytest.raises(NotKept):
+            host.hosts["b"].keeper.kept.release(late)  # held up on its way
+        assert all(one.ranks(images) for one in host.hosts.values())
+        assert all(len(one.keeper.files()) == len(one.ranks(images)) for one in host.hosts.values())
 
     asyncio.run(check())
 

@@ -79,7 +79,8 @@ class Standbys:
         """Standbys, in their order, and how often each had been reached when it got what it keeps."""
         self._images = pb.ImageSet()
         """Those that the record names."""
-        self._count = 0
+        self._count = self._named = 0
+        """Of sets that were begun, and which of them the record names."""
         self._changing = asyncio.Lock()
 
     @property
@@ -116,7 +117,7 @@ class Standbys:
         finally:
             for path in ours:  # its workers are lost with this host, or go on
                 await asyncio.to_thread(path.unlink, True)
-        self._lead.run_beside(self._release())
+        self._lead.run_beside(self._release(self._kept(self._named)))
         return paused_s
 
     async def _name(self, images: pb.ImageSet, times: Mapping[str, int]) -> None:
@@ -126,7 +127,7 @@ class Standbys:
         except NotKept as problem:
             raise NotLeft(str(problem)) from problem
         await self.record.name(images)
-        self._images, self._times = images, dict(times)
+        self._images, self._times, self._named = images, dict(times), self._count
         self._tell()
 
     async def _send_all(self, made: pb.ImageSet, images: Mapping[int, Taken]) -> dict[str, int]:
@@ -141,6 +142,8 @@ class Standbys:
             ranks = [rank for rank in sorted(images) if self._is_for(member, sessions.get(rank), times)]
             number = member.times
             try:
+                with contextlib.suppress(Refused):  # of sets that came to nothing it needs none
+                    await self._ask(member, "ReleaseImages", self._kept(self._count - 1), RELEASE_S)
                 for rank in ranks:
                     await self._send_image(member, made.id, sessions[rank], images[rank])
             except NotLeft as problem:
@@ -227,13 +230,13 @@ class Standbys:
         if reply.error:
             raise Refused(reply.error[:300])
 
-    async def _release(self) -> None:
+    async def _release(self, but: pb.ReleaseImagesRequest) -> None:
         """No host needs images but these; one that is not reached is told with the next set."""
         for member in list(self._lead.members.values()):
             if member.lost or not member.connected.is_set():
                 continue
             with contextlib.suppress(NotLeft):
-                await self._ask(member, "ReleaseImages", self._kept(), RELEASE_S)
+                await self._ask(member, "ReleaseImages", but, RELEASE_S)
 
     # ------------------------------------------------------------------ keeping it so
     async def run(self) -> None:
@@ -271,7 +274,7 @@ class Standbys:
             elif member.times != times and member.connected.is_set():  # its proxyd may have been started anew
                 times = member.times
                 try:
-                    await self._ask(member, "ReleaseImages", self._kept(), RELEASE_S)
+                    await self._ask(member, "ReleaseImages", self._kept(self._named), RELEASE_S)
                     self._times[host] = times
                 except Refused as problem:
                     gone[host] = f"host {host}: {problem}"
@@ -279,8 +282,9 @@ class Standbys:
                     log.debug("a standby is asked again", job=self._job.name, problem=str(problem))
         return gone
 
-    def _kept(self) -> pb.ReleaseImagesRequest:
-        return pb.ReleaseImagesRequest(keep=self._images.id, number=self._count, **self._lead.credentials())
+    def _kept(self, number: int) -> pb.ReleaseImagesRequest:
+        """Of the sets up to that one only those are needed that the record names."""
+        return pb.ReleaseImagesRequest(keep=self._images.id, number=number, **self._lead.credentials())
 
     async def _name_fewer(self, gone: Mapping[str, str]) -> None:
         images = pb.ImageSet()
