@@ -283,7 +283,7 @@ class Leader:
 
     async def _leave(self, standbys: Standbys, sessions: list[Any]) -> None:
         while True:
-            await asyncio.sleep(self.world.chance.uniform(2, 20))
+            await asyncio.sleep(self.world.chance.uniform(1, 12))
             places: Any = {rank: SimpleNamespace(log_offset=1, step=1) for rank in range(3)}
             number = next(self.pairs)
             folder = self.world.folder / f"pair-{number}"
@@ -322,6 +322,7 @@ def simulate(seed: int, folder: Path) -> Outcome:
                     "join",
                     "die",
                     "restart member",
+                    "lose who leads on",
                     "lose who leads on",
                     "nothing",
                 )
