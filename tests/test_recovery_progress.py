@@ -72,5 +72,6 @@ def test_the_report_has_the_stages_of_each_recovery(folder: Path) -> None:
     assert ended.status == 0, ended.output[-3000:]
     (recovery,) = ended.report["recoveries"]
     print(recovery["stages"])
-    assert set(recovery["stages"]) == {stage.value for stage in Stage} - {"gathering"}
+    # Ranks gather for a validation alone; on a slow machine the first one may just have been due.
+    assert set(recovery["stages"]) - {"gathering"} == {stage.value for stage in Stage} - {"gathering"}
     assert 0 < sum(recovery["stages"].values()) <= recovery["total_s"] + 0.001

@@ -283,7 +283,7 @@ class Standbys:
         return gone
 
     def _kept(self, number: int) -> pb.ReleaseImagesRequest:
-        """Of the sets up to that one only those are needed that the record names."""
+        """An order: only those sets are needed, up to that one, that the record names."""
         return pb.ReleaseImagesRequest(keep=self._images.id, number=number, **self._lead.credentials())
 
     async def _name_fewer(self, gone: Mapping[str, str]) -> None:
