@@ -84,7 +84,7 @@ def test_every_variable_that_our_code_reads_is_known_and_none_is_known_for_nothi
     for file in sources():
         if file.name != "variables.py":
             read |= set(re.findall(r'[\'"`](UNDERSTUDY_[A-Z_]+)[\'"`=]', file.read_text()))
-    # Tests pass further names of the first to scripts of their own; the second are options (test_config_file.py).
+    # Tests pass further names of the first to scripts of their own; the second are options of proxyd.
     others = ("UNDERSTUDY_TEST_", "UNDERSTUDY_PROXYD_")
     assert {name for name in read if name in NAMES or not name.startswith(others)} == set(NAMES)
 

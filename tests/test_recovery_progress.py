@@ -67,11 +67,12 @@ def test_the_report_has_the_stages_of_each_recovery(folder: Path) -> None:
     tiny = proxied.WORKLOADS / "tiny.py"
     drill = "kill-server rank=1 step=3 call=5"
     ended = proxied.run(
-        proxied.torchrun(2, tiny), folder=folder, options=("--devices", "cpu:2", "--drill", drill)
-    )
+        proxied.torchrun(2, tiny), folder=folder,
+        # Else a rank that is ahead may wait for a validation, its first one, when the other one's server dies.
+        options=("--devices", "cpu:2", "--drill", drill, "--validate-every", "0"),
+    )  # fmt: skip
     assert ended.status == 0, ended.output[-3000:]
     (recovery,) = ended.report["recoveries"]
     print(recovery["stages"])
-    # Ranks gather for a validation alone; on a slow machine the first one may just have been due.
-    assert set(recovery["stages"]) - {"gathering"} == {stage.value for stage in Stage} - {"gathering"}
+    assert set(recovery["stages"]) == {stage.value for stage in Stage} - {"gathering"}
     assert 0 < sum(recovery["stages"].values()) <= recovery["total_s"] + 0.001
