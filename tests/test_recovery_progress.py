@@ -68,7 +68,7 @@ def test_the_report_has_the_stages_of_each_recovery(folder: Path) -> None:
     drill = "kill-server rank=1 step=3 call=5"
     ended = proxied.run(
         proxied.torchrun(2, tiny), folder=folder,
-        # Else a rank that is ahead may wait for a validation, its first one, when the other one's server dies.
+        # Else a rank that is ahead may wait for its first validation when the other one's server dies.
         options=("--devices", "cpu:2", "--drill", drill, "--validate-every", "0"),
     )  # fmt: skip
     assert ended.status == 0, ended.output[-3000:]
