@@ -70,7 +70,7 @@ def train_until(node: Node, holds: Callable[[list[Any]], bool], what: str) -> No
             node.let(min(STEPS - 1, min(rank.step for rank in ranks) + AHEAD))
         return len(ranks) == 2 and holds(ranks)
 
-    until(more, what)
+    until(more, what, 120)
 
 
 def only_on_storage(ranks: list[Any]) -> bool:
