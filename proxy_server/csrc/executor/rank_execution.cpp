@@ -196,8 +196,8 @@ bool RankExecution::wait_for_records(uint64_t& tail) {
   // for 32 KiB and for whatever anybody waits for. But it may itself be waiting, for data.
   for (long sleep_ms = yields_ ? kPoliteFirstSleepMs : kFirstSleepMs;;
        sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
+    const uint32_t seen = page.tail_futex.load();  // first: what is asked behind this look ends the sleep
     if (requests_.to_park()) return false;
-    const uint32_t seen = page.tail_futex.load();
     state_.advance_snapshot(kSnapshotPortion);  // its copier may have ended before it could wake us
     page.server_sleeping.store(1, std::memory_order_seq_cst);
     if (passed_.idle(at_.index))

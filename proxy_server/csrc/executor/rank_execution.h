@@ -110,7 +110,7 @@ class RankExecution {
   void fire_drills(const replay::Record& r);
   void fire_drill(const replay::Record& r, replay::Drill& drill);
 
-  // executor_errors.cpp
+  // fatal_errors.cpp
   [[noreturn]] void end_with_the_driver(const std::exception& error) const;
   std::string when_it_happened(const std::string& message) const;
 
