@@ -8,7 +8,8 @@ import pytest
 from proxied import python, run
 
 from understudy.recovery.base.errors import BadInput
-from understudy.recovery.config.config_file import LARGEST, unknown_variables
+from understudy.recovery.base.yaml_file import LARGEST
+from understudy.recovery.config.config_file import unknown_variables
 from understudy.recovery.config.proxyd_options import ProxydOptions, proxyd_command
 from understudy.recovery.config.proxyd_settings import options_of, settings_of
 
@@ -58,16 +59,24 @@ def test_the_command_line_comes_before_variables_and_those_before_the_file(
 
 
 WRONG = {
-    "an option that there is not": ("device: cpu:1", "there is no option device: is devices meant"),
+    "an option that there is not": ("device: cpu:1", "line 1: there is no option device: is devices meant"),
     "a list": ("devices: [cpu:1]", "devices wants a word or a number"),
     "nothing": ("devices:", "devices wants a word or a number"),
-    "a word for a switch": ("listen-anywhere: perhaps", "listen-anywhere wants true or false"),
+    "a word for a switch": (
+        "devices: cpu:1\nlisten-anywhere: perhaps",
+        "from --config .*; see proxyd --help",
+    ),
+    "the same twice": ("devices: cpu:1\nspares: 1\ndevices: cpu:2", "line 3: devices stands there twice"),
+    "bytes": ("devices: !!binary Y3B1OjE=", "devices wants a word or a number"),
     "a word for a number": ("devices: cpu:1\nspares: many", "from --config .*proxyd.yaml; see proxyd --help"),
     "a word that is none of those": ("devices: cpu:1\nexact: maybe", "from --config .*; see proxyd --help"),
     "no options": ("- devices", "holds no options"),
-    "no YAML": ("devices: 'cpu:1", "is no YAML in line"),
-    "an object of Python's": ("devices: !!python/object/apply:os.system ['true']", "is no YAML"),
-    "what is far too long": ("#" * (LARGEST + 1), "has more than 1 MiB"),
+    "no YAML": ("devices: 'cpu:1", ", line 1 is no YAML: "),
+    "an object of Python's": (
+        "devices: !!python/object/apply:os.system ['true']",
+        "wants a word or a number",
+    ),
+    "what is far too long": ("#" * (LARGEST + 1), "is larger than 1 MiB"),
     "an option of the command line alone": ("config: other.yaml", "there is no option config"),
     "a key that is no word": ("7: cpu:1", "there is no option 7"),
 }

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.yaml_file import compose
 
-LARGEST = 1 << 20
-"""Bytes of a file."""
-_SWITCHES = {True: "on", False: "off"}
-"""YAML takes `on` and `off` for truth values, where an option may want the word."""
+_PLAIN = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "timestamp"))
 
 
 def variable_prefix(program: str) -> str:
@@ -24,29 +22,29 @@ def variable_prefix(program: str) -> str:
     return f"UNDERSTUDY_{program.upper()}"
 
 
-def read(path: Path, command: Any) -> dict[str, Any]:
-    """Values by the names of a command's parameters; raises BadInput."""
-    import yaml
+def read(path: Path, command: Any) -> dict[str, str]:
+    """Values by the names of a command's parameters, as they are written there; raises BadInput."""
+    from yaml.nodes import MappingNode, ScalarNode
 
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(LARGEST + 1)
-    except OSError as problem:
-        raise BadInput(f"--config {path} cannot be read: {problem.strerror}") from problem
-    if len(raw) > LARGEST:
-        raise BadInput(f"--config {path} has more than {LARGEST >> 20} MiB: it is no file of options")
-    try:
-        told = yaml.safe_load(raw)
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:
-        mark = getattr(problem, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark is not None else ""
-        raise BadInput(f"--config {path} is no YAML{where}") from problem
-    if told is None:
+    shown = f"--config {path}"
+    node = compose(path, shown)
+    if node is None:
         return {}
-    if not isinstance(told, dict):
-        raise BadInput(f"--config {path} holds no options: write a line for each, as `devices: cuda:8`")
-    options = options_of(command)
-    return dict(_value(path, name, value, options) for name, value in told.items())
+    if not isinstance(node, MappingNode):
+        raise BadInput(f"{shown} holds no options: write a line for each, as `devices: cuda:8`")
+    options, found = options_of(command), {}
+    for name, value in node.value:
+        where = f"{shown}, line {name.start_mark.line + 1}"
+        if not isinstance(name, ScalarNode) or name.value not in options:
+            said = name.value if isinstance(name, ScalarNode) else "of such a name"
+            near = difflib.get_close_matches(str(said), options, n=1, cutoff=0.0)[0]
+            raise BadInput(f"{where}: there is no option {said[:80]}: is {near} meant?")
+        if not isinstance(value, ScalarNode) or value.tag not in _PLAIN:
+            raise BadInput(f"{where}: {name.value} wants a word or a number")
+        if options[name.value].name in found:
+            raise BadInput(f"{where}: {name.value} stands there twice")
+        found[options[name.value].name] = value.value
+    return found
 
 
 def options_of(command: Any) -> dict[str, Any]:
@@ -56,20 +54,6 @@ def options_of(command: Any) -> dict[str, Any]:
         for one in command.params
         if one.param_type_name == "option" and not one.is_eager and not one.hidden
     }
-
-
-def _value(path: Path, name: object, value: object, options: Mapping[str, Any]) -> tuple[str, object]:
-    """The parameter's name, and what it is given; raises BadInput."""
-    if not isinstance(name, str) or name not in options:
-        near = difflib.get_close_matches(str(name), options, n=1, cutoff=0.0)[0]
-        raise BadInput(f"--config {path}: there is no option {str(name)[:80]}: is {near} meant?")
-    option = options[name]
-    if isinstance(value, bool):
-        return option.name, value if option.is_flag else _SWITCHES[value]
-    if option.is_flag or not isinstance(value, str | int | float):
-        wanted = "true or false" if option.is_flag else "a word or a number"
-        raise BadInput(f"--config {path}: {name} wants {wanted}, not {str(value)[:80]!r}")
-    return option.name, str(value)
 
 
 def unknown_variables(environment: Mapping[str, str], program: str, command: Any) -> list[str]:

@@ -13,9 +13,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.yaml_file import compose
 from understudy.recovery.costs.given.inputs import Inputs
 
-LARGEST_FILE = 1 << 20
 DEEPEST = 4
 """Names in a row; aliases could nest sections without end."""
 MOST_VALUES = 1000
@@ -64,20 +64,7 @@ def combined(*sources: Mapping[Name, Known]) -> Read:
 # ------------------------------------------------------------------ a file
 def of_file(path: Path) -> dict[Name, Known]:
     """Every value with its line.  Raises BadInput."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST_FILE + 1)
-    except OSError as problem:
-        raise BadInput(f"{path} cannot be read: {problem.strerror}") from problem
-    if len(text) > LARGEST_FILE:
-        raise BadInput(f"{path} is larger than {LARGEST_FILE >> 20} MiB: that is no such file")
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeError, RecursionError) as problem:
-        mark = getattr(problem, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        what = getattr(problem, "problem", None) or type(problem).__name__
-        raise BadInput(f"{path}{where} is no YAML: {what}") from None
+    node = compose(path)
     if not isinstance(node, yaml.MappingNode):
         raise BadInput(f"{path} holds no inputs: recoveryctl cost --example shows what is expected")
     found = dict(islice(_values(node, (), path), MOST_VALUES + 1))
