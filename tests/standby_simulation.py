@@ -33,7 +33,7 @@ from understudy.recovery.record.job_record import JobRecord
 from understudy.recovery.record.log import RecordLog
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader.cpu_images import Pair
-from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
+from understudy.recovery.spanning.leader.lost_hosts import Handover
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.standbys import Lapse, NotLeft, Sources, Standbys
 from understudy.recovery.spanning.member.kept_images import KeptImages, NotKept
@@ -142,9 +142,9 @@ class Member:
         lost[former] = "as it seems"
         span = Span(3, self.world.token, former)
         job = Job("j", None, [], span=span)
-        left: list[LeftBehind] = []
+        left: list[Handover] = []
 
-        async def promote(job: Job, found: LeftBehind) -> Any:
+        async def promote(job: Job, found: Handover) -> Any:
             self.leads = True
             left.append(found)
             self.world.goes_on(self.name, job.generation)
@@ -157,7 +157,7 @@ class Member:
         if left and span.leading is not None:
             await self._lead(span.leading, left[0], job.generation, lost)
 
-    async def _lead(self, leading: Leading, left: LeftBehind, decided: int, lost: Collection[str]) -> None:
+    async def _lead(self, leading: Leading, left: Handover, decided: int, lost: Collection[str]) -> None:
         log = RecordLog(self.link, "c", "j", self.world.token)
         record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
         record.go_on(left.recorded.next, left.images, left.recorded.known)

@@ -36,8 +36,8 @@ from understudy.recovery.history.recorder import (
     read,
 )
 from understudy.recovery.state.counts import Ended, ScheduledDrill
-from understudy.recovery.state.job_record import restored_job
 from understudy.recovery.state.jobs import DRILL_FIRED, Job
+from understudy.recovery.state.journaled_job import restored_job
 
 END = b'{"at_ms": 1, "kind": "end", '
 ID = re.compile(r"r-[a-z2-9]{6}")

@@ -18,7 +18,7 @@ from understudy.recovery.membership.records import BadRecord
 from understudy.recovery.membership.stores.store import Put
 from understudy.recovery.record import job_record
 from understudy.recovery.record import log as record_log
-from understudy.recovery.record.job_record import JobRecord, NotKept
+from understudy.recovery.record.job_record import JobRecord, NoRecord
 from understudy.recovery.record.log import Recorded, RecordLog
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.rendezvous.worker_store import WorkerStore
@@ -274,10 +274,10 @@ def test_a_store_that_is_too_large_for_the_cluster_s_has_no_record(monkeypatch: 
         await host.store.set("large", b"v" * 2000)
         await record.settle()
         assert not record.kept and "store of its workers has more" in (await host.read()).over
-        with pytest.raises(NotKept, match="store of its workers has more"):
+        with pytest.raises(NoRecord, match="store of its workers has more"):
             await record.begin()
         host.store = None
-        with pytest.raises(NotKept, match="proxyrun --migratable"):
+        with pytest.raises(NoRecord, match="proxyrun --migratable"):
             await record.begin()
 
     asyncio.run(check())

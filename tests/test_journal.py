@@ -15,7 +15,7 @@ from small_disks import tiny_file_system
 
 from understudy.recovery.base.control import pb
 from understudy.recovery.rendezvous.store import Notes, Store
-from understudy.recovery.state.job_record import journaled_job, restored_job
+from understudy.recovery.state.journaled_job import journaled_job, restored_job
 from understudy.recovery.takeover import journal
 from understudy.recovery.takeover.journal import JournalError
 

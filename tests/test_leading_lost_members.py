@@ -15,8 +15,8 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
-from understudy.recovery.state.job_record import journaled_job, restored_job
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.journaled_job import journaled_job, restored_job
 
 
 def test_a_host_that_was_lost_before_it_told_of_its_ranks_ends_the_job(folder: Path) -> None:

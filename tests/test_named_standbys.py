@@ -222,7 +222,7 @@ def test_a_set_on_its_way_is_not_let_go_of_and_those_that_came_to_nothing_do_not
         host = LeadersHost(tmp_path, "bc")
         standbys = await host.begin()
         await host.leave(standbys, 1)
-        late = standbys._kept(1)
+        late = standbys._only_named(1)
         for other in host.hosts.values():
             other.full = True
         for serial in range(2, 8):

@@ -28,8 +28,8 @@ from understudy.recovery.spanning.persisting import begin_persisting
 from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.counts import CopyCounts
-from understudy.recovery.state.job_record import journaled_job, restored_job
 from understudy.recovery.state.jobs import Job
+from understudy.recovery.state.journaled_job import journaled_job, restored_job
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span, Stored
 from understudy.recovery.upkeep.rehearsal import rehearse

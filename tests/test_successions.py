@@ -21,8 +21,9 @@ from understudy.recovery.history.report import account_of_adoption, adoption_ent
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.membership.records import BadRecord, read
 from understudy.recovery.record.log import Recorded
+from understudy.recovery.rendezvous import store as rendezvous_store
 from understudy.recovery.rendezvous.store import Store
-from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
+from understudy.recovery.spanning.leader.lost_hosts import Handover
 from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.member.member import NotAdmitted
 from understudy.recovery.spanning.member.succession import NOBODY, Succession, known_of
@@ -39,7 +40,7 @@ class Lost:
         self.keeper = Keeper(folder / here, name=here)
         self.deputy: Any = SimpleNamespace(kept_images=self.keeper.kept, followed_at=0.0)
         self.job = Job("j", None, [], span=Span(2, TOKEN, "a"))
-        self.left: list[tuple[LeftBehind, dict[str, str]]] = []
+        self.left: list[tuple[Handover, dict[str, str]]] = []
         self.worker_store: Store | None = self.keeper.store
         self.succession = self._succession(here, Timing(record_again_s=0.0))
 
@@ -51,7 +52,7 @@ class Lost:
     def impatient(self, here: str) -> None:
         self.succession = self._succession(here, Timing(follows_s=-1.0, record_again_s=0.0))
 
-    async def _promote(self, job: Job, left: LeftBehind) -> Any:
+    async def _promote(self, job: Job, left: Handover) -> Any:
         assert job.span is not None and job.span.leading is not None and not job.span.leader
         return SimpleNamespace(
             lost_hosts=SimpleNamespace(take_over=lambda left, lost: self.left.append((left, lost)))
@@ -280,6 +281,20 @@ def test_other_members_wait_for_a_standby_unless_it_takes_too_long(tmp_path: Pat
     asyncio.run(check())
 
 
+def test_a_record_whose_store_has_no_room_here_is_not_led_on_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(rendezvous_store, "LARGEST_STORE", 1 << 20)
+        lost = await of_lost_leader(tmp_path, "b", two_copies(), 0)
+        large = [pb.StoredKey(key=f"k{number}", value=b"v" * 300_000) for number in range(4)]
+        await record(lost.cluster, pb.JobRecordBatch(images=two_copies(), changes=large))
+        assert "cannot be read: the store holds 1 MiB at most" in await lost.why_over()
+        assert not lost.left and await lost.cluster.get(LEADER) is None
+
+    asyncio.run(check())
+
+
 def test_a_member_that_is_no_standby_reads_the_record_once_in_a_while(tmp_path: Path) -> None:
     async def check() -> None:
         lost = await of_lost_leader(tmp_path, "d", two_copies())
@@ -372,12 +387,12 @@ def test_a_former_leader_that_lets_go_of_its_members_does_no_rank_any_harm(folde
     asyncio.run(check())
 
 
-def left_behind(folder: Path, *told: tuple[str, pb.RankDescription]) -> LeftBehind:
+def left_behind(folder: Path, *told: tuple[str, pb.RankDescription]) -> Handover:
     """By x, which led; of each rank its host, and what it told of it when the images were taken."""
     described = {one.rank: one for _, one in told}
     images = image_set({one.rank: (host, "a") for host, one in told})
     images.serial = 4
-    return LeftBehind("x", Recorded(), images, KeptSet(folder, (1, 1), described=described))
+    return Handover("x", Recorded(), images, KeptSet(folder, (1, 1), described=described))
 
 
 def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_theirs(folder: Path) -> None:

@@ -47,7 +47,7 @@ from understudy.recovery.spanning.far_moves import FarMoves
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.far_parts import FarParts
 from understudy.recovery.spanning.leader.lead import Lead
-from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
+from understudy.recovery.spanning.leader.lost_hosts import Handover
 from understudy.recovery.spanning.leader.standbys import Lapse, Sources, Standbys
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.kept_images import KeptImages
@@ -59,8 +59,8 @@ from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.spanning.way_on import way_on
-from understudy.recovery.state.job_record import journaled_job
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.journaled_job import journaled_job
 from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()
@@ -92,7 +92,7 @@ class Spans:
         self._leads: dict[str, Lead] = {}
         self._placements: dict[str, SpanningPlacement] = {}
         self._far_moves: dict[str, FarMoves] = {}
-        self._left: dict[str, LeftBehind] = {}
+        self._handovers: dict[str, Handover] = {}
         """By jobs that we are about to lead on."""
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
@@ -159,8 +159,8 @@ class Spans:
         over = await self._succession.why_over(job, deputy, lost)
         return f"it is lost ({lost[leader]}), and {over}: {way_on(job)}" if over else ""
 
-    async def _promote(self, job: Job, left: LeftBehind) -> Lead:
-        self._left[job.name] = left
+    async def _promote(self, job: Job, handover: Handover) -> Lead:
+        self._handovers[job.name] = handover
         await self._agent.remote_ranks.promote(job)
         return self._leads[job.name]
 
@@ -278,8 +278,8 @@ class Spans:
         images = CpuImages(
             job, lead, self._moves, self._images_folder, settings.cpu_image_every_s, standbys, settings.timing
         )
-        if (left := self._left.pop(job.name, None)) is not None:
-            standbys.go_on(left.recorded, left.images)
+        if (handover := self._handovers.pop(job.name, None)) is not None:
+            standbys.go_on(handover.recorded, handover.images)
         elif not leading.token:
             record.follow_predecessor()
         return images, standbys

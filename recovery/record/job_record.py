@@ -28,7 +28,7 @@ MOST_STORE_BYTES = 64 << 20
 """Of a workers' store in a record: etcd has 2 GiB for everybody, former revisions included."""
 
 
-class NotKept(Exception):
+class NoRecord(Exception):
     """There is no record; its text says why."""
 
 
@@ -64,14 +64,14 @@ class JobRecord:
 
     # ------------------------------------------------------------------ from when to when
     async def begin(self) -> None:
-        """Write all, and what changes from here on; raises NotKept."""
+        """Write all, and what changes from here on; raises NoRecord."""
         if self._told is not None:
             return
         store = self._store()
         if store is None:
-            raise NotKept("the job was not started with proxyrun --migratable")
+            raise NoRecord("the job was not started with proxyrun --migratable")
         if store.bytes > MOST_STORE_BYTES:
-            raise NotKept(_too_large())
+            raise NoRecord(_too_large())
         self.kept = self._anew = True
         self._noted += 1
         self._follow(store)
@@ -197,7 +197,7 @@ class JobRecord:
         while self.kept:
             if self._leading.holds.is_set():
                 try:
-                    self._next = await self._log.end()
+                    self._next = await self._log.next_number()
                     return
                 except ClusterStoreError as problem:
                     self._cannot(problem)

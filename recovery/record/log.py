@@ -113,7 +113,7 @@ class RecordLog:
         recorded.next = max(expected, 1)
         return recorded
 
-    async def end(self) -> int:
+    async def next_number(self) -> int:
         """Number of the next piece, whatever those before it are; raises ClusterStoreError."""
         entries = (await self._store.list(self._prefix)).entries
         return max((_whole(entry.key.rpartition("/")[2]) for entry in entries), default=0) + 1

@@ -30,8 +30,8 @@ from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.ranks.remote import absent_server
-from understudy.recovery.state.job_record import restored_durable, restored_job
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.journaled_job import restored_durable, restored_job
 from understudy.recovery.state.server import Server, Verdict
 from understudy.recovery.takeover.journal import last_touched
 from understudy.recovery.takeover.leftovers import Leftovers

@@ -12,8 +12,8 @@ from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import start_ticks
-from understudy.recovery.state.job_record import journaled_durable, journaled_job
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.journaled_job import journaled_durable, journaled_job
 from understudy.recovery.state.server import Server
 from understudy.recovery.takeover import journal
 

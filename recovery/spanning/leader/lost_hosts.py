@@ -35,7 +35,7 @@ LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
-class LeftBehind:
+class Handover:
     """What the former leader of a job has left to us, its standby."""
 
     former: str
@@ -59,23 +59,23 @@ class LostHosts:
         self._attendance = attendance
         self._expected: dict[str, str] = {}
         """Hosts that were lost under a former leader, and why; not given up before all others have told."""
-        self._left: LeftBehind | None = None
+        self._handover: Handover | None = None
 
     # ------------------------------------------------------------------ of a former leader's time
-    def take_over(self, left: LeftBehind, lost: Mapping[str, str]) -> None:
+    def take_over(self, handover: Handover, lost: Mapping[str, str]) -> None:
         """We lead the job of a host that is lost: its ranks come back from what it has left.
 
         `lost`: it, and others, and why: they may be lost since the images were taken, too.
         """
-        lead, self._left = self._lead, left
+        lead, self._handover = self._lead, handover
         try:
             if lead.images is not None:
-                lead.images.take_over(left.images, left.kept)
+                lead.images.take_over(handover.images, handover.kept)
         except OSError as problem:
             log.error("nothing can come back from CPU images", job=lead.job.name, problem=str(problem))
-        imaged = {one.host for one in left.images.workers}
+        imaged = {one.host for one in handover.images.workers}
         for host, why in lost.items():
-            if host == left.former or host in imaged:
+            if host == handover.former or host in imaged:
                 self._expect_loss(host, why)
         lead.run_beside(self._give_up_expected())
 
@@ -84,13 +84,13 @@ class LostHosts:
 
         Its ranks are those that it had when the images were taken, unless others tell of them.
         """
-        assert self._left is not None
+        assert self._handover is not None
         lead, self._expected[host] = self._lead, why
         lead.span.members.add(host)
         if (known := lead.members.get(host)) is not None and known.following is not None:
             known.following.cancel()
         member = lead.members[host] = MemberLink(lead, host)
-        for told in self._left.described(host):
+        for told in self._handover.described(host):
             if told.rank in lead.job.sessions or told.rank in lead.job.departed:
                 continue  # it has gone elsewhere meanwhile, or has ended
             try:
@@ -98,7 +98,7 @@ class LostHosts:
             except replay.LogError as problem:
                 log.error("a rank cannot come back", job=lead.job.name, rank=told.rank, problem=str(problem))
                 continue
-            session.restores_from_image = self._left.images.serial
+            session.restores_from_image = self._handover.images.serial
         self._attendance.told(host)  # nobody waits for it
 
     async def _give_up_expected(self) -> None:
@@ -106,7 +106,7 @@ class LostHosts:
         job = self._lead.job
         while self._lead.span.awaited:
             await asyncio.sleep(LOOK_S)
-        expected, self._expected, self._left = self._expected, {}, None
+        expected, self._expected, self._handover = self._expected, {}, None
         for session in job.active_sessions():
             if session.host not in expected:
                 session.restores_from_image = 0  # it had gone elsewhere meanwhile
@@ -125,7 +125,7 @@ class LostHosts:
         member = self._lead.members.get(host)
         if member is None or member.lost or host in self._expected:
             return
-        if self._left is not None and host in self._lead.span.awaited:
+        if self._handover is not None and host in self._lead.span.awaited:
             return self._expect_loss(host, why)
         member.lost = why
         member.connected.clear()

@@ -23,7 +23,7 @@ from understudy.recovery.base.control import pb
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.reception import AT_LEAST_S, SLOWEST, NotSent
 from understudy.recovery.migration.transfer.stream import Outgoing, read_ahead
-from understudy.recovery.record.job_record import JobRecord, NotKept
+from understudy.recovery.record.job_record import JobRecord, NoRecord
 from understudy.recovery.record.log import Recorded
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, read_parts
 from understudy.recovery.spanning.ranks.remote import SteerFailed
@@ -45,7 +45,7 @@ class NotLeft(Exception):
     """Nobody could lead the job on; its text says why."""
 
 
-class Refused(NotLeft):
+class Declined(NotLeft):
     """By the host that was asked."""
 
 
@@ -63,9 +63,9 @@ class Sources:
 class Lapse:
     """Who is called when standbys are lost."""
 
-    all: Callable[[str], None]
+    none_left: Callable[[str], None]
     """There is none any more, for that reason."""
-    some: Callable[[], None]
+    fewer: Callable[[], None]
     """There are fewer."""
 
 
@@ -117,14 +117,14 @@ class Standbys:
         finally:
             for path in ours:  # its workers are lost with this host, or go on
                 await asyncio.to_thread(path.unlink, True)
-        self._lead.run_beside(self._release(self._kept(self._named)))
+        self._lead.run_beside(self._release(self._only_named(self._named)))
         return paused_s
 
     async def _name(self, images: pb.ImageSet, times: Mapping[str, int]) -> None:
         """Raises NotLeft."""
         try:
             await self.record.begin()
-        except NotKept as problem:
+        except NoRecord as problem:
             raise NotLeft(str(problem)) from problem
         await self.record.name(images)
         self._images, self._times, self._named = images, dict(times), self._count
@@ -142,8 +142,8 @@ class Standbys:
             ranks = [rank for rank in sorted(images) if self._is_for(member, sessions.get(rank), times)]
             number = member.times
             try:
-                with contextlib.suppress(Refused):  # of sets that came to nothing it needs none
-                    await self._ask(member, "ReleaseImages", self._kept(self._count - 1), RELEASE_S)
+                with contextlib.suppress(Declined):  # of sets that came to nothing it needs none
+                    await self._ask(member, "ReleaseImages", self._only_named(self._count - 1), RELEASE_S)
                 for rank in ranks:
                     await self._send_image(member, made.id, sessions[rank], images[rank])
             except NotLeft as problem:
@@ -222,13 +222,13 @@ class Standbys:
 
     @staticmethod
     async def _ask(member: MemberLink, method: str, request: Any, within_s: float) -> None:
-        """Raises NotLeft: it was not reached, and Refused."""
+        """Raises NotLeft: it was not reached, and Declined."""
         try:
             reply = await member.ask(method, request, within_s)
         except SteerFailed as problem:
             raise NotLeft(problem.details()) from problem
         if reply.error:
-            raise Refused(reply.error[:300])
+            raise Declined(reply.error[:300])
 
     async def _release(self, but: pb.ReleaseImagesRequest) -> None:
         """No host needs images but these; one that is not reached is told with the next set."""
@@ -274,15 +274,15 @@ class Standbys:
             elif member.times != times and member.connected.is_set():  # its proxyd may have been started anew
                 times = member.times
                 try:
-                    await self._ask(member, "ReleaseImages", self._kept(self._named), RELEASE_S)
+                    await self._ask(member, "ReleaseImages", self._only_named(self._named), RELEASE_S)
                     self._times[host] = times
-                except Refused as problem:
+                except Declined as problem:
                     gone[host] = f"host {host}: {problem}"
                 except NotLeft as problem:
                     log.debug("a standby is asked again", job=self._job.name, problem=str(problem))
         return gone
 
-    def _kept(self, number: int) -> pb.ReleaseImagesRequest:
+    def _only_named(self, number: int) -> pb.ReleaseImagesRequest:
         """An order: only those sets are needed, up to that one, that the record names."""
         return pb.ReleaseImagesRequest(keep=self._images.id, number=number, **self._lead.credentials())
 
@@ -300,7 +300,7 @@ class Standbys:
         await self.record.name(images)
         self._images, self._times = images, times
         self._tell()
-        self._lapse.some()
+        self._lapse.fewer()
 
     async def void(self, why: str) -> None:
         """Nobody may lead the job on by the images that count so far: once this returns."""
@@ -314,7 +314,7 @@ class Standbys:
         self._tell()
         if named:
             log.warning("nobody would lead a job on", job=self._job.name, reason=why)
-            self._lapse.all(why)
+            self._lapse.none_left(why)
 
     def go_on(self, recorded: Recorded, images: pb.ImageSet) -> None:
         """A former leader's record goes on as ours: others that keep its images may lead next."""

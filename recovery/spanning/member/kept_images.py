@@ -81,7 +81,6 @@ class KeptImages:
         try:
             file = await asyncio.to_thread(ImageFile, path, self._job.name, rank)
             try:
-                await asyncio.to_thread(file.take, first.part) if first.HasField("part") else None
                 async for request in requests:
                     await asyncio.to_thread(file.take, request.part)
                 await asyncio.to_thread(file.finish)

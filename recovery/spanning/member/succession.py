@@ -22,12 +22,12 @@ from understudy.recovery.membership.job_leadership import Leading, NotLed, claim
 from understudy.recovery.membership.records import VERSION, BadRecord, read
 from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Unchanged
 from understudy.recovery.record.log import Recorded, RecordLog
-from understudy.recovery.rendezvous.store import Store, StoreFull
-from understudy.recovery.spanning.leader.lost_hosts import LeftBehind
+from understudy.recovery.rendezvous.store import MOST_DONE_OF_WORKERS, Change, Store, StoreFull
+from understudy.recovery.spanning.leader.lost_hosts import Handover
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.kept_images import KeptSet
-from understudy.recovery.state.job_record import restored_job
 from understudy.recovery.state.jobs import Job
+from understudy.recovery.state.journaled_job import restored_job
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.leader.lead import Lead
@@ -45,7 +45,7 @@ class Succession:
         here: str,
         store: Callable[[], ClusterStore],
         cluster: str,
-        promote: Callable[[Job, LeftBehind], Awaitable[Lead]],
+        promote: Callable[[Job, Handover], Awaitable[Lead]],
         worker_store: Callable[[Job], Store | None],
         timing: Timing = TIMING,
     ) -> None:
@@ -90,17 +90,19 @@ class Succession:
                 return f"{NOBODY}: {recorded.over}" if recorded.over else NOBODY
             if self._worker_store(job) is None:
                 return "no worker here was started with proxyrun --migratable"
-            turn = Turn(recorded, images, self._here, lost.keys(), deputy.kept_images.get(images.id))
-            if not turn.ours and turn.able and not unheard:
-                return self._why_not_led(turn.able, lost, waited_s)
-            if not turn.ours:
-                return turn.problem
-            if not unheard and waited_s < turn.after * self._timing.follows_s:
+            next_leader = NextLeader(
+                recorded, images, self._here, lost.keys(), deputy.kept_images.get(images.id)
+            )
+            if not next_leader.ours and next_leader.able and not unheard:
+                return self._why_not_led(next_leader.able, lost, waited_s)
+            if not next_leader.ours:
+                return next_leader.problem
+            if not unheard and waited_s < next_leader.after * self._timing.follows_s:
                 return ""
             as_read = [Unchanged(entry.key, entry.revision), records.as_read(recorded)]
             if await self._lead_on(job, deputy, recorded, as_read, former, lost, unheard):
                 return ""
-            too_late = waited_s > (turn.after + 1) * self._timing.follows_s
+            too_late = waited_s > (next_leader.after + 1) * self._timing.follows_s
             return "this host was to lead it on, and cannot claim that" if too_late else ""
         except BadRecord as problem:
             return f"the job's record cannot be read: {problem}"
@@ -142,25 +144,22 @@ class Succession:
         """Whether we lead it now, after `former`; raises ClusterStoreError, BadRecord."""
         span, images, worker_store = job.span, recorded.images, self._worker_store(job)
         assert span is not None and images is not None and worker_store is not None
-        known = known_of(job, recorded.known)
+        known, changes = known_of(job, recorded.known), _changes(recorded)
         record = pb.JobLeader(version=VERSION, host=self._here, hosts=span.hosts, token=span.token)
         leadership = await self._claim(job.name, record, as_read, unheard)
         if leadership is None or deputy.kept_images.get(images.id) is None:
             return False
         log.warning("leads a job on", job=job.name, former=former, why=lost[former])
         kept = deputy.kept_images.hand_over(images.id)
-        try:
-            worker_store.forget("")
-            for change in recorded.changes:
-                worker_store.take(change)
-        except StoreFull as problem:
-            log.error("the store of a job's workers does not fit here", job=job.name, problem=str(problem))
+        worker_store.forget("")
+        for change in changes:
+            worker_store.take(change)
         span.leader = ""
         span.leading = Leading(self._store(), self._cluster, job.name, record, leadership, self._timing)
         _know(job, known, former, self._here, time.monotonic() - deputy.followed_at)
-        left = LeftBehind(former, recorded, images, kept)
-        lead = await self._promote(job, left)
-        lead.lost_hosts.take_over(left, lost)
+        handover = Handover(former, recorded, images, kept)
+        lead = await self._promote(job, handover)
+        lead.lost_hosts.take_over(handover, lost)
         return True
 
     async def _claim(
@@ -178,7 +177,7 @@ class Succession:
         return claimed.leadership
 
 
-class Turn:
+class NextLeader:
     """Who of a job's standbys can lead it on, now that these hosts are lost, and when it is our turn."""
 
     def __init__(
@@ -221,6 +220,17 @@ def known_of(job: Job, written: pb.JournaledJob) -> Job:
         return restored_job(here)
     except (ValueError, TypeError, LookupError, AttributeError) as problem:
         raise BadRecord(f"what it says of the job makes no sense: {problem}") from problem
+
+
+def _changes(recorded: Recorded) -> list[Change]:
+    """Those that make the workers' store, the newest of each key; raises BadRecord: there is no room."""
+    made = Store(None, MOST_DONE_OF_WORKERS)
+    try:
+        for change in recorded.changes:
+            made.take(change)
+    except StoreFull as problem:
+        raise BadRecord(str(problem)) from problem
+    return made.changes()
 
 
 def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
