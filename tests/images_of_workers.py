@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.migration.transfer.header import VERSION
 from understudy.recovery.migration.transfer.stream import StreamPart, parts

@@ -22,7 +22,7 @@ from simulation.virtual_time import run
 from standby_world import Loop, Lost, Outcome, World
 from standbys import stream
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.job_leadership import (
     Leading,
     NotLed,

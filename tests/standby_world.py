@@ -12,7 +12,7 @@ import grpc.aio
 from simulation.virtual_time import VirtualLoop
 from standbys import image
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.job_leadership import key_of, records_of
 from understudy.recovery.membership.records import read
 from understudy.recovery.membership.stores.embedded import StoreMachine

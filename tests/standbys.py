@@ -9,7 +9,7 @@ from typing import Any
 from images_of_workers import header, some_parts
 from led_job import TOKEN
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.election import Leadership
 from understudy.recovery.membership.job_leadership import claim_lost, key_of, owner_key_of
 from understudy.recovery.membership.records import VERSION, read, written

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.machine.criu import Criu
 from understudy.recovery.membership.this_host import Machine
 from understudy.recovery.migration.transfer import header as header_module

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.config.proxyrun_options import parse

@@ -14,7 +14,7 @@ from imaged_job import Call, TwoHosts, lose_snapshot, session
 from made_up_facts import commit, rank
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.config.proxyd_settings import settings_of

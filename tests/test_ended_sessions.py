@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import made_up_ranks
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.state.counts import Ended
 
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from understudy.protos import control_pb2 as pb
 from understudy.proxy_client import proxyd_store
-from understudy.recovery.base.control import pb
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.machine import private_socket

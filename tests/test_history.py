@@ -20,7 +20,7 @@ import pytest
 from made_up_events import T0, made_up, written
 from structlog.testing import capture_logs
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.commands.history import table, with_durations
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history import recorder

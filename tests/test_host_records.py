@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.config.cluster_options import default_host, parse_name
 from understudy.recovery.membership.records import LARGEST, BadRecord, Keys, read, written

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 import pytest
 from simulation.virtual_time import VirtualLoop, run
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.timing import TIMING
 from understudy.recovery.membership.hosts import Hosts
 from understudy.recovery.membership.records import Keys, read

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from images_of_workers import RUNTIME, header, some_parts
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.incoming.incoming_worker import Stage
 from understudy.recovery.migration.process.open_files import FILES, let_written_files_grow
 from understudy.recovery.migration.relay.orphan_output import OrphanOutput

@@ -15,7 +15,7 @@ from imaged_job import TwoHosts, kept, lose_snapshot, place
 from led_job import becomes
 from standbys import ID, image_set
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.spanning.leader import cpu_images
 from understudy.recovery.spanning.leader.cpu_images import FOLDER
 from understudy.recovery.spanning.leader.standbys import NotLeft

@@ -12,7 +12,7 @@ import pytest
 from led_job import TOKEN, becomes
 from standbys import LEADER, Away, Clock, claim_now, image_set, in_order
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.job_leadership import Leading, claim
 from understudy.recovery.membership.records import BadRecord
 from understudy.recovery.membership.stores.store import Put

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from small_disks import tiny_file_system
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.state.journaled_job import journaled_job, restored_job
 from understudy.recovery.takeover import journal

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from standbys import ID, OTHER, Keeper, image, in_order, stream
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.rendezvous.store import Change, Notes, Store
 from understudy.recovery.spanning.member.kept_images import MOST_SETS, NotKept
 

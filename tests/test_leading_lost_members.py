@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from led_job import Leader, Member, becomes, placement_of
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.spanning.ranks.remote import RemoteProcess

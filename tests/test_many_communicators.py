@@ -11,7 +11,7 @@ import pytest
 from executor_harness import COMMUNICATOR_CREATE, COMMUNICATOR_DESTROY, Harness
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.spanning.ranks.mirror import NO_REPLIES, Feed, Mirror
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from etcd_server import free_port
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.config.cluster_options import parse_endpoints
 from understudy.recovery.membership.membership import Membership

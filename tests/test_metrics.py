@@ -17,7 +17,7 @@ from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
 from training_run import installed
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.config.settings import BadInput, parse_address

@@ -22,7 +22,7 @@ from test_proxyd_recovery import expected, understudy_processes
 from test_training import EXAMPLES
 from training_run import RunFailed
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.takeover import journal

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.membership.network.links import NoLink

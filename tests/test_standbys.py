@@ -6,7 +6,7 @@ import asyncio
 
 from standbys import LEADER, OWNER, Clock, claim_now, leader, record, whose
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.job_leadership import Leading, claim, claim_lost
 from understudy.recovery.membership.stores.embedded import EmbeddedStore
 from understudy.recovery.membership.stores.store import Unchanged

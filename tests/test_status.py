@@ -14,7 +14,7 @@ import pytest
 import test_proxyd_recovery
 from running_node import Node
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import BadInput, Failure, NobodyAnswers
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.commands import status as status_command

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from led_job import TOKEN, Leader, Member, becomes
 from standbys import ID, LEADER, OWNER, Away, Clock, Keeper, claim_now, image, image_set, owner, record
 
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.remote_ranks import RemoteRanks
-from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.history.report import account_of_adoption, adoption_entry
 from understudy.recovery.job.coordinator import Coordinator

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 from rich.table import Table
 from rich.text import Text
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import Failure
 from understudy.recovery.run.asking import SocketOption, ask
 from understudy.recovery.text.tables import account_of_trouble, make_console, moment

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import BadInput, ExitStatus, Failure
 from understudy.recovery.machine.criu import find
 from understudy.recovery.migration.places import parse_place

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import ExitStatus, Failure
 from understudy.recovery.base.structured_log import configure
 from understudy.recovery.config.command_line import verbatim

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.host_agent import HostAgent
-from understudy.recovery.base.control import pb
 from understudy.recovery.host.servers import ServerPool
 
 DRAINED = "nobody gets it until recoveryctl drain --undo"

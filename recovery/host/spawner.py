@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import Failure
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.membership.network.data_network import DataNetwork

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.drills.fault_table import BY_NUMBER
 from understudy.recovery.planning.facts import ECHOES, SERVERS_SOUND, WISHES, FaultFacts, FaultKind
 from understudy.recovery.state.failure_counts import FailureCounts

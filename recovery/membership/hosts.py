@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.records import VERSION, BadRecord, Keys, read, written
 from understudy.recovery.membership.stores.followed import Followed
 from understudy.recovery.membership.stores.store import (

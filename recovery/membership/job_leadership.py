@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.election import Deposed, Leadership, lead
 from understudy.recovery.membership.records import VERSION, BadRecord, read, written

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import structlog
 
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.background import BackgroundTasks
-from understudy.recovery.base.control import pb
 from understudy.recovery.base.errors import BadInput
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.machine import criu

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.records import BadRecord, Keys, read, written
 from understudy.recovery.membership.stores.store import (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.job_leadership import Leading
 from understudy.recovery.membership.stores.store import ClusterStoreError, Unchanged
 from understudy.recovery.record.log import VERSION, Piece, RecordLog

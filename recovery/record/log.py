@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.job_leadership import records_of
 from understudy.recovery.membership.records import BadRecord
 from understudy.recovery.membership.stores.store import (

@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.machine.private_socket import bound_to
 from understudy.recovery.rendezvous.forwarder import NOT_LED, NotPassedOn, StoreForwarder, nowhere
 from understudy.recovery.rendezvous.store import (

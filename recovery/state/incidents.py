@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.planning.facts import ECHOES, FaultKind, Phase
 from understudy.recovery.planning.planner import ENDS, PlanName
 from understudy.recovery.state.jobs import Job

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.history.report import drill_of
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import CommitFacts, RankFacts

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.job_names import JOB_NAME
 from understudy.recovery.config.settings import BadInput, parse_devices
 from understudy.recovery.drills.fault_table import BY_NAME

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.config.settings import BadInput, Settings
 from understudy.recovery.machine.processes import is_same_process
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY, RuntimeDirectory, abandoned

@@ -22,8 +22,8 @@ from hosts_simulation.lives import LIFE, HostsLoop, Life, run
 from hosts_simulation.network import Network, Server
 from hosts_simulation.outcome import Outcome
 from hosts_simulation.workers import Conversation, Copy, Machine, Process, Relay, in_model
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base import background
-from understudy.recovery.base.control import pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.migration.incoming import incoming_worker
 from understudy.recovery.migration.relay import outgoing_workers

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from hosts_simulation.lives import LIFE, Life
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.relay import whereabouts
 from understudy.recovery.migration.relay.orders import OrderRefused, parse
 from understudy.recovery.migration.relay.whereabouts import NotMoved, Place, Whereabouts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 
 
 class Process:

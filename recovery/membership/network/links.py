@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from understudy.protos import control_pb2 as pb
 from understudy.protos.lasting_channels import LASTING
-from understudy.recovery.base.control import pb
 from understudy.recovery.membership.network.certificates import Credentials
 
 LARGEST_MESSAGE = 8 << 20

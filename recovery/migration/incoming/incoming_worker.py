@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import ALIVE

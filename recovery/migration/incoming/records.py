@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.transfer.header import Refusal, check_form
 
 log = structlog.get_logger()

@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.process.image_folders import ARRIVING
 from understudy.recovery.migration.process.open_files import let_written_files_grow
 from understudy.recovery.migration.relay.orders import OrderRefused

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 
 FILES = "files.img"
 _HEADER = struct.Struct("<II")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
 from understudy.recovery.migration.transfer.header import OUTPUTS
 

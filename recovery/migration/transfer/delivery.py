@@ -10,7 +10,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.transfer.header import MOST_BYTES, OUTPUTS, PLAIN_NAME, Places, Refusal
 from understudy.recovery.migration.transfer.stream import Checksum
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
 from understudy.recovery.migration.preflight.process_tree import read_tree
 from understudy.recovery.migration.preflight.survey import lasting_obstacles, trouble_of_machine

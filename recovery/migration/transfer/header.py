@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.job_names import JOB_NAME
 from understudy.recovery.machine.criu import Criu, find
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY

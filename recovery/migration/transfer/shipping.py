@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.relay.orders import OrderRefused, order
 from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.dumping import DumpedWorker, Dumping

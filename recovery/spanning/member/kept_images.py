@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder
 from understudy.recovery.state.jobs import Job

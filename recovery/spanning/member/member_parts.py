@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.snapshots.settings import PersistenceSettings
 from understudy.recovery.snapshots.stores.layout import is_name
 from understudy.recovery.snapshots.writing.part_writer import PartWriter

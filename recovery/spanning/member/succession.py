@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.membership.election import Leadership
 from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, claim_lost, owner_key_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.config.settings import Settings
 from understudy.recovery.state.jobs import Session
 

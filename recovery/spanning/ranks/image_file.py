@@ -12,7 +12,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.network.links import LARGEST_MESSAGE
 from understudy.recovery.migration.transfer.header import MOST_BYTES, Refusal, check_form
 from understudy.recovery.migration.transfer.stream import Checksum

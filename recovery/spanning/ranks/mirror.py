@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 
 BLOCK = 1024
 """Bytes."""

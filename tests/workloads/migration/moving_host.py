@@ -19,7 +19,7 @@ from typing import Any
 import grpc.aio
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.machine.allocation import keep_freed_memory
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
