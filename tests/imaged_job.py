@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from images_of_workers import some_parts
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
+from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
 
@@ -85,10 +86,12 @@ class TwoHosts:
 
         lead: Any = SimpleNamespace(
             here="a", steering=SimpleNamespace(flush=flush),
-            members={"b": SimpleNamespace(stub=lambda: self)},
             credentials=lambda: {"job": "j", "token": b"t", "leadership": 1},
             run_beside=lambda work: self.work.append(asyncio.ensure_future(work)),
         )  # fmt: skip
+        link = MemberLink(lead, "b")
+        link.stub = lambda: self  # type: ignore[method-assign, assignment, return-value]
+        lead.members = {"b": link}
         self.images = CpuImages(
             cast(Any, self.job), lead, cast(Any, None), folder / FOLDER, every_s, None, timing
         )

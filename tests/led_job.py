@@ -10,15 +10,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc.aio
+from told_servers import Told
 
 from understudy import replay
+from understudy.recovery.agent_api.commands import NoPlace
+from understudy.recovery.agent_api.server import Pace
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.config.settings import DeviceSpec, Settings
-from understudy.recovery.host.placement import NoPlace
 from understudy.recovery.job_hosts.job_link import JobLinkService
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.spanning.leader.lead import Lead
-from understudy.recovery.spanning.member.deputy import Deputy, Pace
+from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.member import MemberSide
 from understudy.recovery.spanning.placement import SpanningPlacement
 from understudy.recovery.spanning.ranks.remote import RemoteProcess
@@ -55,7 +57,7 @@ class Stub:
         return call
 
 
-class Server:
+class Server(Told):
     """Of a rank, on its host."""
 
     pids = 5_000_000
@@ -98,7 +100,7 @@ class Placement:
     def retire(self, server: Any) -> None:
         server.retired = True
         self.retired.append(server)
-        server.process.has_ended()
+        server.process.hear_of_end()
 
 
 class Member:

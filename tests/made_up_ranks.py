@@ -8,10 +8,11 @@ from typing import Any, cast
 
 from simulation.log import RING, Commit, Log, Row
 from simulation.programs import Program
+from told_servers import Told
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.state.jobs import Job, Session
 
@@ -38,12 +39,19 @@ class Stub:
         return pb.ResumeReply(error=self.problem)
 
 
+class Server(Told):
+    """That runs."""
+
+    def __init__(self, pid: int) -> None:
+        self.process, self.pid = SimpleNamespace(running=True), pid
+        self.stub: Any = Stub()
+        self.suspect = self.retired = False
+
+
 def a_job(world: int) -> Job:
     job = Job("made-up", None, [])
     for rank in range(world):
-        server = SimpleNamespace(
-            process=SimpleNamespace(running=True), suspect=False, stub=Stub(), pid=rank, retired=False
-        )
+        server = Server(rank)
         job.sessions[rank] = Session(
             job=job, rank=rank, world=world, device=f"cpu:{rank}", device_index=rank, threads=1,
             worker=cast(Any, None), directory=Path(f"/log-{rank}"),
@@ -57,7 +65,7 @@ def log_of(job: Job, rank: int) -> Log:
 
 
 def stub_of(job: Job, rank: int) -> Stub:
-    return cast(Stub, job.sessions[rank].server.stub)
+    return cast(Stub, cast(Any, job.sessions[rank].server).stub)
 
 
 def end_server_of(job: Job, rank: int) -> None:
@@ -68,7 +76,7 @@ def end_server_of(job: Job, rank: int) -> None:
 def a_coordinator(job: Job) -> Coordinator:
     pool = cast(Any, SimpleNamespace(fill=lambda: None))
     leases = Leases([session.device for session in job.sessions.values()], pool)
-    return Coordinator(job, Placement(pool, leases), True, lambda _: None)
+    return Coordinator(job, HostPlacement(pool, leases), True, lambda _: None)
 
 
 def step(job: Job, *contents: int, manifest: bool = True) -> None:

@@ -14,9 +14,9 @@ import made_up_ranks
 import proxied
 import pytest
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.recovery_round import Result
 from understudy.recovery.planning.facts import FaultFacts
@@ -37,7 +37,7 @@ class Rebuilding:
     def __init__(self, store: Store, job: Job) -> None:
         self.job, self._answers = job, StoreAnswers(store)
         pool = cast(Any, SimpleNamespace(fill=lambda: None))
-        placement = Placement(pool, Leases([session.device for session in job.sessions.values()], pool))
+        placement = HostPlacement(pool, Leases([session.device for session in job.sessions.values()], pool))
         forget = partial(store.forget_generations, job.name)
         self._coordinator = Coordinator(job, placement, True, lambda _: None, forget=forget)
         vars(self._coordinator)["_round"] = SimpleNamespace(run=self._run, concerned=self._concerned)

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery.base.control import pb
-from understudy.recovery.base.errors import BadInput
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.errors import BadInput, Refused
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.daemon.service import DaemonService
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.migration.places import Place, parse_place
 from understudy.recovery.migration.transfer.compatible import may_pass, no_room, refusal, why_not
 

@@ -15,10 +15,10 @@ from executor_harness import COLLECTIVE, COMMUNICATOR_CREATE, PHASE, Harness
 from made_up_ranks import a_job
 from training_run import driver
 
+from understudy.protos import control_pb2 as pb
 from understudy.proxy_server import _server
-from understudy.recovery.base.control import pb
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.planning.replicas import Copy
 from understudy.recovery.planning.restarts import Restart
@@ -124,14 +124,14 @@ class Asked:
 def test_who_is_asked_for_its_state_once_connects_at_once_and_reads_it_by_itself(there: str) -> None:
     """Of a server on another host it may have to be had in another way, and then all begins anew."""
 
-    class Where(Placement):
+    class Where(HostPlacement):
         def read_from(self, holder: Any, reader: Any) -> str:
             return there
 
     job, pool = a_job(2), cast(Any, SimpleNamespace())
     asked = [Asked(), Asked()]
     for rank, session in job.sessions.items():
-        session.server.stub = asked[rank]  # type: ignore[assignment]
+        cast(Any, session.server).stub = asked[rank]
     round_ = Round(job, Where(pool, Leases([], pool)), True, lambda _: None)
 
     async def one() -> None:

@@ -25,7 +25,7 @@ from proxied import until
 from understudy import replay
 from understudy.recovery.host.early_notice import EarlyNotice
 from understudy.recovery.host.gpu_health import GpuHealth
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.replay import LifeNews, LifeWatch, Log, LogError, ProcessEnd, create_log
@@ -422,10 +422,10 @@ asyncio.run(main())
 def server_on(device: str) -> Any:
     """A new one, whose device computes."""
 
-    async def tried(request: object, timeout: float) -> Any:
+    async def execute(command: object, within_s: float) -> Any:
         return SimpleNamespace(error="")
 
-    return SimpleNamespace(device=device, stub=SimpleNamespace(TryDevice=tried))
+    return SimpleNamespace(device=device, execute=execute)
 
 
 @pytest.mark.parametrize("died", [True, False])
@@ -452,7 +452,7 @@ def test_a_replacement_waits_for_the_memory_of_a_gpu_and_for_no_other(
             server=SimpleNamespace(process=process), device=device, device_index=0, on_gpu=waits,
             destination=None, rank=0,
         )  # fmt: skip
-        placement = Placement(cast(Any, Pool()), cast(Any, leases))
+        placement = HostPlacement(cast(Any, Pool()), cast(Any, leases))
         taken = asyncio.create_task(placement.replacement(session, keep_source=False))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -487,7 +487,7 @@ def test_a_gpu_whose_memory_is_not_given_back_is_left_for_another_one() -> None:
             server=SimpleNamespace(process=process), device="cuda:0", device_index=0, on_gpu=True,
             destination=None, rank=0,
         )  # fmt: skip
-        placement = Placement(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
+        placement = HostPlacement(cast(Any, Pool()), cast(Any, leases), emptied_s=0.0)
         found = await placement.replacement(session, keep_source=False)
         assert found.device == "cuda:1"
         assert fenced == ["its last server still held its memory 0 s after its end"]

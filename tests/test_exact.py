@@ -15,14 +15,13 @@ import torch
 from executor_harness import ENVIRONMENT, SETTING, Harness
 from running_proxyd import running_proxyd
 
+from understudy.protos import control_pb2 as pb
 from understudy.proxy_client.session import _nccl
 from understudy.proxy_server import _server
-from understudy.recovery.base.control import pb
-from understudy.recovery.base.errors import BadInput
+from understudy.recovery.agent.refusals import check_nccl
+from understudy.recovery.base.errors import BadInput, Refused
 from understudy.recovery.config.proxyd_settings import settings_of
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.spawner import default_command
-from understudy.recovery.job.refusals import check_nccl
 from understudy.recovery.membership.network.data_network import DataNetwork
 from understudy.recovery.takeover.leftovers import _check_fit
 from understudy.replay import STRICT_NCCL

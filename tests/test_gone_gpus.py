@@ -10,19 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import grpc
 import proxied
 import pytest
 import simulated_device
 from compiled_programs import program
 from proxied import WORKLOADS
 
+from understudy.protos import control_pb2 as pb
 from understudy.proxy_server import _server
 from understudy.proxy_server.device_server import trouble_of
-from understudy.recovery.base.control import pb
+from understudy.recovery.agent_api.commands import NoPlace, NotDone
 from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import NoPlace, Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.gpu_verdict import Finding, Severity
 from understudy.recovery.state.jobs import Session
@@ -39,15 +39,15 @@ async def _fails() -> str:
     return UNKNOWN
 
 
-def _fails_with(code: grpc.StatusCode, words: str) -> Trial:
+def _fails_with(words: str, *, late: bool) -> Trial:
     async def fails() -> str:
-        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), words)
+        raise NotDone(words, late=late)
 
     return fails
 
 
-_never = _fails_with(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-_dies = _fails_with(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+_never = _fails_with("Deadline Exceeded", late=True)
+_dies = _fails_with("Socket closed", late=False)
 
 
 class Pool:
@@ -67,10 +67,11 @@ class Pool:
         return sorted(self._leased)
 
     async def take(self, device: str) -> Any:
-        async def tried(request: object, timeout: float) -> pb.TryDeviceReply:
+        async def execute(command: object, within_s: float) -> pb.TryDeviceReply:
+            assert isinstance(command, pb.TryDeviceRequest)
             return pb.TryDeviceReply(error=await self._devices[device]())
 
-        return SimpleNamespace(device=device, stub=SimpleNamespace(TryDevice=tried))
+        return SimpleNamespace(device=device, execute=execute)
 
     def retire(self, server: Any) -> None:
         self.retired.append(server.device)
@@ -125,7 +126,7 @@ class Node:
         self.pool = Pool(dict(zip(names, trials, strict=True)))
         self.told = Told(told or {})
         self.leases = Leases(names, cast(Any, self.pool), self.told)
-        self.placement = Placement(cast(Any, self.pool), self.leases)
+        self.placement = HostPlacement(cast(Any, self.pool), self.leases)
         job = SimpleNamespace(name="job", note_fired=lambda session: None, fired=lambda kind, rank: 0)
         dead = SimpleNamespace(device="its last one", process=Watched.gone(1, 1))
         session = SimpleNamespace(

@@ -109,6 +109,51 @@ def test_what_plans_knows_no_clock_no_process_and_no_wire() -> None:
     assert not {name.partition(".")[0] for name in names} & IMPURE
 
 
+def imports(path: Path) -> set[str]:
+    """Names of all modules that a file imports, also amid functions and for types."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def reached(folder: Path) -> dict[Path, Path | None]:
+    """All files of `recovery/` that those of a folder import, by whatever detour -> by which of them."""
+    found: dict[Path, Path | None] = dict.fromkeys(sorted(folder.glob("*.py")))
+    waiting = list(found)
+    while waiting:
+        path = waiting.pop()
+        for other in imported(path):
+            if other not in found:
+                found[other] = path
+                waiting.append(other)
+    return found
+
+
+@pytest.mark.parametrize("folder", ("planning", "agent_api", "state", "job"))
+def test_what_decides_about_a_job_reaches_no_wire_by_any_detour(folder: str) -> None:
+    """What it wants done are values, and who carries them out may be on this host or on another."""
+    files = reached(ROOT / folder)
+    ways = {
+        f"{by.relative_to(ROOT) if by is not None else folder} -> {path.relative_to(ROOT)}"
+        for path, by in files.items()
+        if any(name.partition(".")[0] == "grpc" for name in imports(path))
+    }
+    assert len(files) > len(list((ROOT / folder).glob("*.py"))), "it imports something"
+    assert ways == set()
+
+
+def test_what_decides_about_a_job_opens_no_log() -> None:
+    opens = {
+        path.name for path in (ROOT / "job").glob("*.py")
+        if any(name.startswith("understudy.replay") for name in imports(path))
+    }  # fmt: skip
+    assert opens == set()
+
+
 def test_the_table_has_every_folder_once_and_a_file_to_begin_with() -> None:
     table = rows()
     assert sorted(folder for folder, _ in table) == sorted({folder for folder, _ in modules()})

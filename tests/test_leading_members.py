@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 from led_job import SOON_S, TOKEN, Leader, Member, becomes, placement_of
 
+from understudy.recovery.agent_api.commands import NoPlace, NotDone, command_named
+from understudy.recovery.agent_api.server import AbsentServer
 from understudy.recovery.base.control import answer, pb, rpc
-from understudy.recovery.host.injector import Refused
-from understudy.recovery.host.placement import NoPlace
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.spanning.member.member import NotAdmitted
-from understudy.recovery.spanning.ranks.remote import SteerFailed, absent_server
 from understudy.recovery.state.jobs import SESSION_LOST, Job, Session
 from understudy.recovery.text.status_text import status_lines
 from understudy.recovery.text.view import view_of
@@ -30,11 +30,11 @@ def test_a_host_that_was_to_take_a_rank_and_has_not_takes_no_part_any_more(folde
         b.workers.send_for_leader = refuse
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
-            with pytest.raises(SteerFailed, match="locked a file"):
+            with pytest.raises(NotDone, match="locked a file"):
                 await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b"}
             a.lead.join("c")
-            with pytest.raises(SteerFailed, match="locked a file"):
+            with pytest.raises(NotDone, match="locked a file"):
                 await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b", "c"}
 
@@ -52,7 +52,7 @@ def test_a_host_where_a_rank_may_be_goes_on_taking_part(folder: Path) -> None:
         b.workers.send_for_leader = break_off
         async with b, Leader(folder, {"b": b, "c": c}, known="b") as a:
             session = await a.hears_of(1)
-            with pytest.raises(SteerFailed):
+            with pytest.raises(NotDone):
                 await a.lead.relocations.move(session, "c", keep_source=False)
             assert a.span.members == set(a.lead.members) == {"b", "c"}
 
@@ -67,7 +67,7 @@ def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended
         async with Leader(folder, {"b": b, "c": c}, known="b") as a:
             async with b:
                 session = await a.hears_of(1)
-                with pytest.raises(SteerFailed):
+                with pytest.raises(NotDone):
                     await a.lead.relocations.move(session, "c", keep_source=False)
             del there.job.sessions[1]
             link = a.lead.members["b"]
@@ -168,7 +168,9 @@ def test_how_a_rank_ended_matters_no_more_once_it_was_opened_anew_and_has_moved_
 
 
 async def steer(session: Session, method: str, request: Any) -> None:
-    await getattr(session.server.stub, method)(request, timeout=SOON_S)
+    command = command_named(method)
+    assert command is not None and isinstance(request, command.message)
+    await session.server.execute(request, SOON_S)
 
 
 ROLLED = pb.RestoreRequest(commit=3, roll_forward=pb.RollForward(rolled=[1]))
@@ -227,7 +229,7 @@ def test_a_rank_that_has_come_to_a_host_and_has_no_server_yet_counts_as_one_whos
     async def follow() -> None:
         b = Member(folder, "b")
         session = b.open(1)
-        session.server, session.lacks_state = absent_server("cpu:0"), True
+        session.server, session.lacks_state = AbsentServer("cpu:0"), True
         async with b:
             for _ in range(2):
                 async with Leader(folder, {"b": b}, known="b") as a:
@@ -327,7 +329,7 @@ def test_a_server_that_is_copied_from_lives_on_if_another_could_not_be_had_at_fi
         b.placement.problem = "no device server became ready"
         async with b, Leader(folder, {"b": b}, known="b") as a:
             session = await a.hears_of(1)
-            with pytest.raises(SteerFailed, match="became ready"):
+            with pytest.raises(NotDone, match="became ready"):
                 await a.lead.replace(session, keep_source=True)
             b.placement.problem = ""
             await a.lead.replace(session, keep_source=True)
@@ -370,7 +372,7 @@ def test_what_a_rank_left_behind_on_another_host_neither_hears_nor_tells_of_it(f
             session = await a.hears_of(1)
             left_behind = session.server
             health = pb.HealthRequest()
-            answer = asyncio.create_task(left_behind.stub.Health(health, timeout=SOON_S))
+            answer = asyncio.create_task(left_behind.execute(health, SOON_S))
             await asked.wait()
             moved = c.open(1)
             a.lead.add("c")
@@ -380,7 +382,7 @@ def test_what_a_rank_left_behind_on_another_host_neither_hears_nor_tells_of_it(f
             session.log.floor_commit = 5
             go_on.set()
             await answer
-            await left_behind.stub.Health(health, timeout=SOON_S)
+            await left_behind.execute(health, SOON_S)
             assert session.log.session_state == 0
             await becomes(lambda: moved.log.floor_commit == 5)
             assert there.log.floor_commit == 0

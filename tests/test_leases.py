@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.drills.spec import Drill
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.state.counts import ScheduledDrill

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from led_job import TOKEN, becomes
 from standbys import Away, Clock, Keeper, image, stream
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.membership.job_leadership import Leading, claim
 from understudy.recovery.record.job_record import JobRecord
 from understudy.recovery.record.log import Recorded, RecordLog
@@ -23,7 +24,6 @@ from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.standbys import Lapse, NotLeft, Sources, Standbys
 from understudy.recovery.spanning.member.kept_images import NotKept
 from understudy.recovery.spanning.ranks.image_file import ImageFile, Taken
-from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.state.span import Span
 
 
@@ -38,7 +38,7 @@ class Host:
 
     async def KeepImage(self, requests: Any, timeout: float) -> pb.KeepReply:
         if not self.reached:
-            raise SteerFailed("it is not reached")
+            raise grpc.RpcError("it is not reached")
         told = [request async for request in requests]
         if self.full and self.keeper.kept.get(told[0].set) is not None:
             return pb.KeepReply(error="its disk is full")
@@ -50,7 +50,7 @@ class Host:
 
     async def ReleaseImages(self, request: Any, timeout: float) -> pb.KeepReply:
         if not self.reached:
-            raise SteerFailed("it is not reached")
+            raise grpc.RpcError("it is not reached")
         try:
             self.keeper.kept.release(request)
         except NotKept as problem:

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import grpc
 import pytest
 from test_persistence_decisions import made_up_commit
 
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.injector import Refused
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.snapshots.persistence import Persistence, run_name
 from understudy.recovery.snapshots.settings import MirrorSettings, PersistenceSettings
 from understudy.recovery.snapshots.writing.part_writer import PartWriter
@@ -25,7 +25,6 @@ from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted
 from understudy.recovery.spanning.member.member_parts import NO_STORAGE, MemberParts
 from understudy.recovery.spanning.persisting import begin_persisting
-from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.counts import CopyCounts
 from understudy.recovery.state.jobs import Job
@@ -173,6 +172,7 @@ class Leading:
     def __init__(self, answer: Callable[[pb.WritePartsRequest], AsyncIterator[pb.WrittenPart]]) -> None:
         self.sessions = [a_session(0), a_session(1, "b", "/dev/shm/understudy-1/j/rank-1-4")]
         self.concluded: list[pb.ConcludeSetRequest] = []
+        self._answer = answer
         self.flushed: list[Any] = []
         self.flush_problem: Exception | None = None
         self.work: list[Any] = []
@@ -186,7 +186,7 @@ class Leading:
         )
         self.counts = job.persist
         self.persistence = Persistence(cast(Any, job), PersistenceSettings(STORE, 0.0, 20))
-        member = SimpleNamespace(stub=lambda: SimpleNamespace(WriteParts=answer), ask=self._ask)
+        member = SimpleNamespace(stream=self._stream, ask=self._ask)
         lead = SimpleNamespace(
             members={"b": member}, run_beside=self.work.append, steering=SimpleNamespace(flush=self._flush),
             credentials=lambda: {"job": "j", "token": TOKEN, "leadership": 5},
@@ -197,6 +197,10 @@ class Leading:
     async def _ask(self, method: str, request: Any, timeout: float) -> Any:
         assert method == "ConcludeSet"
         self.concluded.append(request)
+
+    def _stream(self, method: str, request: Any) -> AsyncIterator[Any]:
+        assert method == "WriteParts"
+        return self._answer(request)
 
     async def _flush(self, session: Any) -> None:
         if self.flush_problem is not None:
@@ -245,7 +249,7 @@ async def other_ranks(request: pb.WritePartsRequest) -> AsyncIterator[pb.Written
 
 
 async def broken(request: pb.WritePartsRequest) -> AsyncIterator[pb.WrittenPart]:
-    raise SteerFailed("the link is cut")
+    raise NotDone("host b: the link is cut")
     yield
 
 
@@ -273,10 +277,9 @@ def test_set_fails_with_a_sentence_when_a_host_does_not_write_its_part(answer: A
 
 def test_set_fails_when_its_lease_cannot_be_told() -> None:
     leading = Leading(good)
-    leading.flush_problem = SteerFailed("host b is not reached")
+    leading.flush_problem = NotDone("host b is not reached")
     leading.set_counts(3, 20)
     assert leading.span.stored is None and leading.counts.failures == 1
-    assert isinstance(leading.flush_problem, grpc.RpcError)
 
 
 def test_every_stay_of_a_rank_on_a_host_has_stores_of_its_own() -> None:

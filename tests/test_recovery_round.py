@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any
+from typing import Any, cast
 
-import grpc
 import pytest
 from made_up_ranks import Stub, a_job, end_server_of, step, stub_of
 
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.background import all_of
-from understudy.recovery.base.control import pb
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.job.recovery_round import Round, RoundFailed
 from understudy.recovery.planning.facts import FaultFacts, FaultKind
 from understudy.recovery.planning.planner import Plan, PlanName, Reload
@@ -25,7 +25,9 @@ from understudy.recovery.state.jobs import Job, Session
 
 def a_round(job: Job) -> Round:
     pool: Any = None
-    return Round(job, Placement(pool, Leases([], pool)), True, lambda _: None, timing=Timing(notice_s=0.0))
+    return Round(
+        job, HostPlacement(pool, Leases([], pool)), True, lambda _: None, timing=Timing(notice_s=0.0)
+    )
 
 
 def test_the_steps_of_a_round_are_cancelled_in_their_order_and_have_ended_when_it_fails() -> None:
@@ -79,7 +81,7 @@ def test_a_floor_is_lowered_to_a_snapshot_only_if_the_snapshot_was_restored(
     session.log.floor_commit = 4
 
     async def unreachable(self: Stub, request: Any, timeout: float) -> Any:
-        raise grpc.RpcError("Socket closed")
+        raise NotDone("Socket closed")
 
     monkeypatch.setattr(Stub, "Restore", unreachable, raising=False)
     plan = Plan(PlanName.RESTORE_SNAPSHOT_REPLAY, "", (Reload(0, 2, fresh=False),))
@@ -108,7 +110,7 @@ class Unreached(Stub):
         return self.written
 
 
-class AllAway(Placement):
+class AllAway(HostPlacement):
     """Nobody reaches rank 1."""
 
     def read_from(self, holder: Any, reader: Session) -> str:
@@ -118,7 +120,7 @@ class AllAway(Placement):
 def restored_from_ranks_1_and_2() -> tuple[Job, Round, Restart]:
     job = a_job(3)
     for session in job.sessions.values():
-        session.server.stub = Unreached()  # type: ignore[assignment]
+        cast(Any, session.server).stub = Unreached()
     job.generation = 4
     pool: Any = None
     round_ = Round(job, AllAway(pool, Leases([], pool)), True, lambda _: None)

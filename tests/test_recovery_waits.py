@@ -10,7 +10,7 @@ from typing import Any, cast
 from made_up_ranks import a_job, end_server_of, step, stub_of
 
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.job.coordinator import MOST_ROUNDS, Coordinator
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.upkeep.validation import FIRST
@@ -19,7 +19,7 @@ TIMES = 3 * MOST_ROUNDS
 SOON_S = 20.0
 
 
-class AwaitedPlacement(Placement):
+class AwaitedPlacement(HostPlacement):
     """Where nobody can be steered for now."""
 
     def __init__(self, job: Job) -> None:

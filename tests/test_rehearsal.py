@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from understudy.recovery.host.injector import Refused
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.snapshots.restore.restorer import NotRestored
 from understudy.recovery.upkeep import rehearsal
 

@@ -16,10 +16,10 @@ from proxied import until
 from understudy.proxy_server import spawner
 from understudy.proxy_server.spawner import enter_gpu, visible_gpu
 from understudy.recovery.config.settings import BadInput, DeviceSpec, missing_gpus, refuse_missing_gpus
+from understudy.recovery.host.local_server import LocalServer
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.state.server import Server
 
 SPAWNER = """
 import json, os, pathlib, signal, subprocess, sys
@@ -151,7 +151,7 @@ def test_a_server_that_was_killed_is_told_from_one_that_crashed(
         pool = ServerPool([], 0, tmp_path, [sys.executable, "-c", ENDING])
         await pool.start()
         socket = tmp_path / "socket"
-        server = Server(Watched(await pool._spawner.spawn(socket, "cuda:0")), socket, "cuda:0")
+        server = LocalServer(Watched(await pool._spawner.spawn(socket, "cuda:0")), socket, "cuda:0")
         server.process.send(number)
         crash = await pool.crash_of(server)
         await server.close()

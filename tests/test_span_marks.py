@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from understudy import replay
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.injector import Refused
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.spanning.member.member import NotAdmitted

@@ -8,21 +8,20 @@ import os
 from pathlib import Path
 from typing import Any
 
-import grpc
 import structlog
 
 from understudy import replay
-from understudy.recovery.base.control import answer, pb, trouble
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent.refusals import held
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.config.settings import Settings
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.job.recovery_round import policy
-from understudy.recovery.job.refusals import held
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.state.jobs import Job, Session
 
 log = structlog.get_logger()
 
-ATTACH_S = 30.0
 CLEANUP_WITHIN = 15.0
 """Seconds a successor waits for the former worker's session to be cleaned up."""
 
@@ -77,6 +76,6 @@ async def attach(session: Session, keeps_optimizer_preimages: bool) -> str:
         token=session.job.token,
     )  # fmt: skip
     try:
-        return str((await answer(session.server.stub.Attach(request, timeout=ATTACH_S))).error)
-    except grpc.RpcError as problem:
-        return trouble(problem)
+        return str((await session.server.execute(request)).error)
+    except NotDone as problem:
+        return str(problem)

@@ -14,10 +14,20 @@ from typing import Any
 import structlog
 
 from understudy import replay
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.beginning import attach, former_gone, make_log
+from understudy.recovery.agent.refusals import (
+    check_drills,
+    check_nccl,
+    check_that_logs_can_move,
+    check_version,
+    held,
+    more_ranks_than_devices,
+)
 from understudy.recovery.agent.remote_ranks import RemoteRanks
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.base.background import BackgroundTasks, first_of
-from understudy.recovery.base.control import pb
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.base.job_names import trouble_with
 from understudy.recovery.config.settings import Settings
 from understudy.recovery.drills.spec import Drill
@@ -26,20 +36,12 @@ from understudy.recovery.history.recorder import Recorder
 from understudy.recovery.host.early_notice import EarlyNotice
 from understudy.recovery.host.evidence import rank_facts
 from understudy.recovery.host.gpu_health import GpuHealth
-from understudy.recovery.host.injector import Injector, Refused
+from understudy.recovery.host.injector import Injector
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import Installation, SpawnerError
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.job.refusals import (
-    check_drills,
-    check_nccl,
-    check_that_logs_can_move,
-    check_version,
-    held,
-    more_ranks_than_devices,
-)
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.migration.mover import move_worker
@@ -54,7 +56,6 @@ from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.persisting import begin_persisting
 from understudy.recovery.state.counts import ScheduledDrill
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
-from understudy.recovery.state.server import Server
 from understudy.recovery.state.span import Span
 from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.planned_moves import PlannedMoves
@@ -202,7 +203,7 @@ class HostAgent:
     def begin_leading(self, job: Job) -> None:
         """Whether it is new, or another host has led it."""
         name = job.name
-        placement, lead = Placement(self._pool, self.leases), None
+        placement, lead = HostPlacement(self._pool, self.leases), None
         if job.span is not None:
             assert self.spans is not None
             lead = self.spans.begin(job)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.config.settings import DeviceSpec, Settings
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.state.jobs import Job, Session
 from understudy.replay import STRICT_NCCL

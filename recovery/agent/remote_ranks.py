@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.beginning import is_cleaned_up
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.injector import Refused
+from understudy.recovery.agent.refusals import check_drills
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.host.servers import ServerPool
-from understudy.recovery.job.refusals import check_drills
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
 

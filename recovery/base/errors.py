@@ -35,6 +35,10 @@ class Failure(ForTheUser, RuntimeError):
     """It was refused, or has failed."""
 
 
+class Refused(RuntimeError):
+    """What proxyd was asked for cannot be granted; its text is the sentence for the user."""
+
+
 class NobodyAnswers(Failure):
     """Whoever should be asked is not there."""
 

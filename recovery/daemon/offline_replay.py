@@ -21,11 +21,12 @@ from typing import Any
 import grpc.aio
 
 from understudy import replay
+from understudy.recovery.agent_api.server import AbsentServer
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.host.evidence import facts_of
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError, default_command
 from understudy.recovery.job.recovery_round import Round, RoundFailed
@@ -45,7 +46,6 @@ from understudy.recovery.snapshots.writing.request import Persist, Written, deco
 from understudy.recovery.snapshots.writing.writer import sync_entries
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.server import Server
 
 LOOK_S = 0.005
 STUCK_S = 300.0
@@ -176,7 +176,7 @@ def _session(job: Job, reach: Reach, rank: int, device: str, runtime: RuntimeDir
     laid = lay_out(of_rank, reach.step, log)
     run = next(iter(reach.stored.parts.values())).path.parent
     start = of_rank.start
-    dead = Server(Watched.gone(0, 0), runtime.path / f"none-{rank}.sock", device)
+    dead = AbsentServer(device)
     job.sessions[rank] = Session(
         job=job, rank=rank, world=about.world, device=device, device_index=rank, threads=about.threads,
         worker=Watched(os.getpid()), directory=directory, log=log, server=dead, lacks_state=True,
@@ -189,7 +189,7 @@ async def _bring_back(job: Job, pool: ServerPool, leases: Leases) -> None:
     """As in a recovery from storage; raises RoundFailed or NotReplayed."""
     job.generation = 1
     everybody = tuple(sorted(job.sessions))
-    of_job = Round(job, Placement(pool, leases), True, lambda session: None, Restorer(None))
+    of_job = Round(job, HostPlacement(pool, leases), True, lambda session: None, Restorer(None))
     result = await of_job.run(FaultFacts(FaultKind.REHEARSAL, everybody), [])
     if result.plan.name is not PlanName.RESTORE_STORED_REPLAY:
         raise NotReplayed(f"the set and its log do not fit together: {result.plan.reason}")

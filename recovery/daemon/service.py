@@ -9,13 +9,12 @@ import structlog
 
 from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.control import pb, rpc
-from understudy.recovery.base.errors import BadInput
+from understudy.recovery.base.errors import BadInput, Refused
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.daemon.node import describe_node
 from understudy.recovery.drills.fault_table import BY_NAME
 from understudy.recovery.drills.refusals import FLAG, would_end
 from understudy.recovery.drills.spec import Drill, unknown
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.membership.membership import Membership

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import structlog
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.drills.fault_table import BY_NAME, FAULTS, InjectedFault
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.host.servers import ServerPool
@@ -23,10 +24,6 @@ log = structlog.get_logger()
 LOOK_S = 0.01
 SETTLED_S = 1.0
 """How long a fault without recovery is observed before its account is given."""
-
-
-class Refused(RuntimeError):
-    """A request that cannot be granted; its text is the sentence for the user."""
 
 
 class Injector:

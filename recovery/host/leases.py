@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.host.gpu_health import GpuHealth
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.state.jobs import Session
 

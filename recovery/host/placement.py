@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import grpc
 import structlog
 
-from understudy.recovery.base.control import answer, pb, ran_out, trouble
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NoPlace, NotDone, command_of
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError
 from understudy.recovery.planning.gpu_verdict import Finding, Severity
 from understudy.recovery.state.jobs import Session
-from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 
@@ -24,19 +24,15 @@ EMPTIED_S = 10.0
 MOST_CRASHES = 2
 """New servers in a row that a device may crash; the first may have crashed by itself."""
 
-TRIED_S = 20.0
+TRIED_S = command_of(pb.TryDeviceRequest()).within_s
 """How long a device may take to compute a little, its context included, seconds."""
-
-
-class NoPlace(RuntimeError):
-    """A rank gets no device or no server; its text is a sentence."""
 
 
 class _Crashed(Exception):
     """A new server died as it tried its device, of the signal that this names."""
 
 
-class Placement:
+class HostPlacement:
     """This host."""
 
     def __init__(
@@ -170,21 +166,19 @@ class Placement:
         cannot be told apart, and the round is tried again.
         """
         try:
-            reply = await answer(server.stub.TryDevice(pb.TryDeviceRequest(), timeout=self._tried_s))
+            reply = await server.execute(pb.TryDeviceRequest(), self._tried_s)
         except asyncio.CancelledError:
             self._pool.retire(server)
             raise
-        except grpc.RpcError as problem:
-            if not ran_out(problem):
+        except NotDone as problem:
+            if not problem.late:
                 try:
                     crash = await self._pool.crash_of(server)
                 finally:
                     self._pool.retire(server)
                 if crash:
                     raise _Crashed(crash) from problem
-                raise NoPlace(
-                    f"a new device server on {server.device} ended: {trouble(problem)}"
-                ) from problem
+                raise NoPlace(f"a new device server on {server.device} ended: {problem}") from problem
             return f"a new device server there did not get it to compute within {self._tried_s:.0f} s"
         return f"a new device server there was told: {reply.error}" if reply.error else ""
 

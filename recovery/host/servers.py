@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import structlog
 
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.agent_api.server import Server, is_gpu
 from understudy.recovery.base.background import BackgroundTasks
-from understudy.recovery.base.control import pb, trouble
+from understudy.recovery.host.local_server import LocalServer
 from understudy.recovery.host.spawner import Installation, Spawner, SpawnerError
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.state.server import Server, is_gpu
 
 log = structlog.get_logger()
 
@@ -185,13 +185,13 @@ class ServerPool:
     async def _start_one(self, affinity: str) -> None:
         self._number += 1
         socket = self._runtime / f"server-{self._names}-{self._number}.sock"  # unlike those of a predecessor
-        server: Server | None = None
+        server: LocalServer | None = None
         try:
             pid = await self._spawner.spawn(socket, affinity, self._gpu(affinity))
-            server = Server(Watched(pid), socket, affinity)
+            server = LocalServer(Watched(pid), socket, affinity)
             self._servers.add(server)
             await _answering(server)
-        except (SpawnerError, ProcessLookupError, grpc.RpcError, TimeoutError) as problem:
+        except (SpawnerError, ProcessLookupError, NotDone, TimeoutError) as problem:
             if server is not None:
                 self._servers.discard(server)
                 await server.process.end(0.0)
@@ -210,9 +210,7 @@ class ServerPool:
         return self.gpus[int(affinity.partition(":")[2]) % len(self.gpus)] if self.gpus else ""
 
     async def _start_failed(self, affinity: str, problem: Exception) -> None:
-        text = (
-            trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem) or type(problem).__name__
-        )
+        text = str(problem) or type(problem).__name__
         log.error("a device server did not start", device=affinity, problem=text)
         async with self._changed:
             self._starting[affinity] -= 1
@@ -248,7 +246,7 @@ class ServerPool:
             self.fill()
 
 
-async def _answering(server: Server) -> None:
+async def _answering(server: LocalServer) -> None:
     """Until its Health answers; raises if it ends before."""
     asked = asyncio.ensure_future(_ask(server))
     ended = asyncio.ensure_future(server.process.ended.wait())
@@ -262,8 +260,8 @@ async def _answering(server: Server) -> None:
         ended.cancel()
 
 
-async def _ask(server: Server) -> None:
-    reply = await server.stub.Health(pb.HealthRequest(), wait_for_ready=True, timeout=READY_WITHIN)
+async def _ask(server: LocalServer) -> None:
+    reply = await server.execute_once_ready(pb.HealthRequest(), READY_WITHIN)
     server.data_address = reply.data_address
 
 

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import refuse_snapshots_behind
-from understudy.recovery.host.placement import Placement
 from understudy.recovery.job.holding import hold, let_go
 from understudy.recovery.job.noticed import ENDED, Noticed
+from understudy.recovery.job.placement import Placement
 from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
 from understudy.recovery.job.replayed_values import ReplayedValues
 from understudy.recovery.job.validation_barrier import ValidationBarrier

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import grpc
 import structlog
+from google.protobuf.message import Message
 
-from understudy.recovery.base.control import answer, pb, trouble
-from understudy.recovery.job.recovery_round import RESUME_S
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
-
-HELD_S = 2.0
-"""Seconds until a server must have answered: it looks up at the next record."""
 
 
 async def hold(sessions: Sequence[Session], generation: int) -> None:
@@ -24,21 +20,21 @@ async def hold(sessions: Sequence[Session], generation: int) -> None:
 
     Who does not do as it is told is dealt with by whoever parks it, or lets it go.
     """
-    await _ask(sessions, lambda stub: stub.Hold(pb.HoldRequest(generation=generation), timeout=HELD_S))
+    await _tell(sessions, pb.HoldRequest(generation=generation))
 
 
 async def let_go(sessions: Sequence[Session], generation: int) -> None:
     """They go on as if nothing had been."""
-    await _ask(sessions, lambda stub: stub.LetGo(pb.LetGoRequest(generation=generation), timeout=RESUME_S))
+    await _tell(sessions, pb.LetGoRequest(generation=generation))
 
 
-async def _ask(sessions: Sequence[Session], request: Callable[[Any], Any]) -> None:
-    async def ask(session: Session) -> None:
+async def _tell(sessions: Sequence[Session], command: Message) -> None:
+    async def tell(session: Session) -> None:
         try:
-            problem = (await answer(request(session.server.stub))).error
-        except grpc.RpcError as failure:
-            problem = trouble(failure)
+            problem = (await session.server.execute(command)).error
+        except NotDone as failure:
+            problem = str(failure)
         if problem:
             log.warning("not held, or not let go", rank=session.rank, problem=problem)
 
-    await asyncio.gather(*(ask(session) for session in sessions))
+    await asyncio.gather(*(tell(session) for session in sessions))

@@ -6,16 +6,18 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
-import grpc
 import structlog
+from google.protobuf.message import Message
 
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NoPlace, NotDone
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.base.background import all_of
-from understudy.recovery.base.control import answer, pb, ran_out, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import concerned, rank_facts
-from understudy.recovery.host.placement import NoPlace, Placement
+from understudy.recovery.job.placement import Placement
 from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import BEGINNING, Facts, FaultFacts, FaultKind
 from understudy.recovery.planning.planner import FailRank, Plan, Reload, Rewind, plan
@@ -24,15 +26,11 @@ from understudy.recovery.snapshots.restore.restorer import NotRestored, Restorer
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.recovery_progress import Stage
-from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
-Value = TypeVar("Value")
 
 LOOK_S, STUCK_S = 0.001, 0.5
 """Pause between looks at ranks inside their optimizer step; if none moves for so long, they are stuck."""
-PARK_S, ATTACH_S, REWIND_S, RESTORE_S, REBUILD_S, RESUME_S = 20.0, 30.0, 120.0, 600.0, 60.0, 20.0
-"""Deadlines of the steps, seconds."""
 LINKS = (FaultKind.COLLECTIVE_FAILED, FaultKind.COLLECTIVE_HUNG)
 """It may be that hosts do not reach each other."""
 END_S = 10.0
@@ -276,10 +274,10 @@ class Round:
         reason = f"recovery, generation {self._job.generation}"
         try:
             request = pb.ParkRequest(reason=reason, generation=self._job.generation)
-            reply = await answer(session.server.stub.Park(request, timeout=PARK_S))
-        except grpc.RpcError as problem:
-            self._suspect(session, f"it did not park: {trouble(problem)}")
-            raise RoundFailed(f"rank {session.rank} did not park: {trouble(problem)}") from problem
+            reply = await session.server.execute(request)
+        except NotDone as problem:
+            self._suspect(session, f"it did not park: {problem}")
+            raise RoundFailed(f"rank {session.rank} did not park: {problem}") from problem
         if reply.error:
             self._suspect(session, reply.error)
             raise RoundFailed(f"rank {session.rank} did not park: {reply.error}")
@@ -311,7 +309,7 @@ class Round:
             token=self._job.token,
             block_until_commit=session.block_until_commit,
         )
-        reply = await _answer(session, "attach", server.stub.Attach(request, timeout=ATTACH_S))
+        reply = await _answer(session, "attach", request, server)
         _check(session, "attach", reply.error)
 
     def _drop_source(self, session: Session) -> None:
@@ -334,8 +332,7 @@ class Round:
     async def _rewind(self, session: Session, commit: int, *, connect: bool = False) -> None:
         """`connect`: it will be this server that goes on."""
         request = pb.RewindRequest(commit=commit, generation=self._job.generation, connect=connect)
-        call = session.server.stub.Rewind(request, timeout=REWIND_S)
-        reply = await self._answer_of_one(session, "rewind", call)
+        reply = await self._answer_of_one(session, "rewind", request)
         if reply.error:
             # Its memory cannot be trusted any more, but a replica's can.
             self._suspect(session, reply.error)
@@ -374,11 +371,11 @@ class Round:
             message = pb.RollForward(rolled=roll.rolled, steady=roll.steady, own=roll.own, lost=roll.lost,
                                      step_digest=roll.step_digest)  # fmt: skip
             request.roll_forward.CopyFrom(message)
-        reply = await _answer(session, "restore", session.server.stub.Restore(request, timeout=RESTORE_S))
+        reply = await _answer(session, "restore", request)
         if reply.unread:
             session.unread.update(reply.unread)
             await self._read_by_storage(of_rank, session, request, reply)
-            reply = await _answer(session, "restore", session.server.stub.Restore(request, timeout=RESTORE_S))
+            reply = await _answer(session, "restore", request)
         if reply.error and not reply.unread and roll is not None:
             session.refused_commit = action.commit
         _check(session, "restore", reply.error)
@@ -408,8 +405,8 @@ class Round:
             ranges = [pb.StateRange(handle=handle, bytes=size) for handle, size in sizes.items()]
             wanted = pb.WriteStateRequest(generation=self._job.generation, ranges=ranges)
             holder = of_rank[source.rank]
-            call = _holder(holder).stub.WriteState(wanted, timeout=RESTORE_S)
-            written = await _answer(holder, "write its state to shared storage", call)
+            server = _holder(holder)
+            written = await _answer(holder, "write its state to shared storage", wanted, server)
             if written.error:
                 raise RoundFailed(
                     f"rank {session.rank} could not restore: {reply.error}; nor by way of shared storage: "
@@ -420,8 +417,7 @@ class Round:
     async def _reload(self, session: Session, action: Reload) -> int:
         request = pb.RestoreRequest(commit=action.commit, from_snapshot=True, connect=True,
                                     generation=self._job.generation)  # fmt: skip
-        call = session.server.stub.Restore(request, timeout=RESTORE_S)
-        reply = await _answer(session, "restore its snapshot", call)
+        reply = await _answer(session, "restore its snapshot", request)
         if reply.error:
             kept = session.log.snapshots()
             session.refused_snapshots |= {one.serial for one in kept if one.commit.number == action.commit}
@@ -440,25 +436,23 @@ class Round:
     async def _rebuild(self, session: Session) -> None:
         session.generation = self._job.generation
         request = pb.RebuildRequest(generation=session.generation)
-        call = session.server.stub.RebuildCommunicators(request, timeout=REBUILD_S)
-        reply = await _answer(session, "rebuild its communicators", call)
+        reply = await _answer(session, "rebuild its communicators", request)
         _check(session, "rebuild its communicators", reply.error)
 
     async def _resume(self, session: Session) -> None:
         session.resumed_commit = session.restored_commit  # even if no answer comes
         request = pb.ResumeRequest(generation=self._job.generation)
-        call = session.server.stub.Resume(request, timeout=RESUME_S)
-        reply = await self._answer_of_one(session, "resume", call)
+        reply = await self._answer_of_one(session, "resume", request)
         _check(session, "resume", reply.error)
 
-    async def _answer_of_one(self, session: Session, what: str, call: Awaitable[Value]) -> Value:
+    async def _answer_of_one(self, session: Session, what: str, command: Message) -> Any:
         """To what no other rank holds up: a server that is late with it hangs, and would not park either."""
         try:
-            return await answer(call)
-        except grpc.RpcError as problem:
-            if ran_out(problem):
-                self._suspect(session, f"it did not {what}: {trouble(problem)}")
-            raise RoundFailed(f"rank {session.rank} could not {what}: {trouble(problem)}") from problem
+            return await session.server.execute(command)
+        except NotDone as problem:
+            if problem.late:
+                self._suspect(session, f"it did not {what}: {problem}")
+            raise RoundFailed(f"rank {session.rank} could not {what}: {problem}") from problem
 
     def _suspect(self, session: Session, problem: str) -> None:
         """End a server that does not do as it is told; it counts as dead from here on."""
@@ -484,11 +478,12 @@ def _holder(session: Session) -> Server:
     return session.source_server or session.server
 
 
-async def _answer(session: Session, what: str, call: Awaitable[Value]) -> Value:
+async def _answer(session: Session, what: str, command: Message, server: Server | None = None) -> Any:
+    """`server`: which one is to do it, if not the one that the rank has."""
     try:
-        return await answer(call)
-    except grpc.RpcError as problem:
-        raise RoundFailed(f"rank {session.rank} could not {what}: {trouble(problem)}") from problem
+        return await (server or session.server).execute(command)
+    except NotDone as problem:
+        raise RoundFailed(f"rank {session.rank} could not {what}: {problem}") from problem
 
 
 def _check(session: Session, what: str, error: str) -> None:

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-import grpc
 import structlog
 
-from understudy.recovery.base.control import answer, pb, trouble
-from understudy.recovery.job.recovery_round import RESUME_S
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.state.jobs import Job, Session
 
 log = structlog.get_logger()
@@ -74,9 +73,9 @@ class ValidationBarrier:
             log.warning("not validated", job=self._job.name, rank=session.rank, step=session.log.step)
             request = pb.ResumeRequest(generation=self._job.generation)
             try:
-                problem = (await answer(session.server.stub.Resume(request, timeout=RESUME_S))).error
-            except grpc.RpcError as failure:
-                problem = trouble(failure)
+                problem = (await session.server.execute(request)).error
+            except NotDone as failure:
+                problem = str(failure)
             if problem:
                 failed.append((session, problem))
         return failed

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from understudy import replay
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.injector import Refused
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.agent_api.server import AbsentServer
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.machine.processes import Watched
-from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed, absent_server
+from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Session
 
 
@@ -66,15 +68,15 @@ class Doors:
         return self._migration.expect(session.job.name, session.rank)
 
     def leaves_remote(self, session: Session, directory: Path, pid: int, relay: str) -> None:
-        """It has come; raises SteerFailed and LogError."""
+        """It has come; raises NotDone and LogError."""
         page = replay.Log(str(directory))
         try:
             index, device = self._migration.take_device(session.destination_device)
             worker = Watched(pid)
         except (Refused, ProcessLookupError) as problem:
             page.lose(f"it came to a host that cannot have it: {problem}")
-            raise SteerFailed(str(problem)) from problem
+            raise NotDone(str(problem)) from problem
         session.host, session.log, session.directory, session.worker = "", page, directory, worker
         session.device_index, session.device, session.relay = index, device, relay
-        session.server, session.lacks_state = absent_server(device), True
+        session.server, session.lacks_state = AbsentServer(device), True
         self._leases.hold(session)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from understudy.recovery.base.control import pb, rpc
-from understudy.recovery.host.injector import Refused
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.membership.network.links import caller
 from understudy.recovery.spanning.member.kept_images import NotKept
 from understudy.recovery.spanning.member.member import MemberSide, NotAdmitted

@@ -9,10 +9,11 @@ from pathlib import Path
 import structlog
 
 from understudy import replay
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.host_agent import HostAgent
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.injector import Refused
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.agent_api.server import AbsentServer
+from understudy.recovery.base.errors import Refused
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image, image_of
@@ -22,7 +23,6 @@ from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import Shipped, send_worker
 from understudy.recovery.spanning.member.member import MemberSide
 from understudy.recovery.spanning.ranks.mark import read_mark
-from understudy.recovery.spanning.ranks.remote import absent_server
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
 
@@ -39,7 +39,7 @@ class Migration:
     ) -> None:
         self._agent = agent
         self._pool = pool
-        self._placement = Placement(pool, agent.leases)
+        self._placement = HostPlacement(pool, agent.leases)
         self._moves = moves
         self._member = member
         self._here = here
@@ -146,7 +146,7 @@ class Migration:
         session = Session(
             job=job, rank=header.rank, world=header.world, device=device, device_index=device_index,
             asked_index=device_index, threads=header.threads, worker=Watched(pid),
-            directory=directory, log=replay.Log(str(directory)), server=absent_server(device),
+            directory=directory, log=replay.Log(str(directory)), server=AbsentServer(device),
             lacks_state=True,
             relay=relay, recoveries=mark.recoveries, generation=header.generation,
         )  # fmt: skip

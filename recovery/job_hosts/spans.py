@@ -17,10 +17,10 @@ from understudy import replay
 from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.base.background import Complaints
 from understudy.recovery.base.control import pb, rpc
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.report import drill_of
-from understudy.recovery.host.injector import Refused
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job_hosts.doors import Doors
 from understudy.recovery.job_hosts.job_link import JobLinkService
@@ -96,7 +96,7 @@ class Spans:
         """By jobs that we are about to lead on."""
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
-            agent.jobs, agent.deputies, agent.settings, Placement(pool, agent.leases), agent.follow,
+            agent.jobs, agent.deputies, agent.settings, HostPlacement(pool, agent.leases), agent.follow,
             agent.remote_ranks.close_if_unused, lambda: agent.note(), self,
         )  # fmt: skip
         settings = agent.settings
@@ -318,7 +318,7 @@ class Spans:
         """Images of workers of a job that we lead, if any are to be taken."""
         return self._leads[job.name].images
 
-    def placement(self, job: Job) -> Placement:
+    def placement(self, job: Job) -> HostPlacement:
         """For its coordinator."""
         made = SpanningPlacement(
             self._pool, self._agent.leases, self._leads[job.name], self._places, self._cut_off

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 
 
 class Watched:
@@ -70,6 +70,9 @@ class Watched:
         if not self.ended.is_set():
             self.ended_ns = at_ns
             self.ended.set()
+
+    def hear_of_end(self, at_ns: int = 0) -> None:
+        """Somebody else says that it has ended.  Of a process of this host the kernel tells us itself."""
 
     def maps(self, directory: Path) -> bool:
         """Whether a file of that directory is mapped there, as far as can be told.

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc
 import structlog
 
-from understudy.recovery.base.control import answer, pb, trouble
-from understudy.recovery.host.injector import Refused
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.machine.criu import find
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.preflight.survey import lasting_obstacles, trouble_of_machine
@@ -21,8 +21,6 @@ from understudy.recovery.migration.relay.orders import ask_init
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
-
-TELL_S = 30.0
 
 
 async def move_worker(session: Session, criu: str, images: str) -> str:
@@ -78,10 +76,6 @@ async def _go_on(session: Session, moved: dict[str, Any]) -> None:
         raise ValueError("the restored process is not to be found")
     session.worker = Watched(pid)
     try:
-        await answer(
-            session.server.stub.FollowWorker(
-                pb.FollowWorkerRequest(worker=session.worker.message()), timeout=TELL_S
-            )
-        )
-    except grpc.RpcError as problem:  # it matters only once proxyd dies, too
-        log.warning("a server was not told of a move", pid=session.server.pid, problem=trouble(problem))
+        await session.server.execute(pb.FollowWorkerRequest(worker=session.worker.message()))
+    except NotDone as problem:  # it matters only once proxyd dies, too
+        log.warning("a server was not told of a move", pid=session.server.pid, problem=str(problem))

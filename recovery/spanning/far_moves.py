@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from understudy.recovery.host.injector import Refused
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.job.undisturbed import undisturbed
 from understudy.recovery.migration.places import Place

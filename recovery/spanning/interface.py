@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from understudy import replay
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.placement import Placement
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.migration.places import Place
 from understudy.recovery.rendezvous.forwarder import JobHosts
 from understudy.recovery.snapshots.writing.part_writer import Parts, PartWriter
@@ -47,7 +47,7 @@ class JobSpans(JobHosts, Protocol):
     async def settle_store(self, job: str) -> None:
         """Until what was written to its workers' store outlives this host, if anything is to."""
 
-    def placement(self, job: Job) -> Placement:
+    def placement(self, job: Job) -> HostPlacement:
         """Where its ranks get devices and servers from."""
 
     def deputy(self, job: Job) -> Deputy:

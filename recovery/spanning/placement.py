@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 
 import structlog
 
+from understudy.recovery.agent_api.commands import NoPlace, NotDone
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import NoPlace, Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.spanning.leader.lead import Lead
-from understudy.recovery.spanning.ranks.remote import RemoteServer, SteerFailed
+from understudy.recovery.spanning.ranks.remote import NoDeviceThere
 from understudy.recovery.state.jobs import Session
-from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 
@@ -24,7 +24,7 @@ LOOK_S = 1.0
 """Between two looks at who is awaited still: a host may be lost meanwhile, and nobody waits for it then."""
 
 
-class SpanningPlacement(Placement):
+class SpanningPlacement(HostPlacement):
     """This host, and those of the members."""
 
     def __init__(
@@ -68,7 +68,7 @@ class SpanningPlacement(Placement):
             await self._look_at_links(sessions)
 
     def awaited(self, sessions: Sequence[Session]) -> str:
-        """As Placement."""
+        """As HostPlacement."""
         return "; ".join(self._awaited(sessions).values())
 
     def _awaited(self, sessions: Sequence[Session]) -> dict[asyncio.Event, str]:
@@ -119,7 +119,7 @@ class SpanningPlacement(Placement):
 
     def retire(self, server: Server) -> None:
         """End it, without waiting."""
-        if not isinstance(server, RemoteServer):
+        if not server.host:
             return super().retire(server)
         session = next(
             (one for one in self._lead.job.sessions.values() if server in (one.server, one.source_server)),
@@ -129,7 +129,7 @@ class SpanningPlacement(Placement):
             self._lead.end_server(session, server)
 
     async def replacement(self, session: Session, keep_source: bool) -> Server:
-        """As Placement."""
+        """As HostPlacement."""
         wished = session.destination_host
         if wished and wished != self.at(session):
             try:
@@ -178,8 +178,8 @@ class SpanningPlacement(Placement):
             try:
                 await self._lead.relocations.move(session, name, keep_source)
                 return
-            except SteerFailed as problem:
-                problems.append(problem.details())
+            except NotDone as problem:
+                problems.append(str(problem))
                 if not session.worker.running:
                     break
         none = f"{session.device} of rank {session.rank} is gone, and no other is free"
@@ -199,25 +199,23 @@ class SpanningPlacement(Placement):
             return await super().replacement(session, keep_source)
         try:
             return await self._lead.replace(session, keep_source)
-        except SteerFailed as problem:
-            if problem.homeless:
+        except NotDone as problem:
+            if isinstance(problem, NoDeviceThere):
                 self._fenced.add((session.host, session.device_index))
-            raise NoPlace(f"rank {session.rank} got no new device server: {problem.details()}") from problem
+            raise NoPlace(f"rank {session.rank} got no new device server: {problem}") from problem
 
     def could_serve(self, source: Server, session: Session) -> bool:
-        """As Placement; never from another host, where the log has ended."""
-        host = source.host if isinstance(source, RemoteServer) else ""
-        return host == session.host and super().could_serve(source, session)
+        """As HostPlacement; never from another host, where the log has ended."""
+        return source.host == session.host and super().could_serve(source, session)
 
     def arrive(self, session: Session) -> None:
-        """As Placement."""
+        """As HostPlacement."""
         session.destination_host = session.destination_device = ""
         if not session.host:
             super().arrive(session)
 
     def read_from(self, holder: Server, reader: Session) -> str:
-        """As Placement; between hosts over the data network."""
-        host = holder.host if isinstance(holder, RemoteServer) else ""
-        if host == reader.host:
-            return f"unix:{Path(holder.socket)}"
-        return f"tls:{host or self._lead.here}@{holder.data_address}"
+        """As HostPlacement; between hosts over the data network."""
+        if holder.host == reader.host:
+            return f"unix:{holder.socket}"
+        return f"tls:{holder.host or self._lead.here}@{holder.data_address}"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.server import Server, is_gpu
 from understudy.recovery.drills.fault_table import BY_NAME
 from understudy.recovery.history import events
 from understudy.recovery.history.recorder import Recorder, new_id, now_ms
@@ -21,7 +22,6 @@ from understudy.recovery.state.counts import CopyCounts, Ended, LogCounts, Sched
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.pace import StepClock
 from understudy.recovery.state.recovery_progress import RecoveryProgress
-from understudy.recovery.state.server import Server, is_gpu
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.state.span import Span
 

@@ -16,30 +16,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import structlog
 
 from understudy import replay
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.host_agent import HostAgent
-from understudy.recovery.base.control import pb, trouble
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.agent_api.server import AbsentServer, Server, Verdict
 from understudy.recovery.base.own_modules import name_of
+from understudy.recovery.host.local_server import LocalServer
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
 from understudy.recovery.planning.facts import FaultKind
-from understudy.recovery.spanning.ranks.remote import absent_server
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.journaled_job import restored_durable, restored_job
-from understudy.recovery.state.server import Server, Verdict
 from understudy.recovery.takeover.journal import last_touched
 from understudy.recovery.takeover.leftovers import Leftovers
 
 log = structlog.get_logger()
-
-ADOPT_S = 20.0
-"""How long a server may take to say how it stands: it may be in the middle of a rewind."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class Successor:
         directory = self._runtime / job.name / written.directory
         candidates = [getattr(written, name) for name in ("server", "stash") if written.HasField(name)]
         found = await asyncio.gather(*(self._ask(server, job.name, written.rank) for server in candidates))
-        found = found or [Found(absent_server(device), None)]  # it had just come from another host
+        found = found or [Found(AbsentServer(device), None)]  # it had just come from another host
         newest = max(one.newest_generation for one in found)
         chosen = next((one for one in found if one.account is not None), found[0])
         for other in found:
@@ -139,7 +136,7 @@ class Successor:
         cut_short = account.parked if account is not None else any(one.half_prepared for one in found)
         return Taken(session, account, newest, cut_short)
 
-    def _known(self, written: pb.JournaledServer) -> Server:
+    def _known(self, written: pb.JournaledServer) -> LocalServer:
         """A server of the journal; as ended if there is no such process, or it is none of ours."""
         process, socket = written.process, self._runtime / written.socket
         self._asked.add((process.pid, process.start_ticks))
@@ -148,8 +145,7 @@ class Successor:
         if watched.running and not ours:
             watched.close()
             watched = Watched.gone(process.pid, process.start_ticks)
-        server = Server(watched, socket, written.device)
-        server.data_address = written.data_address
+        server = LocalServer(watched, socket, written.device, data_address=written.data_address)
         self._pool.adopt(server)
         return server
 
@@ -164,13 +160,10 @@ class Successor:
             return Found(server, None)
         ourselves = pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid()))
         try:
-            reply = await server.stub.Adopt(
-                pb.AdoptRequest(proxyd=ourselves), timeout=ADOPT_S, wait_for_ready=True
-            )
-        except grpc.RpcError as problem:
-            await _end(
-                server, FaultKind.SERVER_HUNG, f"it did not answer when proxyd came back: {trouble(problem)}"
-            )
+            reply = await server.execute_once_ready(pb.AdoptRequest(proxyd=ourselves))
+        except NotDone as problem:
+            why = f"it did not answer when proxyd came back: {problem}"
+            await _end(server, FaultKind.SERVER_HUNG, why)
             return Found(server, None)
         if reply.job != job or reply.rank != rank or not reply.holds_state:
             await _end(server, FaultKind.SERVER_DIED, "it was only half prepared when proxyd died")

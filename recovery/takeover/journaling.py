@@ -8,13 +8,13 @@ from pathlib import Path
 
 import structlog
 
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.host_agent import HostAgent
-from understudy.recovery.base.control import pb
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.journaled_job import journaled_durable, journaled_job
-from understudy.recovery.state.server import Server
 from understudy.recovery.takeover import journal
 
 log = structlog.get_logger()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 
-import grpc
 import structlog
 
 from understudy import replay
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.background import Complaints
-from understudy.recovery.base.control import answer, pb, trouble
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.host.evidence import LogManifests, commit_facts, rank_facts
 from understudy.recovery.job.coordinator import Coordinator
@@ -61,8 +61,8 @@ class FloorKeeper:
                 with complaints.survived(self._job.name):
                     try:
                         moved = await self.look()
-                    except grpc.RpcError as problem:
-                        log.warning("replicas not announced", job=self._job.name, problem=trouble(problem))
+                    except NotDone as problem:
+                        log.warning("replicas not announced", job=self._job.name, problem=str(problem))
             await asyncio.sleep(self._timing.look_busy_s if moved else self._timing.look_idle_s)
 
     async def look(self) -> bool:
@@ -210,11 +210,7 @@ class FloorKeeper:
             return  # nothing is believed yet, and what was announced before a recovery still holds
         await asyncio.gather(
             *(
-                answer(
-                    session.server.stub.SetReplicated(
-                        pb.ReplicatedRequest(handles=sorted(believed[session.rank])), timeout=10
-                    )
-                )
+                session.server.execute(pb.ReplicatedRequest(handles=sorted(believed[session.rank])))
                 for session in sessions
             )
         )

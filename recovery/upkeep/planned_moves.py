@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.config.settings import Settings
 from understudy.recovery.history.events import move_failed
-from understudy.recovery.host.injector import Refused, account_of
+from understudy.recovery.host.injector import account_of
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import READY_WITHIN, ServerPool
 from understudy.recovery.job.coordinator import Coordinator

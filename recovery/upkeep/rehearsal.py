@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.injector import Refused, account_of
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.errors import Refused
+from understudy.recovery.host.injector import account_of
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.snapshots.restore.restorer import NotRestored, check

@@ -9,16 +9,15 @@ from collections.abc import Mapping
 
 import structlog
 
+from understudy.recovery.agent_api.server import Pace, Server, Verdict, is_gpu
 from understudy.recovery.base.background import Complaints
 from understudy.recovery.host.injector import Injector
 from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.activity import Activity
 from understudy.recovery.planning.collective_watch import BUSY_DEVICE_NS, CollectiveWatch, Member
 from understudy.recovery.planning.progress import SECOND, SHORTEST_NS, STUCK_NS, Finding, Position, Progress
-from understudy.recovery.spanning.member.deputy import Deputy, Pace
-from understudy.recovery.spanning.ranks.remote import RemoteServer
+from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.server import Server, Verdict, is_gpu
 
 log = structlog.get_logger()
 
@@ -114,9 +113,7 @@ class Watch:
 
     def _pace(self, session: Session, now_ns: int) -> Pace:
         server = session.server
-        if isinstance(server, RemoteServer):
-            return Pace(server.quiet_since_ns, server.stuck_ns, server.moved_ns)
-        return self._pace_here(server, now_ns)
+        return server.pace if server.host else self._pace_here(server, now_ns)
 
     def _pace_here(self, server: Server, now_ns: int) -> Pace:
         """A thread of NCCL's spins while a collective between hosts waits: what it burns is no work."""

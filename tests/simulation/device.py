@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from told_servers import Told
+
 from simulation.collectives import Blocked, CollectiveFailed, Collectives
 from simulation.floors import Floor
 from simulation.log import RING, Commit, Log
@@ -37,8 +39,8 @@ Tell = Callable[[int, int], None]
 """Tells proxyd something of a rank in a generation."""
 
 
-class Device:
-    """Stands in for `understudy.recovery.state.server.Server`, the process behind it included."""
+class Device(Told):
+    """Stands in for `understudy.recovery.agent_api.server.Server`, the process behind it included."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -76,7 +78,7 @@ class Device:
         self.last_commit = 0
         self.stands: int | None = None
         """The commit that its memory holds unmodified, while it does."""
-        self.pace = self.chance.choice((0.0004, 0.001, 0.002)) * world.schedule.slowness
+        self.tempo = self.chance.choice((0.0004, 0.001, 0.002)) * world.schedule.slowness
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Patience()
         self._arriving = Arriving()
@@ -127,7 +129,7 @@ class Device:
     def go_on(self) -> None:
         """Run some records soon."""
         if self.state == "running" and not self.held and self._timer is None:
-            self._timer = self.world.later(self.pace * self.chance.randint(1, BURST), self._burst)
+            self._timer = self.world.later(self.tempo * self.chance.randint(1, BURST), self._burst)
 
     def _burst(self) -> None:
         self._timer = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.config.settings import DeviceSpec, Settings
-from understudy.recovery.host.injector import Refused
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.migration.places import Place

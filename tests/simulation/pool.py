@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from simulation.device import Device
 from simulation.programs import mix
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.host.spawner import SpawnerError
-from understudy.recovery.state.server import Server
 
 if TYPE_CHECKING:
     from simulation.world import World

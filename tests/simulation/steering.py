@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from simulation.programs import mix
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.state.jobs import Job
 
 if TYPE_CHECKING:
@@ -39,22 +38,6 @@ DURATIONS = {"Park": 0.003, "Attach": 0.01, "Rewind": 0.01, "RebuildCommunicator
 """Seconds, the longest."""
 DECIDED = ("Attach", "Rewind", "Restore", "WriteState", "RebuildCommunicators")
 """What no server is asked for before it was decided."""
-
-
-class Unavailable(grpc.RpcError):  # type: ignore[misc]
-    """A call that did not come through."""
-
-    def __init__(self, why: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
-        super().__init__(why)
-        self._why, self._code = why, code
-
-    def code(self) -> grpc.StatusCode:
-        """As grpc.Call has it."""
-        return self._code
-
-    def details(self) -> str:
-        """As grpc.Call has it."""
-        return self._why
 
 
 class Decisions:
@@ -111,9 +94,7 @@ class Stub:
         order = _Order(name, request, answer)
         self._open.append(answer)
         self._world.later(self._chance.uniform(0.0001, 0.0008), lambda: self._arrives(order))
-        timer = self._world.later(
-            timeout, lambda: _refuse(answer, "Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)
-        )
+        timer = self._world.later(timeout, lambda: _refuse(answer, "Deadline Exceeded", late=True))
         answer.add_done_callback(lambda _: timer.cancel())
         return answer
 
@@ -278,8 +259,6 @@ class Stub:
         self._world.later(self._chance.uniform(0.0, 0.002), lambda: self._copy(order, copies, digests))
 
 
-def _refuse(
-    answer: asyncio.Future[Any], why: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
-) -> None:
+def _refuse(answer: asyncio.Future[Any], why: str, *, late: bool = False) -> None:
     if not answer.done():
-        answer.set_exception(Unavailable(why, code))
+        answer.set_exception(NotDone(why, late=late))

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import grpc
-
 from simulation import oracle
 from simulation.device import Device
 from simulation.fabric import Fabric, Violation
@@ -29,11 +27,13 @@ from simulation.steering import Decisions, Stub
 from simulation.storage import Storage
 from simulation.virtual_time import VirtualLoop
 from understudy import replay
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.base.control import address, pb
 from understudy.recovery.base.timing import TIMING
 from understudy.recovery.host.evidence import rank_facts
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job import recovery_round
 from understudy.recovery.job.coordinator import Coordinator
@@ -47,7 +47,6 @@ from understudy.recovery.snapshots.persistence import Persistence
 from understudy.recovery.snapshots.restore.restorer import Restorer
 from understudy.recovery.state.jobs import Job as RecoveryJob
 from understudy.recovery.state.jobs import Session
-from understudy.recovery.state.server import Server
 from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.snapshots import LOOK_S, SnapshotKeeper
 from understudy.recovery.upkeep.validation import ValidationSchedule
@@ -99,7 +98,7 @@ class World:
         pool = cast(ServerPool, self.pool)
         self.leases = Leases([f"cpu:{rank}" for rank in range(shape.world + SPARE_DEVICES)], pool)
         self.storage = Storage(self) if schedule.storage else None
-        placement, restorer = Placement(pool, self.leases), cast(Restorer | None, self.storage)
+        placement, restorer = HostPlacement(pool, self.leases), cast(Restorer | None, self.storage)
         self.decisions = Decisions(self.job)
         more: dict[str, Any] = {"restorer": restorer, "decided": self.decisions.write}
         self.coordinator = Coordinator(self.job, placement, keeps, self._follow, **more)
@@ -386,7 +385,7 @@ class World:
         while True:
             moved = False
             if not self.coordinator.restoring and self.job.sessions:
-                with contextlib.suppress(grpc.RpcError):
+                with contextlib.suppress(NotDone):
                     moved = await self._observed_look()
             if not moved:
                 await self._stirred_again()

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import grpc
 import structlog
 
 from understudy import replay
-from understudy.recovery.base.control import pb, trouble
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.timing import TIMING, Timing
-from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
@@ -34,7 +33,7 @@ from understudy.recovery.migration.transfer.stream import read_ahead
 from understudy.recovery.spanning.leader.standbys import NotLeft, Standbys
 from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
-from understudy.recovery.spanning.ranks.remote import NotMoved, SteerFailed
+from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Job, Session
 
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ class CpuImages:
             self._check(pair, generation)
             if self._standbys is not None:
                 paused_s += await self._leave(self._standbys, pair, generation)
-        except (BadImage, SteerFailed, OSError) as problem:
+        except (BadImage, NotDone, OSError) as problem:
             self._not_taken(pair, _text(problem), pressed)
         except BaseException as problem:
             cancelled = isinstance(problem, asyncio.CancelledError)
@@ -297,18 +296,13 @@ class CpuImages:
                 session.cpu_image_note = note
 
     async def _take_one(self, pair: Pair, session: Session) -> float:
-        """Answers how long its worker stood still; raises BadImage, SteerFailed, OSError."""
+        """Answers how long its worker stood still; raises BadImage, NotDone, OSError."""
         await self._lead.steering.flush(session)  # the lease of what goes with it
         path = pair.folder / f"rank-{session.rank}"
         file = await asyncio.to_thread(ImageFile, path, self._job.name, session.rank)
         try:
             paused_s = await self._receive(pair, session, file)
             await asyncio.to_thread(file.finish)
-        except TimeoutError as problem:  # which is an OSError, too
-            raise BadImage(f"host {session.host} has fallen silent") from problem
-        except (grpc.RpcError, NoLink) as problem:
-            why = trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
-            raise BadImage(f"host {session.host}: {why}") from problem
         except OSError as problem:
             raise BadImage(f"{path} cannot be written: {problem.strerror}") from problem
         finally:
@@ -317,26 +311,22 @@ class CpuImages:
         return paused_s
 
     async def _receive(self, pair: Pair, session: Session, file: ImageFile) -> float:
-        """Raises BadImage, OSError, TimeoutError, NoLink, grpc.RpcError."""
+        """Raises BadImage, OSError, NotDone."""
         member = self._lead.members.get(session.host)
         if member is None:
             raise BadImage(f"rank {session.rank} has moved meanwhile")
         request = pb.TakeImageRequest(rank=session.rank, serial=pair.serial, **self._lead.credentials())
-        call = member.stub().TakeImage(request)
-        answers, last = aiter(call), pb.ImagePart()
-        try:
-            while True:
-                async with asyncio.timeout(self._timing.image_part_s):
-                    answer = await anext(answers, None)
-                if answer is None:
-                    return float(last.paused_s)
+        last = pb.ImagePart()
+        async with contextlib.aclosing(
+            member.stream("TakeImage", request, self._timing.image_part_s)
+        ) as answers:
+            async for answer in answers:
                 if answer.error:
                     raise BadImage(f"host {session.host}: {answer.error[:300]}")
                 if answer.HasField("part"):
                     await asyncio.to_thread(file.take, answer.part)
                 last = answer
-        finally:
-            call.cancel()
+        return float(last.paused_s)
 
     def _why_useless(self, pair: Pair, sessions: Sequence[Session]) -> str:
         """Empty: all ranks can go back to it."""
@@ -456,8 +446,6 @@ def _worker(session: Session) -> Worker:
 
 
 def _text(problem: BaseException) -> str:
-    if isinstance(problem, SteerFailed):
-        return problem.details()
     if isinstance(problem, OSError):
         return f"{problem.filename}: {problem.strerror}"
     return str(problem)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 
-import grpc
 import structlog
 
-from understudy.recovery.base.control import pb, trouble
-from understudy.recovery.membership.network.links import NoLink
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.snapshots.writing.part_writer import Known, PartWriter
 from understudy.recovery.snapshots.writing.request import Discard, Release, Written
 from understudy.recovery.spanning.leader.lead import ASK_S, Lead
-from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
@@ -70,21 +69,22 @@ class FarParts:
         try:
             for session in sessions:  # the lease of what is to be read
                 await self._lead.steering.flush(session)
-            async for part in self._lead.members[host].stub().WriteParts(request):
-                if part.rank in missing:
-                    missing.discard(part.rank)
-                    self._take(written(serial, run, host, part))
-            problem = "its answer is missing"
-        except (grpc.RpcError, NoLink) as failure:
-            problem = trouble(failure) if isinstance(failure, grpc.RpcError) else str(failure)
+            async with aclosing(self._lead.members[host].stream("WriteParts", request)) as parts:
+                async for part in parts:
+                    if part.rank in missing:
+                        missing.discard(part.rank)
+                        self._take(written(serial, run, host, part))
+            problem = f"host {host}: its answer is missing"
+        except NotDone as failure:
+            problem = str(failure)
         for rank in sorted(missing):
-            self._take(written(serial, run, host, pb.WrittenPart(rank=rank, error=problem)))
+            self._take(Written(serial, run, rank, error=problem))
 
     async def _conclude(self, host: str, message: pb.ConcludeSetRequest) -> None:
         try:
             await self._lead.members[host].ask("ConcludeSet", message, ASK_S)
-        except SteerFailed as problem:
-            log.debug("a host was not told of a set", job=message.job, host=host, problem=problem.details())
+        except NotDone as problem:
+            log.debug("a host was not told of a set", job=message.job, host=host, problem=str(problem))
 
 
 def written(serial: int, run: str, host: str, part: pb.WrittenPart) -> Written:

@@ -10,8 +10,10 @@ from typing import Any
 
 import structlog
 
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.agent_api.server import AbsentServer, Pace, Server, Verdict
 from understudy.recovery.base.background import BackgroundTasks
-from understudy.recovery.base.control import pb
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.links import Links
@@ -26,14 +28,8 @@ from understudy.recovery.spanning.leader.standbys import Standbys
 from understudy.recovery.spanning.leader.steering import Steering
 from understudy.recovery.spanning.leader.turns import Turns
 from understudy.recovery.spanning.ranks.mirror import Mirror
-from understudy.recovery.spanning.ranks.remote import (
-    RemoteProcess,
-    RemoteServer,
-    SteerFailed,
-    absent_server,
-)
+from understudy.recovery.spanning.ranks.remote import NoDeviceThere, RemoteProcess, RemoteServer, Send
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.server import Verdict
 from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()
@@ -224,17 +220,18 @@ class Lead:
         mirror.apply(news)
         if news.migratable:
             session.obstacles = () if news.migratable == "yes" else (news.migratable[:300],)
-        if isinstance(server, RemoteServer) and news.moved_ns | news.quiet_since_ns | news.stuck_ns:
-            server.quiet_since_ns = mirror.here_ns(news.quiet_since_ns) if news.quiet_since_ns else 0
-            server.moved_ns = mirror.here_ns(news.moved_ns) if news.moved_ns else 0
-            server.stuck_ns = news.stuck_ns
+        if news.moved_ns | news.quiet_since_ns | news.stuck_ns:
+            server.pace = Pace(
+                quiet_since_ns=mirror.here_ns(news.quiet_since_ns) if news.quiet_since_ns else 0,
+                stuck_ns=news.stuck_ns,
+                moved_ns=mirror.here_ns(news.moved_ns) if news.moved_ns else 0,
+            )
 
     def _server_ended(self, session: Session, end: pb.ServerEnd) -> None:
         mirror = self.mirrors[session]
         for server in (session.server, session.source_server):
             if server is None or not _same(server.process, end.server):
                 continue
-            assert isinstance(server.process, RemoteProcess)
             if end.verdict and server.verdict is None:
                 server.verdict = Verdict(
                     FaultKind(end.verdict), mirror.here_ns(end.happened_ns), mirror.here_ns(end.noticed_ns),
@@ -242,12 +239,11 @@ class Lead:
                 )  # fmt: skip
             if end.killed_ns and server is session.server and not session.killed_ns:
                 session.killed_ns = mirror.here_ns(end.killed_ns)
-            server.process.has_ended(mirror.here_ns(end.noticed_ns))
+            server.process.hear_of_end(mirror.here_ns(end.noticed_ns))
 
     def worker_ended(self, session: Session) -> None:
         """We are told, or know better than to wait for it."""
-        assert isinstance(session.worker, RemoteProcess)
-        session.worker.has_ended()
+        session.worker.hear_of_end()
 
     def gone(self, member: MemberLink) -> None:
         """It knows nothing of the job: its ranks have ended."""
@@ -272,8 +268,7 @@ class Lead:
         server = session.server
         if not _same(server.process, one.server) and not server.retired:
             # Its proxyd has started anew meanwhile, and ended that one.
-            assert isinstance(server.process, RemoteProcess)
-            server.process.has_ended()
+            server.process.hear_of_end()
         return session
 
     def _open(self, member: MemberLink, one: pb.RankDescription) -> Session:
@@ -290,8 +285,8 @@ class Lead:
             state="lost" if one.lost else "running",
         )  # fmt: skip
         session.server.generation = one.generation
-        if not one.server.pid and isinstance(session.server.process, RemoteProcess):
-            session.server.process.has_ended()  # it had just come there: as good as one that died
+        if not one.server.pid:
+            session.server.process.hear_of_end()  # it had just come there: as good as one that died
         self.mirrors[session] = mirror
         self._openings.take_remote(session)
         return session
@@ -300,8 +295,8 @@ class Lead:
         self, member: MemberLink, rank: int, told: pb.RankDescription | pb.ReplaceServerReply
     ) -> RemoteServer:
         process = RemoteProcess(told.server, self.sender(member, rank))
-        steer = self.steering.steer
-        return RemoteServer(member.host, process, told.device, told.socket, told.data_address, steer)
+        execute = self.steering.execute
+        return RemoteServer(member.host, process, told.device, told.socket, told.data_address, execute)
 
     def _session(self, member: MemberLink, rank: int) -> Session | None:
         session = self.job.sessions.get(rank)
@@ -316,8 +311,8 @@ class Lead:
         if session.host in self.members and self.members[session.host].connected.is_set():
             try:
                 await self.steering.flush(session)
-            except SteerFailed as problem:
-                log.debug("a host was not told of an end", host=session.host, problem=problem.details())
+            except NotDone as problem:
+                log.debug("a host was not told of an end", host=session.host, problem=str(problem))
         self.drop_mirror(session)
 
     # ------------------------------------------------------------------ ranks have moved
@@ -334,7 +329,7 @@ class Lead:
         session.host, session.log, session.directory = member.host, mirror.log, mirror.directory
         session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
         session.worker = RemoteProcess(one.worker, self.sender(member, one.rank))
-        session.server, session.lacks_state = absent_server(one.device), True
+        session.server, session.lacks_state = AbsentServer(one.device), True
 
     def _has_come(self, session: Session, member: MemberLink, one: pb.RankDescription) -> Session:
         """It went there while nobody led the job, by the order of a leader that died; raises LogError."""
@@ -342,8 +337,7 @@ class Lead:
         former = session.worker
         self.settle_at(session, member, one)
         self.relocations.expect_no_more(session, member.host)
-        if isinstance(former, RemoteProcess):
-            former.has_ended()
+        former.hear_of_end()
         session.server.retired = False  # it has none, which is as good as one that died
         self._openings.follow(session)
         return session
@@ -356,7 +350,7 @@ class Lead:
 
     # ------------------------------------------------------------------ what members are told
     async def replace(self, session: Session, keep_source: bool) -> RemoteServer:
-        """Another server for its rank; raises SteerFailed."""
+        """Another server for its rank; raises NotDone."""
         member = self.members[session.host]
         former = session.server
         former.retired = True
@@ -367,27 +361,27 @@ class Lead:
         )  # fmt: skip
         reply = await member.ask("ReplaceServer", request, REPLACE_S)
         if reply.error:
-            raise SteerFailed(reply.error, homeless=reply.homeless)
+            raise (NoDeviceThere if reply.homeless else NotDone)(reply.error)
         if keep_source:
             session.source_server = former
-        elif isinstance(former.process, RemoteProcess):
-            former.process.has_ended()
+        else:
+            former.process.hear_of_end()
         session.device, session.device_index = reply.device, reply.device_index
         return self._server(member, session.rank, reply)
 
-    def end_server(self, session: Session, server: RemoteServer) -> None:
+    def end_server(self, session: Session, server: Server) -> None:
         """Without waiting."""
         server.retired = True
         process = server.process.message()
         request = pb.EndServerRequest(rank=session.rank, server=process, **self.credentials())
         self._background.start(self._try(server.host, "EndServer", request))
 
-    def sender(self, member: MemberLink, rank: int) -> Any:
+    def sender(self, member: MemberLink, rank: int) -> Send:
         """Sends signals to processes there."""
 
-        def send(process: RemoteProcess, number: signal.Signals) -> None:
+        def send(process: pb.Process, number: signal.Signals) -> None:
             request = pb.SignalRankRequest(
-                rank=rank, process=process.message(), number=int(number), **self.credentials()
+                rank=rank, process=process, number=int(number), **self.credentials()
             )
             self._background.start(self._try(member.host, "SignalRank", request))
 
@@ -396,9 +390,9 @@ class Lead:
     async def _try(self, host: str, method: str, request: Any) -> None:
         try:
             await self.members[host].ask(method, request, ASK_S)
-        except SteerFailed as problem:
+        except NotDone as problem:
             log.warning("a host did not do as it was told", job=self.job.name, host=host, what=method,
-                        problem=problem.details())  # fmt: skip
+                        problem=str(problem))  # fmt: skip
 
 
 def _same(process: Any, told: pb.Process) -> bool:

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.server import Verdict
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.record.log import Recorded
 from understudy.recovery.spanning.leader.attendance import Attendance
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.member.kept_images import KeptSet
-from understudy.recovery.spanning.ranks.remote import RemoteProcess
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.jobs import Session
-from understudy.recovery.state.server import Verdict
 from understudy.recovery.state.span import GivenUp
 
 if TYPE_CHECKING:
@@ -143,8 +142,7 @@ class LostHosts:
             for session in lost:
                 session.restores_from_image = 0
         for session in self._lead.of(member):
-            assert isinstance(session.server.process, RemoteProcess)
-            session.server.process.has_ended(time.monotonic_ns())
+            session.server.process.hear_of_end()
             if not session.restores_from_image:
                 self._lead.worker_ended(session)
         self.fail_missing()
@@ -196,7 +194,7 @@ class LostHosts:
             return False
         job = self._lead.job.name
         log.warning("a worker that was given up is ended", job=job, rank=one.rank, host=member.host)
-        self._lead.sender(member, one.rank)(RemoteProcess(one.worker, lambda *_: None), signal.SIGKILL)
+        self._lead.sender(member, one.rank)(one.worker, signal.SIGKILL)
         return True
 
     def fail_missing(self) -> None:

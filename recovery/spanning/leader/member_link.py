@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
 
 from understudy import replay
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.control import answer, code_of, pb, ran_out, rpc, trouble
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.spanning.member.member import NO_MEMBER
-from understudy.recovery.spanning.ranks.remote import SteerFailed
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.leader.lead import Lead
@@ -80,14 +81,35 @@ class MemberLink:
             pause = min(2 * pause, LONGEST_AGAIN_S)
 
     async def ask(self, method: str, request: Any, timeout: float) -> Any:
-        """Raises SteerFailed."""
-        try:
+        """Raises NotDone."""
+        with self._told_as_not_done():
             return await answer(getattr(self.stub(), method)(request, timeout=timeout))
+
+    async def stream(self, method: str, request: Any, silent_s: float | None = None) -> AsyncGenerator[Any]:
+        """What it answers, part by part, none later than that behind the one before.  Raises NotDone."""
+        with self._told_as_not_done():
+            call = getattr(self.stub(), method)(request)
+            parts = aiter(call)
+            try:
+                while True:
+                    async with asyncio.timeout(silent_s):
+                        part = await anext(parts, None)
+                    if part is None:
+                        return
+                    yield part
+            finally:
+                call.cancel()
+
+    @contextlib.contextmanager
+    def _told_as_not_done(self) -> Iterator[None]:
+        try:
+            yield
         except NoLink as problem:
-            raise SteerFailed(str(problem)) from problem
+            raise NotDone(str(problem)) from problem
+        except TimeoutError as problem:
+            raise NotDone(f"host {self.host} has fallen silent", late=True) from problem
         except grpc.RpcError as problem:
-            said = f"host {self.host}: {trouble(problem)}"
-            raise SteerFailed(said, ran_out=ran_out(problem)) from problem
+            raise NotDone(f"host {self.host}: {trouble(problem)}", late=ran_out(problem)) from problem
 
 
 def _is_cancelled() -> bool:

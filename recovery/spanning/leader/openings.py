@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
 from understudy.recovery.state.jobs import Session
 
 
@@ -35,4 +35,4 @@ class Openings(Protocol):
         """A rank of another host is to come here: directory of its log, pid, relay."""
 
     def leaves_remote(self, session: Session, directory: Path, pid: int, relay: str) -> None:
-        """It has come; raises SteerFailed and LogError."""
+        """It has come; raises NotDone and LogError."""

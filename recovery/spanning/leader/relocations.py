@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from understudy import replay
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.openings import Openings
-from understudy.recovery.spanning.ranks.remote import NotMoved, RemoteProcess, SteerFailed
+from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Session
 
 if TYPE_CHECKING:
@@ -51,14 +52,14 @@ class Relocations:
         self._for_moves.discard(host)
 
     async def move(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
-        """Its worker to another host, where it then has a device and no server; raises SteerFailed."""
+        """Its worker to another host, where it then has a device and no server; raises NotDone."""
         if session.moving is not None:
-            raise SteerFailed(f"the worker of rank {session.rank} is being moved already")
+            raise NotDone(f"the worker of rank {session.rank} is being moved already")
         session.moving = asyncio.Event()
         try:
             return await self._move(session, destination, keep_source)
         except replay.LogError as problem:
-            raise SteerFailed(f"rank {session.rank} arrived without a log: {problem}") from problem
+            raise NotDone(f"rank {session.rank} arrived without a log: {problem}") from problem
         finally:
             session.moving.set()
             session.moving = None
@@ -89,7 +90,7 @@ class Relocations:
             self._let_go(destination)
             raise
         except TimeoutError:
-            raise SteerFailed(f"host {destination} does not tell that rank {session.rank} arrived") from None
+            raise NotDone(f"host {destination} does not tell that rank {session.rank} arrived") from None
         finally:  # if nobody knows how it went, the rank may be there
             self._arriving.pop(session.rank, None)
             self._for_moves.discard(destination)
@@ -97,8 +98,7 @@ class Relocations:
         if self._lead.images is not None and session.restores_from_image:
             self._lead.images.came_back(session)
         session.transfer = transfer
-        if isinstance(former, RemoteProcess):
-            former.has_ended()  # whoever follows it goes on with the other one
+        former.hear_of_end()  # whoever follows it goes on with the other one
         log.warning("a rank has moved", job=self._lead.job.name, rank=session.rank, source=transfer.source,
                     destination=destination, total_s=round(transfer.total_s, 3))  # fmt: skip
         return transfer
@@ -133,7 +133,7 @@ class Relocations:
             )  # fmt: skip
             try:
                 reply = await member.ask("MoveRank", request, MOVE_S)
-            except SteerFailed:
+            except NotDone:
                 former.retired = retired
                 raise
             if reply.error:
@@ -142,8 +142,8 @@ class Relocations:
             transfer = reply.transfer
         if keep_source:
             session.source_server = former
-        elif isinstance(former.process, RemoteProcess):
-            former.process.has_ended()
+        else:
+            former.process.hear_of_end()
         return transfer
 
     def _let_go(self, host: str) -> None:

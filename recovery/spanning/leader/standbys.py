@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.background import Complaints
-from understudy.recovery.base.control import pb
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.reception import AT_LEAST_S, SLOWEST, NotSent
 from understudy.recovery.migration.transfer.stream import Outgoing, read_ahead
 from understudy.recovery.record.job_record import JobRecord, NoRecord
 from understudy.recovery.record.log import Recorded
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, read_parts
-from understudy.recovery.spanning.ranks.remote import SteerFailed
 from understudy.recovery.state.jobs import Job, Session
 
 if TYPE_CHECKING:
@@ -215,20 +215,20 @@ class Standbys:
         allowed = AT_LEAST_S + (image.header.image_bytes + image.header.log_bytes) / SLOWEST
         try:
             await self._ask(member, "KeepImage", aiter(outgoing), allowed)
-        except NotLeft as problem:
+        except NotLeft:
             if outgoing.problem is not None:
                 raise NotLeft(str(outgoing.problem)) from outgoing.problem
-            raise NotLeft(f"host {member.host}: {problem}") from problem
+            raise
 
     @staticmethod
     async def _ask(member: MemberLink, method: str, request: Any, within_s: float) -> None:
         """Raises NotLeft: it was not reached, and Declined."""
         try:
             reply = await member.ask(method, request, within_s)
-        except SteerFailed as problem:
-            raise NotLeft(problem.details()) from problem
+        except NotDone as problem:
+            raise NotLeft(str(problem)) from problem
         if reply.error:
-            raise Declined(reply.error[:300])
+            raise Declined(f"host {member.host}: {reply.error[:300]}")
 
     async def _release(self, but: pb.ReleaseImagesRequest) -> None:
         """No host needs images but these; one that is not reached is told with the next set."""
@@ -277,7 +277,7 @@ class Standbys:
                     await self._ask(member, "ReleaseImages", self._only_named(self._named), RELEASE_S)
                     self._times[host] = times
                 except Declined as problem:
-                    gone[host] = f"host {host}: {problem}"
+                    gone[host] = str(problem)
                 except NotLeft as problem:
                     log.debug("a standby is asked again", job=self._job.name, problem=str(problem))
         return gone

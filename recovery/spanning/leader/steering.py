@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import structlog
+from google.protobuf.message import DecodeError, Message
 
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NotDone, command_of
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.base.background import Complaints
-from understudy.recovery.base.control import pb
-from understudy.recovery.spanning.ranks.remote import RemoteServer, SteerFailed, message_class
 from understudy.recovery.state.jobs import Session
 
 if TYPE_CHECKING:
@@ -30,10 +32,10 @@ class Steering:
 
     def __init__(self, lead: Lead) -> None:
         self._lead = lead
-        self._served: WeakKeyDictionary[RemoteServer, Session] = WeakKeyDictionary()
+        self._served: WeakKeyDictionary[Server, Session] = WeakKeyDictionary()
         """Which rank a server had when it was last asked for."""
 
-    def _session(self, server: RemoteServer) -> Session | None:
+    def _session(self, server: Server) -> Session | None:
         known = self._served.get(server)
         if known is None or server not in (known.server, known.source_server):
             sessions = self._lead.job.sessions.values()
@@ -42,30 +44,34 @@ class Steering:
                 self._served[server] = known
         return known
 
-    async def steer(self, server: RemoteServer, method: str, request: Any, timeout: float) -> Any:
-        """Raises SteerFailed."""
-        lead = self._lead
+    async def execute(self, server: Server, command: Message, within_s: float | None = None) -> Any:
+        """By the member where that server is; raises NotDone."""
+        lead, known = self._lead, command_of(command)
+        seconds = known.within_s if within_s is None else within_s
         session = self._session(server)
         if session is None:
-            raise SteerFailed("that device server serves no rank any more")
+            raise NotDone("that device server serves no rank any more")
         # What its rank has left behind on another host knows no more of it.
         mirror = lead.mirrors.get(session) if server.host == session.host else None
         orders = mirror.orders() if mirror is not None else b""
         steer = pb.SteerRequest(
-            rank=session.rank, server=server.process.message(), method=method,
-            request=request.SerializeToString(), timeout_s=timeout, orders=orders, **lead.credentials(),
+            rank=session.rank, server=server.process.message(), method=known.method,
+            request=command.SerializeToString(), timeout_s=seconds, orders=orders, **lead.credentials(),
         )  # fmt: skip
-        reply = await lead.members[server.host].ask("Steer", steer, timeout + MORE_S)
+        reply = await lead.members[server.host].ask("Steer", steer, seconds + MORE_S)
         if mirror is not None:
             mirror.sent(orders)
         if mirror is not None and lead.mirrors.get(session) is mirror and reply.HasField("news"):
             lead.took(session, reply.news)
         if reply.error:
-            raise SteerFailed(reply.error, ran_out=reply.ran_out)
-        return message_class(method, reply=True).FromString(reply.reply)
+            raise NotDone(reply.error, late=reply.ran_out)
+        try:
+            return known.reply.FromString(reply.reply)
+        except DecodeError:
+            raise NotDone(f"what host {server.host} answers to {known.method} cannot be read") from None
 
     async def flush(self, session: Session) -> None:
-        """What is ordered by its control page; raises SteerFailed."""
+        """What is ordered by its control page; raises NotDone."""
         mirror = self._lead.mirrors.get(session)
         orders = mirror.orders() if mirror is not None else b""
         if mirror is None or not orders:
@@ -84,6 +90,6 @@ class Steering:
                     with complaints.survived(self._lead.job.name):
                         try:
                             await self.flush(session)
-                        except SteerFailed as problem:
-                            log.debug("orders wait", host=session.host, problem=problem.details())
+                        except NotDone as problem:
+                            log.debug("orders wait", host=session.host, problem=str(problem))
             await asyncio.sleep(ORDERS_S)

@@ -6,30 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from understudy.recovery.base.control import pb
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.server import Pace, Server
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.spanning.member.kept_images import KeptImages
 from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.ranks.in_turn import InTurn
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
-from understudy.recovery.state.server import Server
 
 BEAT_S = 0.02
 """Between two messages, if there is anything to tell."""
 ENOUGH_BYTES = 2 << 20
 """In one message; the next rank goes into another."""
-
-
-@dataclass(frozen=True)
-class Pace:
-    """What our watch knows of a server: CLOCK_MONOTONIC, nanoseconds."""
-
-    quiet_since_ns: int = 0
-    stuck_ns: int = 0
-    moved_ns: int = 0
 
 
 class Deputy:

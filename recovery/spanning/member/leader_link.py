@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from understudy.recovery.base.control import answer, pb, rpc, trouble
-from understudy.recovery.host.injector import Refused
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.membership.network.links import Links, NoLink
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span

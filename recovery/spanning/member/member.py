@@ -10,32 +10,26 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
 from understudy import replay
-from understudy.recovery.base.control import answer, pb, ran_out, trouble
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent_api.commands import NoPlace, NotDone, command_named
+from understudy.recovery.agent_api.server import Server
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.config.settings import Settings
-from understudy.recovery.host.injector import Refused
-from understudy.recovery.host.placement import NoPlace, Placement
+from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.in_turn import Outdated
-from understudy.recovery.spanning.ranks.remote import message_class
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.server import Server
 
 log = structlog.get_logger()
 
-STEERABLE = frozenset((
-    "Park", "Hold", "LetGo", "Rewind", "Restore", "WriteState", "Attach", "RebuildCommunicators", "Resume",
-    "SetReplicated", "Health",
-))  # fmt: skip
-"""Methods of a device server that a leader may call."""
 LONGEST_S = 900.0
 MOVING_S = 60.0
 """How long a move that is under way already may keep another one waiting, seconds."""
@@ -67,7 +61,7 @@ class MemberSide:
         jobs: Mapping[str, Job],
         deputies: Mapping[str, Deputy],
         settings: Settings,
-        placement: Placement,
+        placement: HostPlacement,
         follow: Callable[[Session], None],
         close_if_unused: Callable[[Job], None],
         note: Callable[[], None],
@@ -158,10 +152,11 @@ class MemberSide:
     @staticmethod
     def _order(request: pb.SteerRequest) -> Any:
         """What the device server is to be told; raises NotAdmitted."""
-        if request.method not in STEERABLE:
+        command = command_named(request.method)
+        if command is None or not command.across_hosts:
             raise NotAdmitted(f"{request.method!r} is nothing that a leader may ask of a device server")
         try:
-            return message_class(request.method, reply=False).FromString(request.request)
+            return command.message.FromString(request.request)
         except DecodeError:
             raise NotAdmitted(f"what {request.method} is to be told cannot be read") from None
 
@@ -170,9 +165,9 @@ class MemberSide:
         """How it is answered, and what the device server said; None: it did not."""
         timeout = min(max(request.timeout_s, 0.0), LONGEST_S)
         try:
-            given = await answer(getattr(server.stub, request.method)(order, timeout=timeout))
-        except grpc.RpcError as problem:
-            return pb.SteerReply(error=trouble(problem), ran_out=ran_out(problem)), None
+            given = await server.execute(order, timeout)
+        except NotDone as problem:
+            return pb.SteerReply(error=str(problem), ran_out=problem.late), None
         return pb.SteerReply(reply=given.SerializeToString()), given
 
     async def replace(self, request: pb.ReplaceServerRequest) -> pb.ReplaceServerReply:

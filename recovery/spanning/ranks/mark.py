@@ -6,8 +6,8 @@ import re
 
 from google.protobuf.message import DecodeError
 
-from understudy.recovery.base.control import pb
-from understudy.recovery.host.injector import Refused
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.errors import Refused
 from understudy.recovery.membership.job_leadership import TOKEN_BYTES
 from understudy.recovery.membership.settings import MOST_HOSTS_OF_A_JOB, is_name
 
