@@ -54,16 +54,9 @@ def commit_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
     kept: dict[bytes, CommitFacts] = {}
     before = BEGINNING
     for row in log.commit_rows():
-        before = kept[row] = known.get(row) or _sharing(facts_of(log.commit_of(row)), before)
+        before = kept[row] = known.get(row) or facts_of(log.commit_of(row), before)
     _facts_by_row[log] = kept
     return tuple(kept.values())
-
-
-def _sharing(commit: CommitFacts, before: CommitFacts) -> CommitFacts:
-    """The commit with the tuples of the one before it, where these are equal: a rank's communicators stay."""
-    if (commit.uids, commit.members) != (before.uids, before.members):
-        return commit
-    return replace(commit, uids=before.uids, members=before.members)
 
 
 def snapshot_facts(log: replay.Log) -> tuple[CommitFacts, ...]:
@@ -80,16 +73,23 @@ def durable_facts(session: Session) -> tuple[CommitFacts, ...]:
     return tuple(one.commit for one in session.durable if one.log_offset >= kept_from)
 
 
-def facts_of(commit: replay.Commit) -> CommitFacts:
-    """What a commit of a log says."""
+def facts_of(commit: replay.Commit, before: CommitFacts = BEGINNING) -> CommitFacts:
+    """What a commit of a log says.
+
+    It has the tuples of the one before it where these are equal: a rank's communicators stay, as a rule.
+    """
+    communicators, members = commit.communicators, tuple(commit.members)
+    uids = tuple([(low, high) for low, high, _ in communicators])
+    if (uids, members) == (before.uids, before.members):
+        uids, members = before.uids, before.members
     return CommitFacts(
         number=commit.number,
         step=commit.step,
         complete=commit.complete,
         has_manifest=commit.has_manifest,
-        uids=tuple((low, high) for low, high, _ in commit.communicators),
-        sequences=tuple(sequence for *_, sequence in commit.communicators),
-        members=tuple(commit.members),
+        uids=uids,
+        sequences=tuple([sequence for *_, sequence in communicators]),
+        members=members,
         optimizer=commit.optimizer,
         call=commit.call,
         step_digest=commit.step_digest,
