@@ -23,7 +23,7 @@ from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.config.proxyrun_options import parse
 from understudy.recovery.recoveryctl import app
 
-OPERATIONS = ROOT / "docs" / "operations.md"
+OPERATIONS = ROOT / "docs" / "operate" / "alerts.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PROGRAMS = ("proxyd", "proxyrun", "recoveryctl")
 STORED = "/var/lib/understudy/snapshots"

@@ -1,4 +1,4 @@
-"""Every command line of ours in docs/operations.md and deploy/ is one that its program takes, and works.
+"""Every command line of ours in docs/operate/alerts.md and deploy/ is one that its program takes, and works.
 
 Those in sentences of docs/tutorial.md are at least taken; its others are typed by test_tutorial.py.
 """
