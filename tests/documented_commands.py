@@ -23,7 +23,14 @@ from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.config.proxyrun_options import parse
 from understudy.recovery.recoveryctl import app
 
-OPERATIONS = ROOT / "docs" / "operate" / "alerts.md"
+OPERATE = tuple(
+    ROOT / "docs" / "operate" / f"{page}.md"
+    for page in (
+        "install", "status", "alerts", "drills", "storage", "maintenance", "migration", "hosts",
+        "lost-hosts", "security",
+    )
+)  # fmt: skip
+"""For whoever operates it, in an order in which their commands can be typed one after another."""
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PROGRAMS = ("proxyd", "proxyrun", "recoveryctl")
 STORED = "/var/lib/understudy/snapshots"

@@ -1,4 +1,4 @@
-"""Every command line of ours in docs/operate/alerts.md and deploy/ is one that its program takes, and works.
+"""Every command line of ours in docs/operate/ and deploy/ is one that its program takes, and works.
 
 Those in sentences of docs/tutorial.md are at least taken; its others are typed by test_tutorial.py.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import proxied
 import pytest
 import yaml
-from documented_commands import OPERATIONS, STORED, TUTORIAL, check, of_page, of_script
+from documented_commands import OPERATE, STORED, TUTORIAL, check, of_page, of_script
 from manifests import pods, words
 from migratable_run import skip_without_criu
 from proxied import left_behind, until
@@ -28,7 +28,8 @@ ALERTS = yaml.safe_load((DEPLOY / "prometheus" / "understudy.rules.yaml").read_t
 
 def lines() -> Iterator[tuple[str, str]]:
     """Where from, and what."""
-    yield from (("operations.md", line) for line in of_page(OPERATIONS))
+    for page in OPERATE:
+        yield from ((page.name, line) for line in of_page(page))
     yield from (("tutorial.md", line) for line in of_page(TUTORIAL) if "--version" not in line)
     for path in sorted([*DEPLOY.rglob("*.sbatch"), *DEPLOY.rglob("*.sh")]):
         yield from ((path.name, line) for line in of_script(path))
@@ -52,7 +53,7 @@ def test_a_documented_command_line_is_accepted(where: str, line: str, tmp_path: 
 
 def test_all_of_them_were_found() -> None:
     told = {where for where, _ in LINES}
-    assert {"operations.md", "train.sbatch", "train-with-prolog.sbatch", "node-daemonset.yaml"} <= told
+    assert {"install.md", "train.sbatch", "train-with-prolog.sbatch", "node-daemonset.yaml"} <= told
     assert len(LINES) > 25
 
 
@@ -67,24 +68,24 @@ def test_a_wrong_command_line_would_be_noticed(line: str, tmp_path: Path) -> Non
 
 
 def test_every_alert_is_explained_to_the_person_on_call() -> None:
-    told = OPERATIONS.read_text()
+    told = "".join(page.read_text() for page in OPERATE)
     assert [rule["alert"] for rule in ALERTS if f"`{rule['alert']}`" not in told] == []
 
 
-def test_files_and_sections_that_are_named_are_there() -> None:
-    told = OPERATIONS.read_text()
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", told):
-        assert (OPERATIONS.parent / link).exists(), link
-    for section in re.findall(r"\]\(#([^)]+)\)", told):
-        assert f"## {section.replace('-', ' ')}" in told.lower(), section
-    for path in re.findall(r"deploy/[\w./-]+", told):
-        assert (ROOT / path).exists(), path
+def test_every_page_of_the_folder_is_looked_at() -> None:
+    assert sorted(OPERATE) == sorted((ROOT / "docs" / "operate").glob("*.md"))
+
+
+def test_files_of_deploy_that_are_named_are_there() -> None:
+    for page in OPERATE:
+        for path in re.findall(r"deploy/[\w./-]+", page.read_text()):
+            assert (ROOT / path).exists(), path
 
 
 @pytest.mark.long  # minutes on a busy machine; each of the drills has tests of its own
 @pytest.mark.timeout(600)
 def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_path: Path) -> None:
-    """All recoveryctl commands of the page, in its order, on a training that goes on."""
+    """All recoveryctl commands of the pages, in their order, on a training that goes on."""
     stored, mirror, socket = tmp_path / "stored", tmp_path / "mirror", tmp_path / "socket"
     mirror.mkdir()  # as a mount point is
     options = ["--persist", str(stored), "--persist-every", "5steps", "--persist-only"]
@@ -116,7 +117,7 @@ def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_pa
                 "a complete snapshot, in both tiers",
                 120,
             )
-            commands = [line for line in of_page(OPERATIONS) if line.startswith("recoveryctl")]
+            commands = [line for page in OPERATE for line in of_page(page) if line.startswith("recoveryctl")]
             for line in dict.fromkeys(commands):
                 if "--watch" in line or "kill-proxyd" in line or "tune" in line:
                     continue  # endless; ends this very proxyd; half a minute, in test_snapshot_tune

@@ -217,7 +217,7 @@ def test_leading_host_without_a_rank_is_lost_and_the_others_only_wait(folder: Pa
 
 @pytest.mark.long
 def test_torchrun_goes_on_though_the_host_of_its_own_store_is_lost(folder: Path) -> None:
-    """At its end it asks that store, and waits until TCP gives the connection up: see docs/operate/alerts.md."""
+    """At its end it asks that store, until TCP gives the connection up: docs/operate/lost-hosts.md."""
     skip_without_criu()
     native = undisturbed(folder, 2, STEPS)
     with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
