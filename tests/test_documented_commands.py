@@ -44,6 +44,8 @@ def lines() -> Iterator[tuple[str, str]]:
 
 
 LINES = list(dict.fromkeys(lines()))
+LEFT_TO_THE_READER = re.compile(r"\b(DEVICE|DIR|HOST)\b")
+"""What a command is about, in sentences: nothing here has such a name."""
 
 
 @pytest.mark.parametrize(("where", "line"), LINES, ids=lambda text: text[:60])
@@ -123,6 +125,8 @@ def test_what_the_person_on_call_is_told_to_ask_of_a_training_is_answered(tmp_pa
                     continue  # endless; ends this very proxyd; half a minute, in test_snapshot_tune
                 if "node-" in line or line == "recoveryctl drill":
                     continue  # other hosts: test_jobs_on_hosts; the name of a command
+                if LEFT_TO_THE_READER.search(line):
+                    continue
                 done = control(line)
                 assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         finally:
