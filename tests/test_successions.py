@@ -130,7 +130,7 @@ def test_the_repair_of_a_corruption_goes_on_once_all_ranks_are_known_and_before_
         job, coordinator = Job("j", None, [], span=Span(2, TOKEN, awaited={"c"})), Repairing()
         job.corruption = pb.JournaledCorruption(rank=1, message="rank 1 differs", trusted={0: 6, 1: 7})
         agent: Any = SimpleNamespace(coordinators={"j": coordinator})
-        task = asyncio.ensure_future(RemoteRanks(agent, cast(Any, None)).go_on_repairing(job))
+        task = asyncio.ensure_future(RemoteRanks(agent).go_on_repairing(job))
         await asyncio.sleep(0)
         assert job.opening.locked() and not coordinator.found
         session: Any = SimpleNamespace(rank=1)

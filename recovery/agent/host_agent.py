@@ -7,8 +7,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -16,6 +14,7 @@ import structlog
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.beginning import attach, former_gone, make_log
+from understudy.recovery.agent.job_controller import HostServices, JobController, PerJob
 from understudy.recovery.agent.refusals import (
     check_drills,
     check_nccl,
@@ -38,29 +37,20 @@ from understudy.recovery.host.evidence import rank_facts
 from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.host.injector import Injector
 from understudy.recovery.host.leases import Leases
-from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import Installation, SpawnerError
-from understudy.recovery.job.coordinator import Coordinator
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.migration.mover import move_worker
 from understudy.recovery.migration.preflight.survey import Survey
 from understudy.recovery.migration.process.namespaces import pid_here
-from understudy.recovery.rendezvous.forwarder import JobHosts, OneHost, StoreForwarder
+from understudy.recovery.rendezvous.forwarder import JobHosts, OneHost
 from understudy.recovery.rendezvous.store import Store
-from understudy.recovery.rendezvous.worker_store import WorkerStore
-from understudy.recovery.snapshots.restore.restorer import Restorer
-from understudy.recovery.spanning.interface import JobSpans, Started
-from understudy.recovery.spanning.member.deputy import Deputy
-from understudy.recovery.spanning.persisting import begin_persisting
+from understudy.recovery.spanning.interface import JobSpans
 from understudy.recovery.state.counts import ScheduledDrill
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
 from understudy.recovery.state.span import Span
-from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.planned_moves import PlannedMoves
-from understudy.recovery.upkeep.snapshots import SnapshotKeeper
-from understudy.recovery.upkeep.validation import ValidationSchedule
 from understudy.recovery.upkeep.watch import Watch
 
 log = structlog.get_logger()
@@ -82,33 +72,36 @@ class HostAgent:
     ) -> None:
         self.settings = settings
         self.installation = installation
-        self.jobs: dict[str, Job] = {}
-        self.coordinators: dict[str, Coordinator] = {}
+        self.controllers: dict[str, JobController] = {}
+        """By the names of the jobs that are open here."""
+        self.jobs = PerJob(self.controllers, lambda one: one.job)
+        self.coordinators = PerJob(self.controllers, lambda one: one.coordinator)
         """Of the jobs that we lead."""
-        self.deputies: dict[str, Deputy] = {}
+        self.deputies = PerJob(self.controllers, lambda one: one.deputy)
         """Of those that other hosts lead."""
+        self.worker_stores = PerJob(self.controllers, lambda one: one.worker_store)
+        """Of migratable jobs."""
         self.spans: JobSpans | None = None
-        self.remote_ranks = RemoteRanks(self, pool)
+        self.remote_ranks = RemoteRanks(self)
         self.runtime = runtime
         self._pool = pool
         self._store = store
         health = GpuHealth(pool.gpus)
         self.leases = Leases(settings.devices.names, pool, health)
         self._background = BackgroundTasks("sessions", settings.timing)
-        self._keepers: dict[str, list[asyncio.Task[None]]] = {}
-        self.snapshots: dict[str, SnapshotKeeper] = {}
-        self.validations: dict[str, ValidationSchedule] = {}
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
         self.note: Callable[[], None] = lambda: None
         """Called before what has changed has consequences: the journal must know."""
         self.job_hosts: JobHosts = OneHost()
         """Which jobs have ranks on other hosts."""
-        self.worker_stores: dict[str, WorkerStore] = {}
-        """Of migratable jobs."""
         self.injector = Injector(pool)
         self.planned = PlannedMoves(
-            settings, self.leases, pool, self.coordinators, self.snapshots, lambda: self.spans,
-            lambda: self.note(),
+            settings, self.leases, pool, self.coordinators,
+            PerJob(self.controllers, lambda one: one.snapshots), lambda: self.spans, lambda: self.note(),
+        )  # fmt: skip
+        self._services = HostServices(
+            settings, pool, self.leases, store, self.follow, lambda: self.note(), lambda: self.job_hosts,
+            lambda: self.spans,
         )  # fmt: skip
         self.on_closed: Callable[[Job], None] = lambda _: None
         self.history = Recorder()
@@ -163,80 +156,21 @@ class HostAgent:
     def begin(self, job: Job) -> None:
         """A job that is not open here yet."""
         name = job.name
-        self.jobs[name] = job
-        self._keepers[name] = []
+        controller = self.controllers[name] = JobController(job, self._services)
         job.history = self.history
         if not job.adoptions:
             launcher = job.launcher.pid if job.launcher is not None else 0
             self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))
         if (relays := self.runtime.relays(name)).is_dir():
-            self.keep_store(job, relays)
-        if job.foreign_relays is not None and job.name not in self.worker_stores:
-            self.keep_store(job, job.foreign_relays)
+            controller.keep_store(relays)
+        elif job.foreign_relays is not None:
+            controller.keep_store(job.foreign_relays)
         if job.launcher is not None:
-            self.keep(job, self._follow_launcher(job, job.launcher))
+            controller.run(self._follow_launcher(job, job.launcher))
         if job.span is not None and job.span.leader:
-            assert self.spans is not None
-            self.deputies[name] = self.spans.deputy(job)
-            self.validations[name] = ValidationSchedule(job, 0)
-            return
-        self.begin_leading(job)
-
-    def keep_store(self, job: Job, relays: Path) -> None:
-        """Opens the `torch.distributed` store of a job, for workers below relays there."""
-        forwarder = StoreForwarder(lambda name: self.job_hosts.where(name))
-        store = WorkerStore(
-            relays, job.name, forwarder, lambda: self.job_hosts.spans(job.name),
-            partial(self._store_settled, job.name),
-        )  # fmt: skip
-        self.worker_stores[job.name] = store
-        self.keep(job, store.run())
-
-    async def _store_settled(self, job: str) -> None:
-        if self.spans is not None:
-            await self.spans.settle_store(job)
-
-    def keep(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
-        """For as long as the job lasts."""
-        self._keepers[job.name].append(asyncio.create_task(work))
-
-    def begin_leading(self, job: Job) -> None:
-        """Whether it is new, or another host has led it."""
-        name = job.name
-        placement, lead = HostPlacement(self._pool, self.leases), None
-        if job.span is not None:
-            assert self.spans is not None
-            lead = self.spans.begin(job)
-            placement = self.spans.placement(job)
-        keeps = self.settings.keeps_optimizer_preimages
-        overhead, timing = self.settings.snapshot_overhead, self.settings.timing
-        persistence = begin_persisting(job, self.settings.persist, self.spans, lambda: self.note(), timing)
-        coordinator = self.coordinators[name] = Coordinator(
-            job, placement, keeps, self.follow, lambda: self.note(), Restorer(persistence),
-            partial(self._decided, lead), partial(self._store.forget_generations, name), timing,
-        )  # fmt: skip
-        images = self.spans.images(job) if job.span is not None and self.spans is not None else None
-        snapshots = self.snapshots[name] = SnapshotKeeper(job, coordinator, overhead, persistence, images)
-        validations = self.validations[name] = ValidationSchedule(
-            job, self.settings.validate_every, keeps, self.settings.keeps_snapshots
-        )
-        self.keep(job, FloorKeeper(job, coordinator, keeps, validations, timing).run())
-        self.keep(job, snapshots.run())
-        if persistence is not None:
-            self.keep(job, persistence.writer.run())
-            if persistence.log_keeping is not None:
-                self.keep(job, persistence.log_keeping.run())
-            if persistence.mirroring is not None:
-                self.keep(job, persistence.mirroring.run())
-        if lead is not None:
-            lead.start()
-
-    async def _decided(self, lead: Started | None) -> None:
-        """Until what is known of a job, and is to be done now, outlives this proxyd, and this host."""
-        if lead is not None:
-            await lead.settle()
+            controller.follow_leader()
         else:
-            self.note()
+            controller.lead()
 
     def adopt(self, job: Job, sessions: Sequence[Session]) -> None:
         """A job that a predecessor opened, with sessions whose devices the pool knows to be leased."""
@@ -246,7 +180,7 @@ class HostAgent:
             self.leases.hold(session)
             self._background.start(self.follow_worker(session))
             self.follow(session)
-        self.validations[job.name].go_on(sessions)
+        self.controllers[job.name].validations.go_on(sessions)
 
     async def close_job(self, name: str, message: str = "its launcher has ended") -> pb.JobReport:
         """End what is left of a job and answer its report; raises Refused."""
@@ -285,20 +219,17 @@ class HostAgent:
         report = None
         if job.span is not None and self.spans is not None:
             report = await self.spans.close(job)
-        for keeper in self._keepers.pop(job.name):
-            keeper.cancel()
+        controller = self.controllers[job.name]
+        controller.stop_work()
         self.leases.lift_rehearsed(job.name)
-        del self.validations[job.name]
-        self.snapshots.pop(job.name, None)
-        await self._dismiss(job.name)
+        await controller.dismiss()
         if job.launcher is not None:
             job.launcher.close()
         self._store.forget(f"{job.name}/")
-        if (store := self.worker_stores.pop(job.name, None)) is not None:
-            store.close()
+        controller.close_store()
         self.runtime.remove_job(job.name)
         self.remote_ranks.forget_foreign_relays(job)
-        del self.jobs[job.name]
+        del self.controllers[job.name]
         self.on_closed(job)
         self.note()
         async with job.changed:
@@ -307,19 +238,6 @@ class HostAgent:
         job.note_end(why, told)
         log.info("job closed", job=job.name, recoveries=len(job.recoveries))
         return told
-
-    def told_of(self, job: str) -> Coordinator | Deputy | None:
-        """Who is told of what happens to a job's ranks on this host."""
-        return self.coordinators.get(job) or self.deputies.get(job)
-
-    async def _dismiss(self, job: str) -> None:
-        """Nobody is told of that job any more."""
-        coordinator = self.coordinators.pop(job, None)
-        if coordinator is not None:
-            await coordinator.cancel()
-        deputy = self.deputies.pop(job, None)
-        if deputy is not None:
-            await self.remote_ranks.dismiss(deputy)
 
     async def _follow_launcher(self, job: Job, launcher: Watched) -> None:
         await launcher.ended.wait()
@@ -383,7 +301,7 @@ class HostAgent:
         job.departed.pop(request.rank, None)
         job.last_facts.pop(request.rank, None)
         job.arm(session)
-        self.validations[job.name].arm(session)
+        self.controllers[job.name].validations.arm(session)
         self.note()
         problem_text = await attach(session, self.settings.keeps_optimizer_preimages)
         self._background.start(self.follow_worker(session))
@@ -430,12 +348,12 @@ class HostAgent:
             await first_of(server.process.ended, session.closed)  # a sound server outlives the session
         finally:
             self._early_notice.leave(early)
-        told = self.told_of(session.job.name)
+        controller = self.controllers.get(session.job.name)
         if session.moving is not None:
             await session.moving.wait()
         died = server.process.ended.is_set() and session.worker.running
-        if told is not None and session.server is server and died:
-            told.server_died(session)
+        if controller is not None and controller.told is not None and session.server is server and died:
+            controller.told.server_died(session)
 
     def end_soon(self, session: Session) -> None:
         """Its cleanup, without waiting."""
@@ -451,13 +369,14 @@ class HostAgent:
         if job.sessions.get(session.rank) is session:  # and has not been opened again meanwhile
             job.departed[session.rank] = clean
             job.last_facts[session.rank] = rank_facts(session, self.settings.keeps_optimizer_preimages)
-        if job.name in self.validations:
-            self.validations[job.name].collect(session)
+        controller = self.controllers.get(job.name)
+        if controller is not None:
+            controller.validations.collect(session)
         job.remember(session, clean)
         if lost:
             job.ended[-1].status.state = "lost"
-        if (told := self.told_of(job.name)) is not None:
-            told.worker_left(session)
+        if controller is not None and controller.told is not None:
+            controller.told.worker_left(session)
         if session.host:
             assert self.spans is not None
             await self.spans.ended(session)
@@ -479,14 +398,14 @@ class HostAgent:
 
     async def close(self, message: str) -> None:
         """proxyd stops: every session is lost."""
-        for job in list(self.jobs.values()):
+        for controller in list(self.controllers.values()):
+            job = controller.job
             job.closing = True
             for session in job.sessions.values():
                 if session.log.session_state != SESSION_CLOSED:
                     session.fail(message)
-            await self._dismiss(job.name)
-            for keeper in self._keepers[job.name]:
-                keeper.cancel()
+            await controller.dismiss()
+            controller.stop_work()
             job.note_end(message, job.report())
         await self._background.cancel()
         await self.leases.health.close()

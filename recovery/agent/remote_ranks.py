@@ -12,8 +12,6 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.beginning import is_cleaned_up
 from understudy.recovery.agent.refusals import check_drills
 from understudy.recovery.base.errors import Refused
-from understudy.recovery.host.servers import ServerPool
-from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
 
 if TYPE_CHECKING:
@@ -27,8 +25,8 @@ LOOK_S = 0.1
 class RemoteRanks:
     """Does it for the agent of one host."""
 
-    def __init__(self, agent: HostAgent, pool: ServerPool) -> None:
-        self._agent, self._pool = agent, pool
+    def __init__(self, agent: HostAgent) -> None:
+        self._agent = agent
 
     async def await_former(self, job: Job, rank: int, world: int, host: str) -> None:
         """Until a rank may open on another host; raises Refused."""
@@ -43,7 +41,7 @@ class RemoteRanks:
 
     def next_validation(self, job: Job) -> int:
         """The minibatch that is to be executed twice; 0: none."""
-        return self._agent.validations[job.name].step
+        return self._agent.controllers[job.name].validations.step
 
     def take_remote(self, session: Session) -> None:
         """A rank of a job that we lead, which another host has opened."""
@@ -126,13 +124,14 @@ class RemoteRanks:
 
     async def promote(self, job: Job) -> None:
         """We lead it from now on, as its span says: ranks that a member has opened get a coordinator."""
-        deputy = self._agent.deputies[job.name]
+        controller = self._agent.controllers[job.name]
+        deputy = controller.deputy
+        assert deputy is not None
         if job.corruption is not None:
             self._agent.run_beside(self.go_on_repairing(job))
-        self._agent.begin_leading(job)
-        coordinator = self._agent.coordinators[job.name]
+        coordinator = controller.lead()
         sessions = job.active_sessions()
-        self._agent.validations[job.name].go_on(sessions)
+        controller.validations.go_on(sessions)
         for session in sessions:
             job.note_armed(session)
             session.log.snapshot_suspended = False  # whoever suspended them finds out again why
@@ -144,17 +143,11 @@ class RemoteRanks:
                 message = "a recovery broke off its collectives, and was lost with the host that led it"
                 cursor = session.log.cursor_index
                 coordinator.collective_failed(session, session.generation, message, cursor)
-        del self._agent.deputies[job.name]
+        controller.succeed_leader()
         for report in deputy.faults:
             self.tell(report)
         deputy.parts.rest()
-        await self.dismiss(deputy)
-
-    async def dismiss(self, deputy: Deputy) -> None:
-        """Another host leads its job no more."""
-        await deputy.cancel()
-        for server in deputy.left_behind.values():
-            self._pool.retire(server)
+        await controller.end(deputy)
 
     async def go_on_repairing(self, job: Job) -> None:
         """What whoever led the job before us had found to be corrupted, once all ranks are known.
@@ -181,7 +174,7 @@ class RemoteRanks:
         assert self._agent.spans is not None
         begun = await self._agent.spans.begin_rank(job, request.rank, request.world)
         job.generation = max(job.generation, begun.generation)
-        self._agent.validations[job.name].expect(begun.validate_step)
+        self._agent.controllers[job.name].validations.expect(begun.validate_step)
         session = None
         try:
             session = await self._agent.open_here(job, request)

@@ -374,7 +374,7 @@ class Spans:
         """In place of its coordinator."""
         persist = self._agent.settings.persist
         settings = on_several_hosts(persist) if persist is not None else None
-        parts = MemberParts(job, settings, partial(self._agent.keep, job), lambda: self._agent.note())
+        parts = MemberParts(job, settings, self._agent.controllers[job.name].run, lambda: self._agent.note())
         folder = self._images_folder / self._membership.here if self._images_folder is not None else None
         kept = KeptImages(job, folder, partial(self._store_of, job))
         return Deputy(job, self._agent.leases, self._agent.watch.pace, self._member.describe, parts, kept)
