@@ -128,7 +128,7 @@ def test_more_wanted_than_offered_share_the_offered_ones() -> None:
 def test_buffer_without_digest_matches_nothing_and_empty_one_needs_nothing() -> None:
     unknown = BufferFacts(1, 100, None, False)
     empty = BufferFacts(2, 0, None, False)
-    copies, missing = match((unknown, empty), {0: (replace(unknown, handle=9),)})
+    copies, missing = match((unknown, empty), {0: (unknown._replace(handle=9),)})
     assert copies == []
     assert missing == [unknown]
 

@@ -101,7 +101,7 @@ def test_a_gradient_that_the_survivor_still_has_is_copied() -> None:
 
 
 def test_a_rank_whose_state_is_all_shadowed_computes_its_step_again() -> None:
-    shadowed = {n: tuple(replace(b, shadowed=True) for b in m) for n, m in manifests(1).items()}
+    shadowed = {n: tuple(b._replace(shadowed=True) for b in m) for n, m in manifests(1).items()}
     chosen = plan(Facts((survivor(), dead(manifests=shadowed)), DIED))
     assert chosen.name is PlanName.RESTART_COPY_REPLAY
     assert chosen.targets == {0: 4, 1: 3}
@@ -200,7 +200,7 @@ def test_two_dead_ranks_are_rolled_forward_by_one_survivor() -> None:
 
 def test_a_rank_is_rolled_forward_by_whom_it_has_its_state_in_common_with() -> None:
     """Of two pipeline stages with two copies each only one rank holds the same."""
-    other = {n: tuple(replace(b, digest=(b.digest or 0) + 5000) for b in m) for n, m in manifests(0).items()}
+    other = {n: tuple(b._replace(digest=(b.digest or 0) + 5000) for b in m) for n, m in manifests(0).items()}
     chosen = rolled(survivor(0, manifests=other), dead(1), survivor(2))
     (restart,) = restarts(chosen)
     assert {copy.source for copy in restart.copies} == {2}

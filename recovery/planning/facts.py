@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 
 class Phase(Enum):
@@ -46,7 +47,7 @@ Uid = tuple[int, int]
 """Names a communicator, equally on all its ranks: (uid_low, uid_high)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CommitFacts:
     """One commit of a rank.  `uids` names its communicators, `sequences` says how many collectives of each it
     has done so far.
@@ -86,9 +87,11 @@ BEGINNING = CommitFacts(number=0, step=0)
 """The empty state before a log's first record."""
 
 
-@dataclass(frozen=True)
-class BufferFacts:
-    """A buffer alive at a commit.  `digest` is of its content; None where none was taken."""
+class BufferFacts(NamedTuple):
+    """A buffer alive at a commit.  `digest` is of its content; None where none was taken.
+
+    Manifests have many: of all facts these must be made and read fastest.
+    """
 
     handle: int
     bytes: int
@@ -99,7 +102,7 @@ class BufferFacts:
 Manifest = tuple[BufferFacts, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RankFacts:
     """One rank: `alive` is its device server's; `commits`: all that are still known, oldest first.
 
@@ -165,7 +168,7 @@ class RankFacts:
         return bool(self.begun) or any(commit.uids for commit in self.commits)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FaultFacts:
     """The fault that started a recovery; `attempts`: how often that record has failed by now.
 
@@ -182,7 +185,7 @@ class FaultFacts:
     sound: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everybody whom the fault concerns.
 
