@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 FEW = 8
+Place = TypeVar("Place", bound=Hashable)
 
 
 def named(ranks: Iterable[int]) -> str:
@@ -20,12 +22,12 @@ def named(ranks: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def placed(where: Mapping[int, str]) -> str:
-    """`rank 0 at commit 5, rank 1 at commit 4`, where the mapping has `at commit 5` and so on; of more than a
-    few, those at one place together: `rank 0-6, 8 at commit 5, rank 7 at commit 4`."""
+def placed(where: Mapping[int, Place], said: Callable[[Place], str] = str) -> str:
+    """`rank 0 at commit 5, rank 1 at commit 4`, where `said` makes `at commit 5` and so on of a place;
+    of more than a few, those at one place together: `rank 0-6, 8 at commit 5, rank 7 at commit 4`."""
     if len(where) <= FEW:
-        return ", ".join(f"rank {rank} {where[rank]}" for rank in sorted(where))
-    together: dict[str, list[int]] = defaultdict(list)
+        return ", ".join(f"rank {rank} {said(where[rank])}" for rank in sorted(where))
+    together: dict[Place, list[int]] = defaultdict(list)
     for rank in sorted(where):
         together[where[rank]].append(rank)
-    return ", ".join(f"rank {named(ranks)} {place}" for place, ranks in together.items())
+    return ", ".join(f"rank {named(ranks)} {said(place)}" for place, ranks in together.items())

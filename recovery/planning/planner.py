@@ -278,14 +278,14 @@ def _reload(facts: Facts, reason: str, refused: bool) -> Plan | None:
         fresh = not rank.stays or on_storage
         actions.append(Reload(rank.rank, commit.number, fresh, on_storage))
     from_storage = {action.rank for action in actions if isinstance(action, Reload) and action.stored}
-    where = placed(
-        {
-            rank: f"at commit {commit.number}" + (" on storage" if rank in from_storage else "")
-            for rank, commit in cut.items()
-        }
-    )
+    where = placed({rank: (commit.number, rank in from_storage) for rank, commit in cut.items()}, _said)
     name = PlanName.RESTORE_STORED_REPLAY if from_storage else PlanName.RESTORE_SNAPSHOT_REPLAY
     return Plan(name, f"{reason}; newest consistent snapshots: {where}", tuple(actions), cut)
+
+
+def _said(place: tuple[int, bool]) -> str:
+    number, on_storage = place
+    return f"at commit {number} on storage" if on_storage else f"at commit {number}"
 
 
 @without_collector()
@@ -385,7 +385,7 @@ def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     actions: list[Action] = list(restarts)
     replaced = {restart.rank for restart in restarts}
     actions += [Rewind(rank, commit.number) for rank, commit in cut.items() if rank not in replaced]
-    where = placed({rank: f"at commit {commit.number}" for rank, commit in cut.items()})
+    where = placed({rank: commit.number for rank, commit in cut.items()}, "at commit {}".format)
     if not restarts:
         template = _IN_PLACE.get(facts.fault.kind, "every device server is alive")
         cause = template.format(message=facts.fault.message)
