@@ -28,7 +28,7 @@ from understudy.recovery.planning.planner import (
     consistent_floor,
     plan,
 )
-from understudy.recovery.planning.replicas import Copy, Holders, Offer, ReplicaTracker, replicated_handles
+from understudy.recovery.planning.replicas import Copy, Holders, ReplicaTracker, replicated_handles
 
 
 # ------------------------------------------------------------------ communicators
@@ -95,8 +95,8 @@ def test_communicator_whose_members_are_all_known_concerns_nobody_else() -> None
 # ------------------------------------------------------------------ replicas
 def match(wanted: Manifest, offers: dict[int, Manifest]) -> tuple[list[Copy], list[BufferFacts]]:
     """For one reader, on the host of all others."""
-    held = [Offer(number, "", {1: manifest}, 1) for number, manifest in offers.items()]
-    return Holders(held, [("", wanted)]).match(wanted, "")
+    holders = [rank(number, manifests={1: manifest}) for number, manifest in offers.items()]
+    return Holders(holders, dict.fromkeys(offers, CommitFacts(1, 1)), [("", wanted)]).match(wanted, "")
 
 
 def test_equal_buffers_are_paired_by_their_order() -> None:

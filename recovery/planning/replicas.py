@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from understudy.recovery.planning.facts import BufferFacts, Manifest
+from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Manifest, RankFacts
 from understudy.replay import content_digest
 
 Content = tuple[int, int]
@@ -46,19 +44,6 @@ def wanted_of(manifest: Manifest) -> set[Content]:
     return {(b.bytes, b.digest) for b in manifest if b.digest is not None and needs_replica(b)}
 
 
-class Offer(NamedTuple):
-    """What a rank holds at one of its commits, and the host where its server runs."""
-
-    rank: int
-    host: str
-    manifests: Mapping[int, Manifest]
-    commit: int
-
-
-_digest_of = operator.attrgetter("digest")
-_content_of = operator.attrgetter("bytes", "digest")
-
-
 class Holders:
     """The first ranks that hold wanted contents.  Of others than these no manifest is read twice.
 
@@ -67,54 +52,64 @@ class Holders:
     """
 
     def __init__(
-        self, offers: Sequence[Offer], readers: Sequence[tuple[str, Manifest]], enough: int = 1
+        self,
+        ranks: Sequence[RankFacts],
+        cut: Mapping[int, CommitFacts],
+        readers: Sequence[tuple[str, Manifest]],
+        enough: int = 1,
     ) -> None:
-        """`offers`: in the order of ranks; `readers`: host and what is to be there; `enough`: all readers."""
+        """`ranks`: those of which it can be read what they hold at the cut; `readers`: host and what is to be
+        there; `enough`: all readers.
+        """
+        self._cut = cut
         self._enough = enough
-        self._offers = {offer.rank: offer for offer in offers}
         self._handles: dict[int, dict[Content, list[int]]] = {}
         """Of the ranks that were chosen: the handles of buffers with wanted contents."""
-        self._near: dict[str, dict[Content, list[int]]] = {}
+        self._near: dict[str, dict[Content, list[RankFacts]]] = {}
         wanted: dict[str, set[Content]] = {}
         for host, manifest in readers:
             wanted.setdefault(host, set()).update(wanted_of(manifest))
         self._wanted = {content for contents in wanted.values() for content in contents}
-        on_host: dict[str, list[Offer]] = {host: [] for host in wanted}
-        for offer in offers:
-            if offer.host in on_host:
-                on_host[offer.host].append(offer)
+        on_host: dict[str, list[RankFacts]] = {host: [] for host in wanted}
+        for rank in ranks:
+            if rank.host in on_host:
+                on_host[rank.host].append(rank)
         far: set[Content] = set()
         for host, contents in wanted.items():
             self._near[host] = self._ranks_with(contents, on_host[host])
             far |= contents - self._near[host].keys()
-        self._far = self._ranks_with(far, offers)
+        self._far = self._ranks_with(far, ranks)
 
-    def _ranks_with(self, contents: Collection[Content], offers: Sequence[Offer]) -> dict[Content, list[int]]:
-        found: dict[Content, list[int]] = {content: [] for content in contents}
+    def _held_by(self, rank: RankFacts) -> Manifest:
+        return rank.manifests.get(self._cut[rank.rank].number, ())
+
+    def _ranks_with(
+        self, contents: Collection[Content], ranks: Sequence[RankFacts]
+    ) -> dict[Content, list[RankFacts]]:
+        found: dict[Content, list[RankFacts]] = {content: [] for content in contents}
         missing = set(contents)
         digests = {digest for _, digest in contents}  # tells in a moment what nobody has asked for
-        for offer in offers:
+        for rank in ranks:
             if not missing:
                 break
-            manifest = offer.manifests.get(offer.commit, ())
-            if digests.isdisjoint(map(_digest_of, manifest)):
+            manifest = self._held_by(rank)
+            if digests.isdisjoint([buffer.digest for buffer in manifest]):
                 continue
-            for content in missing.intersection(map(_content_of, manifest)):
-                ranks = found[content]
-                ranks.append(offer.rank)
-                if len(ranks) == self._enough:
+            for content in missing.intersection([(buffer.bytes, buffer.digest) for buffer in manifest]):
+                holders = found[content]
+                holders.append(rank)
+                if len(holders) == self._enough:
                     missing.remove(content)
-        return {content: ranks for content, ranks in found.items() if ranks}
+        return {content: holders for content, holders in found.items() if holders}
 
-    def _handles_of(self, rank: int) -> dict[Content, list[int]]:
-        if rank not in self._handles:
+    def _handles_of(self, rank: RankFacts) -> dict[Content, list[int]]:
+        if rank.rank not in self._handles:
             handles: dict[Content, list[int]] = {}
-            manifests, commit = self._offers[rank].manifests, self._offers[rank].commit
-            for buffer in manifests.get(commit, ()):
+            for buffer in self._held_by(rank):
                 if (content := _content(buffer)) in self._wanted and content is not None:
                     handles.setdefault(content, []).append(buffer.handle)
-            self._handles[rank] = handles
-        return self._handles[rank]
+            self._handles[rank.rank] = handles
+        return self._handles[rank.rank]
 
     def match(self, wanted: Manifest, host: str, turn: int = 0) -> tuple[list[Copy], list[BufferFacts]]:
         """Pair what a reader needs with equal content: (copies, what has none).
@@ -129,18 +124,16 @@ class Holders:
             if not needs_replica(buffer):
                 continue
             content = _content(buffer)
-            ranks = content and (self._near[host].get(content) or self._far.get(content))
-            if not content or not ranks:
+            holders = content and (self._near[host].get(content) or self._far.get(content))
+            if not content or not holders:
                 missing.append(buffer)
                 continue
-            source = ranks[turn % len(ranks)]
+            source = holders[turn % len(holders)]
             equals = self._handles_of(source)[content]
             handle = equals[taken[content] % len(equals)]
             taken[content] += 1
-            others = (other for other in equals if other != handle)
-            copies.append(
-                Copy(buffer.handle, source, handle, *content, tuple(itertools.islice(others, MOST_OTHERS)))
-            )
+            others = itertools.islice((other for other in equals if other != handle), MOST_OTHERS)
+            copies.append(Copy(buffer.handle, source.rank, handle, *content, tuple(others)))
         return copies, missing
 
 

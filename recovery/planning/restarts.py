@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from understudy.recovery.base.naming_ranks import named
 from understudy.recovery.planning.cuts import Cut, CutSearch, Positions
 from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Manifest, RankFacts
-from understudy.recovery.planning.replicas import Content, Copy, Holders, Offer, wanted_of
+from understudy.recovery.planning.replicas import Content, Copy, Holders, wanted_of
 from understudy.recovery.planning.roll_forward import RollForward, evidence_commit, roll_forward
 
 MOST_CUTS = 4096
@@ -88,7 +88,7 @@ class Restarts:
             if commit.number != 0 and manifest is not None and not _reads_itself(rank):
                 readers.setdefault((commit.step, rank.unread), []).append((rank.host, manifest))
         holders = {
-            at: Holders(self._offers(cut, at), some, len(self._leaving)) for at, some in readers.items()
+            at: Holders(self._holding(cut, at), cut, some, len(self._leaving)) for at, some in readers.items()
         }
         restarts: list[Restart] = []
         lacking: list[_Lack] = []
@@ -101,8 +101,7 @@ class Restarts:
                 lacking.append(_Lack(rank, commit, None))
                 continue
             if _reads_itself(rank):
-                offer = Offer(rank.rank, rank.host, rank.manifests, commit.number)
-                own = Holders([offer], [(rank.host, manifest)])
+                own = Holders([rank], cut, [(rank.host, manifest)])
                 copies, missing = own.match(manifest, rank.host)
             else:
                 copies, missing = holders[commit.step, rank.unread].match(manifest, rank.host, turn)
@@ -116,13 +115,13 @@ class Restarts:
                 lacking.append(_Lack(rank, commit, missing))
         return restarts, lacking
 
-    def _offers(self, cut: Cut, at: _Step) -> list[Offer]:
+    def _holding(self, cut: Cut, at: _Step) -> list[RankFacts]:
+        """Ranks whose state can be read, and is of that step."""
         step, unread = at
         return [
-            Offer(other.rank, other.host, other.manifests, commit.number)
-            for other in self._alive
-            if (commit := cut[other.rank]).step == step and commit.has_manifest and other.rank not in unread
-        ]
+            rank for rank in self._alive
+            if (commit := cut[rank.rank]).step == step and commit.has_manifest and rank.rank not in unread
+        ]  # fmt: skip
 
     def _rolled(self, rank: RankFacts, commit: CommitFacts, cut: Cut) -> Restart | None:
         if not _may_roll(rank, commit):
