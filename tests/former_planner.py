@@ -13,7 +13,8 @@ from unittest import mock
 
 from understudy.recovery.base.naming_ranks import named
 from understudy.recovery.planning import planner
-from understudy.recovery.planning.cuts import Cut, is_young
+from understudy.recovery.planning.communicators import is_young
+from understudy.recovery.planning.cuts import Cut
 from understudy.recovery.planning.facts import (
     BEGINNING,
     BufferFacts,

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 from made_up_facts import commit, died, having, parameters, rank, restarts
 
-from understudy.recovery.planning.cuts import CutSearch, connected, kept_commits
+from understudy.recovery.planning.communicators import connected
+from understudy.recovery.planning.cuts import CutSearch, kept_commits
 from understudy.recovery.planning.facts import (
     BEGINNING,
     BufferFacts,

@@ -13,7 +13,8 @@ import pytest
 from made_up_jobs import Manifests, large_job, small_job
 
 from understudy.recovery.planning import planner
-from understudy.recovery.planning.cuts import CutSearch, connected
+from understudy.recovery.planning.communicators import connected
+from understudy.recovery.planning.cuts import CutSearch
 from understudy.recovery.planning.facts import (
     BufferFacts,
     CommitFacts,

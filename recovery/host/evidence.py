@@ -7,7 +7,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from understudy import replay
-from understudy.recovery.planning.cuts import connected
+from understudy.recovery.planning.communicators import connected
 from understudy.recovery.planning.facts import BEGINNING, BufferFacts, CommitFacts, Manifest, RankFacts, Uid
 from understudy.recovery.state.jobs import Job, Session
 

@@ -7,16 +7,16 @@ communicators of ranks that were lowered are looked at again, and no commit of a
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Mapping, Sequence
 
+from understudy.recovery.planning.communicators import Communicators, flat
 from understudy.recovery.planning.facts import BEGINNING, CommitFacts, RankFacts, Uid
 
 Cut = dict[int, CommitFacts]
-Positions = dict[int, int]
-"""Rank -> index of one of its choices."""
+Positions = list[int]
+"""Of each rank: index of one of its choices."""
 Place = tuple[int, int]
 """`CommitFacts.place`."""
 
@@ -27,125 +27,12 @@ The first commit behind that carries this itself, as no commit may know of one t
 """
 
 
-def is_young(rank: RankFacts) -> bool:
-    """A rank that has not stepped and has no communicator yet; it may still join any of them."""
-    return rank.newest.step == 0 and not rank.newest.uids
-
-
-class Communicators:
-    """Who has which communicator, or may get it from records behind its newest commit.
-
-    They are numbered, as names take long to look up.  While fewer ranks than one has members are known to
-    have it, any other rank may be the missing one.  That has done no collective of it at any of its commits,
-    so no consistent cut is behind the first one: this is what is known of such a communicator (`capped`),
-    instead of all who may be in it.
-    """
-
-    def __init__(self, ranks: Sequence[RankFacts]) -> None:
-        self.members: list[dict[int, int]] = []
-        """Of each communicator: rank -> where it comes among those that this rank has had."""
-        self.had: dict[int, list[int]] = {}
-        """Rank -> numbers of all that it has had."""
-        self.steady: set[int] = set()
-        """Ranks that have had the same ones at all commits."""
-        numbers: defaultdict[Uid, int] = defaultdict(itertools.count().__next__)
-        sizes: list[Collection[int]] = []
-        for rank in ranks:
-            commits = rank.commits
-            if rank.stored or rank.snapshots:
-                commits = (*rank.stored, *rank.snapshots, *commits)
-            uids: Collection[Uid]
-            if _are_alike(commits):
-                self.steady.add(rank.rank)
-                commits = commits[-1:]
-            if len(commits) == 1 and not rank.begun:
-                uids = commits[0].uids
-                sizes.append(commits[0].members or (0,) * len(uids))
-            else:
-                all_of_them = _had_at(commits) | dict(rank.begun)
-                uids = all_of_them.keys()
-                sizes.append(all_of_them.values())
-            had = self.had[rank.rank] = [numbers[uid] for uid in uids]
-            while len(self.members) < len(numbers):
-                self.members.append({})
-            for column, number in enumerate(had):
-                self.members[number][rank.rank] = column
-        self.uids = list(numbers)
-        flat = itertools.chain.from_iterable
-        self._sizes = dict(zip(flat(self.had.values()), flat(sizes), strict=True))
-        """Members of each; 0: not known."""
-        self._everybody = self.had.keys()
-        self._young = {rank.rank for rank in ranks if is_young(rank)}
-
-    def capped(self) -> list[int]:
-        """Those of which a rank that has not had it may be a member."""
-        return [
-            number for number, having in enumerate(self.members)
-            if len(having) != self._sizes[number] and self._is_capped(number)
-        ]  # fmt: skip
-
-    def _is_capped(self, number: int) -> bool:
-        having = self.members[number]
-        if not self._sizes[number]:  # not known
-            return not self._young.issubset(having)
-        return len(having) < min(self._sizes[number], len(self._everybody))
-
-    def groups(self) -> list[Collection[int]]:
-        """Ranks that have something in common; of young ones that is not known yet, so any two may have."""
-        young = set(self._young)
-        groups: list[Collection[int]] = [young]
-        for number, having in enumerate(self.members):
-            size = self._sizes[number]
-            if len(having) < size:  # any rank may be a member
-                groups.append(self._everybody)
-            elif self._young and not size:
-                young.update(having)
-            else:
-                groups.append(having)
-        return groups
-
-
-def _are_alike(commits: Sequence[CommitFacts]) -> bool:
-    """Whether a rank had the same communicators at all of them."""
-    if not commits:
-        return True
-    uids, members = commits[-1].uids, commits[-1].members
-    for commit in commits:  # noqa: SIM110 (half the time)
-        if commit.uids != uids or commit.members != members:
-            return False
-    return True
-
-
-def _had_at(commits: Iterable[CommitFacts]) -> dict[Uid, int]:
-    """Communicator -> members (0: not known), of all that a rank had at any of these commits."""
-    had: dict[Uid, int] = {}
-    for commit in commits:
-        had.update(zip(commit.uids, commit.members or (0,) * len(commit.uids), strict=True))
-    return had
-
-
-def connected(ranks: Sequence[RankFacts], start: Iterable[int]) -> set[int]:
-    """Ranks that share a communicator with one of `start`, transitively; `start` included."""
-    groups = Communicators(ranks).groups()
-    groups_of: dict[int, list[int]] = {}
-    for place, group in enumerate(groups):
-        for rank in group:
-            groups_of.setdefault(rank, []).append(place)
-    reached = set(start)
-    waiting = list(reached)
-    looked_at: set[int] = set()
-    while waiting:
-        for place in groups_of.get(waiting.pop(), ()):
-            if place not in looked_at:
-                looked_at.add(place)
-                more = [rank for rank in groups[place] if rank not in reached]
-                reached.update(more)
-                waiting += more
-    return reached
-
-
 class CutSearch:
-    """Consistent cuts among `choices`, some of each rank's commits (oldest first; `BEGINNING` may be one)."""
+    """Consistent cuts among `choices`, some of each rank's commits (oldest first; `BEGINNING` may be one).
+
+    It stands at one cut at a time, and knows the sequences there; for another one it looks at those ranks
+    only that stand elsewhere in it.  A rank is its place among `ranks`, and communicators are numbers.
+    """
 
     def __init__(
         self,
@@ -153,18 +40,21 @@ class CutSearch:
         choices: Mapping[int, Sequence[CommitFacts]],
         communicators: Communicators | None = None,
     ) -> None:
-        """`communicators`: those of `ranks`, if they are known already."""
-        self.choices = choices
+        """`choices`: by a rank's number; `communicators`: those of `ranks`, if they are known already."""
+        self.choices = [choices[rank.rank] for rank in ranks]
         self._communicators = communicators or Communicators(ranks)
-        self._ranks = {rank.rank: rank for rank in ranks}
+        self._ranks = ranks
         self._of_place: dict[int, dict[Place, dict[Uid, int]]] = {}
         """Sequences at all commits of those ranks that were asked for, and whose communicators changed."""
-        members, uids = self._communicators.members, self._communicators.uids
-        over = _Over(ranks, choices)
         capped = self._communicators.capped()
-        self._over = {number for number in capped if over.everywhere(uids[number], members[number])}
+        over = _Over(ranks, self.choices)
+        self._over = {number for number in capped if over.everywhere(number, self._communicators)}
         """Communicators that bar no cut any more."""
         self._capped = set(capped) - self._over
+        self._positions: Positions = []
+        """Where it stands."""
+        self._done: list[Sequence[int]] = []
+        """Rank -> `_at` there."""
 
     def newest(self) -> Cut | None:
         """The newest consistent cut, or None."""
@@ -173,88 +63,84 @@ class CutSearch:
 
     def newest_positions(self) -> Positions | None:
         """Where it is, or None."""
-        positions = {rank: len(self.choices[rank]) - 1 for rank in self._ranks}
-        if any(position < 0 for position in positions.values()):
+        self._positions = [len(choices) - 1 for choices in self.choices]
+        if -1 in self._positions:
             return None
-        return positions if self._settle(positions, self._uneven(positions)) else None
+        self._done = list(map(self._at, range(len(self._positions)), self._positions))
+        return list(self._positions) if self._settle(self._uneven()) else None
 
     def below(self, positions: Positions, bounds: Mapping[int, int]) -> Positions | None:
         """The newest cut that is newer nowhere, and where these ranks are not above their bounds."""
         if any(bound < 0 for bound in bounds.values()):
             return None
-        lowered = dict(positions)
-        most: dict[int, int] = {}
+        lowered = list(positions)
         for rank, bound in bounds.items():
             lowered[rank] = min(lowered[rank], bound)
-            done = self._at(rank, lowered[rank])
-            for number, sequence in zip(self._communicators.had[rank], done, strict=True):
+        for rank, (position, other) in enumerate(zip(self._positions, lowered, strict=True)):
+            if position != other:
+                self._done[rank] = self._at(rank, other)
+        self._positions = lowered
+        most: dict[int, int] = {}
+        for rank in bounds:
+            for number, sequence in zip(self._communicators.had[rank], self._done[rank], strict=True):
                 most[number] = min(sequence, most.get(number, sequence))
-        return lowered if self._settle(lowered, most) else None
+        return list(self._positions) if self._settle(most) else None
 
     def cut(self, positions: Positions) -> Cut:
         """The commits there."""
-        return {rank: self.choices[rank][position] for rank, position in positions.items()}
+        chosen = map(operator.getitem, self.choices, positions)
+        return {rank.rank: commit for rank, commit in zip(self._ranks, chosen, strict=True)}
 
     def _at(self, rank: int, position: int) -> Sequence[int]:
         """Collectives done of each communicator that the rank has had; `_DESTROYED`: it is gone again."""
         choice = self.choices[rank][position]
-        had = self._communicators.had[rank]
-        if rank in self._communicators.steady and len(choice.uids) == len(had):
+        if self._communicators.steady[rank] and choice.uids:
             return choice.sequences
         if rank not in self._of_place:
             self._of_place[rank] = _all_sequences(self._ranks[rank])
         done = self._of_place[rank][choice.place]
-        return [done.get(self._communicators.uids[number], 0) for number in had]
+        return [done.get(self._communicators.uids[number], 0) for number in self._communicators.had[rank]]
 
-    def _uneven(self, positions: Positions) -> dict[int, int]:
-        """The least that a member has done of each communicator of which not all have done as much there.
-
-        Mostly there are none: so all are compared in passing over the ranks once.
-        """
+    def _uneven(self) -> dict[int, int]:
+        """The least that a member has done of each communicator of which not all have done as much here."""
         had = self._communicators.had
-        least: list[int | None] = [None] * len(self._communicators.members)
+        of_last = dict(zip(flat(had), flat(self._done), strict=True))
         uneven: dict[int, int] = {}
-        for rank, position in positions.items():
-            for number, sequence in zip(had[rank], self._at(rank, position), strict=True):
-                known = least[number]
-                if known is None:
-                    least[number] = sequence
-                elif known != sequence:
-                    least[number] = uneven[number] = min(known, sequence)
+        for number, sequence in zip(flat(had), flat(self._done), strict=True):
+            if sequence != of_last[number]:
+                uneven[number] = min(sequence, uneven.get(number, of_last[number]))
         return uneven | dict.fromkeys(self._capped, 0)
 
-    def _settle(self, positions: Positions, bounds: Mapping[int, int]) -> bool:
+    def _settle(self, bounds: Mapping[int, int]) -> bool:
         """Lower ranks until none is above these bounds, nor above a rank that was lowered; False: never.
 
         `bounds`: communicator -> most collectives of it that a rank may have done.
         """
+        if not bounds:
+            return True
+        done, positions = self._done, self._positions
         had, members = self._communicators.had, self._communicators.members
         most: list[float] = [math.inf] * len(members)
-        for number in self._over:
-            most[number] = -1  # lower than anybody would set it
-        waiting: deque[int] = deque()
-        for number, bound in bounds.items():
-            if bound < most[number]:
-                most[number] = bound
-                waiting.append(number)
-        done: dict[int, Sequence[int]] = {}
-        """`_at` the positions, of ranks that were looked at."""
-        while waiting:
-            number = waiting.popleft()
-            for rank, column in members[number].items():
-                if rank not in done:
-                    done[rank] = self._at(rank, positions[rank])
-                if done[rank][column] <= most[number]:
+        for number in bounds.keys() - self._over:
+            most[number] = bounds[number]
+        fallen = set(bounds)
+        while fallen:
+            concerned = set(flat(members[number] for number in fallen))
+            fallen = set()
+            for rank in sorted(concerned):  # those that go back together lie together in memory
+                for number, sequence in zip(had[rank], done[rank], strict=True):
+                    if sequence > most[number]:
+                        break
+                else:
                     continue
-                while done[rank][column] > most[number]:
-                    positions[rank] -= 1
-                    if positions[rank] < 0:
-                        return False
-                    done[rank] = self._at(rank, positions[rank])
-                for other, sequence in zip(had[rank], done[rank], strict=True):
-                    if sequence < most[other]:
-                        most[other] = sequence
-                        waiting.append(other)
+                if positions[rank] == 0:
+                    return False
+                positions[rank] -= 1
+                done[rank] = self._at(rank, positions[rank])
+                for number, sequence in zip(had[rank], done[rank], strict=True):
+                    if sequence != most[number] and number not in self._over:
+                        most[number] = min(sequence, most[number])
+                        fallen.add(number)
         return True
 
 
@@ -266,14 +152,15 @@ class _Over:
     all have at theirs.
     """
 
-    def __init__(self, ranks: Sequence[RankFacts], choices: Mapping[int, Sequence[CommitFacts]]) -> None:
-        self._ranks = {rank.rank: rank for rank in ranks}
+    def __init__(self, ranks: Sequence[RankFacts], choices: Sequence[Sequence[CommitFacts]]) -> None:
+        self._ranks = ranks
         self._choices = choices
         self._given_up: dict[int, frozenset[Uid]] = {}
 
-    def everywhere(self, uid: Uid, having: Iterable[int]) -> bool:
+    def everywhere(self, number: int, communicators: Communicators) -> bool:
         """Whether each rank known to have had it gave it up before all that it may go back to."""
-        return all(uid in self._before_all(rank) for rank in having)
+        uid = communicators.uids[number]
+        return all(uid in self._before_all(rank) for rank in communicators.members[number])
 
     def _before_all(self, rank: int) -> frozenset[Uid]:
         if rank not in self._given_up:

@@ -8,16 +8,8 @@ from enum import Enum
 
 from understudy.recovery.base.naming_ranks import named, placed
 from understudy.recovery.machine.collector import without_collector
-from understudy.recovery.planning.cuts import (
-    Communicators,
-    Cut,
-    CutSearch,
-    Place,
-    connected,
-    in_order,
-    is_young,
-    kept_commits,
-)
+from understudy.recovery.planning.communicators import Communicators, connected, is_young
+from understudy.recovery.planning.cuts import Cut, CutSearch, Place, in_order, kept_commits
 from understudy.recovery.planning.facts import (
     BEGINNING,
     ECHOES,
@@ -135,8 +127,8 @@ def plan(facts: Facts) -> Plan:
     chosen = _plan(facts)
     if chosen.name in ENDS and any(rank.unread for rank in facts.ranks):
         return plan(replace(facts, ranks=tuple(replace(rank, unread=frozenset()) for rank in facts.ranks)))
-    leaving = [rank.rank for rank in facts.ranks if rank.leaving]
-    if chosen.name not in ENDS or not leaving:
+    leaving = [rank.rank for rank in facts.ranks if rank.leaving] if chosen.name in ENDS else []
+    if not leaving:
         return chosen
     without = plan(replace(facts, ranks=tuple(replace(rank, leaving=False) for rank in facts.ranks)))
     if without.name in ENDS:

@@ -8,7 +8,7 @@ so at once.  Another one holds it further back: then either the one goes back or
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.base.naming_ranks import named
@@ -39,8 +39,12 @@ class Restart:
 
 @dataclass(frozen=True)
 class _Lack:
-    """Who does not get its state at a commit, and what of it is held by nobody; None: that is not known."""
+    """Who does not get its state at a commit, and what of it is held by nobody; None: that is not known.
 
+    `place`: of the rank among all.
+    """
+
+    place: int
     rank: RankFacts
     commit: CommitFacts
     missing: Sequence[BufferFacts] | None
@@ -57,14 +61,15 @@ class Restarts:
         self._ranks = ranks
         self._search = search
         self._alive = [rank for rank in ranks if rank.alive]
-        self._leaving = [rank for rank in ranks if not rank.stays]
+        self._by_number = sorted(range(len(ranks)), key=[rank.rank for rank in ranks].__getitem__)
+        self._leaving = [(place, rank) for place, rank in enumerate(ranks) if not rank.stays]
 
     def newest(self) -> tuple[tuple[Cut, list[Restart]] | None, str]:
         """The newest cut at which all get their state, and how; why the newest of all will not do."""
         top = self._search.newest_positions()
         if top is None:
             return None, ""
-        waiting = [(*_order(top), top)]
+        waiting = [(*self._order(top), top)]
         seen = {waiting[0][:2]}
         obstacle = ""
         while waiting and len(seen) < MOST_CUTS:
@@ -75,15 +80,19 @@ class Restarts:
                 return (cut, restarts), ""
             obstacle = obstacle or self._obstacle(lacking[0])
             for lower in self._below(positions, lacking):
-                if (order := _order(lower)) not in seen:
+                if (order := self._order(lower)) not in seen:
                     seen.add(order)
                     heapq.heappush(waiting, (*order, lower))
         return None, obstacle
 
+    def _order(self, positions: Positions) -> tuple[int, tuple[int, ...]]:
+        """Newer cuts first."""
+        return -sum(positions), tuple(map(positions.__getitem__, self._by_number))
+
     def _at(self, cut: Cut) -> tuple[list[Restart], list[_Lack]]:
-        wanted = {rank.rank: rank.manifests.get(cut[rank.rank].number) for rank in self._leaving}
+        wanted = {rank.rank: rank.manifests.get(cut[rank.rank].number) for _, rank in self._leaving}
         readers: dict[_Step, list[tuple[str, Manifest]]] = {}
-        for rank in self._leaving:
+        for _, rank in self._leaving:
             commit, manifest = cut[rank.rank], wanted[rank.rank]
             if commit.number != 0 and manifest is not None and not _reads_itself(rank):
                 readers.setdefault((commit.step, rank.unread), []).append((rank.host, manifest))
@@ -92,13 +101,13 @@ class Restarts:
         }
         restarts: list[Restart] = []
         lacking: list[_Lack] = []
-        for turn, rank in enumerate(self._leaving):
+        for turn, (place, rank) in enumerate(self._leaving):
             commit, manifest = cut[rank.rank], wanted[rank.rank]
             if commit.number == 0:
                 restarts.append(Restart(rank.rank, 0, ()))
                 continue
             if manifest is None:
-                lacking.append(_Lack(rank, commit, None))
+                lacking.append(_Lack(place, rank, commit, None))
                 continue
             if _reads_itself(rank):
                 own = Holders([rank], cut, [(rank.host, manifest)])
@@ -112,7 +121,7 @@ class Restarts:
             if rolled is not None:
                 restarts.append(rolled)
             else:
-                lacking.append(_Lack(rank, commit, missing))
+                lacking.append(_Lack(place, rank, commit, missing))
         return restarts, lacking
 
     def _holding(self, cut: Cut, at: _Step) -> list[RankFacts]:
@@ -136,16 +145,17 @@ class Restarts:
         either: list[dict[int, int]] = []
         further_back = self._held_further_back(positions, lacking)
         for lack in lacking:
-            rank = lack.rank.rank
-            back = {rank: positions[rank] - 1}
+            back = {lack.place: positions[lack.place] - 1}
             ways: list[dict[int, int]] = []
             if _may_roll(lack.rank, lack.commit):
-                ways = [{other.rank: positions[other.rank] - 1} for other in self._alive]
+                ways = [
+                    {place: positions[place] - 1} for place, other in enumerate(self._ranks) if other.alive
+                ]
             elif not _reads_itself(lack.rank) and lack.missing is not None:
                 held = further_back[lack.commit.step, lack.rank.unread]
                 wanted = wanted_of(tuple(lack.missing))
                 if len(wanted) and all(b.digest is not None for b in lack.missing) and wanted <= held.keys():
-                    ways = [{other: place} for other, place in held[min(wanted)].items()]
+                    ways = [{other: position} for other, position in held[min(wanted)].items()]
             if not ways:
                 hopeless |= back
             elif not either:
@@ -157,7 +167,7 @@ class Restarts:
     def _held_further_back(
         self, positions: Positions, lacking: Sequence[_Lack]
     ) -> dict[_Step, dict[Content, dict[int, int]]]:
-        """Content -> rank -> its newest position, of those below its present one, at which it holds that."""
+        """Content -> place of a rank -> its newest position below its present one at which it holds that."""
         wanted: dict[_Step, set[Content]] = {}
         for lack in lacking:
             of_step = wanted.setdefault((lack.commit.step, lack.rank.unread), set())
@@ -166,17 +176,17 @@ class Restarts:
         found: dict[_Step, dict[Content, dict[int, int]]] = {}
         for (step, unread), contents in wanted.items():
             held = found[step, unread] = {}
-            for rank in self._alive if contents else ():
-                if rank.rank in unread:
+            for place, rank in enumerate(self._ranks) if contents else ():
+                if not rank.alive or rank.rank in unread:
                     continue
-                choices = self._search.choices[rank.rank]
-                for place in range(positions[rank.rank] - 1, -1, -1):
-                    commit = choices[place]
+                choices = self._search.choices[place]
+                for position in range(positions[place] - 1, -1, -1):
+                    commit = choices[position]
                     if commit.step != step or not commit.has_manifest or commit.number == 0:
                         continue
                     for buffer in rank.manifests.get(commit.number, ()):
                         if (content := (buffer.bytes, buffer.digest)) in contents:
-                            held.setdefault(content, {}).setdefault(rank.rank, place)
+                            held.setdefault(content, {}).setdefault(place, position)
         return found
 
     def _obstacle(self, lack: _Lack) -> str:
@@ -202,11 +212,6 @@ class Restarts:
             f"a buffer of rank {rank.rank} has neither a shadow nor a replica at step {commit.step}, "
             f"commit {commit.number}: handle {missing[0].handle}, {missing[0].bytes} bytes{more}"
         )
-
-
-def _order(positions: Mapping[int, int]) -> tuple[int, tuple[int, ...]]:
-    """Newer cuts first."""
-    return -sum(positions.values()), tuple(map(positions.__getitem__, sorted(positions)))
 
 
 def _reads_itself(rank: RankFacts) -> bool:
