@@ -75,8 +75,9 @@ def _rank(
     commits = tuple(_commits(chance, count, uids, told, steps))
     manifests = {one.number: _manifest(chance, one, steps) for one in commits if chance.random() < 0.95}
     snapshots = tuple(one for one in commits if chance.random() < 0.2)
+    known = () if chance.random() < 0.03 else commits  # a restore that failed leaves none behind
     return RankFacts(
-        number, alive=alive, commits=commits, manifests=manifests,
+        number, alive=alive, commits=known, manifests=manifests,
         log_complete_from_start=chance.random() < 0.5, floor_commit=chance.choice([0, 0, 1, 2]),
         phase=chance.choice([*Phase, Phase.FORWARD_BACKWARD]),
         optimizer_preimages=chance.random() < (0.9 if steps is Steps.NONE else 0.3),
