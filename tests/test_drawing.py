@@ -34,7 +34,7 @@ def test_by_itself(): ...
 """
 MADE_UP_FILE = """
 import pytest
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(8)
 
 def test_one(): ...
 def test_two(): ...
@@ -81,7 +81,7 @@ def counts(output: str) -> tuple[int, int, int]:
 
 def test_each_run_has_its_share_and_the_number_repeats_it(project: Path) -> None:
     first, again = run(project, 7), run(project, 7, "-n", "2")
-    assert counts(first) in ((3, 2, 1), (4, 2, 1)), "a third of ten, half of two, and one that always runs"
+    assert counts(first) in ((3, 2, 1), (4, 2, 1)), "a third of ten, one of two, and those that always run"
     assert f"drawn by {drawing.VARIABLE}=7" in first and f"drawn by {drawing.VARIABLE}=7" in again
     names = [sorted(re.findall(r"\S+::\S+", line)[0] for line in one.splitlines() if "PASSED" in line)
              for one in (first, again)]  # fmt: skip
@@ -113,3 +113,11 @@ def test_many_runs_see_all_of_a_family() -> None:
     assert backwards == drawing.drawn("f", family, 4, "7"), "in whatever order they come"
     alone = [drawing.drawn("f", ["only"], 2, str(number)) for number in range(60)]
     assert 15 < sum(len(one) for one in alone) < 45, "who is alone has its turns"
+
+
+def test_of_a_family_with_a_least_each_run_has_that_many_and_many_runs_all() -> None:
+    family = [f"test_a.py::test_{n}" for n in range(3)]
+    seen = [drawing.drawn("f", family, 8, str(number), least=1) for number in range(60)]
+    assert {len(one) for one in seen} == {1} and set().union(*seen) == set(family)
+    assert len(drawing.drawn("f", family, 1, "7", least=1)) == 3
+    assert len(drawing.drawn("f", ["only"], 8, "7", least=2)) == 1, "no more than there are"

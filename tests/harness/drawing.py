@@ -1,7 +1,7 @@
 """Tests of which each run has its share: `@pytest.mark.drawn(3)`, one in three, drawn anew for each run.
 
 What the mark stands on is the family that is drawn from: a function's parameters, or (`pytestmark`) the tests
-of a file.  `drawn(3, by="group")` draws values of that parameter, the same for all functions of a file, where
+of a file, of which at least one runs each time.  `drawn(3, by="group")` draws values of that parameter, the same for all functions of a file, where
 tests share what takes long.  It is for families whose members are much alike and dear: each run sees some,
 many runs all of them, and `make test-long` has all.  So has whoever names a file or a test, or selects by
 `-k` or `-m`.
@@ -33,15 +33,18 @@ class Family:
     """What is drawn from."""
 
     one_in: int
+    least: int = 0
+    """Members that each run has, however small their share is: 1 if the mark is a file's own."""
     members: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Whatever is drawn -> the ids of the tests that come with it."""
 
 
-def drawn(family: str, members: Iterable[str], one_in: int, seed: str) -> set[str]:
-    """As many as its share is; where that is no whole number, now one less and now one more."""
+def drawn(family: str, members: Iterable[str], one_in: int, seed: str, least: int = 0) -> set[str]:
+    """As many as its share is, and `least`; where that is no whole number, now one less and now one more."""
     known, chance = sorted(members), random.Random(f"{seed} {family}")
     whole, rest = divmod(len(known), one_in)
-    return set(chance.sample(known, whole + (chance.randrange(one_in) < rest)))
+    share = whole + (chance.randrange(one_in) < rest)
+    return set(chance.sample(known, min(len(known), max(least, share))))
 
 
 def families(items: Iterable[pytest.Item]) -> dict[str, Family]:
@@ -51,7 +54,7 @@ def families(items: Iterable[pytest.Item]) -> dict[str, Family]:
         for node, mark in item.iter_markers_with_node(MARK):
             by = mark.kwargs.get("by", "")
             name = f"{durations.file_of(item.nodeid)} {by}" if by else node.nodeid.partition("[")[0]
-            one = found.setdefault(name, Family(mark.args[0]))
+            one = found.setdefault(name, Family(mark.args[0], least=int(isinstance(node, pytest.Module))))
             one.members[_parameter(item, by) if by else item.nodeid].append(item.nodeid)
             break
     return found
@@ -66,7 +69,7 @@ def left_out(known: Mapping[str, Family], seed: str) -> set[str]:
     return {
         test
         for name, family in known.items()
-        for member in family.members.keys() - drawn(name, family.members, family.one_in, seed)
+        for member in family.members.keys() - drawn(name, family.members, family.one_in, seed, family.least)
         for test in family.members[member]
     }
 
