@@ -1,10 +1,11 @@
 """Tests of which each run has its share: `@pytest.mark.drawn(3)`, one in three, drawn anew for each run.
 
 What the mark stands on is the family that is drawn from: a function's parameters, or (`pytestmark`) the tests
-of a file, of which at least one runs each time.  `drawn(3, by="group")` draws values of that parameter, the same for all functions of a file, where
-tests share what takes long.  It is for families whose members are much alike and dear: each run sees some,
-many runs all of them, and `make test-long` has all.  So has whoever names a file or a test, or selects by
-`-k` or `-m`.
+of a file, of which each run has at least one.  `drawn(3, by="group")` draws values of that parameter, the
+same for all functions of a file, where tests share what takes long.  The closest mark counts: in a file that
+is drawn from, `drawn(1)` is for tests of each run.  All this is for families whose members are much alike and
+dear: each run sees some, many runs all of them, and `make test-long` has all.  So has whoever names a file or
+a test, or selects by `-k` or `-m`.
 
 The number that the draw goes by is printed; UNDERSTUDY_TEST_DRAW repeats one.
 """
