@@ -9,7 +9,8 @@ import structlog
 from hosts_simulation import moving
 from simulation.run import quiet
 
-SCHEDULES = 300
+SCHEDULES = 120
+"""`make simulate-hosts` runs 100,000."""
 
 
 @pytest.fixture(autouse=True)

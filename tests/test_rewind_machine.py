@@ -39,7 +39,7 @@ from hypothesis.stateful import (
 )
 from rewound_rank import RewoundRank
 
-EXAMPLES = 180
+EXAMPLES, MANY = 50, 180
 STEPS = 40
 BOOL, CONSTANT_DOUBLE, TENSOR_LIST, DOUBLE, GENERATOR = 8, 17, 4, 7, 11
 FLOAT64, ITEM = 7, 8
@@ -451,14 +451,15 @@ class RewindMachine(RuleBasedStateMachine):
             self.ask_generator(place)
 
 
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY, marks=pytest.mark.long)])
 def test_a_rank_brought_back_to_any_commit_ends_as_one_that_was_never_disturbed(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    examples: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNDERSTUDY_SPIN_US", "1")  # a worker that has a core of its own wakes its server
     run_state_machine_as_test(
         seeded(seed)(RewindMachine),
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=examples,
             stateful_step_count=STEPS,
             deadline=None,
             database=None,
