@@ -13,6 +13,7 @@ from typing import Any
 
 import proxied
 import pytest
+import torch
 from training_run import ROOT
 
 TABLES = (ROOT / "proxy_server/csrc/calls/call_template.cpp").read_text()
@@ -36,6 +37,12 @@ def undeclared_writes() -> dict[str, set[int]]:
     return {name: {int(first), int(second)} for name, first, second in found}
 
 
+def test_every_row_of_the_tables_is_an_operator_of_pytorch() -> None:
+    names = re.findall(r'"aten::(\w+)"', rows("kUndeclaredWrites") + rows("kLeaveUnwritten"))
+    assert len(names) > 10
+    assert [name for name in names if not hasattr(torch.ops.aten, name)] == []
+
+
 def without_overload(name: str) -> str:
     return name.removeprefix("aten::").split(".")[0]
 
@@ -55,7 +62,7 @@ def calls(folder: Path, every: int) -> list[list[list[list[Any]]]]:
     return [json.loads(file.read_text()) for file in files]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("every", [24, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.cold  # what fresh memory holds is up to the process's own beginning
 def test_every_kernel_that_leaves_bytes_or_changes_what_it_does_not_say_is_in_the_tables(
@@ -82,7 +89,7 @@ def test_every_kernel_that_leaves_bytes_or_changes_what_it_does_not_say_is_in_th
         assert leave == listed
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("every", [48, pytest.param(1, marks=pytest.mark.long)])
 def test_no_operator_of_pytorchs_databases_is_taken_for_one_that_does_not_replay(
     every: int, tmp_path: Path

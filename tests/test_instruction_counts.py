@@ -5,12 +5,10 @@ from __future__ import annotations
 import instructions
 import pytest
 
-pytestmark = pytest.mark.drawn(2)
-
 GROWTH = 1.10
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["callgrind"])
 def costs() -> dict[str, instructions.Cost]:
     if (why := instructions.obstacle()) is not None:
         pytest.skip(f"instructions cannot be counted here: {why}")
@@ -20,6 +18,7 @@ def costs() -> dict[str, instructions.Cost]:
     return instructions.measure()
 
 
+@pytest.mark.drawn(5, by="costs")
 def test_no_call_takes_a_tenth_more_instructions_than_in_the_baseline(
     costs: dict[str, instructions.Cost],
 ) -> None:
@@ -33,6 +32,7 @@ def test_no_call_takes_a_tenth_more_instructions_than_in_the_baseline(
     assert not grown, "(baseline, now); if it is worth it, `make baseline` accepts it"
 
 
+@pytest.mark.drawn(5, by="costs")
 def test_no_call_asks_the_heap_more_often_than_in_the_baseline(costs: dict[str, instructions.Cost]) -> None:
     _, baseline = instructions.read_baseline()
     more = {  # a table that grows now and then is not "per call"

@@ -79,26 +79,23 @@ def text_of_letters(path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the short runs of all frameworks lie that are installed beside the tests."""
-    out = tmp_path_factory.mktemp("frameworks")
-    wanted = [
-        f"{name}={strikes}"
-        for name, (package, strikes) in SAMPLE.items()
-        if importlib.util.find_spec(package) is not None
-    ]
-    text = text_of_letters(out / "text")
-    command = [sys.executable, str(RANKS), str(text), str(out), *wanted]
+@pytest.fixture
+def sample(tmp_path: Path, name: str) -> Path:
+    """Where the short runs of a framework lie, if it is installed beside the tests."""
+    package, strikes = SAMPLE[name]
+    wanted = [f"{name}={strikes}"] if importlib.util.find_spec(package) is not None else []
+    text = text_of_letters(tmp_path / "text")
+    command = [sys.executable, str(RANKS), str(text), str(tmp_path), *wanted]
     variables = ENVIRONMENT | {"EPOCHS": "1"}
     done = subprocess.run(command, env=variables, timeout=200, check=False, capture_output=True, text=True)
     print(done.stdout, done.stderr)
-    for errors in sorted(out.glob("*.errors")):
+    for errors in sorted(tmp_path.glob("*.errors")):
         print(errors.name, errors.read_text()[-6000:], sep="\n")
     assert done.returncode == 0
-    return out
+    return tmp_path
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_job_of_a_framework_whose_rank_was_killed_comes_to_the_bits_of_one_that_never_stopped(
     sample: Path, name: str

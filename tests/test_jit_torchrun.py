@@ -15,7 +15,7 @@ import pytest
 from jit_launch import environment, torchrun
 from start_ranks import free_port
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(3)
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "jit_faults.py"
@@ -111,7 +111,13 @@ def test_rank_that_works_alone_for_longer_than_a_stall_may_last_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    "faults", [FAULTS, pytest.param(MORE, marks=pytest.mark.long)], ids=["five-places", "seven-more"]
+    "faults",
+    [
+        pytest.param(FAULTS[:2], id="two-places"),
+        pytest.param(FAULTS[2:], id="three-others"),
+        pytest.param(FAULTS, id="five-places", marks=pytest.mark.long),
+        pytest.param(MORE, id="seven-more", marks=pytest.mark.long),
+    ],
 )
 def test_rank_that_fails_anywhere_in_a_step_costs_no_more_than_this_step_and_no_bit(
     tmp_path: Path, undisturbed: dict[int, str], faults: tuple[Fault, ...]
