@@ -29,6 +29,8 @@ from understudy.campaigns.running.peers import command
 from understudy.data.check import read_run
 from understudy.data.judgement import Verdict, judge
 
+pytestmark = pytest.mark.drawn(5)
+
 SAMPLES, BATCH, GROUPS = 64, 8, 2
 PEERS = [name for name, one in VARIANTS.items() if one.launch is Launch.PEER]
 

@@ -167,6 +167,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.drawn(3)
 def test_a_job_that_recovers_again_and_again_keeps_two_generations_of_keys(tmp_path: Path) -> None:
     script = tmp_path / "recovered.py"
     script.write_text(RECOVERED)

@@ -157,6 +157,7 @@ def test_arguments_are_built_again_with_their_sharing_strides_offsets_and_bits()
     assert compare(observe(given, []), observe(again, [])) != []
 
 
+@pytest.mark.drawn(6)
 def test_a_device_that_computes_other_bits_or_hangs_is_found_and_a_flaky_original_is_not_blamed(
     tmp_path: Path,
 ) -> None:

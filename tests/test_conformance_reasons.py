@@ -17,6 +17,8 @@ import torch
 from cases import NATIVE, Judge, seed_everything
 from observation import compare
 
+pytestmark = pytest.mark.drawn(3)
+
 
 def test_the_gradient_of_renorm_differs_only_by_what_pytorch_accumulates_in(tmp_path: Path) -> None:
     ended = proxied.run(proxied.python(proxied.WORKLOADS / "renorm_gradient.py"), folder=tmp_path)

@@ -41,6 +41,7 @@ def test_what_a_gpus_threads_make_of_a_piece_is_its_xxh3(seed: int) -> None:
     assert (found.returncode, found.stdout) == (0, "16384 pieces, 0 differ from xxhash\n")
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_a_gpus_code_is_compiled_without_a_spill(architecture: str, tmp_path: Path) -> None:
     if (nvcc := shutil.which("nvcc")) is None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import proxied
+import pytest
 import torch
 from training_run import ROOT
 
@@ -31,6 +32,7 @@ def registered(name: str) -> bool:
     return any(name in (kernel, kernel.split(".")[0]) for kernel in kernels)
 
 
+@pytest.mark.drawn(3)
 def test_every_operator_that_raises_by_content_waits_for_its_result_or_is_an_assertion() -> None:
     done = subprocess.run(
         [sys.executable, str(proxied.WORKLOADS / "content_errors.py")],

@@ -14,11 +14,12 @@ from test_training import EXAMPLES
 
 from understudy.recovery.run.conclusion import VALUES_DIFFERENT
 
+pytestmark = pytest.mark.drawn(8)
+
 STEPS = 40
 SAMPLED = (("", 2), ("kill-server", 102), ("kill-all-servers", 101))
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("call", [5, pytest.param(60, marks=pytest.mark.long)])
 def test_a_flipped_bit_of_a_parameter_is_found_by_digests_and_repaired(call: int, tmp_path: Path) -> None:
     """What the corrupted step has already shown to the script stays; everything after it is right again."""

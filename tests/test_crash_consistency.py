@@ -12,6 +12,8 @@ from disk_images import BLOCK, Promise, Workload, images
 
 from understudy.recovery.snapshots._store import RecordedDisk, Store
 
+pytestmark = pytest.mark.drawn(3)
+
 KINDS = ("", "ranges", "old", "area")
 
 
@@ -93,6 +95,7 @@ def try_many(seed: int, images_wanted: int, at_each: int, exhaustive: int) -> No
     assert failures > 0
 
 
+@pytest.mark.drawn(1)
 def test_a_crash_at_any_moment_loses_nothing_that_was_promised(seed: int) -> None:
     try_many(seed, 4000, at_each=2, exhaustive=4)
 

@@ -15,6 +15,8 @@ from start_ranks import free_port
 
 from understudy.data.check import main as check
 
+pytestmark = pytest.mark.drawn(7)
+
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "resumed_data.py"
 EXAMPLE = HERE.parent / "examples" / "resumable_data.py"

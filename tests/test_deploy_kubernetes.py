@@ -18,8 +18,6 @@ from training_run import BIN, ROOT
 from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.config.proxyrun_options import Order, parse
 
-pytestmark = pytest.mark.drawn(2)
-
 VERSIONS = ("1.33", "1.37")
 """Sidecars are stable from the first on; the second is the newest that the library knows."""
 PODS = pods()
@@ -145,6 +143,7 @@ def test_the_commands_of_all_pods_are_the_same() -> None:
         assert commands == [commands[0]] * len(SIDECARS)
 
 
+@pytest.mark.drawn(4)
 def test_the_commands_of_a_pod_train_together(tmp_path: Path) -> None:
     """supervise proxyd, the probe, proxyrun: as the kubelet runs them, in directories of this test."""
     pod = SIDECARS[0]

@@ -26,6 +26,8 @@ from understudy.recovery.membership.network.data_network import DataNetwork
 from understudy.recovery.takeover.leftovers import _check_fit
 from understudy.replay import STRICT_NCCL
 
+pytestmark = pytest.mark.drawn(5)
+
 DETERMINISTIC, FILL, BENCHMARK = 1, 5, 25
 """Of replay/csrc/log/log_format.h."""
 CUBLAS, NCCL, PROTOCOL = "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO"

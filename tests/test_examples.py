@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from training_run import execute_natively
 
+pytestmark = pytest.mark.drawn(4)
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PATTERN = re.compile(r"[0-9a-f]{8}")
 OURS = ("proxy_client", "proxy_server", "protos", "replay", "recovery", "understudy")
@@ -63,6 +65,7 @@ def test_two_ranks_train_on_different_data(script: str, tmp_path: Path) -> None:
     assert_trained(train(script, 2, tmp_path / "losses"), 5)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("script", sorted(TINY))
 def test_no_example_knows_of_this_project(script: str) -> None:
     text = (EXAMPLES / script).read_text().lower()

@@ -22,6 +22,8 @@ from understudy.proxy_client import data_positions
 from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.snapshots.writing.description import Undescribed, read_description
 
+pytestmark = pytest.mark.drawn(3)
+
 SCRIPT = proxied.WORKLOADS / "resumable_loader.py"
 STEPS_OF_EPOCH = 20
 MORE = 25
@@ -130,6 +132,7 @@ def test_the_state_of_our_sampler_is_told_and_of_no_other(loaders: Any, as_batch
     assert sampler.cursor_step == 3 and told[0]["batches"] == 3
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "position",
     [

@@ -11,6 +11,8 @@ from pathlib import Path
 import proxied
 import pytest
 
+pytestmark = pytest.mark.drawn(3)
+
 OTHERWISE = {
     # PyTorch's fakes of a CPU's tensors differ from a CPU's results, too
     "nn.functional.unfold": "PyTorch's own",
@@ -33,7 +35,6 @@ OTHERWISE = {
 """Entries of op_db whose fakes are otherwise than the device's results, and why."""
 
 
-@pytest.mark.drawn(2)
 def test_fakes_of_all_pytorchs_operators_are_as_the_devices_results_and_none_ends_the_process(
     tmp_path: Path,
 ) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import proxied
 import pytest
 
+pytestmark = pytest.mark.drawn(2)
+
 ROUNDS, STEPS = 15, 6
 
 

@@ -18,7 +18,10 @@ from simulation.layouts import Shape
 from simulation.run import Outcome, quiet, simulate, simulate_case
 from simulation.schedules import CALL_FAULTS, Fault, Move, Schedule
 
-SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 400)
+pytestmark = pytest.mark.drawn(10)
+
+SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 120)
+"""`make simulate` runs 100,000."""
 PLAIN = Shape(
     data=2, tensor=1, pipeline=1, steps=3, batches=1, layers=1, sharded=False, private=False, norm=False,
     everybody=True, barrier=True, crossing=False, keeps=False, reads=0.0, automatic=0.0,
@@ -48,6 +51,7 @@ def schedule(
     )
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.timeout(600)
 def test_no_schedule_breaks_an_invariant(seed: int, tmp_path: Path) -> None:
     """Every rank resumes at one cut, nothing waits for ever, all bits are those of an undisturbed run."""

@@ -23,6 +23,8 @@ from understudy.recovery.drills.fault_table import BY_NAME, BY_NUMBER, FAULTS, a
 from understudy.recovery.drills.spec import parse_drill
 from understudy.recovery.planning.progress import SECOND, SHORTEST_NS, TIMES
 
+pytestmark = pytest.mark.drawn(6)
+
 variables = test_proxyd_recovery.variables  # the fixture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +36,7 @@ ANYHOW_WITHIN_S = 30.0
 
 
 # ------------------------------------------------------------------ the table
+@pytest.mark.drawn(1)
 def test_numbers_and_names_of_faults_are_those_of_the_log() -> None:
     text = (ROOT / "replay/csrc/log/log_format.h").read_text()
     listed = re.search(r"enum class DrillKind : uint32_t \{(.*?)\}", text, re.DOTALL)
@@ -45,15 +48,18 @@ def test_numbers_and_names_of_faults_are_those_of_the_log() -> None:
     assert len(BY_NAME) == len(BY_NUMBER) == len(FAULTS)
 
 
+@pytest.mark.drawn(1)
 def test_the_documented_list_of_faults_is_the_table() -> None:
     assert as_markdown() in (ROOT / "docs/faults.md").read_text()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_can_be_scheduled(fault: Any) -> None:
     assert parse_drill(f"{fault.name} rank=1 step=2 call=3").kind == fault.name
 
 
+@pytest.mark.drawn(1)
 def test_an_unknown_fault_is_refused_with_the_list_of_valid_ones() -> None:
     with pytest.raises(BadInput) as refused:
         parse_drill("earthquake rank=0 step=1 call=1")
@@ -97,7 +103,6 @@ PLANS = {
 }
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_fault_at_any_call_changes_no_value(kind: str, variables: dict[str, str], tmp_path: Path) -> None:
     report = drilled(variables, tmp_path, at_each_call(kind), steps=34)
@@ -295,6 +300,7 @@ def test_faults_ordered_online_are_carried_out_and_accounted_for(
         assert [part.split("\n")[:-1] for part in output.split("\0")] == [expected(r, 2, 12) for r in (0, 1)]
 
 
+@pytest.mark.drawn(1)
 def test_every_fault_is_listed_by_the_command_line() -> None:
     listed = subprocess.run(
         [*module_command("recovery.recoveryctl"), "drill", "--list"],

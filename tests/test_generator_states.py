@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import proxied
+import pytest
+
+pytestmark = pytest.mark.drawn(2)
 
 
 def lines(output: str) -> list[str]:

@@ -26,6 +26,8 @@ from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.machine import nvml
 from understudy.recovery.planning.gpu_verdict import Reading, Severity, reading_of
 
+pytestmark = pytest.mark.drawn(5)
+
 ONE, OTHER = "GPU-1", "GPU-2"
 OFF = "Xid 79, it fell off the bus"
 

@@ -25,7 +25,7 @@ from understudy.hints import checkpoints
 
 __all__ = ["one_thread"]  # a fixture
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(10)
 
 SHORT = 3
 MANY = 100
@@ -177,7 +177,6 @@ def run_script(path: Path, *arguments: str, hash_seed: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.drawn(2)
 def test_the_example_finds_what_it_would_have_found_without_being_killed(tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[1] / "examples" / "resumable_search.py"
 

@@ -16,6 +16,8 @@ from understudy.hints.cost import Cost, expected_loss
 from understudy.hints.placement import Periodic, place, place_periodic
 from understudy.hints.scheduling import Scheduler
 
+pytestmark = pytest.mark.drawn(3)
+
 
 @dataclass(frozen=True)
 class Body:

@@ -15,6 +15,8 @@ from understudy.hints import knapsack, placement
 from understudy.hints.cost import Cost, expected_loss
 from understudy.hints.placement import Placement, place
 
+pytestmark = pytest.mark.drawn(3)
+
 COSTS: tuple[Cost, ...] = ("exact", "paper")
 LAYERS, PRICES = 10**12, 0
 """Of evaluations: what makes `place` solve equal costs layer by layer, and by prices."""

@@ -19,6 +19,8 @@ from understudy.hints.placement import place_periodic
 from understudy.hints.scheduling import Scheduler
 from understudy.hints.steady import steady
 
+pytestmark = pytest.mark.drawn(3)
+
 
 @dataclass(frozen=True)
 class Body:

@@ -21,6 +21,8 @@ from understudy.jit.boundaries import Boundary, Zone
 from understudy.jit.generators import Generators
 from understudy.jit.slots import SlotFile
 
+pytestmark = pytest.mark.drawn(3)
+
 
 @dataclass
 class Recorded:

@@ -26,6 +26,8 @@ from understudy.jit.at_work import AtWork
 from understudy.jit.generators import Generators
 from understudy.jit.identity import JitError
 
+pytestmark = pytest.mark.drawn(5)
+
 needs_a_gpu = pytest.mark.skipif(gpus() == 0, reason="PyTorch finds no GPU here")
 CSRC = ROOT / "tests" / "csrc"
 CASES = [

@@ -19,6 +19,8 @@ from understudy.jit.identity import JitError
 from understudy.jit.reading import sealed, unsealed
 from understudy.jit.storage import ShardDirectory
 
+pytestmark = pytest.mark.drawn(5)
+
 # Saves that fail.
 
 
@@ -278,6 +280,7 @@ def damaged_somewhere(chance: random.Random, content: bytes) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.drawn(1)
 def test_damage_anywhere_gives_what_was_saved_or_nothing(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -322,6 +325,7 @@ HOSTILE: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_metadata_that_is_in_order_but_hostile_does_not_count(tmp_path: Path, name: str) -> None:
     complete(tmp_path, 3)
@@ -337,6 +341,7 @@ def test_metadata_that_is_in_order_but_hostile_does_not_count(tmp_path: Path, na
     assert taken(tmp_path, rank=1) == (3, "s1 of 3")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("was", "becomes"), [(b"a test", b"a tent"), (b"host-0", b"host-8")])
 def test_metadata_with_a_plausible_change_does_not_count(tmp_path: Path, was: bytes, becomes: bytes) -> None:
     complete(tmp_path, 3)
@@ -348,6 +353,7 @@ def test_metadata_with_a_plausible_change_does_not_count(tmp_path: Path, was: by
     assert choice is None
 
 
+@pytest.mark.drawn(1)
 def test_metadata_beyond_a_mebibyte_is_not_read(tmp_path: Path) -> None:
     complete(tmp_path, 3)
     path = folders(tmp_path)[0] / "metadata.json"

@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.drawn(3)
+
 START = """
 import ctypes, os, sys, threading, time
 from understudy.jit import _gil

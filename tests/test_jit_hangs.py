@@ -19,6 +19,8 @@ from jit_child import Job, Start, assert_is_step, children, pretend_a_collective
 from understudy import jit
 from understudy.jit import watchdog
 
+pytestmark = pytest.mark.drawn(3)
+
 LOOKS = 30
 """Of the watchdog, in which it would say again what it has said."""
 

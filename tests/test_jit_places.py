@@ -26,7 +26,7 @@ from native_reference import native_reference
 from understudy.jit.choosing import judge
 from understudy.jit.reading import Directory
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(4)
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "workloads" / "jit_places.py"

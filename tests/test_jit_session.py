@@ -17,6 +17,8 @@ from jit_child import Job, Start, assert_is_step, children, expected, wait_for_s
 
 from understudy import jit
 
+pytestmark = pytest.mark.drawn(2)
+
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[Start]:
@@ -305,6 +307,7 @@ def test_generators_that_are_gone_are_told(child: Start) -> None:
     assert "own generators of step 1 are not in" in ended.said
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -20,6 +20,8 @@ from training_run import installed
 from understudy.proxy_client.session import _check_openmp
 from understudy.recovery.base.control import blocking_channel, pb, rpc
 
+pytestmark = pytest.mark.drawn(5)
+
 SCRIPT = proxied.WORKLOADS / "kernel_environment.py"
 PLAIN = ("ATEN_CPU_CAPABILITY=default", "MKL_CBWR=COMPATIBLE", "ONEDNN_MAX_CPU_ISA=SSE41")
 
@@ -57,6 +59,7 @@ def kill_server(socket: Path) -> None:
     proxied.until(lambda: rank(socket).recoveries > before.recoveries, "the rank has recovered")
 
 
+@pytest.mark.drawn(1)
 def test_these_variables_choose_other_kernels() -> None:
     """Or the tests below would show nothing."""
     said = natively(), natively(*PLAIN)

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.drawn(4)
+
 PARTS = ["understudy", "understudy.data", "understudy.jit", "understudy.hints"]
 LONGEST_S = 0.05
 """Of an import, beyond PyTorch's: the issue's bound."""

@@ -15,6 +15,8 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.spanning.ranks.mirror import NO_REPLIES, Feed, Mirror
 
+pytestmark = pytest.mark.drawn(2)
+
 MOST = 4096
 IN_PLACE = 32
 

@@ -28,6 +28,8 @@ from understudy.recovery.membership.stores.store import (
     below,
 )
 
+pytestmark = pytest.mark.drawn(2)
+
 WITHIN_S = 20.0
 Checks = Callable[[Callable[[ClusterStore], Awaitable[None]]], None]
 

@@ -16,7 +16,7 @@ from understudy.recovery.snapshots.remote.second_tier import Remote
 from understudy.recovery.snapshots.stores.retention import Retention
 from understudy.recovery.snapshots.tiers import MirrorTier
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(8)
 
 ALL = Retention(keep_last=100)
 

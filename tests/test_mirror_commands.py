@@ -17,6 +17,8 @@ from understudy.recovery.snapshots.remote.mirror import Mirror
 from understudy.recovery.snapshots.remote.second_tier import Remote
 from understudy.recovery.snapshots.stores.catalogue import read_catalogue
 
+pytestmark = pytest.mark.drawn(5)
+
 stored = test_snapshot_export.stored  # the fixture
 
 

@@ -12,7 +12,7 @@ from proxied import WORKLOADS, left_behind, python, until
 
 from understudy.recovery.base.errors import ExitStatus
 
-pytestmark = pytest.mark.drawn(4)
+pytestmark = pytest.mark.drawn(10)
 
 BELONGINGS = WORKLOADS / "migration" / "belongings.py"
 

@@ -17,7 +17,7 @@ from migratable_run import skip_without_criu
 from moving_hosts import LOADING, Counted, MovingHost, moving_hosts
 from proxied import until
 
-pytestmark = pytest.mark.drawn(4)
+pytestmark = pytest.mark.drawn(16)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from pathlib import Path
 import proxied
 import pytest
 
+pytestmark = pytest.mark.drawn(2)
+
 
 def test_attentions_kernels_and_premultiplied_sums_can_be_asked_for_by_name(tmp_path: Path) -> None:
     ended = proxied.run(proxied.ranks(2, proxied.WORKLOADS / "named_on_cuda.py"), folder=tmp_path)

@@ -17,6 +17,8 @@ from running_proxyd import RunningProxyd
 
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
+pytestmark = pytest.mark.drawn(2)
+
 DICTIONARY = 256 << 10
 STEPS = 160
 SMALL_DICTIONARY = f"""

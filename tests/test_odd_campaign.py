@@ -11,6 +11,8 @@ from programs import Program, generate
 from shrinking import shrunk
 from trials import Difference, Trial
 
+pytestmark = pytest.mark.drawn(5)
+
 SAMPLE = (20000, 20001, 20003, 20011)
 """New programs are the campaign's: what it finds is mended, and not met by whoever runs the tests."""
 
@@ -28,6 +30,7 @@ def test_a_random_program_sees_what_it_sees_without_us(number: int, tmp_path: Pa
     assert trial.struck == 1
 
 
+@pytest.mark.drawn(1)
 def test_every_kind_of_piece_is_source_that_compiles_and_a_seed_gives_one_program() -> None:
     kinds: set[str] = set()
     for number in range(300):
@@ -46,6 +49,7 @@ def test_what_a_program_sees_differently_is_found(tmp_path: Path) -> None:
     assert (found.rank, found.place, found.native, found.ours) == (0, 2, "1 False", "1 True")
 
 
+@pytest.mark.drawn(1)
 def test_a_program_that_differs_is_made_as_small_as_it_can_be() -> None:
     def differs(program: Program) -> bool:
         lines = [line for one in program.pieces for line in one.step]

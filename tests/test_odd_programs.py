@@ -15,6 +15,8 @@ import proxied
 import pytest
 from native_reference import native_reference
 
+pytestmark = pytest.mark.drawn(18)
+
 ODD = proxied.WORKLOADS / "odd"
 
 
@@ -121,7 +123,6 @@ def shared_memory_of(mebibytes: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
         place.rmdir()
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
 @pytest.mark.parametrize("mebibytes", [64, 200])
 def test_a_program_without_an_optimizer_needs_no_more_shared_memory_than_a_container_has(
@@ -139,7 +140,6 @@ def test_a_program_without_an_optimizer_needs_no_more_shared_memory_than_a_conta
         assert "no step of a torch.optim optimizer was seen" in ended.output
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
 def test_logs_lie_on_a_disk_where_shared_memory_is_too_small_for_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,14 +150,12 @@ def test_logs_lie_on_a_disk_where_shared_memory_is_too_small_for_any(
         assert os.listdir(disk) == []
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_an_undisturbed_odd_program_sees_what_it_sees_without_us(program: Program, tmp_path: Path) -> None:
     ended = check(program, tmp_path)
     assert ended.report["recoveries"] == []
 
 
-@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("program", "step"),
     [(program, step) for program in PROGRAMS for step in program.kills],

@@ -19,6 +19,8 @@ from understudy.recovery.config.proxyd_settings import settings_of
 from understudy.recovery.host.spawner import default_command
 from understudy.recovery.membership.network.data_network import DataNetwork
 
+pytestmark = pytest.mark.drawn(8)
+
 ABORTED = "NCCL's communicator was aborted"
 SENTENCES = (
     "a collective has tensors that do not fit together",
@@ -57,13 +59,11 @@ def with_nccl(folder: Path) -> str:
     return os.pathsep.join([str(folder), os.environ["LD_LIBRARY_PATH"].partition(os.pathsep)[0]])
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("case", "ranks"), [("every_kind_of_two", 2), ("every_kind_of_three", 3)])
 def test_each_collective_has_the_result_that_it_is_to_have(case: str, ranks: int) -> None:
     assert said_by(case) == [str([0] * ranks)]
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("library", "hangs"),
     [
@@ -143,6 +143,7 @@ def no_nccl(folder: Path) -> str:
     return with_nccl(folder)
 
 
+@pytest.mark.drawn(1)
 def test_a_record_of_a_collective_that_makes_no_sense_is_refused_in_a_sentence() -> None:
     done = does("all", "hostile_collectives.py", "own")
     print(done.stdout)
@@ -176,6 +177,7 @@ def test_proxyd_says_at_its_start_that_it_finds_no_nccl(
     assert "NCCL cannot be loaded" in done.output and INSTEAD in done.output
 
 
+@pytest.mark.drawn(1)
 def test_pytorchs_calls_are_the_default_and_ours_reach_the_device_servers() -> None:
     chosen = [settings_of(["--devices", "cuda:1", *more]) for more in ([], ["--collectives", "own"])]
     assert [one.collectives for one in chosen] == ["pytorch", "own"]

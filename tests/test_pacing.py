@@ -11,7 +11,7 @@ import pytest
 from understudy.recovery.snapshots.tuning.adapter import HOLD_S
 from understudy.recovery.snapshots.tuning.pacing import LEAST_STEPS, Meter, Pacing, Spent
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(8)
 
 LOOK_S = 0.05
 BYTES = 100 << 20

@@ -29,7 +29,7 @@ from understudy.recovery.snapshots.restore.checking import problems_of
 from understudy.recovery.snapshots.restore.reading import SetReader
 from understudy.recovery.snapshots.stores.catalogue import StoredSet, read_catalogue
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(8)
 
 STEPS = 200_000
 """More than any test waits for."""

@@ -19,6 +19,8 @@ from understudy.recovery.config.proxyrun_options import parse
 from understudy.recovery.snapshots.restore.checking import problems_of
 from understudy.recovery.snapshots.stores.catalogue import read_catalogue
 
+pytestmark = pytest.mark.drawn(5)
+
 MISTAKES = [
     (["--snapshot-overhead", "0"], r"--persist needs snapshots, which --snapshot-overhead 0 switches off"),
     (["--snapshot-overhead", "0%"], r"--persist needs snapshots, which --snapshot-overhead 0 switches off"),

@@ -20,7 +20,7 @@ from test_proxyd_recovery import LAUNCH, expected
 from understudy.recovery.base.errors import ExitStatus
 from understudy.recovery.base.own_modules import module_command
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(7)
 
 variables = test_proxyd_recovery.variables  # the fixture
 

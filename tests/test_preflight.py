@@ -23,6 +23,8 @@ from understudy.recovery.migration.preflight.process_tree import parse_maps, rea
 from understudy.recovery.migration.preflight.sockets import Kind, parse_internet
 from understudy.recovery.state.jobs import Session
 
+pytestmark = pytest.mark.drawn(5)
+
 READY = "import os, sys, time; print('ready', file=open(sys.argv[1], 'w')); time.sleep(1000)"
 
 

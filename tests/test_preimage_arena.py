@@ -9,7 +9,7 @@ from native_reference import native_losses
 from simulated_case import does
 from training_run import Training
 
-pytestmark = pytest.mark.usefixtures("simulated_gpus")
+pytestmark = [pytest.mark.usefixtures("simulated_gpus"), pytest.mark.drawn(9)]
 
 SMALL = str(64 << 20)
 """Bytes of a device whose memory a case can use up."""

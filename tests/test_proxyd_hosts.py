@@ -21,7 +21,7 @@ from running_proxyd import RunningProxyd, running_proxyd
 from understudy.recovery.base.control import blocking_channel, pb, rpc
 from understudy.recovery.base.own_modules import module_command
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(6)
 
 variables = test_proxyd_recovery.variables  # the fixture
 

@@ -26,7 +26,7 @@ pytestmark = [
         importlib.util.find_spec("understudy.proxy_server._server") is None,
         reason="the device server is not installed",
     ),
-    pytest.mark.drawn(2),
+    pytest.mark.drawn(12),
     pytest.mark.cold,  # it counts processes
 ]
 

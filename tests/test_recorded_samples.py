@@ -25,7 +25,7 @@ from understudy.recovery import recoveryctl
 from understudy.recovery.samples.reading import read_run
 from understudy.recovery.samples.run import RankRecord
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(6)
 
 SCRIPT = proxied.WORKLOADS / "recorded_samples.py"
 RESUMED = proxied.WORKLOADS / "recorded_resumption.py"

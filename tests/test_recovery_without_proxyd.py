@@ -14,6 +14,8 @@ from running_node import Node
 from understudy import replay
 from understudy.recovery.drills.fault_table import BY_NAME
 
+pytestmark = pytest.mark.drawn(4)
+
 variables = test_proxyd_recovery.variables  # the fixture
 
 ROUNDS = 3

@@ -16,6 +16,8 @@ from understudy.proxy_client.relayed import wanted
 from understudy.recovery.migration.process.images import MANIFEST, Damaged, seal, verify
 from understudy.recovery.migration.process.moving import Tool, first_error
 
+pytestmark = pytest.mark.drawn(5)
+
 STORES = proxied.WORKLOADS / "migration" / "stores.py"
 
 
@@ -51,6 +53,7 @@ def an_image(folder: Path) -> Path:
     return image
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -80,6 +83,7 @@ def test_the_first_error_of_crius_log_is_the_reason(tmp_path: Path) -> None:
     assert first_error(tmp_path / "none") == ""
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     "order", [{}, {"criu": "true", "images": "/tmp"}, {"criu": "/bin/true", "images": 7}, {"criu": ["x"]}]
 )

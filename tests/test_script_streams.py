@@ -13,6 +13,8 @@ import pytest
 import simulated_device
 from simulated_case import does
 
+pytestmark = pytest.mark.drawn(16)
+
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
 
 
@@ -22,7 +24,6 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIMULATED_CUDA_DELAY_US", "100")
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -90,7 +91,6 @@ def test_a_training_with_streams_of_its_own_has_the_same_bits_everywhere_and_thr
     has_the_same_bits_on_gpus(monkeypatch, "streams.py", 1)
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize("script", ["streams.py", "limited_gathers.py"])
 def test_two_ranks_with_streams_of_their_own_have_the_same_bits_everywhere_and_through_faults(
     script: str, collectives: str, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +112,6 @@ def shard(device: str, folder: Path, *options: str) -> list[str]:
     return [(folder / f"out.{rank}").read_text() for rank in range(2)]
 
 
-@pytest.mark.drawn(2)
 def test_sharded_training_overlaps_on_a_gpu_and_has_the_bits_of_a_processor(
     collectives: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from training_run import Training
 
 from understudy.recovery.agent_api.commands import command_named
 
-pytestmark = [pytest.mark.drawn(2), pytest.mark.usefixtures("simulated_gpus")]
+pytestmark = [pytest.mark.drawn(23), pytest.mark.usefixtures("simulated_gpus")]
 
 DRIVER_LOST = 86
 LOSS = re.compile(r"rank \d step \d 0x[0-9a-f.]+p[+-]\d+")
@@ -25,7 +25,6 @@ SUSPECT = ("--drill", "driver-suspect rank=1 step=5 call=3")
 OLD_DRIVER = {"SIMULATED_CUDA_OLD_DRIVER": "1"}
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -46,7 +45,6 @@ def test_the_host_cannot_touch_its_memory() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "touches\n"), done.stderr
 
 
-@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -75,7 +73,6 @@ def test_a_snapshot_is_taken_beside_what_the_device_has_to_do() -> None:
     assert (done.returncode, done.stdout.splitlines()) == (0, ["True"] * 3), done.stderr
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "said", "told"),
     [
@@ -96,7 +93,6 @@ def test_memory_goes_to_the_program_before_what_is_kept_for_going_back(
     assert done.stderr.count(told) == 1
 
 
-@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -118,7 +114,6 @@ def test_a_commits_digests_are_made_on_the_device_unless_its_driver_is_too_old(d
     assert (refused in done.stderr) == (driver == "old")
 
 
-@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("case", "error"),
     [
@@ -145,7 +140,6 @@ def test_an_error_of_a_library_is_the_programs_unless_the_device_has_one_too(cas
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
-@pytest.mark.drawn(4)
 def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_server_and_a_failed_call(
     collectives: str, folder: Path
 ) -> None:
@@ -157,7 +151,6 @@ def test_a_training_on_two_of_them_has_the_bits_of_the_cpu_through_a_killed_serv
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.drawn(4)
 def test_a_collective_that_hangs_on_the_device_is_told_as_one(collectives: str, folder: Path) -> None:
     """Also where connections have broken: the device says nothing of that, and goes on waiting."""
     training = Training("char_gpt.py", 2, 8)
@@ -168,7 +161,6 @@ def test_a_collective_that_hangs_on_the_device_is_told_as_one(collectives: str, 
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.drawn(4)
 def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(
     collectives: str, folder: Path
 ) -> None:
@@ -185,7 +177,6 @@ def test_a_rank_that_connects_to_a_peer_which_stops_meanwhile_keeps_its_state(
     assert done.losses == native_losses(training)
 
 
-@pytest.mark.drawn(4)
 def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(
     collectives: str, folder: Path
 ) -> None:
@@ -196,7 +187,6 @@ def test_a_rank_that_waits_on_the_device_for_a_late_peer_is_waited_for(
     assert (done.status, done.report["recoveries"]) == (0, []), done.output[-3000:]
 
 
-@pytest.mark.drawn(4)
 def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_other(
     collectives: str, folder: Path
 ) -> None:
@@ -218,7 +208,6 @@ def test_two_ranks_and_three_that_send_before_they_receive_do_not_wait_for_each_
         assert all(recovered) and len(recovered) >= len(drills)
 
 
-@pytest.mark.drawn(4)
 def test_two_ranks_that_exchange_messages_do_not_wait_for_a_third_after_a_recovery(
     collectives: str, folder: Path
 ) -> None:

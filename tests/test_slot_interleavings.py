@@ -12,6 +12,8 @@ import pytest
 from compiled_programs import program
 from mistakes import Mistake, mistakes_of
 
+pytestmark = pytest.mark.drawn(4)
+
 MODEL = "slot_model"
 SHORT = ["ring-1-2", "ring-2-2", "ring-2-3", "each-releases-2-2", "each-releases-3-2"]
 SHORT += ["each-releases-2-2-failing", "each-releases-3-2-failing"]
@@ -31,6 +33,7 @@ def run_model(name: str, *scenarios: str) -> list[str]:
     return lines
 
 
+@pytest.mark.drawn(1)
 def test_no_order_of_steps_loses_a_slot_or_hands_out_one_that_is_needed() -> None:
     lines = run_model(MODEL, *SHORT)
     assert len(lines) == len(SHORT)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from training_state import State, bytes_of, description_of, empty_state, same, training_state
 
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.drawn(2)]
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.drawn(9)]
 FIRST, SECOND, THIRD = (training_state(400_000, seed) for seed in range(3))
 
 

@@ -18,7 +18,7 @@ from training_run import execute_natively
 
 from understudy.recovery.base.own_modules import module_command
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(4)
 
 SCRIPT = proxied.WORKLOADS / "resumable.py"
 MORE = 15

@@ -32,6 +32,8 @@ from understudy.recovery.snapshots.tuning.tuner import CannotTune
 from understudy.recovery.tuning.job_watch import JobWatch, Pace, RankSample, Sample, name_of_job
 from understudy.recovery.tuning.tune import Order, Running, at_once, known_of, running, slowdown_of
 
+pytestmark = pytest.mark.drawn(5)
+
 GB = 10**9
 TIMINGS = Timings("uring", "", GB, 3, {1: 1.0, 2: 1.5, 3: 2.4}, {1: 1.2, 2: 1.0, 4: 1.1}, 10.0 * GB)
 KNOWN = Known(4 * GB, "said so", 0.5, "said so")

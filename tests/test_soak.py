@@ -6,6 +6,8 @@ import random
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "sweep"))
 
 from soak import soak
@@ -20,6 +22,7 @@ QUICK = {kind: WEIGHTS[kind] for kind in ("kill-server", "call-error", "sticky-e
 """Those that are noticed at once."""
 
 
+@pytest.mark.drawn(3)
 def test_ten_random_faults_in_one_training_change_no_bit_and_leave_nothing_behind(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     done = soak(FAULTS, SEED, tmp_path, QUICK, tmp_path / "log")

@@ -30,6 +30,8 @@ from small_disks import tiny_file_system
 
 from understudy.recovery.snapshots._storage import Storage, create_file, raw_loop, stream_copy, stream_kinds
 
+pytestmark = pytest.mark.drawn(5)
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:

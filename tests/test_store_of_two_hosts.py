@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from etcd_server import free_port
 from linked_hosts import Host, Span
 from proxied import WORKLOADS, until
@@ -21,6 +22,8 @@ from understudy.recovery.membership.network.links import Links
 from understudy.recovery.rendezvous.forwarder import Leader, StoreForwarder
 from understudy.recovery.rendezvous.services import PeerStoreService
 from understudy.recovery.rendezvous.worker_store import SOCKET, WorkerStore
+
+pytestmark = pytest.mark.drawn(2)
 
 SCRIPT = WORKLOADS / "migration" / "shared_store.py"
 LONG_S = 120.0

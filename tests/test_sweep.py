@@ -14,6 +14,8 @@ from fault_sweep import Sweep
 from sweep_models import COMMITS, MODELS
 from sweep_points import FAULTS, Outcome, Point, all_points, sample
 
+pytestmark = pytest.mark.drawn(3)
+
 MANY = {"kill-server": 20, "call-error": 20, "sticky-error": 10, "stop-server": 2}
 """Points of a model, all in one training."""
 FEW = {"kill-server": 6, "call-error": 5, "sticky-error": 2, "stop-server": 1}

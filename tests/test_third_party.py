@@ -14,7 +14,7 @@ from native_reference import native_reference
 from proxied import WORKLOADS, python, torchrun
 from training_run import BIN, ROOT
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(3)
 
 SCRIPTS = WORKLOADS / "third_party"
 TEXT = ROOT.parent / "shared" / "data" / "tinyshakespeare.txt"

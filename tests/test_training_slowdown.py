@@ -24,6 +24,8 @@ from training_state import bytes_of, same
 
 from understudy.recovery.costs.given.goodput_costs import Keeping, Persisting, parse_costs
 
+pytestmark = pytest.mark.drawn(2)
+
 ROOT = Path(__file__).resolve().parent.parent
 TURN = Turn(
     "a", 10, steps=20, step_s=0.22, plain_s=0.2, processor_s=0.3, plain_processor_s=0.2, durable=2,

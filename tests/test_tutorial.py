@@ -37,7 +37,7 @@ def _program(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: chapter.title)
 def test_a_chapter_shows_what_its_commands_say(
     chapter: Chapter, folder: Path, person: dict[str, str]
@@ -50,6 +50,7 @@ def test_a_chapter_shows_what_its_commands_say(
     assert left_behind() == []
 
 
+@pytest.mark.drawn(3)
 def test_the_commands_of_the_readme_succeed_one_after_the_other(
     folder: Path, person: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

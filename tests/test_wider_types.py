@@ -10,6 +10,8 @@ import proxied
 import pytest
 import torch
 
+pytestmark = pytest.mark.drawn(3)
+
 ONLY_ON_CUDA = 90
 """Pairs of an operator and a type, at least, that PyTorch's database has."""
 
@@ -24,7 +26,6 @@ def test_the_device_computes_what_only_cuda_has_as_the_cpu_computes_it_of_a_wide
     assert sum(samples for samples, _ in found.values()) > 1000
 
 
-@pytest.mark.drawn(2)
 def test_training_in_half_precision_with_what_autocast_takes_by_default_survives_a_fault(
     tmp_path: Path,
 ) -> None:
@@ -45,6 +46,7 @@ def test_training_in_half_precision_with_what_autocast_takes_by_default_survives
     assert ours == theirs and len(theirs) == 12 + 1
 
 
+@pytest.mark.drawn(1)
 def test_every_row_is_an_operator_of_the_cpus_and_a_type_that_it_lacks() -> None:
     from torch.testing._internal.common_methods_invocations import op_db
 

@@ -24,7 +24,7 @@ from understudy.recovery.config.proxyrun_options import parse
 from understudy.recovery.drills.refusals import FLAG
 from understudy.recovery.run.conclusion import NOTHING_PROTECTED
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(4)
 
 variables = test_proxyd_recovery.variables  # the fixture
 PROGRAMS: dict[str, Callable[[], int]] = {
