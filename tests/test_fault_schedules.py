@@ -20,7 +20,7 @@ from simulation.schedules import CALL_FAULTS, Fault, Move, Schedule
 
 pytestmark = pytest.mark.drawn(10)
 
-SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 120)
+SCHEDULES = int(os.environ.get("UNDERSTUDY_TEST_SCHEDULES") or 200)
 """`make simulate` runs 100,000."""
 PLAIN = Shape(
     data=2, tensor=1, pipeline=1, steps=3, batches=1, layers=1, sharded=False, private=False, norm=False,
