@@ -10,7 +10,7 @@ from understudy.recovery.state.jobs import Session
 
 
 class Placement(Protocol):
-    """Of one host (`host/placement.py`), or of several (`spanning/placement.py`)."""
+    """What is there on one host (`host/placement.py`), or on several (`spanning/placement.py`)."""
 
     async def ready(self, sessions: list[Session], suspicious: bool) -> None:
         """Until all of these can be steered; `suspicious`: of what is between them."""
