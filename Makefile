@@ -30,7 +30,7 @@ FOR_ALL := $(VENV)/.for-all$(ASKED)
 GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
 	tests/test_worker.py tests/test_jit_cuda_watch.py
 
-.PHONY: man options-page tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
+.PHONY: man options-page operators-page tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration bench-hints bench-jit bench-overheads campaign cost conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -93,6 +93,9 @@ man: setup-demo  ## man pages of all commands, build/man; read one with man -l b
 
 options-page: setup-demo  ## docs/options.md, from the commands
 	@PYTHONPATH=bench $(PY) -P bench/options_page.py
+
+operators-page: setup-demo  ## docs/operators.md, from PyTorch's dispatcher
+	@PYTHONPATH=bench $(PY) -P bench/operators_page.py
 
 test-binaries: setup  ## the C++ programs of the tests, where a source of them has changed
 	@$(PY) tests/compiled_programs.py
