@@ -7,6 +7,10 @@ from typing import Any
 
 BATCH, HEADS = 0, 1
 """Dimensions of query, key, value and mask along which attention is independent."""
+NO_RING = (
+    "context_parallel computes attention by CUDA's flash, efficient and cuDNN operators; device servers of "
+    "the cpu driver have the CPU's operator, for which PyTorch has no ring attention: use --devices cuda:N"
+)
 
 
 def install(tensor: ModuleType) -> None:
@@ -39,3 +43,23 @@ def install(tensor: ModuleType) -> None:
     @register_sharding(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
     def backward(*given: Any, attn_mask: Any = None, scale: float | None = None) -> list[tuple[Any, Any]]:
         return placements(3, 6, len(given) - 6, attn_mask)
+
+    _refuse_context_parallel(torch.ops.aten)
+
+
+def _refuse_context_parallel(aten: Any) -> None:
+    """As PyTorch does on the CPU, whose operators it knows no way to shard there.
+
+    By the ways above the sequence would be gathered: each rank would get the attention of all of it.
+    """
+    try:
+        from torch.distributed.tensor.experimental._context_parallel import _attention
+    except ImportError:  # a PyTorch that has it elsewhere
+        return
+
+    def refuse(operator: Any, arguments: Any, keywords: Any) -> Any:
+        raise NotImplementedError(NO_RING)
+
+    for name in ("", "_backward"):
+        operator = getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{name}").default
+        _attention.custom_ops.setdefault(operator, refuse)

@@ -76,3 +76,13 @@ def test_tensor_parallel_attention_trains_as_alone_and_survives_a_fault(tmp_path
     assert killed.status == 0, killed.output[-3000:]
     assert killed.report["recoveries"][0]["recovered"]
     assert sorted(line for line in killed.output.splitlines() if line[:2] in ("0 ", "1 ")) == lines
+
+
+def test_a_sequence_split_between_ranks_is_refused_on_the_cpu_driver_with_a_sentence(tmp_path: Path) -> None:
+    """PyTorch refuses it on the CPU; what is registered for DTensors there must not answer in its place."""
+    ended = proxied.run(proxied.ranks(2, proxied.WORKLOADS / "context_parallel.py"), folder=tmp_path)
+    assert ended.status == 0, ended.output[-3000:]
+    lines = [line for line in ended.output.splitlines() if line.startswith(("refused", "computed", "alone"))]
+    sentence = "refused: context_parallel computes attention by CUDA's flash, efficient and cuDNN operators"
+    assert sum(line.startswith(sentence) for line in lines) == 2, lines
+    assert lines.count("alone 1 2 8 8") == 2 and len(lines) == 4, "attention itself is as ever"
