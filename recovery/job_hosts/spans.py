@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.report import drill_of
 from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
-from understudy.recovery.job_hosts.doors import Doors
 from understudy.recovery.job_hosts.job_link import JobLinkService
+from understudy.recovery.job_hosts.leading_host import LeadingHost
 from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.job_leadership import Leading, NotLed, claim
@@ -73,6 +74,15 @@ REPORT_S = 120.0
 """How long members can have the report of a job that is over."""
 
 
+@dataclass(frozen=True)
+class Led:
+    """A job that this host leads, and that has ranks on others, or may come to."""
+
+    lead: Lead
+    placement: SpanningPlacement
+    far_moves: FarMoves
+
+
 class Spans:
     """Knows the jobs on several hosts of one proxyd."""
 
@@ -89,9 +99,7 @@ class Spans:
         self._membership = membership
         self._runtime = runtime
         self._leader = LeaderLink(membership.links, agent.settings.gpu_ways)
-        self._leads: dict[str, Lead] = {}
-        self._placements: dict[str, SpanningPlacement] = {}
-        self._far_moves: dict[str, FarMoves] = {}
+        self._led: dict[str, Led] = {}
         self._handovers: dict[str, Handover] = {}
         """By jobs that we are about to lead on."""
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
@@ -108,10 +116,7 @@ class Spans:
             settings.timing,
         )  # fmt: skip
         self._migration = Migration(agent, pool, moves, self._member, membership.here)
-        self._doors = Doors(
-            agent.leases, self._migration, agent.remote_ranks.take_remote, agent.remote_ranks.tell,
-            agent.follow, lambda: agent.note(),
-        )  # fmt: skip
+        self._leading_host = LeadingHost(agent, self._migration)
         self._moves = moves
         membership.services.append(moves.add_to)
         membership.services.append(
@@ -130,14 +135,14 @@ class Spans:
     async def look_at_hosts(self) -> None:
         """Once: whose loss would mean anything here, and who is lost."""
         away = self._moves.outgoing.hosts()
-        members = any(lead.members for lead in self._leads.values())
+        members = any(led.lead.members for led in self._led.values())
         if not (away or members or self._agent.deputies):
             return
         standings, _ = await self._membership.hosts.standings()
         lost = {one.record.name: one.why for one in standings if one.state == HostState.LOST}
         alive = {one.record.name for one in standings if one.state == HostState.ALIVE}
         self._look_at_workers(away, lost, alive)
-        for lead in self._leads.values():
+        for lead in [led.lead for led in self._led.values()]:
             for host in lost.keys() & lead.members.keys():
                 lead.lost_hosts.give_up(host, lost[host])
         for name, deputy in list(self._agent.deputies.items()):
@@ -162,11 +167,11 @@ class Spans:
     async def _promote(self, job: Job, handover: Handover) -> Lead:
         self._handovers[job.name] = handover
         await self._agent.remote_ranks.promote(job)
-        return self._leads[job.name]
+        return self._led[job.name].lead
 
     def _give_way(self, job: Job, host: str) -> None:
         """Another host leads a job of ours: ours was given up, and its ranks go on elsewhere."""
-        lead = self._leads[job.name]
+        lead = self._led[job.name].lead
         lead.let_go_of_members(f"host {host} leads")
         lead.run_beside(self._agent.coordinators[job.name].cancel())  # what it waits for does not come
         for session in job.active_sessions():
@@ -199,7 +204,7 @@ class Spans:
 
     def admits(self, job: str, host: str) -> str:
         """Empty if that host may use the stores of that job, and they are here; else why not."""
-        lead = self._leads.get(job)
+        lead = self._lead_of(job)
         if lead is None:
             return f"this host does not lead a job {job:.64}"
         return "" if host in lead.span.members else f"host {host:.64} takes no part in job {job:.64}"
@@ -257,12 +262,22 @@ class Spans:
             store, cluster, here = self._membership.store, self._membership.cluster, self._membership.here
             record = pb.JobLeader(version=VERSION, host=here, hosts=job.span.hosts, token=job.span.token)
             job.span.leading = Leading(store, cluster, job.name, record, timing=self._agent.settings.timing)
-        lead = self._leads[job.name] = Lead(
-            job, job.span, self._membership.links, self._runtime, self._doors, self._membership.here,
-            lambda sessions: self._placements[job.name].room_for(sessions), partial(self._give_way, job),
-            self._imaging,
+        lead = Lead(
+            job, job.span, self._membership.links, self._runtime, self._leading_host, self._membership.here,
+            lambda sessions: placement.room_for(sessions), partial(self._give_way, job), self._imaging,
         )  # fmt: skip
+        agent = self._agent
+        placement = SpanningPlacement(self._pool, agent.leases, lead, self._places, self._cut_off)
+        far_moves = FarMoves(
+            job, placement, agent.coordinators, agent.planned.carry_out, self._leading_host.note
+        )
+        self._led[job.name] = Led(lead, placement, far_moves)
         return lead
+
+    def _lead_of(self, job: str) -> Lead | None:
+        """If this host leads it."""
+        led = self._led.get(job)
+        return led.lead if led is not None else None
 
     def _imaging(self, lead: Lead) -> tuple[CpuImages, Standbys] | None:
         """What takes images of a job's workers, and what has standbys keep them, if any are to be taken."""
@@ -294,7 +309,7 @@ class Spans:
 
     async def settle_store(self, job: str) -> None:
         """As JobSpans."""
-        lead = self._leads.get(job)
+        lead = self._lead_of(job)
         if lead is not None and lead.standbys is not None:
             await lead.standbys.record.settle()
 
@@ -316,19 +331,11 @@ class Spans:
 
     def images(self, job: Job) -> CpuImages | None:
         """Images of workers of a job that we lead, if any are to be taken."""
-        return self._leads[job.name].images
+        return self._led[job.name].lead.images
 
     def placement(self, job: Job) -> HostPlacement:
         """For its coordinator."""
-        made = SpanningPlacement(
-            self._pool, self._agent.leases, self._leads[job.name], self._places, self._cut_off
-        )
-        self._placements[job.name] = made
-        agent = self._agent
-        self._far_moves[job.name] = FarMoves(
-            job, made, agent.coordinators, agent.planned.carry_out, self._doors.note
-        )
-        return made
+        return self._led[job.name].placement
 
     def _places(self, source: str) -> dict[str, int]:
         """Other hosts that live and fit a rank of that one, and how many free devices each has."""
@@ -356,7 +363,7 @@ class Spans:
                 "and --certs"
             )
         if not job.span.leader:
-            return await self._far_moves[job.name].move(session, place)
+            return await self._led[job.name].far_moves.move(session, place)
         request = pb.AskMoveRequest(
             job=job.name, token=job.span.token, rank=session.rank, host=place.host, device=place.device
         )
@@ -368,7 +375,7 @@ class Spans:
         session = lead.job.sessions.get(request.rank)
         if session is None or session.host != host:
             raise NotAdmitted(f"rank {request.rank} does not run on host {host:.64}")
-        return await self._far_moves[lead.job.name].move(session, Place(request.host, request.device))
+        return await self._led[lead.job.name].far_moves.move(session, Place(request.host, request.device))
 
     def deputy(self, job: Job) -> Deputy:
         """In place of its coordinator."""
@@ -381,14 +388,13 @@ class Spans:
 
     def parts(self, job: Job, writer: PartWriter, take: Callable[[Written], None]) -> FarParts:
         """Who writes snapshots of its ranks."""
-        return FarParts(self._leads[job.name], writer, take)
+        return FarParts(self._led[job.name].lead, writer, take)
 
     async def close(self, job: Job) -> pb.JobReport | None:
         """Take leave of its leader, or of its members; a leader's report, if it gave one."""
         assert job.span is not None
-        lead = self._leads.pop(job.name, None)
-        self._far_moves.pop(job.name, None)
-        self._placements.pop(job.name, None)
+        lead = self._lead_of(job.name)
+        self._led.pop(job.name, None)
         self._succession.forget(job.name)
         if lead is not None:
             self._reports[job.name] = job.span, job.report()
@@ -399,13 +405,13 @@ class Spans:
 
     async def ended(self, session: Session) -> None:
         """One of another host's."""
-        lead = self._leads.get(session.job.name)
+        lead = self._lead_of(session.job.name)
         if lead is not None:
             await lead.ended(session)
 
     async def stop(self) -> None:
         """proxyd stops."""
-        for lead in self._leads.values():
+        for lead in [led.lead for led in self._led.values()]:
             await lead.close()
 
     # ------------------------------------------------------------------ ranks of a member
@@ -423,7 +429,7 @@ class Spans:
     # ------------------------------------------------------------------ what members ask
     def led(self, request: Any) -> Lead:
         """Raises NotAdmitted."""
-        lead = self._leads.get(request.job)
+        lead = self._lead_of(request.job)
         if lead is None:
             raise NotAdmitted(f"this host does not lead a job {request.job}")
         if not lead.span.admits(request.token):

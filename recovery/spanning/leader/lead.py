@@ -22,7 +22,7 @@ from understudy.recovery.spanning.leader.attendance import Attendance
 from understudy.recovery.spanning.leader.cpu_images import CpuImages
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.leader.openings import Openings
+from understudy.recovery.spanning.leader.own_host import OwnHost
 from understudy.recovery.spanning.leader.relocations import ARRIVES_S, Relocations
 from understudy.recovery.spanning.leader.standbys import Standbys
 from understudy.recovery.spanning.leader.steering import Steering
@@ -46,7 +46,7 @@ class Lead:
         span: Span,
         links: Links,
         runtime: RuntimeDirectory,
-        openings: Openings,
+        own_host: OwnHost,
         here: str,
         room_for: Callable[[Sequence[Session]], bool] = lambda _: False,
         superseded: Callable[[str], None] = lambda _: None,
@@ -62,7 +62,7 @@ class Lead:
         self.span = span
         self.links = links
         self._runtime = runtime
-        self._openings = openings
+        self._own_host = own_host
         self.members: dict[str, MemberLink] = {}
         self.mirrors: dict[Session, Mirror] = {}
         self._background = BackgroundTasks(f"lead {job.name}")
@@ -75,7 +75,7 @@ class Lead:
         self.images = made[0] if made is not None else None
         self.standbys = made[1] if made is not None else None
         self.lost_hosts = LostHosts(self, self._attendance)
-        self.relocations = Relocations(self, openings)
+        self.relocations = Relocations(self, own_host)
 
     def start(self) -> None:
         """Go on with the members that are known."""
@@ -89,7 +89,7 @@ class Lead:
 
     async def settle(self) -> None:
         """Before anything is done that was decided: whoever leads the job after us knows of it."""
-        self._openings.note()
+        self._own_host.note()
         if self.standbys is not None:
             await self.standbys.record.settle_known()
 
@@ -117,7 +117,7 @@ class Lead:
         del self.members[member.host]
         if member.following is not None:
             member.following.cancel()
-        self._openings.note()
+        self._own_host.note()
 
     def let_go_of_members(self, why: str) -> None:
         """They follow somebody else; whatever we still had for them must not reach them."""
@@ -157,7 +157,7 @@ class Lead:
             lacks_state = one.server.pid > 0 and not one.holds_state and not session.rolling
             if one.parked or lacks_state:
                 message = "a recovery broke off its collectives, and died with the proxyd that led it"
-                self._openings.tell(
+                self._own_host.tell(
                     pb.FaultReport(
                         job=self.job.name, rank=one.rank, generation=session.generation, kind="collective",
                         message=message, record_index=session.log.cursor_index,
@@ -182,7 +182,7 @@ class Lead:
     def _has_told(self, member: MemberLink) -> None:
         member.heard.set()
         self._attendance.told(member.host)
-        self._openings.note()
+        self._own_host.note()
         self.lost_hosts.fail_missing()
 
     def _apply(self, member: MemberLink, news: pb.MemberNews) -> None:
@@ -196,7 +196,7 @@ class Lead:
                 self._server_ended(session, end)
         for fault in news.faults:
             if self._session(member, fault.rank) is not None and fault.job == self.job.name:
-                self._openings.tell(fault)
+                self._own_host.tell(fault)
         for left in news.workers_ended:
             session = self._session(member, left.rank)
             if left.HasField("last"):
@@ -288,7 +288,7 @@ class Lead:
         if not one.server.pid:
             session.server.process.hear_of_end()  # it had just come there: as good as one that died
         self.mirrors[session] = mirror
-        self._openings.take_remote(session)
+        self._own_host.take_remote(session)
         return session
 
     def _server(
@@ -324,7 +324,7 @@ class Lead:
         if session.host:
             self.drop_mirror(session)
         else:
-            self._openings.leaves_here(session)
+            self._own_host.leaves_here(session)
         self.mirrors[session] = mirror
         session.host, session.log, session.directory = member.host, mirror.log, mirror.directory
         session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
@@ -339,7 +339,7 @@ class Lead:
         self.relocations.expect_no_more(session, member.host)
         former.hear_of_end()
         session.server.retired = False  # it has none, which is as good as one that died
-        self._openings.follow(session)
+        self._own_host.follow(session)
         return session
 
     def drop_mirror(self, session: Session) -> None:

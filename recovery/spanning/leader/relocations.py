@@ -11,7 +11,7 @@ from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.leader.openings import Openings
+from understudy.recovery.spanning.leader.own_host import OwnHost
 from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Session
 
@@ -26,9 +26,9 @@ MOVE_S, ARRIVES_S = 1500.0, 30.0
 class Relocations:
     """Moves each rank to the host where it is to go, and knows which are under way."""
 
-    def __init__(self, lead: Lead, openings: Openings) -> None:
+    def __init__(self, lead: Lead, own_host: OwnHost) -> None:
         self._lead = lead
-        self._openings = openings
+        self._own_host = own_host
         self._arriving: dict[int, tuple[Session, str, asyncio.Future[pb.RankDescription]]] = {}
         self._astray: set[int] = set()
         """Ranks on their way to another host, or of which nobody knows whether they went."""
@@ -67,19 +67,19 @@ class Relocations:
     async def _move(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         coming = destination == self._lead.here
         expected = None if coming else asyncio.get_running_loop().create_future()
-        arrives = self._openings.expect(session) if coming else None
+        arrives = self._own_host.expect(session) if coming else None
         if expected is not None:
             if destination not in self._lead.span.members:
                 self._for_moves.add(destination)
             self._lead.add(destination)
             self._expect(session, destination, expected)
-            self._openings.note()  # whoever leads after us must look there
+            self._own_host.note()  # whoever leads after us must look there
         try:
             transfer = await self._send(session, destination, keep_source)
             former = session.worker
             if arrives is not None:
                 directory, pid, relay = await asyncio.wait_for(arrives, ARRIVES_S)
-                self._openings.leaves_remote(session, directory, pid, relay)
+                self._own_host.leaves_remote(session, directory, pid, relay)
                 self._lead.drop_mirror(session)
             elif expected is not None:
                 self._lead.members[destination].hurry.set()
@@ -122,7 +122,7 @@ class Relocations:
             transfer = await self._lead.images.send(session, destination)
         elif member is None:
             try:
-                transfer = await self._openings.send(session, destination, keep_source)
+                transfer = await self._own_host.send(session, destination, keep_source)
             except NotMoved:
                 former.retired = retired
                 raise

@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from understudy import replay
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.agent_api.server import AbsentServer
 from understudy.recovery.base.errors import Refused
-from understudy.recovery.host.leases import Leases
 from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Session
 
 
-class Doors:
-    """Opens what a leader needs here, for all jobs of one proxyd."""
+class LeadingHost:
+    """The host of a leader, for all jobs that it leads."""
 
-    def __init__(
-        self,
-        leases: Leases,
-        migration: Migration,
-        take_remote: Callable[[Session], None],
-        tell: Callable[[pb.FaultReport], None],
-        follow: Callable[[Session], None],
-        note: Callable[[], None],
-    ) -> None:
-        """The last four are what its methods of these names do."""
-        self._leases, self._migration = leases, migration
-        self._take_remote, self._tell, self._follow, self._note = take_remote, tell, follow, note
+    def __init__(self, agent: HostAgent, migration: Migration) -> None:
+        self._agent, self._migration = agent, migration
 
     def take_remote(self, session: Session) -> None:
-        """It has opened."""
-        self._take_remote(session)
+        """It has opened on another host."""
+        self._agent.remote_ranks.take_remote(session)
 
     def tell(self, report: pb.FaultReport) -> None:
         """A device server's report."""
-        self._tell(report)
+        self._agent.remote_ranks.tell(report)
 
     def follow(self, session: Session) -> None:
         """Its server is another one."""
-        self._follow(session)
+        self._agent.follow(session)
 
     def note(self) -> None:
         """For whoever leads after us."""
-        self._note()
+        self._agent.note()
 
     async def send(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         """Raises NotMoved."""
@@ -59,7 +48,7 @@ class Doors:
 
     def leaves_here(self, session: Session) -> None:
         """Its device is free, if it is sound."""
-        self._leases.release(session)
+        self._agent.leases.release(session)
         session.worker.ended.set()
         session.worker.close()
 
@@ -79,4 +68,4 @@ class Doors:
         session.host, session.log, session.directory, session.worker = "", page, directory, worker
         session.device_index, session.device, session.relay = index, device, relay
         session.server, session.lacks_state = AbsentServer(device), True
-        self._leases.hold(session)
+        self._agent.leases.hold(session)

@@ -1,4 +1,4 @@
-"""What the leader of a job has its agent do with ranks of other hosts (spans.py, which needs the leader)."""
+"""What the leader of a job has its own host do: `job_hosts/leading_host.py`, which needs the leader."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.state.jobs import Session
 
 
-class Openings(Protocol):
-    """What the agent does with a rank of another host."""
+class OwnHost(Protocol):
+    """The host of the leader."""
 
     def take_remote(self, session: Session) -> None:
         """It has opened."""
