@@ -79,22 +79,22 @@ class Log {
 
   void fill_page(replay::ControlPage& page, uint64_t segments, uint64_t dictionary_bytes) const {
     std::memset(static_cast<void*>(&page), input.fill, kPageBytes + kReplyBytes);
-    page.magic = replay::kMagic;
-    page.version = replay::kVersion;
-    page.page_bytes = static_cast<uint32_t>(kPageBytes ^ input.page_bytes);
-    page.segment_bytes = kSegmentBytes ^ input.segment_bytes;
-    page.segment_count = segments ^ input.segment_count;
-    page.reply_bytes = kReplyBytes ^ input.reply_bytes;
-    page.tail = input.tail;
-    page.tail_index = input.tail_index;
-    page.dictionary_tail = input.dictionary_tail;
-    page.dictionary_begin = input.dictionary_begin;
-    page.dictionary_bytes = dictionary_bytes ^ input.dictionary_bytes;
-    page.cursor = input.cursor;
-    page.freed_segments = input.freed_segments;
-    page.commit_count = input.commit_count;
-    std::copy(input.segment_of, input.segment_of + kMostSegments, page.segment_of);
-    replay::CommitEntry& e = page.commits[input.commit % replay::kCommitRing];
+    page.fixed.magic = replay::kMagic;
+    page.fixed.version = replay::kVersion;
+    page.fixed.page_bytes = static_cast<uint32_t>(kPageBytes ^ input.page_bytes);
+    page.fixed.segment_bytes = kSegmentBytes ^ input.segment_bytes;
+    page.fixed.segment_count = segments ^ input.segment_count;
+    page.fixed.reply_bytes = kReplyBytes ^ input.reply_bytes;
+    page.worker.tail = input.tail;
+    page.worker.tail_index = input.tail_index;
+    page.worker.dictionary_tail = input.dictionary_tail;
+    page.worker.dictionary_begin = input.dictionary_begin;
+    page.fixed.dictionary_bytes = dictionary_bytes ^ input.dictionary_bytes;
+    page.server.cursor = input.cursor;
+    page.server.freed_segments = input.freed_segments;
+    page.server.commit_count = input.commit_count;
+    std::copy(input.segment_of, input.segment_of + kMostSegments, page.segments.of);
+    replay::CommitEntry& e = page.server.commits[input.commit % replay::kCommitRing];
     e.number = input.commit;
     e.log_offset = input.from;
     e.record_index = input.from_index;

@@ -78,7 +78,7 @@ void read_body(const LogMap& log, const Record& r, const uint64_t* body) {
 
 // As RankExecution::run_records does. Records are numbered, so none can be met twice.
 void run(const LogMap& log, uint64_t offset, uint64_t index) {
-  const uint64_t tail = log.page().tail.load();
+  const uint64_t tail = log.page().worker().tail.load();
   replay::LogReader reader(log);
   for (uint64_t walked = 0; offset != tail; walked++) {
     require(walked <= log.segment_count() * log.segment_bytes() / sizeof(Record),
@@ -91,9 +91,10 @@ void run(const LogMap& log, uint64_t offset, uint64_t index) {
   }
 }
 
-void read_texts(const replay::ControlPage& page) {
-  for (const std::string& text : {replay::text_of(page.error_operator), replay::text_of(page.error_message),
-                                  replay::text_of(page.lost_message)})
+void read_texts(const replay::ReaderPage& page) {
+  for (const std::string& text :
+       {replay::text_of(page.server().error_operator), replay::text_of(page.server().error_message),
+        replay::text_of(page.shared().lost_message)})
     use(text.data(), text.size());
 }
 

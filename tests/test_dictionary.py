@@ -331,9 +331,9 @@ def test_a_worker_that_gives_up_templates_it_still_needs_ends_its_own_session(be
         h.synchronize()
         control = Path(h.directory) / "control"
         with control.open("r+b") as file:
-            file.seek(88)  # dictionary_begin, behind what proxyd fixed
+            file.seek(192)  # dictionary_begin: WorkerPart's second cache line, behind what proxyd fixed
             assert file.read(8) == bytes(8)
-            file.seek(88)
+            file.seek(192)
             file.write(struct.pack("<Q", begin))
         h.writer.append(OPERATOR, template, [1, 2])
         with pytest.raises(RemoteError, match="gone from the dictionary"):

@@ -140,11 +140,11 @@ py::dict statistics_dict() {
   d["address_blocks"] = address_blocks();
   const LogWriter* log = log_if_open();
   d["records"] = log ? log->records() : 0;
-  d["records_passed"] = log ? log->page().passed_index.load() : 0;
+  d["records_passed"] = log ? log->page().server().passed_index.load() : 0;
   d["log_bytes"] = log ? log->bytes() : 0;
   d["wakes"] = log ? log->wakes() : 0;
   d["waits"] = log ? log->waits() : 0;
-  d["dictionary_bytes"] = log ? log->page().dictionary_tail.load() : 0;
+  d["dictionary_bytes"] = log ? log->page().worker().dictionary_tail.load() : 0;
   return d;
 }
 

@@ -58,7 +58,7 @@ uint64_t automatic_commit_bytes(const LogWriter& log) {
     const char* text = std::getenv("UNDERSTUDY_AUTO_COMMIT_BYTES");
     return text ? std::strtoull(text, nullptr, 10) : uint64_t{0};
   }();
-  return asked != 0 ? asked : replay::automatic_commit_bytes(log.page());
+  return asked != 0 ? asked : replay::automatic_commit_bytes(log.page().fixed());
 }
 
 LogWriter& open_session(c10::DeviceIndex device) {
@@ -93,7 +93,7 @@ void commit(LogWriter& log, replay::CommitKind kind) {
 
 // An optimizer that is none of torch.optim ends its minibatches unseen.
 bool never_stepped(const LogWriter& log) {
-  return log.page().worker_steps.load(std::memory_order_relaxed) == 0;
+  return log.page().worker().worker_steps.load(std::memory_order_relaxed) == 0;
 }
 
 }  // namespace
@@ -178,7 +178,7 @@ void synchronize(replay::WaitFor what, uint64_t of) {
 
 uint64_t next_record() {
   const LogWriter* log = log_if_open();
-  return log ? log->page().tail_index.load(std::memory_order_relaxed) : 0;
+  return log ? log->page().worker().tail_index.load(std::memory_order_relaxed) : 0;
 }
 
 // A device that hangs, and a peer that does not come, are noticed while the server waits for them: so it is
@@ -224,19 +224,19 @@ void commit_step() {
   LogWriter* log = log_if_open();
   if (!log) return;
   commit(*log, replay::CommitKind::kStep);
-  log->page().worker_steps.fetch_add(1, std::memory_order_release);
+  log->page().worker().worker_steps.fetch_add(1, std::memory_order_release);
 }
 
 uint64_t snapshot_to_describe() {
   const LogWriter* log = log_if_open();
   if (!log) return 0;
-  const auto& page = log->page();
-  const uint64_t step = page.worker_steps.load(std::memory_order_relaxed) + 1;
+  const auto page = log->page();
+  const uint64_t step = page.worker().worker_steps.load(std::memory_order_relaxed) + 1;
   uint64_t newest = 0;
   for (uint64_t i = 0; i < replay::kSnapshotOrders; i++) {
-    const uint64_t order = page.snapshot_orders[i].load(std::memory_order_acquire);
+    const uint64_t order = page.daemon().snapshot_orders[i].load(std::memory_order_acquire);
     const uint64_t serial = replay::serial_of(order);
-    const bool wanted = serial == page.snapshot_described[i].load(std::memory_order_acquire);
+    const bool wanted = serial == page.daemon().snapshot_described[i].load(std::memory_order_acquire);
     if (wanted && replay::step_of(order) == step) newest = std::max(newest, serial);
   }
   return newest;
@@ -244,8 +244,8 @@ uint64_t snapshot_to_describe() {
 
 uint64_t step_to_describe() {
   const LogWriter* log = log_if_open();
-  if (!log || log->page().describe_steps.load(std::memory_order_acquire) == 0) return 0;
-  return log->page().worker_steps.load(std::memory_order_relaxed) + 1;
+  if (!log || log->page().daemon().describe_steps.load(std::memory_order_acquire) == 0) return 0;
+  return log->page().worker().worker_steps.load(std::memory_order_relaxed) + 1;
 }
 
 void commit_if_due() {
@@ -255,14 +255,14 @@ void commit_if_due() {
   const uint64_t bytes = log->bytes() - s.committed_bytes.load(std::memory_order_relaxed);
   const uint64_t records = log->records() - s.committed_records.load(std::memory_order_relaxed);
   // Minibatches of a rank alone that no optimizer ends do so where it reads its loss, as a rule.
-  const bool soon = never_stepped(*log) && log->page().world == 1;
+  const bool soon = never_stepped(*log) && log->page().fixed().world == 1;
   if (bytes > automatic_commit_bytes(*log) ||
       records > (soon ? kCommitRecordsWithoutSteps : kAutomaticCommitRecords))
     commit(*log, replay::CommitKind::kAutomatic);
 }
 
 void commit_after_collective(LogWriter& log, int ranks, uint64_t number) {
-  const bool of_all = static_cast<uint64_t>(ranks) == log.page().world;
+  const bool of_all = static_cast<uint64_t>(ranks) == log.page().fixed().world;
   if (of_all && number % kCommitCollectivesWithoutSteps == 0 && never_stepped(log) &&
       !session().in_optimizer.load(std::memory_order_relaxed))
     commit(log, replay::CommitKind::kAutomatic);
@@ -271,8 +271,8 @@ void commit_after_collective(LogWriter& log, int ranks, uint64_t number) {
 bool device_is_busy() {
   const LogWriter* log = log_if_open();
   if (!log) return false;
-  const uint64_t done = log->page().cursor_index.load(std::memory_order_relaxed);
-  return done < log->page().tail_index.load(std::memory_order_relaxed);
+  const uint64_t done = log->page().server().cursor_index.load(std::memory_order_relaxed);
+  return done < log->page().worker().tail_index.load(std::memory_order_relaxed);
 }
 
 }  // namespace understudy::client

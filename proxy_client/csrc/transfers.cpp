@@ -43,7 +43,7 @@ void upload(LogWriter& log, const ByteRange& to, const uint8_t* from) {
 
 void download(LogWriter& log, const ByteRange& from, uint8_t* to) {
   count(&Statistics::device_to_host);
-  const size_t most = log.page().reply_bytes / 2;
+  const size_t most = log.page().fixed().reply_bytes / 2;
   for (size_t done = 0; done < from.bytes;) {
     const size_t chunk = std::min(most, from.bytes - done);
     call(

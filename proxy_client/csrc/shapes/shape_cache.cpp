@@ -196,7 +196,7 @@ void publish(LogWriter& log, const CallTemplate& entry) {
   } catch (const replay::RemoteError& error) {  // where it had to wait for room
     raise_as_torch_error(error);
   }
-  forget_before(log.page().dictionary_begin.load(std::memory_order_relaxed));
+  forget_before(log.page().worker().dictionary_begin.load(std::memory_order_relaxed));
 }
 
 }  // namespace understudy::client

@@ -13,7 +13,7 @@ class TemplateCache {
 
   // Good until the next find(). Throws as parse_template() does.
   const Template& find(uint64_t id) {
-    const uint64_t begin = log_.page().dictionary_begin.load(std::memory_order_relaxed);
+    const uint64_t begin = log_.page().worker().dictionary_begin.load(std::memory_order_relaxed);
     if (__builtin_expect(begin != begin_, 0)) drop_before(begin);
     if (const std::unique_ptr<Template>* known = templates_.find(id)) return **known;
     return **templates_.insert(id, parse_template(log_, id, driver_, specs_));

@@ -97,7 +97,9 @@ void Communicators::begin_connecting(Communicator& c) {
       });
 }
 
-bool Communicators::reachable() const { return replay::now_ns() >= page_.partitioned_until_ns.load(); }
+bool Communicators::reachable() const {
+  return replay::now_ns() >= page_.server().partitioned_until_ns.load();
+}
 
 void Communicators::check_reachable() const {
   if (aborted_.load()) throw CollectiveError("communication was aborted");

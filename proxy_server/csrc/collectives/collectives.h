@@ -46,7 +46,7 @@ using BackendFactory = std::function<c10::intrusive_ptr<c10d::Backend>(const Bac
 class Communicators {
  public:
   Communicators(const Driver& driver, replay::LogMap& log, BackendFactory factory)
-      : driver_(driver), log_(log), page_(log.page()), factory_(std::move(factory)) {}
+      : driver_(driver), log_(log), page_(log.server_page()), factory_(std::move(factory)) {}
 
   void create(uint64_t handle, Words body);
   void destroy(uint64_t handle, BufferTable& table);
@@ -168,7 +168,7 @@ class Communicators {
 
   const Driver& driver_;
   replay::LogMap& log_;
-  replay::ControlPage& page_;
+  const replay::ServerPage page_;
   BackendFactory factory_;
   uint32_t generation_ = 0;
   std::map<uint64_t, Communicator> communicators_;

@@ -36,7 +36,7 @@ void Communicators::publish_started() {
   replay::Marks more;
   const auto put = [&](uint64_t low, uint64_t high, uint64_t sequence, uint64_t size) {
     if (n++ >= replay::kMarksInPlace) return more.push_back({low, high, sequence, size});
-    replay::StartedMark& mark = page_.started[n - 1];
+    replay::StartedMark& mark = page_.server().started[n - 1];
     mark.uid_low.store(low, std::memory_order_relaxed);
     mark.uid_high.store(high, std::memory_order_relaxed);
     mark.sequence.store(sequence, std::memory_order_relaxed);
@@ -49,7 +49,7 @@ void Communicators::publish_started() {
   }
   // Without memory for the others, waiting in them is taken for a program's.
   if (!replay::write_more_marks(log_, replay::kStartedRow, more)) n = replay::kMarksInPlace;
-  page_.started_count.store(n, std::memory_order_release);
+  page_.server().started_count.store(n, std::memory_order_release);
 }
 
 replay::Marks Communicators::marks_of(const Communicator& c) {

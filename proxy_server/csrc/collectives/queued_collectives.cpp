@@ -30,10 +30,10 @@ void check(const std::string& name, c10d::Work& work) {
 
 }  // namespace
 
-replay::ControlPage& Waits::name(replay::ControlPage& page, const CollectiveId& awaited) {
-  page.wait_uid_low.store(awaited.uid_low, std::memory_order_relaxed);
-  page.wait_uid_high.store(awaited.uid_high, std::memory_order_relaxed);
-  page.wait_sequence.store(awaited.sequence, std::memory_order_relaxed);
+replay::ServerPage Waits::name(replay::ServerPage page, const CollectiveId& awaited) {
+  page.server().wait_uid_low.store(awaited.uid_low, std::memory_order_relaxed);
+  page.server().wait_uid_high.store(awaited.uid_high, std::memory_order_relaxed);
+  page.server().wait_sequence.store(awaited.sequence, std::memory_order_relaxed);
   return page;
 }
 
@@ -48,7 +48,7 @@ void QueuedCollectives::add(std::string name, const CollectiveId& id, c10::intru
   queued_.push_back({std::move(name), id, std::move(work)});
 }
 
-void QueuedCollectives::wait(replay::ControlPage& page, const std::atomic<bool>& aborted,
+void QueuedCollectives::wait(replay::ServerPage page, const std::atomic<bool>& aborted,
                              const std::function<bool()>& over) {
   for (; !queued_.empty(); queued_.pop_front()) {
     const Queued& first = queued_.front();

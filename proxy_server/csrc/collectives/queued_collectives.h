@@ -12,7 +12,7 @@
 #include <functional>
 #include <string>
 
-#include "replay/csrc/log/log_format.h"
+#include "replay/csrc/log/control_page.h"
 
 namespace understudy::server {
 
@@ -24,16 +24,16 @@ struct CollectiveId {
 // While it lives, the server waits for peers.
 class Waits {
  public:
-  explicit Waits(replay::ControlPage& page) : page_(page) { page_.in_collective.store(1); }
-  Waits(replay::ControlPage& page, const CollectiveId& awaited) : Waits(name(page, awaited)) {}
-  ~Waits() { page_.in_collective.store(0); }
+  explicit Waits(replay::ServerPage page) : page_(page) { page_.server().in_collective.store(1); }
+  Waits(replay::ServerPage page, const CollectiveId& awaited) : Waits(name(page, awaited)) {}
+  ~Waits() { page_.server().in_collective.store(0); }
   Waits(const Waits&) = delete;
   Waits& operator=(const Waits&) = delete;
 
  private:
-  static replay::ControlPage& name(replay::ControlPage& page, const CollectiveId& awaited);
+  static replay::ServerPage name(replay::ServerPage page, const CollectiveId& awaited);
 
-  replay::ControlPage& page_;
+  const replay::ServerPage page_;
 };
 
 class QueuedCollectives {
@@ -41,7 +41,7 @@ class QueuedCollectives {
   void add(std::string name, const CollectiveId& id, c10::intrusive_ptr<c10d::Work> work);
   // Returns when the device has passed all of them, or `aborted` or `over` says so. Throws std::runtime_error
   // if one failed.
-  void wait(replay::ControlPage& page, const std::atomic<bool>& aborted, const std::function<bool()>& over);
+  void wait(replay::ServerPage page, const std::atomic<bool>& aborted, const std::function<bool()>& over);
   // Whether the device has yet to pass one.
   bool under_way() const;
   void clear() { queued_.clear(); }

@@ -30,23 +30,24 @@ std::string injected(const std::string& what, const std::string& name, const Rec
 }  // namespace
 
 void RankExecution::load_drills() {
-  auto& page = log_.page();
-  const uint32_t n = std::min<uint32_t>(page.drill_count.load(std::memory_order_acquire), replay::kMaxDrills);
+  const auto page = log_.server_page();
+  const uint32_t n =
+      std::min<uint32_t>(page.daemon().drill_count.load(std::memory_order_acquire), replay::kMaxDrills);
   drills_.clear();
   for (uint32_t i = 0; i < n; i++)
-    if (page.drills[i].state.load() == number(DrillState::kArmed))
-      drills_.emplace_back(page.drills[i].step, page.drills[i].call);
+    if (page.shared().drills[i].state.load() == number(DrillState::kArmed))
+      drills_.emplace_back(page.shared().drills[i].step, page.shared().drills[i].call);
   if (sticky_error_ || slow_step_ != 0) drills_.emplace_back(0, 0);  // every record has to look
-  drills_seen_ = page.drill_count.load();
+  drills_seen_ = page.daemon().drill_count.load();
 }
 
 void RankExecution::fire_drills(const Record& r) {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   if (sticky_error_) throw DriverError(injected("a sticky driver error", call_name(r), r));
   if (slow_step_ == at_.steps + 1) usleep(kSlowerUs);
-  if (page.drill_count.load(std::memory_order_relaxed) != drills_seen_) load_drills();
+  if (page.daemon().drill_count.load(std::memory_order_relaxed) != drills_seen_) load_drills();
   for (uint32_t i = 0; i < std::min<uint32_t>(drills_seen_, replay::kMaxDrills); i++) {
-    Drill& d = page.drills[i];
+    Drill& d = page.shared().drills[i];
     if (d.state.load() != number(DrillState::kArmed)) continue;
     if (d.step != 0 && (d.step != at_.steps + 1 || d.call != at_.call)) continue;
     d.fired_at_ns = replay::now_ns();
@@ -56,7 +57,7 @@ void RankExecution::fire_drills(const Record& r) {
 }
 
 void RankExecution::fire_drill(const Record& r, Drill& drill) {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   switch (static_cast<DrillKind>(drill.kind)) {
     case DrillKind::kNone:
       return;
@@ -76,15 +77,15 @@ void RankExecution::fire_drill(const Record& r, Drill& drill) {
     case DrillKind::kCollectiveHang:
       return communicators_.hang_once();
     case DrillKind::kNetworkPartition:
-      page.partitioned_until_ns.store(replay::now_ns() + kPartitionNs);
+      page.server().partitioned_until_ns.store(replay::now_ns() + kPartitionNs);
       return communicators_.cut_off();
     case DrillKind::kLastingPartition:
-      page.partitioned_until_ns.store(~0ull);
+      page.server().partitioned_until_ns.store(~0ull);
       return communicators_.cut_off();
     case DrillKind::kDeviceGone:
-      std::snprintf(page.device_message, sizeof page.device_message, "%s",
+      std::snprintf(page.server().device_message, sizeof page.server().device_message, "%s",
                     injected("the device does not answer any more", call_name(r), r).c_str());
-      page.device_lost.store(1, std::memory_order_release);
+      page.server().device_lost.store(1, std::memory_order_release);
       _exit(kDeviceGone);
     case DrillKind::kBitFlip:
       drill.detail = state_.flip_bit();

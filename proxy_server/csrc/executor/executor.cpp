@@ -51,7 +51,7 @@ State Executor::current() const {
 
 uint64_t Executor::cursor_index() const {
   std::lock_guard<std::mutex> lock(mutex_);  // a session may end meanwhile
-  return execution_ ? execution_->page().cursor_index.load() : 0;
+  return execution_ ? execution_->page().server().cursor_index.load() : 0;
 }
 
 bool Executor::rolling() const {
@@ -61,7 +61,7 @@ bool Executor::rolling() const {
 
 uint64_t Executor::commit() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return execution_ ? execution_->page().commit_count.load() : 0;
+  return execution_ ? execution_->page().server().commit_count.load() : 0;
 }
 
 void Executor::attach(const AttachOptions& options) {
@@ -72,8 +72,8 @@ void Executor::attach(const AttachOptions& options) {
   auto execution = std::make_unique<RankExecution>(options, factory_, requests_);
   std::lock_guard<std::mutex> lock(mutex_);
   execution_ = std::move(execution);
-  execution_->page().device_lost.store(0);
-  life_.hold(execution_->page().server_life);
+  execution_->page().server().device_lost.store(0);
+  life_.hold(execution_->page().shared().server_life);
   state_ = State::kParked;
   held_ = false;
   requests_.take_back();
@@ -81,7 +81,7 @@ void Executor::attach(const AttachOptions& options) {
 }
 
 void Executor::resume() {
-  life_.hold(need_parked().page().server_life);  // one that was to come after us may have had it
+  life_.hold(need_parked().page().shared().server_life);  // one that was to come after us may have had it
   std::lock_guard<std::mutex> lock(mutex_);
   requests_.take_back();
   fault_.reset();
@@ -107,7 +107,7 @@ void Executor::hold() {
   requests_.hold();
   execution.wake();
   // One that waits for peers may wait for such as stand already.
-  const auto& waits = execution.page().in_collective;
+  const auto& waits = execution.page().server().in_collective;
   for (const uint64_t until = replay::now_ns() + kHoldPatienceNs; waits.load() == 0;)
     if (changed_.wait_for(lock, kHoldLook, [this] { return state_ != State::kRunning; }) ||
         replay::now_ns() >= until)

@@ -14,11 +14,13 @@ constexpr int kDriverLost = 86;  // exit status of a device server whose driver 
 // A record we cannot trust: this session ends, no other is harmed.
 void RankExecution::end_session(const std::exception& error) {
   if (driver_.lost(error)) end_with_the_driver(error);
-  auto& page = log_.page();
-  std::snprintf(page.lost_message, sizeof page.lost_message, "the device server refused record %llu: %s",
-                static_cast<unsigned long long>(at_.index), error.what());
-  page.session_state.store(static_cast<uint32_t>(replay::SessionState::kLost), std::memory_order_release);
-  for (auto* futex : {&page.reply_futex, &page.freed_futex}) {
+  const auto page = log_.server_page();
+  std::snprintf(page.shared().lost_message, sizeof page.shared().lost_message,
+                "the device server refused record %llu: %s", static_cast<unsigned long long>(at_.index),
+                error.what());
+  page.shared().session_state.store(static_cast<uint32_t>(replay::SessionState::kLost),
+                                    std::memory_order_release);
+  for (auto* futex : {&page.shared().reply_futex, &page.shared().freed_futex}) {
     futex->fetch_add(1);
     replay::futex_wake(*futex);
   }
@@ -27,9 +29,10 @@ void RankExecution::end_session(const std::exception& error) {
 // The driver's context is lost, and with it all memory of the device: what proxyd does when a device server
 // dies is what is needed now.
 void RankExecution::end_with_the_driver(const std::exception& error) const {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   const std::string name(sticky_error(error)), when = when_it_happened(error.what());
-  std::snprintf(page.lost_message, sizeof page.lost_message, "CUDA error: %s%s", name.c_str(), when.c_str());
+  std::snprintf(page.shared().lost_message, sizeof page.shared().lost_message, "CUDA error: %s%s",
+                name.c_str(), when.c_str());
   std::fprintf(stderr,
                "understudy: the driver of %s is lost for this device server (%s)%s; it ends, and another one "
                "takes over\n",

@@ -46,7 +46,7 @@ uint64_t median(std::vector<uint64_t> values) {
 // dies inside can be rolled forward from there.
 bool RankExecution::begins_optimizer(const Record& r) const {
   return static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer && state_.steps_are_final() &&
-         log_.page().error_kind.load(std::memory_order_relaxed) == 0 &&
+         page().server().error_kind.load(std::memory_order_relaxed) == 0 &&
          !state_.committed_for_optimizer(r.index);
 }
 
@@ -79,7 +79,8 @@ bool RankExecution::may_commit() {
   if (in_step_) return false;
   if (pending_since_ == 0 && settles(state_.snapshot_is_due(at_.steps) ? kSnapshotPatienceNs : kPatienceNs))
     return true;
-  log_.page().phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
+  page().server().phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward),
+                              std::memory_order_relaxed);
   if (pending_since_ == 0) pending_since_ = at_.offset;
   return at_.offset - pending_since_ > kLongestPending;
 }
@@ -111,18 +112,18 @@ void RankExecution::make_commit(const Position& position, bool optimizer) {
 }
 
 void RankExecution::end_of_step() {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   at_.steps++;
   if (calls_per_step_.size() < 4096) {
     calls_per_step_.push_back(at_.call);
     bytes_per_step_.push_back(at_.offset - step_offset_);
   }
-  page.recent_calls[at_.steps % replay::kRecentSteps].store(at_.call, std::memory_order_relaxed);
+  page.server().recent_calls[at_.steps % replay::kRecentSteps].store(at_.call, std::memory_order_relaxed);
   step_offset_ = at_.offset;
   at_.call = 0;
   begin_minibatch();
-  page.step.store(at_.steps + 1, std::memory_order_relaxed);
-  page.call.store(0, std::memory_order_relaxed);
+  page.server().step.store(at_.steps + 1, std::memory_order_relaxed);
+  page.server().call.store(0, std::memory_order_relaxed);
   if (at_.steps % 16 == 1) publish_medians();
 }
 
@@ -168,14 +169,14 @@ void RankExecution::validate() {
   else if (!message.empty())
     message = "replay differs: " + message;
   if (!message.empty())
-    std::fprintf(stderr, "understudy: rank %u, step %llu: %s\n", log_.page().rank,
+    std::fprintf(stderr, "understudy: rank %u, step %llu: %s\n", page().fixed().rank,
                  static_cast<unsigned long long>(at_.steps + 1), message.c_str());
   validation_.publish(message);
 }
 
 void RankExecution::publish_medians() {
-  log_.page().median_calls_per_step.store(median(calls_per_step_), std::memory_order_relaxed);
-  log_.page().median_bytes_per_step.store(median(bytes_per_step_), std::memory_order_relaxed);
+  page().server().median_calls_per_step.store(median(calls_per_step_), std::memory_order_relaxed);
+  page().server().median_bytes_per_step.store(median(bytes_per_step_), std::memory_order_relaxed);
 }
 
 }  // namespace understudy::server

@@ -15,7 +15,7 @@ constexpr size_t kMostMarks = 256;  // more would not be passed any sooner
 }  // namespace
 
 void PassedRecords::given_to_gpu(uint64_t index) {
-  const uint64_t awaited = page_.awaited_index.load(std::memory_order_relaxed);
+  const uint64_t awaited = page_.worker().awaited_index.load(std::memory_order_relaxed);
   if (index % kRecordsPerMark != 0 && index != awaited) return;
   wanted_ = wanted_ || awaited != 0;
   if (!wanted_) return;
@@ -25,12 +25,12 @@ void PassedRecords::given_to_gpu(uint64_t index) {
 
 bool PassedRecords::idle(uint64_t index) {
   if (driver_.device().is_cpu()) return false;
-  const uint64_t awaited = page_.awaited_index.load();
+  const uint64_t awaited = page_.worker().awaited_index.load();
   wanted_ = wanted_ || awaited != 0;
   if (!wanted_) return false;
   mark(index);
   look();
-  return awaited > page_.passed_index.load(std::memory_order_relaxed) &&
+  return awaited > page_.server().passed_index.load(std::memory_order_relaxed) &&
          std::any_of(streams_.begin(), streams_.end(),
                      [](const OfStream& one) { return !one.marks.empty(); });
 }
@@ -38,15 +38,15 @@ bool PassedRecords::idle(uint64_t index) {
 void PassedRecords::stand_at(uint64_t index) {
   for (size_t place = 0; place < streams_.size(); place++) {
     streams_[place] = {{}, 0, index};
-    page_.passed_of_stream[place].store(driver_.streams().several() ? index : 0);
+    page_.server().passed_of_stream[place].store(driver_.streams().several() ? index : 0);
   }
-  page_.passed_index.store(index);
+  page_.server().passed_index.store(index);
 }
 
 void PassedRecords::all_passed(uint64_t index) {
   if (driver_.device().is_cpu()) return;
   driver_.streams().each([&](size_t place, c10::Stream) { publish(place, index); });
-  page_.passed_index.store(index);
+  page_.server().passed_index.store(index);
 }
 
 void PassedRecords::current_passed(uint64_t index) {
@@ -61,7 +61,7 @@ void PassedRecords::publish(size_t place, uint64_t passed) {
   for (; !one.marks.empty() && one.marks.front().index <= passed; one.marks.pop_front())
     spare_.push_back(std::move(one.marks.front().event));
   one.passed = std::max(one.passed, passed);
-  if (driver_.streams().several()) page_.passed_of_stream[place].store(one.passed);
+  if (driver_.streams().several()) page_.server().passed_of_stream[place].store(one.passed);
 }
 
 // What goes wrong here goes wrong again at the next record that asks the device, where it is told; but for a
@@ -90,7 +90,7 @@ void PassedRecords::mark(uint64_t index) {
 }
 
 void PassedRecords::look() {
-  const uint64_t awaited = page_.awaited_index.load();
+  const uint64_t awaited = page_.worker().awaited_index.load();
   bool told = false;
   try {
     uint64_t all = ~0ull;
@@ -103,10 +103,11 @@ void PassedRecords::look() {
       }
       all = std::min(all, one.passed);
       if (one.passed == before) return;
-      if (driver_.streams().several()) page_.passed_of_stream[place].store(one.passed);
+      if (driver_.streams().several()) page_.server().passed_of_stream[place].store(one.passed);
       told = told || (awaited != 0 && awaited <= one.passed);
     });
-    if (all > page_.passed_index.load(std::memory_order_relaxed)) page_.passed_index.store(all);
+    if (all > page_.server().passed_index.load(std::memory_order_relaxed))
+      page_.server().passed_index.store(all);
   } catch (const std::exception& e) {
     forget(e);
   }
@@ -114,9 +115,9 @@ void PassedRecords::look() {
 }
 
 void PassedRecords::tell() {
-  if (page_.worker_sleeping.load() == 0) return;
-  page_.reply_futex.fetch_add(1);
-  replay::futex_wake(page_.reply_futex);
+  if (page_.shared().worker_sleeping.load() == 0) return;
+  page_.shared().reply_futex.fetch_add(1);
+  replay::futex_wake(page_.shared().reply_futex);
 }
 
 }  // namespace understudy::server

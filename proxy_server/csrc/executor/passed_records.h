@@ -13,19 +13,19 @@
 #include <vector>
 
 #include "proxy_server/csrc/driver/driver.h"
-#include "replay/csrc/log/log_format.h"
+#include "replay/csrc/log/control_page.h"
 
 namespace understudy::server {
 
 class PassedRecords {
  public:
-  PassedRecords(replay::ControlPage& page, const Driver& driver) : page_(page), driver_(driver) {}
+  PassedRecords(replay::ServerPage page, const Driver& driver) : page_(page), driver_(driver) {}
 
   // All records before `index` have been given to the device.
   void given(uint64_t index) {
     if (__builtin_expect(driver_.device().is_cuda(), 0)) return given_to_gpu(index);
-    page_.passed_index.store(index, std::memory_order_relaxed);
-    const uint64_t awaited = page_.awaited_index.load(std::memory_order_relaxed);
+    page_.server().passed_index.store(index, std::memory_order_relaxed);
+    const uint64_t awaited = page_.worker().awaited_index.load(std::memory_order_relaxed);
     if (__builtin_expect(awaited != 0, 0) && awaited <= index) tell();
   }
   // Nothing more comes for now. Whether somebody waits for a mark that the device has yet to pass: then this
@@ -54,7 +54,7 @@ class PassedRecords {
   void forget(const std::exception& why);
   void publish(size_t place, uint64_t passed);
 
-  replay::ControlPage& page_;
+  const replay::ServerPage page_;
   const Driver& driver_;
   bool wanted_ = false;
   std::array<OfStream, replay::kStreams> streams_;

@@ -48,8 +48,8 @@ RankExecution::RankExecution(const AttachOptions& options, const BackendFactory&
       communicators_(driver_, log_, factory),
       state_(driver_, log_, options.policy, communicators_, options.threads),
       options_(options),
-      validation_(log_.page()),
-      passed_(log_.page(), driver_) {
+      validation_(log_.server_page()),
+      passed_(log_.server_page(), driver_) {
   communicators_.set_generation(options.generation);
   driver_.before_waiting([this](const auto& over) { communicators_.wait_for_queued(over); });
 }
@@ -75,20 +75,20 @@ uint64_t RankExecution::stand_at(const std::pair<Position, uint64_t>& result) {
   commit_pending_ = in_step_ = false;
   pending_since_ = 0;
   passed_.stand_at(at_.index);
-  log_.page().cursor_index.store(at_.index);
-  log_.page().cursor.store(at_.offset);
+  page().server().cursor_index.store(at_.index);
+  page().server().cursor.store(at_.offset);
   return result.second;
 }
 
 void RankExecution::wake() {
-  auto& page = log_.page();
-  page.tail_futex.fetch_add(1);
-  replay::futex_wake(page.tail_futex);
+  const auto page = log_.server_page();
+  page.shared().tail_futex.fetch_add(1);
+  replay::futex_wake(page.shared().tail_futex);
 }
 
 void RankExecution::end_running() {
   state_.end_running();
-  log_.page().sealed.store(state_.table().sealed() ? 1 : 0, std::memory_order_release);
+  page().server().sealed.store(state_.table().sealed() ? 1 : 0, std::memory_order_release);
 }
 
 Driver RankExecution::close() {
@@ -99,19 +99,19 @@ Driver RankExecution::close() {
 
 bool RankExecution::run_records() {
   driver_.enter_thread();
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   state_.begin_running();
   load_drills();
   // Spin only where this rank has two cores to itself (worker and server).
-  spins_ = available_cores() >= 2 * static_cast<int>(page.world);
+  spins_ = available_cores() >= 2 * static_cast<int>(page.fixed().world);
   yields_ = !spins_ && driver_.device().is_cpu();
   if (yields_) take_no_core_away();
-  page.step.store(at_.steps + 1);
-  page.call.store(at_.call);
+  page.server().step.store(at_.steps + 1);
+  page.server().call.store(at_.call);
   step_offset_ = last_commit_offset_ = at_.offset;
   begin_minibatch();
-  const uint64_t much = replay::automatic_commit_bytes(page);
-  uint64_t tail = page.tail.load(std::memory_order_acquire);
+  const uint64_t much = replay::automatic_commit_bytes(page.fixed());
+  uint64_t tail = page.worker().tail.load(std::memory_order_acquire);
   replay::LogReader reader(log_);
   for (;;) {
     if (at_.offset == tail && !wait_for_records(tail)) {
@@ -121,7 +121,7 @@ bool RankExecution::run_records() {
       }
       passed_.idle(at_.index);  // the script may wait for what it goes on with
       usleep(kStepLookUs);      // the rest of the step is on its way
-      tail = page.tail.load(std::memory_order_acquire);
+      tail = page.worker().tail.load(std::memory_order_acquire);
       continue;
     }
     if (__builtin_expect(requests_.to_park(std::memory_order_relaxed), 0) && stands_here()) {
@@ -141,11 +141,11 @@ bool RankExecution::run_records() {
     at_.offset += bytes;
     at_.index++;
     at_.frees_done = false;
-    page.cursor_index.store(at_.index, std::memory_order_relaxed);
-    page.cursor.store(at_.offset, std::memory_order_relaxed);
+    page.server().cursor_index.store(at_.index, std::memory_order_relaxed);
+    page.server().cursor.store(at_.offset, std::memory_order_relaxed);
     passed_.given(at_.index);
     if ((at_.index & 63) == 0) {
-      page.progress_ns.store(replay::now_ns(), std::memory_order_relaxed);
+      page.server().progress_ns.store(replay::now_ns(), std::memory_order_relaxed);
       state_.advance_snapshot(kSnapshotPortion);
     }
     if (kind == Kind::kEnd) return true;
@@ -154,19 +154,20 @@ bool RankExecution::run_records() {
     const uint64_t uncommitted = at_.offset - last_commit_offset_;
     if (__builtin_expect(uncommitted > much, 0) && (replay::is_sync(kind) || uncommitted > 2 * much) &&
         !commit_pending_ && communicators_.settled(state_.table()) &&
-        page.phase.load(std::memory_order_relaxed) == static_cast<uint32_t>(replay::Phase::kForwardBackward))
+        page.server().phase.load(std::memory_order_relaxed) ==
+            static_cast<uint32_t>(replay::Phase::kForwardBackward))
       make_commit(at_);
   }
 }
 
 // Waits until tail > at_.offset. False: asked to park.
 bool RankExecution::wait_for_records(uint64_t& tail) {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   const auto arrived = [&] {
-    tail = page.tail.load(std::memory_order_seq_cst);
+    tail = page.worker().tail.load(std::memory_order_seq_cst);
     return tail != at_.offset;
   };
-  page.cursor.store(at_.offset, std::memory_order_release);
+  page.server().cursor.store(at_.offset, std::memory_order_release);
   while (state_.advance_snapshot(kSnapshotPortion) && !requests_.to_park(std::memory_order_relaxed))
     if (arrived()) return true;
   for (int i = 0; i < kFirstLooks && spins_; i++) {
@@ -174,7 +175,7 @@ bool RankExecution::wait_for_records(uint64_t& tail) {
     replay::cpu_relax();
   }
   const uint64_t idle_since = replay::now_ns();
-  page.progress_ns.store(idle_since, std::memory_order_relaxed);
+  page.server().progress_ns.store(idle_since, std::memory_order_relaxed);
   uint64_t now = idle_since;
   for (; spins_ && now < idle_since + kSpinNs; now = replay::now_ns(), passed_.idle(at_.index))
     for (int i = 0; i < kLooks; i++) {
@@ -196,21 +197,22 @@ bool RankExecution::wait_for_records(uint64_t& tail) {
   // for 32 KiB and for whatever anybody waits for. But it may itself be waiting, for data.
   for (long sleep_ms = yields_ ? kPoliteFirstSleepMs : kFirstSleepMs;;
        sleep_ms = std::min(2 * sleep_ms, kLongestSleepMs)) {
-    const uint32_t seen = page.tail_futex.load();  // first: what is asked behind this look ends the sleep
+    const uint32_t seen =
+        page.shared().tail_futex.load();  // first: what is asked behind this look ends the sleep
     if (requests_.to_park()) return false;
     state_.advance_snapshot(kSnapshotPortion);  // its copier may have ended before it could wake us
-    page.server_sleeping.store(1, std::memory_order_seq_cst);
+    page.shared().server_sleeping.store(1, std::memory_order_seq_cst);
     if (passed_.idle(at_.index))
       usleep(kDeviceLookUs);
     else if (!arrived())
-      replay::futex_wait(page.tail_futex, seen, sleep_ms);
-    page.server_sleeping.store(0);
+      replay::futex_wait(page.shared().tail_futex, seen, sleep_ms);
+    page.shared().server_sleeping.store(0);
     if (arrived()) {
       short_pause_ = replay::now_ns() - idle_since < kYieldNs;
       return true;
     }
     state_.apply_floor();
-    if (page.backpressure.load() != 0) relieve_pressure(idle_since);
+    if (page.worker().backpressure.load() != 0) relieve_pressure(idle_since);
   }
 }
 
@@ -219,7 +221,7 @@ bool RankExecution::wait_for_records(uint64_t& tail) {
 // survived.
 void RankExecution::relieve_pressure(uint64_t idle_since_ns) {
   if (roll_.active()) throw RollForwardRefused("the log is full");
-  const uint64_t newest = log_.page().commit_count.load();
+  const uint64_t newest = page().server().commit_count.load();
   const bool behind = newest == 0 || last_commit_offset_ != at_.offset;
   if (behind || commit_pending_) make_commit(at_);
   if (state_.snapshot_now()) {
@@ -235,7 +237,7 @@ void RankExecution::relieve_pressure(uint64_t idle_since_ns) {
       "understudy: the log of rank %u is full (%llu MiB, and %llu MiB for templates of calls) and its "
       "peers hold no matching commit; it is cut here. "
       "Training goes on, but a fault before the next commit cannot be survived. It is said only once\n",
-      log_.page().rank, static_cast<unsigned long long>(log_.segment_bytes() * log_.segment_count() >> 20),
+      page().fixed().rank, static_cast<unsigned long long>(log_.segment_bytes() * log_.segment_count() >> 20),
       static_cast<unsigned long long>(log_.dictionary_bytes() >> 20));
   state_.cut_log();
 }
@@ -259,15 +261,15 @@ void RankExecution::complete_commit() {
 
 // Counts the record, fires drills, does its frees, and completes a commit that waited for them.
 void RankExecution::begin_record(const Record& r, const uint64_t* frees) {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   at_.call++;
-  page.call.store(at_.call, std::memory_order_relaxed);
-  if (__builtin_expect(!drills_.empty() || page.drill_count.load(std::memory_order_relaxed) != drills_seen_,
-                       0))
+  page.server().call.store(at_.call, std::memory_order_relaxed);
+  if (__builtin_expect(
+          !drills_.empty() || page.daemon().drill_count.load(std::memory_order_relaxed) != drills_seen_, 0))
     fire_drills(r);
-  if (__builtin_expect(state_.table().sealed(), 0)) page.sealed.store(1, std::memory_order_relaxed);
+  if (__builtin_expect(state_.table().sealed(), 0)) page.server().sealed.store(1, std::memory_order_relaxed);
   if (!at_.frees_done) {
-    const bool failed = page.error_kind.load(std::memory_order_relaxed) != 0;
+    const bool failed = page.server().error_kind.load(std::memory_order_relaxed) != 0;
     for (uint16_t i = 0; i < r.frees; i++) {
       const uint64_t handle = frees[i];
       if (failed && state_.table().find(handle) == nullptr) continue;  // its maker was skipped

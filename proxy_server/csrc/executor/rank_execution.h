@@ -59,7 +59,7 @@ class RankExecution {
 
   // From any thread.
   bool rolling() const { return rolling_.load(); }  // the state is of no commit
-  replay::ControlPage& page() const { return log_.page(); }
+  replay::ServerPage page() const { return log_.server_page(); }
   void wake();  // so that it sees what is asked of it
   void abort() { communicators_.abort(); }
 

@@ -42,7 +42,7 @@ uint64_t checked_bytes(uint64_t bytes) {
 // Publishes the answer of a sync record; in a replay of one already answered, compares instead.
 void RankExecution::reply(uint64_t* reply_words, const void* data, uint64_t bytes, ErrorKind error,
                           bool comparable) {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   if (driver_.device().is_cuda()) {
     // A collective that park() aborted ends without an error and leaves anything in its buffers.
     if (requests_.goes_back_anyway()) throw CollectiveError("communication was aborted");
@@ -50,14 +50,14 @@ void RankExecution::reply(uint64_t* reply_words, const void* data, uint64_t byte
   }
   const uint64_t sequence = reply_words[0];
   const uint64_t seen = replay::digest(data, bytes);
-  if (page.reply_sequence.load() >= sequence) {
+  if (page.server().reply_sequence.load() >= sequence) {
     if (!comparable) return;
-    page.replies_compared.fetch_add(1);
+    page.server().replies_compared.fetch_add(1);
     if (reply_words[1] != seen) {
-      page.replies_different.fetch_add(1);
+      page.server().replies_different.fetch_add(1);
       std::fprintf(stderr,
                    "understudy: rank %u, record %llu: the replayed value differs from the delivered one\n",
-                   page.rank, static_cast<unsigned long long>(at_.index));
+                   page.fixed().rank, static_cast<unsigned long long>(at_.index));
     }
     return;
   }
@@ -71,10 +71,11 @@ void RankExecution::reply(uint64_t* reply_words, const void* data, uint64_t byte
   *header = {bytes, static_cast<uint32_t>(error), 0};
   if (bytes != 0) std::memcpy(header + 1, data, bytes);
   reply_words[1] = seen;
-  page.cursor.store(at_.offset, std::memory_order_relaxed);
-  page.reply_sequence.store(sequence, std::memory_order_seq_cst);
-  page.reply_futex.fetch_add(1);
-  if (page.worker_sleeping.load(std::memory_order_seq_cst) != 0) replay::futex_wake(page.reply_futex);
+  page.server().cursor.store(at_.offset, std::memory_order_relaxed);
+  page.server().reply_sequence.store(sequence, std::memory_order_seq_cst);
+  page.shared().reply_futex.fetch_add(1);
+  if (page.shared().worker_sleeping.load(std::memory_order_seq_cst) != 0)
+    replay::futex_wake(page.shared().reply_futex);
 }
 
 std::string RankExecution::call_name(const Record& r) {
@@ -85,12 +86,13 @@ std::string RankExecution::call_name(const Record& r) {
 }
 
 void RankExecution::program_error(const Record& r, ErrorKind kind, const std::string& message) {
-  auto& page = log_.page();
-  if (page.error_kind.load() != 0) return;
-  std::snprintf(page.error_operator, sizeof page.error_operator, "%s", call_name(r).c_str());
-  std::snprintf(page.error_message, sizeof page.error_message, "%s", message.c_str());
-  page.error_index = r.index;
-  page.error_kind.store(static_cast<uint32_t>(kind), std::memory_order_release);
+  const auto page = log_.server_page();
+  if (page.server().error_kind.load() != 0) return;
+  std::snprintf(page.server().error_operator, sizeof page.server().error_operator, "%s",
+                call_name(r).c_str());
+  std::snprintf(page.server().error_message, sizeof page.server().error_message, "%s", message.c_str());
+  page.server().error_index = r.index;
+  page.server().error_kind.store(static_cast<uint32_t>(kind), std::memory_order_release);
 }
 
 // While an optimizer step is finished with contents of its end: whether the record is to be run.
@@ -104,7 +106,7 @@ bool RankExecution::runs_in_roll(const Record& r, const uint64_t* reply_words, W
     case Kind::kHostToDevice:
       return roll_.runs_upload(r.aux);
     case Kind::kDeviceToHost:
-      return roll_.runs_read(r.aux, log_.page().reply_sequence.load() >= reply_words[0]);
+      return roll_.runs_read(r.aux, page().server().reply_sequence.load() >= reply_words[0]);
     case Kind::kResize:
       roll_.check_resize(r.aux);
       return true;
@@ -143,29 +145,30 @@ bool RankExecution::pass_mark(uint64_t mark) {
 
 void RankExecution::run_record(const Record& r, uint64_t* body) {
   const auto kind = static_cast<Kind>(r.kind);
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   const uint64_t count = (r.bytes - sizeof(Record)) / 8 - r.frees;
   const bool sync = replay::is_sync(kind);
   if (sync && count < 2) throw LogError("a sync record is too short");
   Words words(body + (sync ? 2 : 0), count - (sync ? 2 : 0));
   if (kind == Kind::kEnd) {
-    if (roll_.active() && page.error_kind.load() == 0)
+    if (roll_.active() && page.server().error_kind.load() == 0)
       throw RollForwardRefused("the program ends within the step");
     publish_medians();
-    if (page.error_kind.load() == 0) {
+    if (page.server().error_kind.load() == 0) {
       communicators_.wait_for_all(state_.table());
       driver_.synchronize();  // a peer may still wait for what is queued
     }
-    page.session_state.store(static_cast<uint32_t>(replay::SessionState::kClosed));
+    page.shared().session_state.store(static_cast<uint32_t>(replay::SessionState::kClosed));
     reply(body, nullptr, 0, ErrorKind::kNone);
     return;
   }
-  if (page.error_kind.load(std::memory_order_relaxed) != 0) {  // the program failed: nothing runs any more
+  if (page.server().error_kind.load(std::memory_order_relaxed) !=
+      0) {  // the program failed: nothing runs any more
     if (sync) {
-      const std::string message = replay::text_of(page.error_message) + " [device call " +
-                                  replay::text_of(page.error_operator) + ", record " +
-                                  std::to_string(page.error_index) + "]";
-      reply(body, message.data(), message.size(), static_cast<ErrorKind>(page.error_kind.load()));
+      const std::string message = replay::text_of(page.server().error_message) + " [device call " +
+                                  replay::text_of(page.server().error_operator) + ", record " +
+                                  std::to_string(page.server().error_index) + "]";
+      reply(body, message.data(), message.size(), static_cast<ErrorKind>(page.server().error_kind.load()));
     }
     return;
   }
@@ -236,7 +239,7 @@ void RankExecution::run_record(const Record& r, uint64_t* body) {
         return state_.forget_generator(r.aux);
       case Kind::kPhase: {
         if (r.aux > static_cast<uint64_t>(replay::Phase::kOptimizer)) throw LogError("unknown phase");
-        page.phase.store(static_cast<uint32_t>(r.aux), std::memory_order_relaxed);
+        page.server().phase.store(static_cast<uint32_t>(r.aux), std::memory_order_relaxed);
         in_step_ = static_cast<replay::Phase>(r.aux) == replay::Phase::kOptimizer;
         if (in_step_ && state_.steps_are_final()) step_digest_.begin();
         return state_.phase(static_cast<replay::Phase>(r.aux));

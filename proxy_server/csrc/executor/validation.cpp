@@ -52,9 +52,10 @@ void Validation::compare(const Pass& first, const Pass& second) {
 }
 
 void Validation::publish(const std::string& message) {
-  std::snprintf(page_.validation_message, sizeof page_.validation_message, "%s", message.c_str());
-  if (!message.empty()) page_.validations_failed.fetch_add(1);
-  page_.validated_step.store(step_, std::memory_order_release);
+  std::snprintf(page_.server().validation_message, sizeof page_.server().validation_message, "%s",
+                message.c_str());
+  if (!message.empty()) page_.server().validations_failed.fetch_add(1);
+  page_.server().validated_step.store(step_, std::memory_order_release);
 }
 
 }  // namespace understudy::server

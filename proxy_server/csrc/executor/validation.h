@@ -23,12 +23,12 @@ struct ValidationPause : std::runtime_error {
 
 class Validation {
  public:
-  explicit Validation(replay::ControlPage& page) : page_(page) {}
+  explicit Validation(replay::ServerPage page) : page_(page) {}
 
   // A minibatch begins, or is begun again. Cheap unless proxyd has asked for its validation.
   void begin(uint64_t step) {
-    active_ = page_.validate_step.load(std::memory_order_relaxed) == step &&
-              page_.validated_step.load(std::memory_order_relaxed) < step;
+    active_ = page_.shared().validate_step.load(std::memory_order_relaxed) == step &&
+              page_.server().validated_step.load(std::memory_order_relaxed) < step;
     if (step > first_step_) first_.reset();  // ranks may be taken back to earlier minibatches than this one
     step_ = step;
     now_ = {};
@@ -40,7 +40,7 @@ class Validation {
     active_ = false;
     first_.reset();
     uint64_t order = step_;
-    page_.validate_step.compare_exchange_strong(order, 0);
+    page_.shared().validate_step.compare_exchange_strong(order, 0);
   }
 
   // A call ended: remember what it left in the buffers that it made or changed.
@@ -67,7 +67,7 @@ class Validation {
   };
   void compare(const Pass& first, const Pass& second);
 
-  replay::ControlPage& page_;
+  const replay::ServerPage page_;
   bool active_ = false;
   uint64_t step_ = 0, first_step_ = 0;
   Pass now_;

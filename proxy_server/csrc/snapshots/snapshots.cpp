@@ -22,9 +22,9 @@ Snapshots::Snapshots(const Driver& driver, replay::LogMap& log, BufferTable& tab
       table_(table),
       area_(log.snapshots()),
       // An executor that sleeps publishes what is whole; otherwise it looks now and then.
-      copier_([&page = log.page()] {
-        page.tail_futex.fetch_add(1);
-        replay::futex_wake(page.tail_futex);
+      copier_([page = log.server_page()] {
+        page.shared().tail_futex.fetch_add(1);
+        replay::futex_wake(page.shared().tail_futex);
       }) {
   table_.set_capture(this);
   adopt();
@@ -40,7 +40,7 @@ void Snapshots::adopt() {
   std::vector<Usable> usable;
   usable.reserve(replay::kSnapshots);
   std::vector<ShadowArea::Published> published;
-  for (SnapshotEntry& e : log_.page().snapshots) {
+  for (SnapshotEntry& e : page().server().snapshots) {
     const uint64_t serial = e.serial.load(std::memory_order_acquire);
     if (serial == 0) continue;
     try {
@@ -48,7 +48,7 @@ void Snapshots::adopt() {
       const Usable& taken = usable.emplace_back(serial, commit, manifest(commit));
       published.push_back({&taken.manifest, &taken.commit, serial});
     } catch (const LogError& error) {
-      std::fprintf(stderr, "understudy: rank %u: a snapshot cannot be used: %s\n", log_.page().rank,
+      std::fprintf(stderr, "understudy: rank %u: a snapshot cannot be used: %s\n", page().fixed().rank,
                    error.what());
       e.serial.store(0);
     }
@@ -60,16 +60,16 @@ void Snapshots::adopt() {
 // A replay that comes by the same commit again takes an order up again that was not fulfilled.
 // One below the floor was: it is on storage, and its memory was given back.
 void Snapshots::forget_unfinished() {
-  const uint64_t needed = log_.page().snapshot_floor.load();
+  const uint64_t needed = page().daemon().snapshot_floor.load();
   const uint64_t settled = std::max<uint64_t>(needed, 1) - 1;
-  const uint64_t known = std::max({log_.page().snapshot_failed.load(), settled, newest()});
-  log_.page().snapshot_begun.store(known, std::memory_order_release);
+  const uint64_t known = std::max({page().server().snapshot_failed.load(), settled, newest()});
+  page().server().snapshot_begun.store(known, std::memory_order_release);
 }
 
 uint64_t Snapshots::ordered(uint64_t steps) const {
   if (suspended_) return 0;
   uint64_t newest = 0;
-  for (const auto& place : log_.page().snapshot_orders) {
+  for (const auto& place : page().daemon().snapshot_orders) {
     const uint64_t order = place.load(std::memory_order_acquire), step = replay::step_of(order);
     if (step == steps || step == replay::kAtNextCommit) newest = std::max(newest, replay::serial_of(order));
   }
@@ -77,7 +77,7 @@ uint64_t Snapshots::ordered(uint64_t steps) const {
 }
 
 bool Snapshots::awaited() const {
-  const auto& orders = log_.page().snapshot_orders;
+  const auto& orders = page().daemon().snapshot_orders;
   return std::any_of(std::begin(orders), std::end(orders), [this](const auto& place) {
     return replay::serial_of(place.load(std::memory_order_acquire)) > begun();
   });
@@ -89,7 +89,7 @@ void Snapshots::begin(uint64_t serial, CommitRow commit, Manifest rest,
   apply_floor();  // first, as all of its memory is taken now
   if (suspended_) return;
   const uint64_t before = replay::now_ns();
-  log_.page().snapshot_begun.store(serial, std::memory_order_release);
+  page().server().snapshot_begun.store(serial, std::memory_order_release);
   making_.emplace(Making{serial, std::move(commit), std::move(rest), {}, nullptr});
   Making& m = *making_;
   for (const auto& [id, state] : generators) {
@@ -146,7 +146,7 @@ std::function<void()> Snapshots::huge_pages() const {
       std::min((area_.used_until() + replay::kHugePage / 2) / replay::kHugePage * replay::kHugePage,
                area_.area().bytes);
   if (begin >= end || area_.backed_until() >= area_.used_until()) return {};
-  return [memory = area_.at(begin), bytes = end - begin, &known = log_.page().snapshot_huge_bytes] {
+  return [memory = area_.at(begin), bytes = end - begin, &known = page().shared().snapshot_huge_bytes] {
     known.fetch_add(replay::get_huge_pages(memory, bytes), std::memory_order_relaxed);
   };
 }
@@ -234,9 +234,10 @@ void Snapshots::publish() {
   m.commit.manifest_bytes = m.manifest.encoded_bytes();
   m.commit.flags |= replay::kCommitComplete;
   unpublish(floor(), leases(), true);
-  SnapshotEntry* const slot = std::find_if(std::begin(log_.page().snapshots), std::end(log_.page().snapshots),
-                                           [](const SnapshotEntry& e) { return e.serial.load() == 0; });
-  if (slot == std::end(log_.page().snapshots)) return fail();  // only if somebody wrote into the page
+  SnapshotEntry* const slot =
+      std::find_if(std::begin(page().server().snapshots), std::end(page().server().snapshots),
+                   [](const SnapshotEntry& e) { return e.serial.load() == 0; });
+  if (slot == std::end(page().server().snapshots)) return fail();  // only if somebody wrote into the page
   if (!replay::write_more_marks(log_, row_of(slot), m.commit.more)) return fail();
   remember_copies();
   if (m.threaded) m.nanoseconds += copier_.nanoseconds() - m.thread_began_ns;
@@ -244,10 +245,10 @@ void Snapshots::publish() {
   slot->nanoseconds = m.nanoseconds;
   slot->commit = m.commit;
   slot->serial.store(m.serial, std::memory_order_release);
-  log_.page().snapshots_taken.fetch_add(1, std::memory_order_relaxed);
-  log_.page().snapshot_ns.fetch_add(m.nanoseconds, std::memory_order_relaxed);
+  page().server().snapshots_taken.fetch_add(1, std::memory_order_relaxed);
+  page().server().snapshot_ns.fetch_add(m.nanoseconds, std::memory_order_relaxed);
   making_.reset();
-  log_.page().snapshot_used_bytes.store(area_.used(), std::memory_order_relaxed);
+  page().server().snapshot_used_bytes.store(area_.used(), std::memory_order_relaxed);
 }
 
 // What has not changed since is not copied again.
@@ -265,11 +266,11 @@ void Snapshots::remember_copies() {
 }
 
 void Snapshots::fail() {
-  log_.page().snapshot_failed.store(making_->serial, std::memory_order_release);
+  page().server().snapshot_failed.store(making_->serial, std::memory_order_release);
   abandon();
   if (!failed_before_)
     std::fprintf(stderr, "understudy: there is no memory for a snapshot of rank %u (limit %llu MiB)\n",
-                 log_.page().rank, static_cast<unsigned long long>(area_.area().bytes >> 20));
+                 page().fixed().rank, static_cast<unsigned long long>(area_.area().bytes >> 20));
   failed_before_ = true;
 }
 
@@ -285,13 +286,13 @@ void Snapshots::abandon() {
 }
 
 bool Snapshots::holds(const CommitEntry& commit) const {
-  for (const SnapshotEntry& e : log_.page().snapshots)
+  for (const SnapshotEntry& e : page().server().snapshots)
     if (e.serial.load() != 0 && same(e.commit, commit)) return true;
   return false;
 }
 
 uint64_t Snapshots::row_of(const SnapshotEntry* slot) const {
-  return replay::mark_row_of_snapshot(static_cast<uint64_t>(slot - std::begin(log_.page().snapshots)));
+  return replay::mark_row_of_snapshot(static_cast<uint64_t>(slot - std::begin(page().server().snapshots)));
 }
 
 CommitRow Snapshots::entry(uint64_t commit) const {
@@ -305,7 +306,7 @@ CommitRow Snapshots::entry(const CommitEntry& commit) const {
 template <class Wanted>
 CommitRow Snapshots::newest_of(uint64_t number, const Wanted& wanted) const {
   const SnapshotEntry* newest = nullptr;
-  for (const SnapshotEntry& e : log_.page().snapshots)
+  for (const SnapshotEntry& e : page().server().snapshots)
     if (e.serial.load() != 0 && wanted(e.commit))
       if (newest == nullptr || e.serial.load() > newest->serial.load()) newest = &e;
   if (newest == nullptr) throw LogError("there is no snapshot of commit " + std::to_string(number));
@@ -318,18 +319,18 @@ Manifest Snapshots::manifest(const CommitEntry& entry) const { return Manifest::
 
 uint64_t Snapshots::newest() const {
   uint64_t newest = 0;
-  for (const SnapshotEntry& e : log_.page().snapshots) newest = std::max(newest, e.serial.load());
+  for (const SnapshotEntry& e : page().server().snapshots) newest = std::max(newest, e.serial.load());
   return newest;
 }
 
 uint64_t Snapshots::floor() const {
-  const uint64_t needed = log_.page().snapshot_floor.load(std::memory_order_acquire);
-  return log_.page().world > 1 ? needed : std::max(needed, newest());
+  const uint64_t needed = page().daemon().snapshot_floor.load(std::memory_order_acquire);
+  return page().fixed().world > 1 ? needed : std::max(needed, newest());
 }
 
 void Snapshots::forget_contents() {
   area_.clear();
-  log_.page().snapshot_huge_bytes.store(0, std::memory_order_relaxed);
+  page().shared().snapshot_huge_bytes.store(0, std::memory_order_relaxed);
   for (auto& [handle, b] : table_.buffers()) b.snapshot_version = ~0ull;
 }
 
@@ -341,9 +342,9 @@ void Snapshots::forget_lost_copies() {
 }
 
 void Snapshots::apply_floor() {
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   if (area_.area().bytes == 0) return;
-  const bool suspended = page.snapshot_suspended.load(std::memory_order_acquire) != 0;
+  const bool suspended = page.daemon().snapshot_suspended.load(std::memory_order_acquire) != 0;
   if (suspended && !suspended_) {
     cut(~0ull);
     forget_contents();
@@ -362,18 +363,18 @@ void Snapshots::apply_floor() {
     released_ = needed;
     leased_ = leased;
   }
-  page.snapshot_used_bytes.store(area_.used(), std::memory_order_relaxed);
+  page.server().snapshot_used_bytes.store(area_.used(), std::memory_order_relaxed);
 }
 
 Snapshots::Leases Snapshots::leases() const {
   Leases leased;
   for (size_t i = 0; i < leased.size(); i++)
-    leased[i] = log_.page().snapshot_leases[i].load(std::memory_order_acquire);
+    leased[i] = page().daemon().snapshot_leases[i].load(std::memory_order_acquire);
   return leased;
 }
 
 void Snapshots::unpublish(uint64_t floor, const Leases& leased, bool newer) {
-  for (SnapshotEntry& e : log_.page().snapshots) {
+  for (SnapshotEntry& e : page().server().snapshots) {
     const uint64_t serial = e.serial.load(std::memory_order_relaxed);
     const bool wanted = serial == floor || (serial > floor && !newer) ||
                         std::find(leased.begin(), leased.end(), serial) != leased.end();
@@ -384,17 +385,19 @@ void Snapshots::unpublish(uint64_t floor, const Leases& leased, bool newer) {
 }
 
 uint64_t Snapshots::keeps_log_from() const {
-  const auto& page = log_.page();
+  const auto page = log_.server_page();
   if (!enabled()) return ~0ull;
   const uint64_t needed = floor();
-  if (needed == 0 && beginning_ && page.freed_segments.load(std::memory_order_relaxed) == 0) return 0;
+  if (needed == 0 && beginning_ && page.server().freed_segments.load(std::memory_order_relaxed) == 0)
+    return 0;
   uint64_t from = making_ ? making_->commit.log_offset : ~0ull;
-  for (const SnapshotEntry& e : page.snapshots)
+  for (const SnapshotEntry& e : page.server().snapshots)
     if (const uint64_t serial = e.serial.load(); serial != 0 && serial >= needed)
       from = std::min(from, e.commit.log_offset);
-  for (const auto* wanted : {&page.log_kept_from, &page.log_uncopied_from}) {
+  for (const auto* wanted : {&page.daemon().log_kept_from, &page.daemon().log_uncopied_from}) {
     const uint64_t stored = wanted->load(std::memory_order_acquire);
-    const bool reaches = stored / log_.segment_bytes() >= page.freed_segments.load(std::memory_order_relaxed);
+    const bool reaches =
+        stored / log_.segment_bytes() >= page.server().freed_segments.load(std::memory_order_relaxed);
     if (stored != 0 && stored >= unkept_ && reaches) from = std::min(from, stored);
   }
   return from;
@@ -403,7 +406,7 @@ uint64_t Snapshots::keeps_log_from() const {
 void Snapshots::cut(uint64_t offset) {
   beginning_ = false;
   if (making_ && making_->commit.log_offset < offset) abandon();
-  for (SnapshotEntry& e : log_.page().snapshots)
+  for (SnapshotEntry& e : page().server().snapshots)
     if (e.commit.log_offset < offset) e.serial.store(0, std::memory_order_release);
 }
 

@@ -99,7 +99,7 @@ class Snapshots final : public replay::Capture {
   void remember_copies();
   void fail();
   // Serial of the newest order that was taken up.
-  uint64_t begun() const { return log_.page().snapshot_begun.load(std::memory_order_relaxed); }
+  uint64_t begun() const { return page().server().snapshot_begun.load(std::memory_order_relaxed); }
   void forget_unfinished();
   template <class Wanted>
   replay::CommitRow newest_of(uint64_t number, const Wanted& wanted) const;
@@ -114,6 +114,7 @@ class Snapshots final : public replay::Capture {
   Leases leases() const;
   // Unpublishes all that are neither leased nor at the floor, or `newer` ones.
   void unpublish(uint64_t floor, const Leases& leased, bool newer);
+  replay::ServerPage page() const { return log_.server_page(); }
 
   const Driver& driver_;
   replay::LogMap& log_;

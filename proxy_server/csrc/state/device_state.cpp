@@ -36,7 +36,7 @@ DeviceState::DeviceState(const Driver& driver, replay::LogMap& log, Policy polic
   driver.streams().when_opened([this](c10::Stream stream) { share_contents(stream); });
   // One that had no room for them has told the server that comes after it.
   keep_step_preimages(policy.optimizer_preimages &&
-                      log.page().final_steps.load(std::memory_order_relaxed) == 0);
+                      log.server_page().server().final_steps.load(std::memory_order_relaxed) == 0);
   start_of_session();
 }
 
@@ -85,7 +85,7 @@ void DeviceState::phase(replay::Phase phase) {
 
 void DeviceState::keep_step_preimages(bool keep) {
   step_preimages_ = keep;
-  log_.page().final_steps.store(steps_are_final() ? 1 : 0, std::memory_order_relaxed);
+  page().server().final_steps.store(steps_are_final() ? 1 : 0, std::memory_order_relaxed);
 }
 
 bool DeviceState::make_room() {
@@ -100,7 +100,7 @@ bool DeviceState::make_room() {
         "understudy: rank %u lets go of %llu bytes that it keeps of the last commit, as the program "
         "needs memory. A fault before the next commit cannot be undone in place, and needs a replica "
         "or a snapshot. It is said only once\n",
-        log_.page().rank, static_cast<unsigned long long>(table_.undo_bytes()));
+        page().fixed().rank, static_cast<unsigned long long>(table_.undo_bytes()));
   table_.make_room();
   store_.clear();
   store_.give_up_arena();
@@ -109,7 +109,7 @@ bool DeviceState::make_room() {
 }
 
 CommitEntry DeviceState::entry(uint64_t number) const {
-  const CommitEntry e = replay::copy_once(log_.page().commits[number % replay::kCommitRing]);
+  const CommitEntry e = replay::copy_once(page().server().commits[number % replay::kCommitRing]);
   if (number == 0 || e.number != number)
     throw LogError("commit " + std::to_string(number) + " is no longer known");
   return e;
@@ -177,15 +177,16 @@ uint64_t DeviceState::commit(const Position& position, bool optimizer, bool for_
       tell_incomplete(named, replay::kMarksInPlace + more.size());
   }
   if (std::exchange(watches_step_, false) && table_.sealed()) keep_step_preimages(false);
-  auto& page = log_.page();
-  page.sealed.store(0, std::memory_order_relaxed);
+  const auto page = log_.server_page();
+  page.server().sealed.store(0, std::memory_order_relaxed);
   table_.commit();
   table_.preimages(true);
-  page.commits[number % replay::kCommitRing] = e;
-  page.commit_count.store(number, std::memory_order_release);
+  page.server().commits[number % replay::kCommitRing] = e;
+  page.server().commit_count.store(number, std::memory_order_release);
   // Not before: behind an optimizer's step without pre-images there is no other commit to go back to.
-  page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward), std::memory_order_relaxed);
-  if (e.flags & replay::kCommitComplete) page.degraded.store(0);
+  page.server().phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward),
+                            std::memory_order_relaxed);
+  if (e.flags & replay::kCommitComplete) page.server().degraded.store(0);
   if (const uint64_t serial = for_snapshot ? snapshots_.ordered(e.step) : 0; __builtin_expect(serial != 0, 0))
     begin_snapshot(serial, {e, std::move(more)});
   apply_floor();
@@ -255,7 +256,7 @@ std::optional<Manifest> DeviceState::describe(uint64_t number, bool optimizer, b
 
 void DeviceState::tell_incomplete(bool named, size_t communicators) {
   if (std::exchange(incomplete_told_, true)) return;
-  const uint32_t rank = log_.page().rank;
+  const uint32_t rank = page().fixed().rank;
   if (named)
     std::fprintf(stderr,
                  "understudy: the shadow area of rank %u is full; commits without it cannot be restored\n",
@@ -293,7 +294,7 @@ void DeviceState::begin_snapshot(uint64_t serial, replay::CommitRow e) {
 
 // Not where one is awaited of another commit, which has the next serial.
 bool DeviceState::snapshot_here() {
-  if (!snapshots_.enabled() || log_.page().world > 1) return false;
+  if (!snapshots_.enabled() || page().fixed().world > 1) return false;
   if (table_.epoch() == 0) return false;
   const CommitEntry newest = entry(table_.epoch());
   if (!snapshots_.of(newest) && !snapshots_.awaited())
@@ -302,7 +303,7 @@ bool DeviceState::snapshot_here() {
 }
 
 bool DeviceState::snapshot_now() {
-  if (!snapshots_.enabled() || log_.page().world > 1) return false;
+  if (!snapshots_.enabled() || page().fixed().world > 1) return false;
   const CommitEntry newest = entry(table_.epoch());
   if (!snapshots_.of(newest)) begin_snapshot(snapshots_.next_serial(), newest_commit());
   snapshots_.finish();
@@ -314,7 +315,7 @@ bool DeviceState::snapshot_now() {
 uint64_t DeviceState::floor() const {
   const uint64_t newest = table_.epoch();
   if (!policy_.protect) return newest;
-  uint64_t floor = std::min(log_.page().floor_commit.load(std::memory_order_acquire), newest);
+  uint64_t floor = std::min(page().shared().floor_commit.load(std::memory_order_acquire), newest);
   if (newest - floor > replay::kCommitRing - 4) floor = newest - (replay::kCommitRing - 4);
   return floor;
 }
@@ -327,18 +328,18 @@ bool DeviceState::apply_floor() {
     floor_offset_ = entry(target).log_offset;
   }
   snapshots_.apply_floor();
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   const uint64_t freed = std::min(floor_offset_, snapshots_.keeps_log_from()) / log_.segment_bytes();
-  if (freed <= page.freed_segments.load(std::memory_order_relaxed)) return false;
-  page.freed_segments.store(freed, std::memory_order_release);
-  page.freed_futex.fetch_add(1);
-  replay::futex_wake(page.freed_futex);
+  if (freed <= page.server().freed_segments.load(std::memory_order_relaxed)) return false;
+  page.server().freed_segments.store(freed, std::memory_order_release);
+  page.shared().freed_futex.fetch_add(1);
+  replay::futex_wake(page.shared().freed_futex);
   return true;
 }
 
 void DeviceState::cut_log() {
-  log_.page().floor_commit.store(table_.epoch(), std::memory_order_release);
-  if (policy_.protect) log_.page().degraded.store(1);
+  page().shared().floor_commit.store(table_.epoch(), std::memory_order_release);
+  if (policy_.protect) page().server().degraded.store(1);
   snapshots_.cut(entry(table_.epoch()).log_offset);
   snapshots_.let_log_go(entry(table_.epoch()).log_offset);
   apply_floor();
@@ -430,11 +431,11 @@ uint64_t DeviceState::flip_bit() {
 }
 
 void DeviceState::publish_statistics() {
-  auto& page = log_.page();
-  page.live_buffers.store(table_.size(), std::memory_order_relaxed);
-  page.live_bytes.store(table_.live_bytes(), std::memory_order_relaxed);
-  page.undo_bytes.store(table_.undo_bytes(), std::memory_order_relaxed);
-  page.shadow_used_bytes.store(shadows_.used(), std::memory_order_relaxed);
+  const auto page = log_.server_page();
+  page.server().live_buffers.store(table_.size(), std::memory_order_relaxed);
+  page.server().live_bytes.store(table_.live_bytes(), std::memory_order_relaxed);
+  page.server().undo_bytes.store(table_.undo_bytes(), std::memory_order_relaxed);
+  page.server().shadow_used_bytes.store(shadows_.used(), std::memory_order_relaxed);
 }
 
 }  // namespace understudy::server

@@ -182,8 +182,9 @@ class DeviceState {
   static void know_digests(const std::vector<BufferTable::Buffer*>& buffers,
                            const std::vector<uint64_t>& digests);
   void start_of_session();
-  void begin_forward(replay::ControlPage& page);
+  void begin_forward(replay::ServerPage page);
   uint64_t floor() const;
+  replay::ServerPage page() const { return log_.server_page(); }
 
   const Driver& driver_;
   replay::LogMap& log_;

@@ -34,10 +34,10 @@ void DeviceState::load_generators(const Manifest& manifest, const uint8_t* base)
 }
 
 // Every commit stands at the beginning of a FORWARD_BACKWARD phase.
-void DeviceState::begin_forward(replay::ControlPage& page) {
+void DeviceState::begin_forward(replay::ServerPage page) {
   phase(replay::Phase::kForwardBackward);
-  page.phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward));
-  page.sealed.store(0);
+  page.server().phase.store(static_cast<uint32_t>(replay::Phase::kForwardBackward));
+  page.server().sealed.store(0);
 }
 
 std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
@@ -47,10 +47,10 @@ std::pair<Position, uint64_t> DeviceState::rewind(uint64_t target) {
   driver_.synchronize();
   const uint64_t bytes = table_.rewind(target);
   store_.give_up_arena();  // new connections need memory too; and pre-images are copied when it returns
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   begin_forward(page);
-  page.commit_count.store(target, std::memory_order_release);
-  page.error_kind.store(0);
+  page.server().commit_count.store(target, std::memory_order_release);
+  page.server().error_kind.store(0);
   applied_floor_ = std::min(applied_floor_, target);
   if (target == 0) {
     floor_offset_ = 0;
@@ -97,13 +97,13 @@ void DeviceState::check_content(const Manifest& manifest) {
 
 std::pair<Position, uint64_t> DeviceState::restore(uint64_t target) {
   driver_.streams().forget_marks();
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   snapshots_.abandon();
   communicators_.forget_in_flight(table_);
   driver_.synchronize();
   begin_forward(page);
-  page.error_kind.store(0);
-  page.commit_count.store(target, std::memory_order_release);
+  page.server().error_kind.store(0);
+  page.server().commit_count.store(target, std::memory_order_release);
   applied_floor_ = target;
   floor_offset_ = 0;
   start_of_session();
@@ -155,11 +155,11 @@ std::pair<Position, uint64_t> DeviceState::restore_snapshot(uint64_t target) {
   // It is the rank's newest commit now, though without a manifest in `shadow`: that one is of the snapshot.
   e.manifest_offset = e.manifest_bytes = 0;
   e.flags &= replay::kCommitFreesApplied;
-  auto& page = log_.page();
+  const auto page = log_.server_page();
   if (!replay::write_more_marks(log_, replay::mark_row_of_commit(target), e.more))
     throw LogError("there is no memory in /dev/shm for what a commit says of communicators");
-  page.commits[target % replay::kCommitRing] = e;
-  page.commit_count.store(target, std::memory_order_release);
+  page.server().commits[target % replay::kCommitRing] = e;
+  page.server().commit_count.store(target, std::memory_order_release);
   return {position_of(e), bytes};
 }
 

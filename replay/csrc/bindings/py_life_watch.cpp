@@ -13,7 +13,9 @@ namespace {
 
 // As a device server does; for tests and bench, which need no PyTorch for it.
 struct HeldLog {
-  explicit HeldLog(const std::string& directory) : log(directory) { hold.hold(log.page().server_life); }
+  explicit HeldLog(const std::string& directory) : log(directory) {
+    hold.hold(log.server_page().shared().server_life);
+  }
   LogMap log;
   LifeHold hold;  // goes before the log
 };
@@ -44,7 +46,7 @@ void bind_life_watch(py::module_& m) {
       .def("take", &LifeWatch::take, "Notices since the last time, oldest first.");
   py::class_<HeldLog>(m, "HeldLog", "Holds the word of a log, as its device server does (tests, bench).")
       .def(py::init<const std::string&>())
-      .def("hold", [](HeldLog& h) { h.hold.hold(h.log.page().server_life); })
+      .def("hold", [](HeldLog& h) { h.hold.hold(h.log.server_page().shared().server_life); })
       .def("let_go", [](HeldLog& h) { h.hold.let_go(); });
   m.def("process_end", &process_end, py::arg("pid"), py::arg("start_ticks"),
         "How far the end of a process has come.");

@@ -21,8 +21,10 @@ namespace py = pybind11;
 namespace understudy::replay {
 
 LogClass bind_log(py::module_& m) {
-#define READ(name) log.def_property_readonly(#name, [](const LogMap& l) { return load(l.page().name); })
-#define FIXED(name) log.def_property_readonly(#name, [](const LogMap& l) { return l.page().name; })
+#define READ(part, name) \
+  log.def_property_readonly(#name, [](const LogMap& l) { return load(l.page().part().name); })
+#define FIXED(part, name) \
+  log.def_property_readonly(#name, [](const LogMap& l) { return l.page().part().name; })
   struct MappedArea {
     Mapping mapping;
     bool writable;
@@ -45,78 +47,79 @@ LogClass bind_log(py::module_& m) {
         return py::buffer_info(a.mapping.data(), static_cast<py::ssize_t>(a.mapping.bytes()), !a.writable);
       });
   LogClass log(m, "Log", "A rank's log, mapped.");
-  FIXED(rank);
-  FIXED(world);
-  FIXED(segment_bytes);
-  FIXED(segment_count);
-  FIXED(error_index);
-  FIXED(dictionary_bytes);
-  READ(tail);
-  READ(tail_index);
-  READ(dictionary_begin);
-  READ(dictionary_tail);
-  READ(cursor);
-  READ(cursor_index);
-  READ(passed_index);
-  READ(awaited_index);
-  READ(phase);
-  READ(step);
-  READ(worker_steps);
-  READ(call);
-  READ(progress_ns);
-  READ(freed_segments);
-  READ(backpressure);
-  READ(in_collective);
-  READ(degraded);
-  READ(final_steps);
-  READ(sealed);
-  READ(live_buffers);
-  READ(live_bytes);
-  READ(undo_bytes);
-  READ(shadow_used_bytes);
-  READ(snapshot_used_bytes);
-  READ(snapshot_failed);
-  READ(snapshot_begun);
-  READ(snapshots_taken);
-  READ(snapshot_ns);
-  READ(snapshot_huge_bytes);
-  READ(replies_compared);
-  READ(replies_different);
-  READ(median_calls_per_step);
-  READ(median_bytes_per_step);
-  READ(commit_count);
-  READ(session_state);
-  READ(error_kind);
-  READ(device_lost);
-  READ(wait_sequence);
-  READ(validated_step);
-  READ(validations_failed);
+  FIXED(fixed, rank);
+  FIXED(fixed, world);
+  FIXED(fixed, segment_bytes);
+  FIXED(fixed, segment_count);
+  FIXED(server, error_index);
+  FIXED(fixed, dictionary_bytes);
+  READ(worker, tail);
+  READ(worker, tail_index);
+  READ(worker, dictionary_begin);
+  READ(worker, dictionary_tail);
+  READ(server, cursor);
+  READ(server, cursor_index);
+  READ(server, passed_index);
+  READ(worker, awaited_index);
+  READ(server, phase);
+  READ(server, step);
+  READ(worker, worker_steps);
+  READ(server, call);
+  READ(server, progress_ns);
+  READ(server, freed_segments);
+  READ(worker, backpressure);
+  READ(server, in_collective);
+  READ(server, degraded);
+  READ(server, final_steps);
+  READ(server, sealed);
+  READ(server, live_buffers);
+  READ(server, live_bytes);
+  READ(server, undo_bytes);
+  READ(server, shadow_used_bytes);
+  READ(server, snapshot_used_bytes);
+  READ(server, snapshot_failed);
+  READ(server, snapshot_begun);
+  READ(server, snapshots_taken);
+  READ(server, snapshot_ns);
+  READ(shared, snapshot_huge_bytes);
+  READ(server, replies_compared);
+  READ(server, replies_different);
+  READ(server, median_calls_per_step);
+  READ(server, median_bytes_per_step);
+  READ(server, commit_count);
+  READ(shared, session_state);
+  READ(server, error_kind);
+  READ(server, device_lost);
+  READ(server, wait_sequence);
+  READ(server, validated_step);
+  READ(server, validations_failed);
   log.def(py::init<const std::string&>())
       .def_property(
-          "server_life", [](const LogMap& l) { return load(l.page().server_life); },
+          "server_life", [](const LogMap& l) { return load(l.page().shared().server_life); },
           [](LogMap& l, uint32_t word) {
-            l.page().server_life.store(word);
-            futex_wake(l.page().server_life);
+            l.daemon_page().shared().server_life.store(word);
+            futex_wake(l.daemon_page().shared().server_life);
           },
           "The word that a device server holds (life_word.h); written by tests.")
-      .def_property_readonly("device_message",
-                             [](const LogMap& l) { return as_text(text_of(l.page().device_message)); })
+      .def_property_readonly(
+          "device_message",
+          [](const LogMap& l) { return as_text(text_of(l.page().server().device_message)); })
       .def_property_readonly(
           "waits_for",
           [](const LogMap& l) {
-            const auto& p = l.page();
-            return std::pair(load(p.wait_uid_low), load(p.wait_uid_high));
+            const auto p = l.page();
+            return std::pair(load(p.server().wait_uid_low), load(p.server().wait_uid_high));
           },
           "The communicator (uid_low, uid_high) whose collective the server waits for while in_collective.")
       .def(
           "started",
           [](const LogMap& l) {
             std::vector<std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>> found;
-            const auto& p = l.page();
-            const uint64_t count = load(p.started_count);
+            const auto p = l.page();
+            const uint64_t count = load(p.server().started_count);
             for (uint64_t i = 0; i < std::min(count, kMarksInPlace); i++)
-              found.emplace_back(load(p.started[i].uid_low), load(p.started[i].uid_high),
-                                 load(p.started[i].sequence), load(p.started[i].size));
+              found.emplace_back(load(p.server().started[i].uid_low), load(p.server().started[i].uid_high),
+                                 load(p.server().started[i].sequence), load(p.server().started[i].size));
             for (const CommunicatorMark& mark : read_more_marks(l, kStartedRow, count))
               found.emplace_back(mark.uid_low, mark.uid_high, mark.sequence, mark.members);
             return found;
@@ -125,82 +128,96 @@ LogClass bind_log(py::module_& m) {
       .def_property_readonly("recent_calls",
                              [](const LogMap& l) {
                                std::vector<uint64_t> calls;
-                               for (const auto& n : l.page().recent_calls) calls.push_back(load(n));
+                               for (const auto& n : l.page().server().recent_calls) calls.push_back(load(n));
                                return calls;
                              })
-      .def_property_readonly("validation_message",
-                             [](const LogMap& l) { return as_text(text_of(l.page().validation_message)); })
+      .def_property_readonly(
+          "validation_message",
+          [](const LogMap& l) { return as_text(text_of(l.page().server().validation_message)); })
       .def_property(
-          "validate_step", [](const LogMap& l) { return load(l.page().validate_step); },
-          [](LogMap& l, uint64_t step) { l.page().validate_step.store(step, std::memory_order_release); })
-      .def_property_readonly("error_operator",
-                             [](const LogMap& l) { return as_text(text_of(l.page().error_operator)); })
-      .def_property_readonly("error_message",
-                             [](const LogMap& l) { return as_text(text_of(l.page().error_message)); })
+          "validate_step", [](const LogMap& l) { return load(l.page().shared().validate_step); },
+          [](LogMap& l, uint64_t step) {
+            l.daemon_page().shared().validate_step.store(step, std::memory_order_release);
+          })
+      .def_property_readonly(
+          "error_operator",
+          [](const LogMap& l) { return as_text(text_of(l.page().server().error_operator)); })
+      .def_property_readonly(
+          "error_message", [](const LogMap& l) { return as_text(text_of(l.page().server().error_message)); })
       .def_property(
-          "floor_commit", [](const LogMap& l) { return load(l.page().floor_commit); },
-          [](LogMap& l, uint64_t floor) { l.page().floor_commit.store(floor, std::memory_order_release); })
+          "floor_commit", [](const LogMap& l) { return load(l.page().shared().floor_commit); },
+          [](LogMap& l, uint64_t floor) {
+            l.daemon_page().shared().floor_commit.store(floor, std::memory_order_release);
+          })
       .def_property(
-          "log_kept_from", [](const LogMap& l) { return load(l.page().log_kept_from); },
-          [](LogMap& l, uint64_t offset) { l.page().log_kept_from.store(offset, std::memory_order_release); })
+          "log_kept_from", [](const LogMap& l) { return load(l.page().daemon().log_kept_from); },
+          [](LogMap& l, uint64_t offset) {
+            l.daemon_page().daemon().log_kept_from.store(offset, std::memory_order_release);
+          })
       .def_property(
-          "log_uncopied_from", [](const LogMap& l) { return load(l.page().log_uncopied_from); },
-          [](LogMap& l, uint64_t from) { l.page().log_uncopied_from.store(from, std::memory_order_release); })
+          "log_uncopied_from", [](const LogMap& l) { return load(l.page().daemon().log_uncopied_from); },
+          [](LogMap& l, uint64_t from) {
+            l.daemon_page().daemon().log_uncopied_from.store(from, std::memory_order_release);
+          })
       .def_property(
-          "describe_steps", [](const LogMap& l) { return load(l.page().describe_steps) != 0; },
-          [](LogMap& l, bool on) { l.page().describe_steps.store(on ? 1 : 0, std::memory_order_release); })
+          "describe_steps", [](const LogMap& l) { return load(l.page().daemon().describe_steps) != 0; },
+          [](LogMap& l, bool on) {
+            l.daemon_page().daemon().describe_steps.store(on ? 1 : 0, std::memory_order_release);
+          })
       .def(
           "lose", [](LogMap& l, const std::string& message) { lose_session(l, message); },
           "Ends the session; the worker raises `message` at its next call.")
       .def(
           "supervise",
           [](LogMap& l, int32_t pid, uint64_t start_ticks) {
-            l.page().proxyd_start_ticks.store(start_ticks);
-            l.page().proxyd_pid.store(pid);
+            l.daemon_page().daemon().proxyd_start_ticks.store(start_ticks);
+            l.daemon_page().daemon().proxyd_pid.store(pid);
           },
           py::arg("pid"), py::arg("start_ticks"), "This proxyd supervises the session from here on.")
       .def_property_readonly("lost_message",
-                             [](const LogMap& l) { return as_text(text_of(l.page().lost_message)); })
+                             [](const LogMap& l) { return as_text(text_of(l.page().shared().lost_message)); })
       .def(
           "take_last_words",
           [](LogMap& l) {
-            auto& page = l.page();
-            if (page.session_state.load(std::memory_order_acquire) != 0) return py::str();
-            py::str words = as_text(text_of(page.lost_message));
-            page.lost_message[0] = '\0';
+            const auto page = l.daemon_page();
+            if (page.shared().session_state.load(std::memory_order_acquire) != 0) return py::str();
+            py::str words = as_text(text_of(page.shared().lost_message));
+            page.shared().lost_message[0] = '\0';
             return words;
           },
           "Why the device server of a session that goes on has ended, if it could say so; empty after that.")
-      .def_property_readonly("proxyd_pid", [](const LogMap& l) { return l.page().proxyd_pid.load(); })
+      .def_property_readonly("proxyd_pid",
+                             [](const LogMap& l) { return l.page().daemon().proxyd_pid.load(); })
       .def("add_drill",
            [](LogMap& l, uint32_t kind, uint64_t step, uint64_t call) {
-             ControlPage& p = l.page();
-             const uint32_t n = p.drill_count.load();
+             const DaemonPage p = l.daemon_page();
+             const uint32_t n = p.daemon().drill_count.load();
              if (n >= kMaxDrills)
                throw LogError("more than " + std::to_string(kMaxDrills) + " drills for one rank");
-             p.drills[n].kind = kind;
-             p.drills[n].step = step;
-             p.drills[n].call = call;
-             p.drills[n].fired_at_ns = 0;
-             p.drills[n].detail = 0;
-             p.drills[n].state.store(0);
-             p.drill_count.store(n + 1, std::memory_order_release);
+             p.shared().drills[n].kind = kind;
+             p.shared().drills[n].step = step;
+             p.shared().drills[n].call = call;
+             p.shared().drills[n].fired_at_ns = 0;
+             p.shared().drills[n].detail = 0;
+             p.shared().drills[n].state.store(0);
+             p.daemon().drill_count.store(n + 1, std::memory_order_release);
            })
       .def("drills",
            [](const LogMap& l) {
              std::vector<std::tuple<uint32_t, uint64_t, uint64_t, uint32_t, uint64_t, uint64_t>> found;
-             const ControlPage& p = l.page();
-             for (uint32_t i = 0; i < std::min<uint64_t>(p.drill_count.load(), kMaxDrills); i++)
-               found.emplace_back(p.drills[i].kind, p.drills[i].step, p.drills[i].call,
-                                  p.drills[i].state.load(std::memory_order_acquire), p.drills[i].fired_at_ns,
-                                  p.drills[i].detail);
+             const ReaderPage p = l.page();
+             for (uint32_t i = 0; i < std::min<uint64_t>(p.daemon().drill_count.load(), kMaxDrills); i++)
+               found.emplace_back(p.shared().drills[i].kind, p.shared().drills[i].step,
+                                  p.shared().drills[i].call,
+                                  p.shared().drills[i].state.load(std::memory_order_acquire),
+                                  p.shared().drills[i].fired_at_ns, p.shared().drills[i].detail);
              return found;
            })
       .def(
           "drill_done",
           [](LogMap& l, uint32_t slot) {
             if (slot >= kMaxDrills) throw LogError("there is no drill " + std::to_string(slot));
-            l.page().drills[slot].state.store(static_cast<uint32_t>(DrillState::kDone));
+            l.daemon_page().shared().drills[slot].state.store(static_cast<uint32_t>(DrillState::kDone));
           },
           "proxyd has done its part of a drill that fired: the server need not wait any longer.")
       .def("dump", &dump, py::arg("first") = py::none(), py::arg("count") = py::none())

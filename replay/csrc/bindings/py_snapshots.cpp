@@ -75,32 +75,36 @@ void bind_snapshots(py::module_& m, LogClass& log) {
       .def_readonly("buffers", &Contents::buffers)
       .def_readonly("generators", &Contents::generators);
   log.def_property(
-         "snapshot_floor", [](const LogMap& l) { return load(l.page().snapshot_floor); },
-         [](LogMap& l, uint64_t serial) { l.page().snapshot_floor.store(serial, std::memory_order_release); })
+         "snapshot_floor", [](const LogMap& l) { return load(l.page().daemon().snapshot_floor); },
+         [](LogMap& l, uint64_t serial) {
+           l.daemon_page().daemon().snapshot_floor.store(serial, std::memory_order_release);
+         })
       .def_property(
-          "snapshot_suspended", [](const LogMap& l) { return load(l.page().snapshot_suspended) != 0; },
+          "snapshot_suspended",
+          [](const LogMap& l) { return load(l.page().daemon().snapshot_suspended) != 0; },
           [](LogMap& l, bool on) {
-            l.page().snapshot_suspended.store(on ? 1 : 0, std::memory_order_release);
+            l.daemon_page().daemon().snapshot_suspended.store(on ? 1 : 0, std::memory_order_release);
           })
       .def_property_readonly("snapshot_limit", [](const LogMap& l) { return l.snapshots().bytes; })
       .def_property_readonly("snapshot_ordered",
                              [](const LogMap& l) {
                                uint64_t newest = 0;
-                               for (const auto& order : l.page().snapshot_orders)
+                               for (const auto& order : l.page().daemon().snapshot_orders)
                                  newest = std::max(newest, serial_of(load(order)));
                                return newest;
                              })
       .def(
           "describe_snapshot",
           [](LogMap& l, uint64_t serial) {
-            l.page().snapshot_described[serial % kSnapshotOrders].store(serial, std::memory_order_release);
+            l.daemon_page().daemon().snapshot_described[serial % kSnapshotOrders].store(
+                serial, std::memory_order_release);
           },
           "The worker is to say what that snapshot consists of; to be called before it is ordered.")
       .def(
           "order_snapshot",
           [](LogMap& l, uint64_t serial, std::optional<uint64_t> step) {
             if (step && *step >= kAtNextCommit) throw LogError("no step can be that late");
-            l.page().snapshot_orders[serial % kSnapshotOrders].store(
+            l.daemon_page().daemon().snapshot_orders[serial % kSnapshotOrders].store(
                 order_of(serial, step.value_or(kAtNextCommit)), std::memory_order_release);
           },
           py::arg("serial"), py::arg("step") = py::none(),
@@ -121,7 +125,7 @@ void bind_snapshots(py::module_& m, LogClass& log) {
           [](LogMap& l, const std::vector<uint64_t>& serials) {
             if (serials.size() > kSnapshotLeases) throw LogError("too many snapshots are leased");
             for (size_t i = 0; i < kSnapshotLeases; i++)
-              l.page().snapshot_leases[i].store(i < serials.size() ? serials[i] : 0);
+              l.daemon_page().daemon().snapshot_leases[i].store(i < serials.size() ? serials[i] : 0);
           },
           "These, and no others, stay as they are while they are read.");
 }

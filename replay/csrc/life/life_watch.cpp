@@ -56,11 +56,11 @@ struct LifeWatch::Word {
         start_ticks(start_ticks_),
         seen(now()) {
     const auto& page = *reinterpret_cast<const ControlPage*>(control.data());
-    if (page.magic != kMagic || page.version != kVersion)
+    if (page.fixed.magic != kMagic || page.fixed.version != kVersion)
       throw LogError(directory + " holds no log of this build");
   }
   const std::atomic<uint32_t>& word() const {
-    return reinterpret_cast<const ControlPage*>(control.data())->server_life;
+    return reinterpret_cast<const ControlPage*>(control.data())->shared.server_life;
   }
   uint32_t now() const { return word().load(std::memory_order_acquire); }
 

@@ -3,7 +3,7 @@
 //
 // A rank's log is a directory of six files in shared memory, created and removed by proxyd:
 //
-//   control     ControlPage, then the reply area
+//   control     ControlPage (control_page.h), then the reply area
 //   marks       how far communicators have come, as far as the control page has no place for it; sparse
 //   dictionary  templates of operator calls, in regions that are used again and again; sparse
 //   segments    `segment_count` segments of `segment_bytes`; sparse, so untouched ones cost nothing
@@ -25,7 +25,7 @@
 namespace understudy::replay {
 
 inline constexpr uint64_t kMagic = 0x3159445453444e55ull;  // "UNDSTDY1"
-inline constexpr uint32_t kVersion = 17;
+inline constexpr uint32_t kVersion = 18;
 inline constexpr uint64_t kMaxSegments = 4096;
 inline constexpr uint64_t kTemplateRegions = 16;
 inline constexpr uint64_t kCommitRing = 64;
@@ -245,7 +245,7 @@ struct CollectiveHeader {
       splits;  // tensors (raw: tensor word, handle, offset, sizes, strides), split words
 };
 
-// ---- control page
+// ---- what the control page consists of; control_page.h says where it lies, and who writes it
 enum class SessionState : uint32_t { kOpen = 0, kLost = 1, kClosed = 2 };
 enum class ErrorKind : uint32_t {
   kNone = 0,
@@ -343,126 +343,6 @@ inline uint64_t serial_of(uint64_t order) { return order >> kOrderStepBits; }
 inline uint64_t step_of(uint64_t order) { return order & kAtNextCommit; }
 // So many may be ahead at a time; the one with serial n lies in snapshot_orders[n % kSnapshotOrders].
 inline constexpr uint64_t kSnapshotOrders = 4;
-
-struct alignas(64) ControlPage {
-  // Fixed when proxyd creates the log.
-  uint64_t magic;
-  uint32_t version, page_bytes;
-  uint64_t segment_bytes, segment_count, dictionary_bytes, reply_bytes, shadow_bytes, snapshot_bytes;
-  uint32_t rank, world;
-  std::atomic<int32_t> proxyd_pid;  // who supervises; a proxyd that adopts the session writes itself
-  uint32_t proxyd_grace_s;          // so long a waiting worker hopes that a dead proxyd gets a successor
-  std::atomic<uint64_t> proxyd_start_ticks;  // field 22 of /proc/PID/stat: tells a reused pid apart
-
-  // Written by the worker when it recycles a region of templates; the device server looks at it with every
-  // operator, so it lies apart from what changes with every record.
-  std::atomic<uint64_t> dictionary_begin;  // templates of smaller ids are gone
-  // Written by the worker when it waits for an event, or asks for it: until passed_index, or that of its
-  // stream, is this; 0 = it does not.
-  std::atomic<uint64_t> awaited_index;
-
-  // Written by the worker.
-  alignas(64) std::atomic<uint64_t> tail;  // log offset behind the last published record
-  std::atomic<uint64_t> tail_index;        // records published
-  std::atomic<uint64_t> dictionary_tail;   // id behind the last template
-  std::atomic<uint32_t> tail_futex;
-  std::atomic<uint32_t> backpressure;  // threads of the worker that wait for a segment or a template region
-  std::atomic<uint64_t> worker_steps;  // optimizer steps whose commits it has appended
-
-  // Written by the device server, this cache line with every record: nothing that the worker reads with
-  // every record may lie in it.
-  alignas(64) std::atomic<uint64_t> cursor;  // log offset of the next record to run
-  std::atomic<uint64_t> cursor_index;
-  std::atomic<uint64_t> step;         // current minibatch, from 1
-  std::atomic<uint64_t> call;         // records of it begun
-  std::atomic<uint64_t> progress_ns;  // CLOCK_MONOTONIC of the last update
-  std::atomic<uint32_t> phase;
-  std::atomic<uint32_t> in_collective;  // 1 while it waits for peers
-  std::atomic<uint64_t> passed_index;   // the device has done all records before this one, perhaps more
-
-  // Written by the device server now and then.
-  // Where a script has several streams, as passed_index, but for each of them alone; 0 elsewhere.
-  alignas(64) std::atomic<uint64_t> passed_of_stream[kStreams];
-  std::atomic<uint64_t> replies_compared, replies_different;
-  std::atomic<uint64_t> median_calls_per_step, median_bytes_per_step;
-  std::atomic<uint32_t> degraded;  // 1 = the log was cut under pressure: no recovery until the next commit
-  std::atomic<uint32_t>
-      final_steps;               // 1 = no pre-images are kept in an optimizer step: no way leads out of it
-  std::atomic<uint32_t> sealed;  // 1 = no way leads back to its newest commit, for want of memory
-  std::atomic<uint64_t> live_buffers, live_bytes, undo_bytes, shadow_used_bytes;
-  std::atomic<uint64_t> snapshot_used_bytes;
-  std::atomic<uint64_t> snapshots_taken, snapshot_ns;  // and what they took of the executor's time
-  std::atomic<uint64_t> snapshot_begun;                // serial of the newest order that was taken up
-  std::atomic<uint64_t> snapshot_failed;               // serial of the newest order that found no memory
-  std::atomic<uint64_t> recent_calls[kRecentSteps];    // records of minibatch n, in n % kRecentSteps
-  std::atomic<uint64_t> validated_step;                // newest minibatch whose validation has a result
-  std::atomic<uint64_t> validations_failed;            // so many of them differed; the last one is told in
-  char validation_message[512];
-  std::atomic<uint32_t> device_lost;  // 1 = the server ends because its device is gone; why:
-  char device_message[256];
-
-  // Written by the device server with every collective: which one it waits for while in_collective is 1 (uid
-  // 0: one that cannot be named), and how far it has come with each communicator.
-  alignas(64) std::atomic<uint64_t> wait_uid_low, wait_uid_high, wait_sequence;
-  std::atomic<uint32_t> started_count;
-  StartedMark started[kMarksInPlace];
-  std::atomic<uint64_t>
-      partitioned_until_ns;  // CLOCK_MONOTONIC: by a drill, no peer can be reached until then
-
-  // Written by the device server; read by the worker with every record and to recycle segments.
-  alignas(64) std::atomic<uint32_t> server_sleeping;
-  std::atomic<uint32_t> freed_futex;
-  std::atomic<uint64_t> freed_segments;  // logical segments below this may be reused
-
-  alignas(64) std::atomic<uint64_t> reply_sequence;
-  std::atomic<uint32_t> reply_futex;
-  std::atomic<uint32_t> worker_sleeping;
-
-  // An asynchronous error of the program itself; sticky.
-  alignas(64) std::atomic<uint32_t> error_kind;
-  uint64_t error_index;
-  char error_operator[256];
-  char error_message[4096];
-
-  // Written by proxyd.
-  alignas(64) std::atomic<uint32_t> session_state;
-  std::atomic<uint64_t> floor_commit;  // no commit below this one will be asked for again
-  std::atomic<uint64_t>
-      snapshot_floor;  // serial: no older snapshot will be asked for; 0 = the beginning may be
-  // Log offset behind the commit of a snapshot on storage, or of one that goes with CPU images: records from
-  // there on stay for its sake; 0 = none.
-  std::atomic<uint64_t> log_kept_from;
-  // Log offset from which on records are yet to be copied to storage, and stay until then; 0 = nobody does.
-  std::atomic<uint64_t> log_uncopied_from;
-  std::atomic<uint32_t> snapshot_suspended;  // 1 = none is kept, and no log for their sake
-  // Serials of snapshots that are being copied to storage, or go with CPU images: contents stay, whatever the
-  // floor is; 0 = none.
-  std::atomic<uint64_t> snapshot_leases[kSnapshotLeases];
-  std::atomic<uint64_t> snapshot_orders[kSnapshotOrders];  // see order_of(); 0 = none yet
-  // Serials of ordered snapshots for which the worker is to say what the buffers are called
-  // (`client-SERIAL`), each at the place of its order.
-  std::atomic<uint64_t> snapshot_described[kSnapshotOrders];
-  std::atomic<uint32_t> describe_steps;  // 1: and before every step's commit (`step-N`)
-  char lost_message[1024];
-  std::atomic<uint64_t> validate_step;  // the minibatch to be executed twice; 0 = none
-  std::atomic<uint32_t> drill_count;
-  Drill drills[kMaxDrills];
-
-  // A robust futex that the device server of the session holds while it lives: when it dies, the kernel sets
-  // FUTEX_OWNER_DIED here and wakes who waits, before it gives any memory back (life_word.h). Of this host
-  // alone: mirrors on others have 0.
-  alignas(64) std::atomic<uint32_t> server_life;
-
-  // Bytes of `snapshot`, from its beginning, that lie in huge pages, as far as the device server and a
-  // restore know: whether storage is best written from there.
-  std::atomic<uint64_t> snapshot_huge_bytes;
-
-  alignas(64) std::atomic<uint64_t> commit_count;  // newest commit's number; commit n lies in commits[n %
-                                                   // kCommitRing]
-  CommitEntry commits[kCommitRing];
-  SnapshotEntry snapshots[kSnapshots];  // written by the device server
-  uint32_t segment_of[kMaxSegments];
-};
 
 // Reply area: ReplyHeader, then the payload.
 struct ReplyHeader {

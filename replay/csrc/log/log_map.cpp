@@ -74,22 +74,22 @@ void create_log(const std::string& directory, uint32_t rank, uint32_t world, con
   create_file(directory + "/snapshot", std::max<uint64_t>(sizes.snapshot_bytes, kSmallestFile));
   Mapping control(directory + "/control", sizeof(ControlPage));
   auto* page = new (control.data()) ControlPage();
-  page->version = kVersion;
-  page->page_bytes = static_cast<uint32_t>(page_bytes());
-  page->segment_bytes = sizes.segment_bytes;
-  page->segment_count = sizes.segment_count;
-  page->dictionary_bytes = sizes.dictionary_bytes;
-  page->reply_bytes = sizes.reply_bytes;
-  page->shadow_bytes = sizes.shadow_bytes;
-  page->snapshot_bytes = sizes.snapshot_bytes;
-  page->rank = rank;
-  page->world = world;
-  page->proxyd_pid = proxyd_pid;
-  page->proxyd_start_ticks = proxyd_start_ticks;
-  page->proxyd_grace_s = proxyd_grace_s;
-  page->step = 1;
-  page->progress_ns = now_ns();
-  page->magic = kMagic;
+  page->fixed.version = kVersion;
+  page->fixed.page_bytes = static_cast<uint32_t>(page_bytes());
+  page->fixed.segment_bytes = sizes.segment_bytes;
+  page->fixed.segment_count = sizes.segment_count;
+  page->fixed.dictionary_bytes = sizes.dictionary_bytes;
+  page->fixed.reply_bytes = sizes.reply_bytes;
+  page->fixed.shadow_bytes = sizes.shadow_bytes;
+  page->fixed.snapshot_bytes = sizes.snapshot_bytes;
+  page->fixed.rank = rank;
+  page->fixed.world = world;
+  page->daemon.proxyd_pid = proxyd_pid;
+  page->daemon.proxyd_start_ticks = proxyd_start_ticks;
+  page->fixed.proxyd_grace_s = proxyd_grace_s;
+  page->server.step = 1;
+  page->server.progress_ns = now_ns();
+  page->fixed.magic = kMagic;
 }
 
 namespace {
@@ -152,7 +152,7 @@ LogMap::LogMap(const std::string& directory, Mapping control, Mapping dictionary
       shadow_(std::move(shadow)),
       snapshot_(std::move(snapshot)),
       marks_(std::move(marks)) {
-  const ControlPage& p = page();
+  const FixedPart& p = page().fixed();
   if (p.magic != kMagic) throw LogError(directory + " holds no log of ours");
   if (p.version != kVersion)
     throw LogError(directory + " has log version " + std::to_string(p.version) +

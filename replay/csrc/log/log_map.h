@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "replay/csrc/log/log_format.h"
+#include "replay/csrc/log/control_page.h"
 
 namespace understudy::replay {
 
@@ -46,8 +46,8 @@ struct LogSizes {
 inline constexpr uint64_t kReservedReplyBytes = 1 << 20;
 
 // So much of a log without an optimizer step is reason for a commit, which lets what is older go.
-inline uint64_t automatic_commit_bytes(const ControlPage& page) {
-  return std::min<uint64_t>(64 << 20, page.segment_count * page.segment_bytes / 4);
+inline uint64_t automatic_commit_bytes(const FixedPart& fixed) {
+  return std::min<uint64_t>(64 << 20, fixed.segment_count * fixed.segment_bytes / 4);
 }
 
 // Makes the files (mode 0600) in an existing directory. Sparse: only touched pages cost memory.
@@ -89,7 +89,12 @@ class LogMap {
   // `name` is what errors call it.
   LogMap(const std::string& name, Mapping control, Mapping dictionary, Mapping segments, Mapping shadow,
          Mapping snapshot = {}, Mapping marks = {});
-  ControlPage& page() const { return *reinterpret_cast<ControlPage*>(control_.data()); }
+  // The control page: to read it, or as one of its writers.
+  ReaderPage page() const { return ReaderPage(mapped_page()); }
+  WorkerPage worker_page() const { return WorkerPage(mapped_page()); }
+  ServerPage server_page() const { return ServerPage(mapped_page()); }
+  DaemonPage daemon_page() const { return DaemonPage(mapped_page()); }
+  MakerPage maker_page() const { return MakerPage(mapped_page()); }
   uint8_t* reply() const { return control_.data() + page_bytes_; }
   // Whether there is memory for a reply of so many bytes, header included; once there is, it stays.
   bool reserve_reply(uint64_t bytes);
@@ -113,7 +118,7 @@ class LogMap {
   // Address of a log offset; throws LogError if the directory of segments is corrupt.
   uint8_t* at(uint64_t offset) const {
     const uint64_t logical = offset / segment_bytes_;
-    const uint32_t physical = copy_once(page().segment_of[logical % segment_count_]);
+    const uint32_t physical = copy_once(page().segments().of[logical % segment_count_]);
     if (physical >= segment_count_) throw LogError("the log names a segment that does not exist");
     return segments_.data() + physical * segment_bytes_ + offset % segment_bytes_;
   }
@@ -122,6 +127,8 @@ class LogMap {
   void keep_out_of_forks() const;
 
  private:
+  ControlPage& mapped_page() const { return *reinterpret_cast<ControlPage*>(control_.data()); }
+
   Mapping control_, dictionary_, segments_, shadow_, snapshot_, marks_;
   std::array<uint64_t, kMarkRows> reserved_marks_{};
   uint64_t reserved_reply_ = kReservedReplyBytes;

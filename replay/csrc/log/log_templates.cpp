@@ -19,7 +19,7 @@ uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, siz
   if (bytes > map_.region_bytes())
     throw LogError("a call whose template has " + std::to_string(bytes) + " bytes is too large for the log");
   std::lock_guard<std::mutex> lock(dictionary_mutex_);
-  uint64_t id = page().dictionary_tail.load(std::memory_order_relaxed);
+  uint64_t id = page().worker().dictionary_tail.load(std::memory_order_relaxed);
   if (bytes > region_end_ - id) id = open_region();
   if (id + bytes > dictionary_reserved_) {
     const uint64_t more = std::min(std::max(bytes, kDictionaryStep), region_end_ - id);
@@ -35,7 +35,7 @@ uint64_t LogWriter::put_template(std::string_view name, const uint64_t* key, siz
   std::memcpy(p, name.data(), name.size());
   if (key_words != 0) std::memcpy(p + padded, key, 8 * key_words);
   if (output_words != 0) std::memcpy(p + padded + 8 * key_words, outputs, 8 * output_words);
-  page().dictionary_tail.store(id + bytes, std::memory_order_release);
+  page().worker().dictionary_tail.store(id + bytes, std::memory_order_release);
   return id;
 }
 
@@ -50,7 +50,7 @@ uint64_t LogWriter::open_region() {
       return released_regions_ > number - kTemplateRegions;
     });
   const uint64_t begin = region_end_;
-  page().dictionary_tail.store(begin, std::memory_order_release);
+  page().worker().dictionary_tail.store(begin, std::memory_order_release);
   dictionary_reserved_ = begin;
   region_end_ += map_.region_bytes();
   return begin;
@@ -67,11 +67,11 @@ void LogWriter::retire_region(uint64_t number) {
 void LogWriter::raise_retired() { throw RetiredTemplate(); }
 
 void LogWriter::release_regions() {
-  const uint64_t freed = page().freed_segments.load(std::memory_order_acquire);
+  const uint64_t freed = page().server().freed_segments.load(std::memory_order_acquire);
   while (released_regions_ < retired_regions_ &&
          retired_before_[released_regions_ % kTemplateRegions] <= freed) {
     const uint64_t begin = released_regions_++ * map_.region_bytes();
-    page().dictionary_begin.store(begin + map_.region_bytes(), std::memory_order_release);
+    page().worker().dictionary_begin.store(begin + map_.region_bytes(), std::memory_order_release);
     give_memory_back(map_.template_at(begin), map_.region_bytes());
   }
 }

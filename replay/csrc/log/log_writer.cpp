@@ -40,14 +40,14 @@ int available_cores() {
 }  // namespace
 
 LogWriter::LogWriter(const std::string& directory) : map_(directory) {
-  if (page().tail.load() != 0) throw LogError(directory + " already has a writer");
+  if (page().worker().tail.load() != 0) throw LogError(directory + " already has a writer");
   map_.keep_out_of_forks();
   region_end_ = map_.region_bytes();
   std::lock_guard<std::mutex> lock(registry_mutex());
   if (registry().empty()) pthread_atfork(nullptr, nullptr, poison_in_child);
   registry().push_back(&usable_);
   // Spinning for a reply pays only where server and worker have a core each.
-  spin_ns_ = available_cores() >= 2 * static_cast<int>(page().world) ? 30000 : 0;
+  spin_ns_ = available_cores() >= 2 * static_cast<int>(page().fixed().world) ? 30000 : 0;
   if (const char* text = std::getenv("UNDERSTUDY_SPIN_US"))
     spin_ns_ = std::strtoull(text, nullptr, 10) * 1000;
   // Below a relay there is a pid namespace, and proxyd outside of it.
@@ -71,7 +71,7 @@ void LogWriter::append_together(Kind kind, uint64_t aux, const std::vector<std::
     for (const auto& body : bodies)
       write(kind, aux, body.size(), [&](uint64_t* to) { std::copy(body.begin(), body.end(), to); });
   }
-  if (page().server_sleeping.load(std::memory_order_seq_cst) != 0) wake_server(kind);
+  if (page().shared().server_sleeping.load(std::memory_order_seq_cst) != 0) wake_server(kind);
 }
 
 void LogWriter::use_streams(uint64_t (*of_thread)()) {
@@ -159,7 +159,7 @@ void LogWriter::begin_segment() {
   }
   const uint32_t physical = free_segments_.back();
   free_segments_.pop_back();
-  page().segment_of[next_segment_ % map_.segment_count()] = physical;
+  page().segments().of[next_segment_ % map_.segment_count()] = physical;
   segment_ = map_.segments() + physical * map_.segment_bytes();
   segment_begin_ = next_segment_ * map_.segment_bytes();
   segment_end_ = segment_begin_ + map_.segment_bytes();
@@ -167,9 +167,10 @@ void LogWriter::begin_segment() {
 }
 
 void LogWriter::reclaim_segments() {
-  const uint64_t freed = std::min(page().freed_segments.load(std::memory_order_acquire), next_segment_);
+  const uint64_t freed =
+      std::min(page().server().freed_segments.load(std::memory_order_acquire), next_segment_);
   for (; reclaimed_segments_ < freed; reclaimed_segments_++) {
-    const uint32_t physical = page().segment_of[reclaimed_segments_ % map_.segment_count()];
+    const uint32_t physical = page().segments().of[reclaimed_segments_ % map_.segment_count()];
     if (free_segments_.size() >= kWarmSegments)  // give the memory back after a burst (loading a model, say)
       madvise(map_.segments() + physical * map_.segment_bytes(), map_.segment_bytes(), MADV_REMOVE);
     free_segments_.push_back(physical);
@@ -178,13 +179,14 @@ void LogWriter::reclaim_segments() {
 
 // The server sleeps, or is about to.
 void LogWriter::wake_server(Kind kind) {
-  ControlPage& p = page();
-  const uint64_t pending = offset_.load(std::memory_order_relaxed) - p.cursor.load(std::memory_order_relaxed);
+  const WorkerPage p = page();
+  const uint64_t pending =
+      offset_.load(std::memory_order_relaxed) - p.server().cursor.load(std::memory_order_relaxed);
   if (!is_sync(kind) && kind != Kind::kCollective && pending < wake_bytes_) return;
   // One call wakes it, however long it takes until it runs.
-  if (p.server_sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
-  p.tail_futex.fetch_add(1);
-  futex_wake(p.tail_futex);
+  if (p.shared().server_sleeping.exchange(0, std::memory_order_seq_cst) == 0) return;
+  p.shared().tail_futex.fetch_add(1);
+  futex_wake(p.shared().tail_futex);
   wakes_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -220,107 +222,109 @@ void LogWriter::note_all_passed(uint64_t index) {
 }
 
 uint64_t LogWriter::passed_records(uint64_t stream) {
-  const ControlPage& p = page();
+  const WorkerPage p = page();
   const uint64_t place = place_of_stream(stream);
-  note_passed(std::max(p.passed_index.load(std::memory_order_acquire),
-                       p.passed_of_stream[place].load(std::memory_order_acquire)),
+  note_passed(std::max(p.server().passed_index.load(std::memory_order_acquire),
+                       p.server().passed_of_stream[place].load(std::memory_order_acquire)),
               stream);
   return seen_[place].load();
 }
 
 bool LogWriter::has_passed(uint64_t index, uint64_t stream) {
-  ControlPage& p = page();
+  const WorkerPage p = page();
   const bool passed = passed_records(stream) >= index;
   const std::unique_lock<std::mutex> alone(call_mutex_, std::try_to_lock);
   if (!alone.owns_lock()) return passed;  // whoever waits has the server look
-  p.awaited_index.store(passed ? 0 : index);
+  p.worker().awaited_index.store(passed ? 0 : index);
   if (!passed) wake_server(Kind::kSynchronize);
   return passed;
 }
 
 bool LogWriter::wait_until_passed(uint64_t index, uint64_t stream, uint64_t patience_ns) {
-  ControlPage& p = page();
+  const WorkerPage p = page();
   const auto passed = [&] { return passed_records(stream) >= index; };
   if (passed()) return true;
   const std::lock_guard<std::mutex> one_at_a_time(call_mutex_);
-  p.awaited_index.store(index);
+  p.worker().awaited_index.store(index);
   waits_.fetch_add(1, std::memory_order_relaxed);
   wake_server(Kind::kSynchronize);
   bool over = arrives_soon(passed);
   // As long as the device gets on, so does the wait.
   uint64_t seen_passed = passed_records(stream), until = now_ns() + 10 * patience_ns, given_until = until;
   // The server's look at what is awaited may come just before it is written: the first sleeps are short.
-  for (long sleep_ms = 1; !over && p.session_state.load() != kLost && now_ns() < std::min(until, given_until);
+  for (long sleep_ms = 1;
+       !over && p.shared().session_state.load() != kLost && now_ns() < std::min(until, given_until);
        sleep_ms = std::min(2 * sleep_ms, kLivenessMilliseconds)) {
     if (const uint64_t now_passed = passed_records(stream);
         std::exchange(seen_passed, now_passed) != now_passed)
       given_until = until = now_ns() + 10 * patience_ns;
-    if (p.cursor_index.load() < index)
+    if (p.server().cursor_index.load() < index)
       given_until = until;
     else if (given_until == until)
       given_until = now_ns() + patience_ns;
-    const uint32_t seen = p.reply_futex.load();
-    p.worker_sleeping.store(1);
-    if (!(over = passed())) futex_wait(p.reply_futex, seen, sleep_ms);
-    p.worker_sleeping.store(0);
+    const uint32_t seen = p.shared().reply_futex.load();
+    p.shared().worker_sleeping.store(1);
+    if (!(over = passed())) futex_wait(p.shared().reply_futex, seen, sleep_ms);
+    p.shared().worker_sleeping.store(0);
     over = passed();
   }
-  p.awaited_index.store(0);
+  p.worker().awaited_index.store(0);
   return over;
 }
 
 void LogWriter::wait_for_reply(uint64_t sequence) {
-  ControlPage& p = page();
-  const auto arrived = [&] { return p.reply_sequence.load(std::memory_order_acquire) >= sequence; };
+  const WorkerPage p = page();
+  const auto arrived = [&] { return p.server().reply_sequence.load(std::memory_order_acquire) >= sequence; };
   waits_.fetch_add(1, std::memory_order_relaxed);
   if (arrives_soon(arrived)) return;
   uint64_t proxyd_gone_since_ns = 0;
   while (!arrived()) {
-    const uint32_t seen = p.reply_futex.load();
-    p.worker_sleeping.store(1);
+    const uint32_t seen = p.shared().reply_futex.load();
+    p.shared().worker_sleeping.store(1);
     if (!arrived()) {
       // An asynchronous error needs no look here: the server answers every sync record, with that error if
       // need be.
-      if (p.session_state.load() == kLost) {
-        p.worker_sleeping.store(0);
+      if (p.shared().session_state.load() == kLost) {
+        p.shared().worker_sleeping.store(0);
         raise();
       }
-      futex_wait(p.reply_futex, seen, kLivenessMilliseconds);
+      futex_wait(p.shared().reply_futex, seen, kLivenessMilliseconds);
       if (!arrived()) check_proxyd(proxyd_gone_since_ns);
     }
-    p.worker_sleeping.store(0);
+    p.shared().worker_sleeping.store(0);
   }
 }
 
 // Device servers go on without proxyd, and a successor may come: only who waits for too long gives up.
 // `gone_since_ns` is the caller's, 0 when its wait begins.
 void LogWriter::check_proxyd(uint64_t& gone_since_ns) const {
-  const ControlPage& p = page();
-  const int32_t pid = p.proxyd_pid.load();
-  if (runtime_.empty() ? process_is_alive(pid, p.proxyd_start_ticks.load()) : directory_is_locked(runtime_)) {
+  const WorkerPage p = page();
+  const int32_t pid = p.daemon().proxyd_pid.load();
+  if (runtime_.empty() ? process_is_alive(pid, p.daemon().proxyd_start_ticks.load())
+                       : directory_is_locked(runtime_)) {
     gone_since_ns = 0;
     return;
   }
   const uint64_t now = now_ns();
   if (gone_since_ns == 0) gone_since_ns = now;
-  if (now - gone_since_ns < p.proxyd_grace_s * 1'000'000'000ull) return;
+  if (now - gone_since_ns < p.fixed().proxyd_grace_s * 1'000'000'000ull) return;
   throw RemoteError(ErrorKind::kLost,
                     "proxyd (pid " + std::to_string(pid) + ") is gone, and no other has come in " +
-                        std::to_string(p.proxyd_grace_s) + " s; the device session of rank " +
-                        std::to_string(p.rank) + " cannot go on");
+                        std::to_string(p.fixed().proxyd_grace_s) + " s; the device session of rank " +
+                        std::to_string(p.fixed().rank) + " cannot go on");
 }
 
 void LogWriter::raise() const {
-  const ControlPage& p = page();
-  if (p.error_kind.load(std::memory_order_acquire) == 0) {
-    const std::string message = text_of(p.lost_message);
+  const WorkerPage p = page();
+  if (p.server().error_kind.load(std::memory_order_acquire) == 0) {
+    const std::string message = text_of(p.shared().lost_message);
     throw RemoteError(ErrorKind::kLost, message.empty() ? "the device session was ended by proxyd" : message);
   }
-  const auto kind = static_cast<ErrorKind>(p.error_kind.load(std::memory_order_acquire));
-  const std::string where = text_of(p.error_operator);
-  const std::string what = text_of(p.error_message);
-  throw RemoteError(kind,
-                    what + " [device call " + where + ", record " + std::to_string(p.error_index) + "]");
+  const auto kind = static_cast<ErrorKind>(p.server().error_kind.load(std::memory_order_acquire));
+  const std::string where = text_of(p.server().error_operator);
+  const std::string what = text_of(p.server().error_message);
+  throw RemoteError(
+      kind, what + " [device call " + where + ", record " + std::to_string(p.server().error_index) + "]");
 }
 
 void LogWriter::close() {

@@ -40,7 +40,7 @@ class LogWriter {
 
   // False in a forked child and after close().
   bool usable() const { return usable_.load(std::memory_order_relaxed); }
-  ControlPage& page() const { return map_.page(); }
+  WorkerPage page() const { return map_.worker_page(); }
   uint64_t records() const { return next_index_.load(std::memory_order_relaxed); }
   uint64_t bytes() const { return offset_.load(std::memory_order_relaxed); }
   uint64_t wakes() const { return wakes_.load(std::memory_order_relaxed); }
@@ -55,7 +55,8 @@ class LogWriter {
       std::lock_guard<QuickLock> lock(lock_);
       index = write(kind, aux, words, std::forward<Fill>(fill));
     }
-    if (__builtin_expect(page().server_sleeping.load(std::memory_order_seq_cst) != 0, 0)) wake_server(kind);
+    if (__builtin_expect(page().shared().server_sleeping.load(std::memory_order_seq_cst) != 0, 0))
+      wake_server(kind);
     return index;
   }
 
@@ -101,9 +102,9 @@ class LogWriter {
 
   // Throws if the program failed asynchronously or the session is lost. Two relaxed loads otherwise.
   void raise_if_failed() const {
-    const ControlPage& p = page();
-    if (__builtin_expect(p.error_kind.load(std::memory_order_relaxed) != 0 ||
-                             p.session_state.load(std::memory_order_relaxed) == kLost,
+    const WorkerPage p = page();
+    if (__builtin_expect(p.server().error_kind.load(std::memory_order_relaxed) != 0 ||
+                             p.shared().session_state.load(std::memory_order_relaxed) == kLost,
                          0))
       raise();
   }
@@ -174,9 +175,10 @@ class LogWriter {
     record->index = index;
     next_index_.store(index + 1, std::memory_order_relaxed);
     offset_.store(tail, std::memory_order_relaxed);
-    ControlPage& p = page();
-    p.tail_index.store(index + 1, std::memory_order_relaxed);
-    p.tail.store(tail, std::memory_order_seq_cst);  // pairs with the look at server_sleeping in append()
+    const WorkerPage p = page();
+    p.worker().tail_index.store(index + 1, std::memory_order_relaxed);
+    // Pairs with the look at server_sleeping in append().
+    p.worker().tail.store(tail, std::memory_order_seq_cst);
     return index;
   }
   void enter_stream();
@@ -237,21 +239,21 @@ class LogWriter {
 template <class Ready>
 void LogWriter::wait_for_room(Ready&& ready) {
   if (ready()) return;
-  ControlPage& p = page();
+  const WorkerPage p = page();
   struct Pressure {
     std::atomic<uint32_t>& threads;
     explicit Pressure(std::atomic<uint32_t>& t) : threads(t) { threads.fetch_add(1); }
     ~Pressure() { threads.fetch_sub(1); }
-  } const pressure(p.backpressure);
-  p.tail_futex.fetch_add(1);
-  futex_wake(p.tail_futex);
+  } const pressure(p.worker().backpressure);
+  p.shared().tail_futex.fetch_add(1);
+  futex_wake(p.shared().tail_futex);
   uint64_t proxyd_gone_since_ns = 0;
   for (;;) {
-    const uint32_t seen = p.freed_futex.load();
+    const uint32_t seen = p.shared().freed_futex.load();
     if (ready()) return;
     raise_if_failed();
     check_proxyd(proxyd_gone_since_ns);
-    futex_wait(p.freed_futex, seen, kLivenessMilliseconds);
+    futex_wait(p.shared().freed_futex, seen, kLivenessMilliseconds);
   }
 }
 

@@ -5,10 +5,10 @@
 namespace understudy::replay {
 
 TemplateParts read_template(const LogMap& log, uint64_t id) {
-  const ControlPage& page = log.page();
-  if (id < page.dictionary_begin.load(std::memory_order_acquire))
+  const ReaderPage page = log.page();
+  if (id < page.worker().dictionary_begin.load(std::memory_order_acquire))
     throw LogError("a template is gone from the dictionary");
-  const uint64_t tail = page.dictionary_tail.load(std::memory_order_acquire);
+  const uint64_t tail = page.worker().dictionary_tail.load(std::memory_order_acquire);
   const uint64_t room = std::min(log.region_bytes() - id % log.region_bytes(), tail - id);
   if (id % kAlign != 0 || id >= tail || tail - id > log.dictionary_bytes() || room < sizeof(TemplateHeader))
     throw LogError("a template lies outside the dictionary");

@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kMostFrees = 0xffff;  // Record::frees
 
 bool is_kept(const LogMap& log, uint64_t offset) {
-  return log.page().freed_segments.load(std::memory_order_acquire) <= offset / log.segment_bytes();
+  return log.page().server().freed_segments.load(std::memory_order_acquire) <= offset / log.segment_bytes();
 }
 
 void check_kept(const LogMap& log, uint64_t offset) {
@@ -32,7 +32,7 @@ void for_each_piece(uint64_t begin, uint64_t end, uint64_t unit, See&& see) {
 }  // namespace
 
 std::vector<uint8_t> copy_records(const LogMap& log, uint64_t begin, uint64_t end) {
-  if (begin > end || end > log.page().tail.load(std::memory_order_acquire) ||
+  if (begin > end || end > log.page().worker().tail.load(std::memory_order_acquire) ||
       end - begin > log.segment_bytes() * log.segment_count())
     throw LogError("there are no such records in the log");
   check_kept(log, begin);
@@ -46,7 +46,7 @@ std::vector<uint8_t> copy_records(const LogMap& log, uint64_t begin, uint64_t en
 }
 
 std::vector<uint8_t> copy_templates(const LogMap& log, uint64_t begin, uint64_t end) {
-  if (begin > end || end > log.page().dictionary_tail.load(std::memory_order_acquire) ||
+  if (begin > end || end > log.page().worker().dictionary_tail.load(std::memory_order_acquire) ||
       end - begin > log.dictionary_bytes())
     throw LogError("there are no such templates in the log");
   std::vector<uint8_t> bytes(end - begin);
@@ -61,7 +61,7 @@ CopiedCommit copy_commit(const LogMap& log, uint64_t number) {
   const uint64_t offset = found.row.log_offset;
   check_kept(log, offset);
   if ((found.row.flags & kCommitFreesApplied) != 0) {
-    const Record r = log.record(offset, log.page().tail.load(std::memory_order_acquire));
+    const Record r = log.record(offset, log.page().worker().tail.load(std::memory_order_acquire));
     found.frees.resize(r.frees);
     std::memcpy(found.frees.data(), log.at(offset) + sizeof(Record), 8ull * r.frees);
   }
@@ -79,12 +79,13 @@ CopiedCommit copy_commit(const LogMap& log, uint64_t number) {
 
 LogFiller::LogFiller(LogMap& log, uint64_t offset)
     : log_(log), first_segment_(offset / log.segment_bytes()), tail_(offset) {
-  ControlPage& page = log.page();
-  if (page.tail.load() != 0 || page.commit_count.load() != 0) throw LogError("this log is in use");
+  const MakerPage page = log.maker_page();
+  if (page.worker().tail.load() != 0 || page.server().commit_count.load() != 0)
+    throw LogError("this log is in use");
   if (offset % kAlign != 0 || first_segment_ > (1ull << 48)) throw LogError("no log begins there");
   for (uint64_t i = 0; i < log.segment_count(); i++)
-    page.segment_of[(first_segment_ + i) % log.segment_count()] = static_cast<uint32_t>(i);
-  page.freed_segments.store(first_segment_);
+    page.segments().of[(first_segment_ + i) % log.segment_count()] = static_cast<uint32_t>(i);
+  page.server().freed_segments.store(first_segment_);
   // What lies before in the segment was not copied; for who reads a log from there on it is one record.
   const uint64_t before = offset % log.segment_bytes();
   if (before == 0) return;
@@ -131,14 +132,14 @@ void LogFiller::finish(const std::vector<uint64_t>& frees, uint64_t index) {
                     static_cast<uint64_t>(Phase::kForwardBackward)};
   std::memcpy(to, &last, sizeof last);
   if (!frees.empty()) std::memcpy(to + sizeof last, frees.data(), 8 * frees.size());
-  ControlPage& page = log_.page();
+  const MakerPage page = log_.maker_page();
   if (dictionary_tail_ != 0) {
-    page.dictionary_begin.store(dictionary_begin_);
-    page.dictionary_tail.store(dictionary_tail_);
+    page.worker().dictionary_begin.store(dictionary_begin_);
+    page.worker().dictionary_tail.store(dictionary_tail_);
   }
-  page.reply_sequence.store(~0ull);
-  page.tail_index.store(index + 1);
-  page.tail.store(tail_ + bytes);
+  page.server().reply_sequence.store(~0ull);
+  page.worker().tail_index.store(index + 1);
+  page.worker().tail.store(tail_ + bytes);
 }
 
 }  // namespace understudy::replay

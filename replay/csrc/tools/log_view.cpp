@@ -9,7 +9,7 @@ namespace understudy::replay {
 namespace {
 
 CommitRow snapshot_row(const LogMap& log, uint64_t slot) {
-  CommitRow row{copy_once(log.page().snapshots[slot].commit), {}};
+  CommitRow row{copy_once(log.page().server().snapshots[slot].commit), {}};
   row.more = read_more_marks(log, mark_row_of_snapshot(slot), row.communicators);
   return row;
 }
@@ -44,18 +44,18 @@ std::vector<CommitView> commits(const LogMap& log) {
 }
 
 std::vector<CommitRow> commit_rows(const LogMap& log) {
-  const ControlPage& page = log.page();
+  const ReaderPage page = log.page();
   std::vector<CommitRow> found;
-  const uint64_t newest = page.commit_count.load(std::memory_order_acquire);
+  const uint64_t newest = page.server().commit_count.load(std::memory_order_acquire);
   const uint64_t most = std::min<uint64_t>(newest, kCommitRing - 1);
   for (uint64_t left = most; left > 0; left--) {
     const uint64_t n = newest - left + 1;
-    CommitRow row{copy_once(page.commits[n % kCommitRing]), {}};
+    CommitRow row{copy_once(page.server().commits[n % kCommitRing]), {}};
     if (row.number != n || row.communicators > kMaxCommunicators) continue;  // no cut can be found with it
     row.more = read_more_marks(log, mark_row_of_commit(n), row.communicators);
     std::atomic_thread_fence(std::memory_order_acquire);
     // The server may have reused the entry while we read it.
-    if (page.commit_count.load() - n < kCommitRing - 1) found.push_back(std::move(row));
+    if (page.server().commit_count.load() - n < kCommitRing - 1) found.push_back(std::move(row));
   }
   return found;
 }
@@ -63,7 +63,7 @@ std::vector<CommitRow> commit_rows(const LogMap& log) {
 std::vector<SnapshotView> snapshots(const LogMap& log) {
   std::vector<SnapshotView> found;
   for (uint64_t slot = 0; slot < kSnapshots; slot++) {
-    const SnapshotEntry& e = log.page().snapshots[slot];
+    const SnapshotEntry& e = log.page().server().snapshots[slot];
     const uint64_t serial = e.serial.load(std::memory_order_acquire);
     if (serial == 0) continue;
     SnapshotView s{serial, e.bytes, static_cast<double>(e.nanoseconds) / 1e9,
@@ -77,7 +77,8 @@ std::vector<SnapshotView> snapshots(const LogMap& log) {
 
 SnapshotContents snapshot_contents(const LogMap& log, uint64_t serial) {
   for (uint64_t slot = 0; slot < kSnapshots; slot++) {
-    if (serial == 0 || log.page().snapshots[slot].serial.load(std::memory_order_acquire) != serial) continue;
+    if (serial == 0 || log.page().server().snapshots[slot].serial.load(std::memory_order_acquire) != serial)
+      continue;
     const CommitRow commit = snapshot_row(log, slot);
     SnapshotContents found{commit, Manifest::read(log.snapshots(), commit)};
     if (snapshot_holds(log, serial)) return found;
@@ -87,8 +88,9 @@ SnapshotContents snapshot_contents(const LogMap& log, uint64_t serial) {
 
 bool snapshot_holds(const LogMap& log, uint64_t serial) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  return serial != 0 && std::any_of(std::begin(log.page().snapshots), std::end(log.page().snapshots),
-                                    [&](const SnapshotEntry& e) { return e.serial.load() == serial; });
+  return serial != 0 &&
+         std::any_of(std::begin(log.page().server().snapshots), std::end(log.page().server().snapshots),
+                     [&](const SnapshotEntry& e) { return e.serial.load() == serial; });
 }
 
 CommitRow commit_row(const LogMap& log, uint64_t number) {
@@ -102,7 +104,7 @@ CommitRow commit_row(const LogMap& log, uint64_t number) {
 }
 
 CommitEntry commit_entry(const LogMap& log, uint64_t number) {
-  const CommitEntry e = copy_once(log.page().commits[number % kCommitRing]);
+  const CommitEntry e = copy_once(log.page().server().commits[number % kCommitRing]);
   if (number == 0 || e.number != number)
     throw LogError("commit " + std::to_string(number) + " is not in the ring");
   return e;
@@ -121,7 +123,7 @@ RecordView view_record(const LogMap& log, const LogReader::Entry& entry, uint64_
   const auto kind = static_cast<Kind>(r.kind);
   RecordView view{r.index, here, r.bytes, kind, r.aux, {}, {}, {}, {}, {}};
   view.frees.assign(all, all + r.frees);
-  view.done = here < log.page().cursor.load(std::memory_order_relaxed);
+  view.done = here < log.page().server().cursor.load(std::memory_order_relaxed);
   const uint64_t words = (r.bytes - sizeof(Record)) / 8 - r.frees;
   const uint64_t* body = all + r.frees;
   if (is_operator(kind)) view.operation = template_name(log, r.aux);
@@ -136,9 +138,9 @@ RecordView view_record(const LogMap& log, const LogReader::Entry& entry, uint64_
 
 void for_each_record(const LogMap& log, std::optional<uint64_t> first, std::optional<uint64_t> count,
                      const std::function<void(RecordView&&)>& see) {
-  const ControlPage& page = log.page();
-  const uint64_t tail = page.tail.load(std::memory_order_acquire);
-  const uint64_t freed = page.freed_segments.load(std::memory_order_acquire);
+  const ReaderPage page = log.page();
+  const uint64_t tail = page.worker().tail.load(std::memory_order_acquire);
+  const uint64_t freed = page.server().freed_segments.load(std::memory_order_acquire);
   if (freed > tail / log.segment_bytes()) return;  // all of it was freed meanwhile
   uint64_t offset = freed * log.segment_bytes();
   if (tail - offset > log.segment_count() * log.segment_bytes())

@@ -10,12 +10,12 @@ namespace understudy::replay {
 using How = BufferUse::How;
 
 LogWalk::LogWalk(const LogMap& log)
-    : log_(log), reader_(log), tail_(log.page().tail.load(std::memory_order_acquire)) {}
+    : log_(log), reader_(log), tail_(log.page().worker().tail.load(std::memory_order_acquire)) {}
 
 // Then other records may lie there.
 bool LogWalk::was_freed(uint64_t offset) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  return log_.page().freed_segments.load(std::memory_order_acquire) > offset / log_.segment_bytes();
+  return log_.page().server().freed_segments.load(std::memory_order_acquire) > offset / log_.segment_bytes();
 }
 
 // None at the end.
@@ -23,7 +23,7 @@ std::optional<LogWalk::Met> LogWalk::meet() {
   while (true) {
     if (was_freed(offset_)) {
       if (first_index_) knows_all_ = false;
-      const uint64_t freed = log_.page().freed_segments.load(std::memory_order_acquire);
+      const uint64_t freed = log_.page().server().freed_segments.load(std::memory_order_acquire);
       if (freed > tail_ / log_.segment_bytes()) return std::nullopt;
       offset_ = freed * log_.segment_bytes();
     }

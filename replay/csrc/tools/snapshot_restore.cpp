@@ -59,7 +59,7 @@ void lay_out(Manifest& manifest, Layout& layout) {
 }
 
 void withdraw_all(LogMap& log) {
-  for (SnapshotEntry& e : log.page().snapshots) e.serial.store(0, std::memory_order_release);
+  for (SnapshotEntry& e : log.maker_page().server().snapshots) e.serial.store(0, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   give_memory_back(log.snapshots().data, log.snapshots().bytes);
 }
@@ -67,24 +67,25 @@ void withdraw_all(LogMap& log) {
 }  // namespace
 
 SnapshotContents make_room_for_snapshot(LogMap& log, CommitRow commit, const std::vector<uint8_t>& manifest) {
-  const ControlPage& page = log.page();
+  const MakerPage page = log.maker_page();
   commit.manifest_offset = 0;
   commit.manifest_bytes = manifest.size();
   // Where things lay in the area that it was read from is of no interest: any offset will do.
   const Area stored{const_cast<uint8_t*>(manifest.data()), ~0ull, "stored snapshot"};
   SnapshotContents found{commit, Manifest::read(stored, commit)};
   if (commit.number == 0) throw LogError("the stored row of its commit makes no sense");
-  if (commit.log_offset / log.segment_bytes() < page.freed_segments.load(std::memory_order_acquire) ||
-      commit.log_offset > page.tail.load(std::memory_order_acquire))
+  if (commit.log_offset / log.segment_bytes() <
+          page.server().freed_segments.load(std::memory_order_acquire) ||
+      commit.log_offset > page.worker().tail.load(std::memory_order_acquire))
     throw LogError("the log does not reach back to commit " + std::to_string(commit.number));
   Layout layout(log.snapshots());
   lay_out(found.manifest, layout);
   found.commit.manifest_offset = layout.place(manifest.size());
   withdraw_all(log);
   const uint64_t used = (layout.end() + kHugePage / 2) / kHugePage * kHugePage;
-  log.page().snapshot_huge_bytes.store(
+  page.shared().snapshot_huge_bytes.store(
       get_huge_pages(log.snapshots().data, std::min(used, log.snapshots().bytes)), std::memory_order_relaxed);
-  log.page().snapshot_used_bytes.store(layout.end(), std::memory_order_relaxed);
+  page.server().snapshot_used_bytes.store(layout.end(), std::memory_order_relaxed);
   if (!reserve_memory(log.snapshots().data, layout.end()))
     throw LogError("there is no memory for the stored snapshot in /dev/shm");
   return found;
@@ -109,7 +110,7 @@ void publish_restored_snapshot(LogMap& log, uint64_t serial, const CommitRow& co
   }
   if (!write_more_marks(log, mark_row_of_snapshot(0), commit.more))
     throw LogError("there is no memory in /dev/shm for what is told of communicators");
-  SnapshotEntry& entry = log.page().snapshots[0];
+  SnapshotEntry& entry = log.maker_page().server().snapshots[0];
   entry.bytes = bytes;
   entry.nanoseconds = 0;
   entry.commit = commit;
