@@ -199,4 +199,13 @@ using DaemonPage = PageOf<DaemonPart, SharedPart>;
 // then.
 using MakerPage = PageOf<WorkerPart, SegmentPart, ServerPart, DaemonPart, SharedPart>;
 
+// A write into another one's part does not compile.
+static_assert(std::is_same_v<decltype(std::declval<WorkerPage>().worker()), WorkerPart&>);
+static_assert(std::is_same_v<decltype(std::declval<WorkerPage>().server()), const ServerPart&>);
+static_assert(std::is_same_v<decltype(std::declval<WorkerPage>().daemon()), const DaemonPart&>);
+static_assert(std::is_same_v<decltype(std::declval<ServerPage>().server()), ServerPart&>);
+static_assert(std::is_same_v<decltype(std::declval<ServerPage>().worker()), const WorkerPart&>);
+static_assert(std::is_same_v<decltype(std::declval<DaemonPage>().server()), const ServerPart&>);
+static_assert(std::is_same_v<decltype(std::declval<ReaderPage>().shared()), const SharedPart&>);
+
 }  // namespace understudy::replay
