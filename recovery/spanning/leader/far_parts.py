@@ -76,7 +76,7 @@ class FarParts:
                         self._take(written(serial, run, host, part))
             problem = f"host {host}: its answer is missing"
         except NotDone as failure:
-            problem = str(failure)
+            problem = str(failure)[:LONGEST_ERROR]
         for rank in sorted(missing):
             self._take(Written(serial, run, rank, error=problem))
 
