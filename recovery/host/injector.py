@@ -71,7 +71,7 @@ class Injector:
             if scheduled.fired or scheduled.slot < 0 or session is None or not session.active:
                 continue
             fault = BY_NAME[scheduled.drill.kind]
-            if not fault.by_proxyd:
+            if not (fault.by_proxyd and _is_ours(fault.name, job, session)):
                 job.note_fired(session)
             elif session.log.drills()[scheduled.slot][3] == DRILL_FIRED:
                 if fault.name == "kill-proxyd":  # nobody will come back to say so; who adopts takes note
@@ -103,6 +103,16 @@ class Injector:
             return "kill-spare: there was no warm spare to kill"
         spare.process.send(signal.SIGKILL)
         return f"kill-spare: the warm spare {spare.pid} was killed; another is being started"
+
+
+def _is_ours(fault: str, job: Job, session: Session) -> bool:
+    """Whether our part of it is to be done here: every host of a job sees its ranks' drills fire.
+
+    Who leads the job has all its servers killed; what concerns one host, the rank's own does.
+    """
+    if fault == "kill-all-servers":
+        return job.span is None or not job.span.leader
+    return not session.host
 
 
 def _kill_server(job: Job, session: Session) -> str:
