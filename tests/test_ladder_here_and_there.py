@@ -67,6 +67,10 @@ def test_a_rank_comes_back_by_every_rung_and_no_bit_differs(tmp_path: Path, rank
     assert all(fault["fired"] for fault in report["faults"])
     told = [one for one in report["recoveries"] if one["rank"] == rank]
     plans = Counter(one["plan"] for one in told)
-    print(plans, *[(one["rank"], one["fault"], one["plan"], one["reason"]) for one in report["recoveries"]], sep="\n")
+    print(
+        plans,
+        *[(one["rank"], one["fault"], one["plan"], one["reason"]) for one in report["recoveries"]],
+        sep="\n",
+    )
     assert all(one["recovered"] for one in report["recoveries"])
     assert {*RUNGS.values(), "roll-forward", "restore-snapshot-replay"} <= plans.keys()
