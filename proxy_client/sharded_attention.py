@@ -52,10 +52,7 @@ def _refuse_context_parallel(aten: Any) -> None:
 
     By the ways above the sequence would be gathered: each rank would get the attention of all of it.
     """
-    try:
-        from torch.distributed.tensor.experimental._context_parallel import _attention
-    except ImportError:  # a PyTorch that has it elsewhere
-        return
+    from torch.distributed.tensor.experimental._context_parallel import _attention
 
     def refuse(operator: Any, arguments: Any, keywords: Any) -> Any:
         raise NotImplementedError(NO_RING)

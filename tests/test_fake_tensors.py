@@ -85,4 +85,4 @@ def test_a_sequence_split_between_ranks_is_refused_on_the_cpu_driver_with_a_sent
     lines = [line for line in ended.output.splitlines() if line.startswith(("refused", "computed", "alone"))]
     sentence = "refused: context_parallel computes attention by CUDA's flash, efficient and cuDNN operators"
     assert sum(line.startswith(sentence) for line in lines) == 2, lines
-    assert lines.count("alone 1 2 8 8") == 2 and len(lines) == 4, "attention itself is as ever"
+    assert lines.count("alone (1, 2, 8, 8)") == 2 and len(lines) == 4, "attention itself is as ever"

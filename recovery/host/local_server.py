@@ -26,9 +26,9 @@ class LocalServer(Server):
         """As Server."""
         return await self._ask(command, within_s, wait_for_ready=False)
 
-    async def execute_once_ready(self, command: Message, within_s: float | None = None) -> Any:
+    async def execute_once_ready(self, command: Message) -> Any:
         """Likewise, of one that may not listen yet."""
-        return await self._ask(command, within_s, wait_for_ready=True)
+        return await self._ask(command, None, wait_for_ready=True)
 
     async def _ask(self, command: Message, within_s: float | None, *, wait_for_ready: bool) -> Any:
         known = command_of(command)

@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from understudy.protos import control_pb2 as pb
-from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.agent_api.commands import NotDone, command_of
 from understudy.recovery.agent_api.server import Server, is_gpu
 from understudy.recovery.base.background import BackgroundTasks
 from understudy.recovery.host.local_server import LocalServer
@@ -26,7 +26,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.
 kernel's where memory is short."""
 ENDED_S = 10.0
 """How long the end of a server is waited for that does not answer any more, seconds."""
-READY_WITHIN = 60.0
+READY_WITHIN = command_of(pb.HealthRequest()).within_s
 """Seconds a server may take from fork to its first answer."""
 SETTLE_S = 3.0
 """For servers that are being forked while all are ended: it takes milliseconds."""
@@ -261,7 +261,7 @@ async def _answering(server: LocalServer) -> None:
 
 
 async def _ask(server: LocalServer) -> None:
-    reply = await server.execute_once_ready(pb.HealthRequest(), READY_WITHIN)
+    reply = await server.execute_once_ready(pb.HealthRequest())
     server.data_address = reply.data_address
 
 

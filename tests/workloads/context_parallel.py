@@ -15,8 +15,9 @@ torch.manual_seed(0)
 query, key, value = (torch.randn(1, 2, 8, 8).cuda() for _ in range(3))
 try:
     with context_parallel(mesh, buffers=[query, key, value], buffer_seq_dims=[2, 2, 2]):
-        print("computed", *F.scaled_dot_product_attention(query, key, value, is_causal=True).shape)
+        said = f"computed {F.scaled_dot_product_attention(query, key, value, is_causal=True).shape}"
 except NotImplementedError as refusal:
-    print(f"refused: {refusal}\n", end="", flush=True)  # in one piece
-print("alone", *F.scaled_dot_product_attention(query, key, value).shape)
+    said = f"refused: {refusal}"
+alone = tuple(F.scaled_dot_product_attention(query, key, value).shape)
+print(f"{said}\nalone {alone}\n", end="", flush=True)  # in one piece
 dist.destroy_process_group()
