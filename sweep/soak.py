@@ -34,6 +34,7 @@ from training_run import ROOT, RunFailed, execute, installed
 
 from understudy.recovery.base.control import blocking_channel, pb, rpc
 from understudy.recovery.drills.spec import Drill
+from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 
 MODEL = ("--layers", "2", "--heads", "2", "--width", "48", "--block-size", "32", "--batch-size", "4")
 SHARE_ONLINE = 0.2
@@ -157,7 +158,8 @@ class Jobs:
         return Held(
             files=_open_files(self._proxyd.pid),
             processes=1 + len(process.children(recursive=True)),
-            shared_memory=sum(1 for _ in Path("/dev/shm").rglob("*")),
+            # Others' entries go meanwhile, and os.walk passes over a folder that has gone.
+            shared_memory=sum(len(folders) + len(files) for _, folders, files in os.walk(SHARED_MEMORY)),
             resident_bytes=process.memory_info().rss,
         )
 

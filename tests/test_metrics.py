@@ -13,6 +13,7 @@ import made_up_ranks
 import proxied
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from proxied import until
 from running_proxyd import running_proxyd
 from structlog.testing import capture_logs
 from training_run import installed
@@ -78,20 +79,20 @@ def test_ranks_and_recoveries_are_told_and_counters_outlive_their_job(tmp_path: 
     port = a_free_port()
     with running_proxyd(tmp_path / "socket", 1, ("--metrics", str(port))) as proxyd:
         drill = ("--socket", str(proxyd.socket), "--drill", "kill-server rank=0 step=2 call=4")
-        run = subprocess.Popen(
-            [*installed("proxyrun"), *drill, *proxied.python(TINY, "--fail", "hang")],
-            env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert run.stdout is not None
-        for line in run.stdout:
-            if line.startswith("hanging"):
-                break
-        running = scrape(port)
-        assert running["understudy_step", "cpu:0"] == 3
-        assert running["understudy_not_replayable", ""] == 0
-        assert running["understudy_recovery_under_way_seconds", ""] == 0
-        run.terminate()
-        run.communicate(timeout=60)
+        command = [*installed("proxyrun"), *drill, *proxied.python(TINY, "--fail", "hang")]
+        unbuffered = os.environ | {"PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(command, env=unbuffered, stdout=subprocess.PIPE, text=True) as run:
+            try:
+                assert run.stdout is not None
+                assert any(line.startswith("hanging") for line in run.stdout)
+                # The worker goes on once its replay is over, a moment before proxyd closes the recovery.
+                under_way = ("understudy_recovery_under_way_seconds", "")
+                until(lambda: scrape(port)[under_way] == 0, "no recovery under way")
+                running = scrape(port)
+                assert running["understudy_step", "cpu:0"] == 3
+                assert running["understudy_not_replayable", ""] == 0
+            finally:
+                run.terminate()
         ended = scrape(port)
         assert ("understudy_step", "cpu:0") not in ended
         assert ended["understudy_recoveries_total", "server-died"] == 1
