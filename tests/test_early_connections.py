@@ -19,9 +19,10 @@ from understudy.protos import control_pb2 as pb
 from understudy.proxy_server import _server
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.placement import HostPlacement
-from understudy.recovery.job.recovery_round import Round, RoundFailed
+from understudy.recovery.job.former_servers import FormerServers
+from understudy.recovery.job.server_steps import ServerSteps
+from understudy.recovery.job.stages import RestoreFromReplicas, RewindServer, RoundFailed
 from understudy.recovery.planning.replicas import Copy
-from understudy.recovery.planning.restarts import Restart
 
 LONG_S = 20.0
 
@@ -32,16 +33,22 @@ class Member(Harness):
     def __init__(self, rank: int, store: dist.Store) -> None:
         self.rank, self.store = rank, store
         self.begun: list[int] = []
+        self.ended = 0
+        """Connections that were made, or came to nothing."""
+        self.within_s = LONG_S
         self.backends: list[object] = []
         super().__init__()
 
     def connect(self, uid: str, generation: int, rank: int, size: int, timeout_ms: int) -> dist.ProcessGroup:
-        self.begun.append(generation)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = datetime.timedelta(seconds=LONG_S)
+        options._timeout = datetime.timedelta(seconds=self.within_s)
+        self.begun.append(generation)
         store = dist.PrefixStore(f"{generation}/{uid}", self.store)
-        self.backends.append(dist.ProcessGroupGloo(store, rank, size, options))
+        try:
+            self.backends.append(dist.ProcessGroupGloo(store, rank, size, options))
+        finally:
+            self.ended += 1
         return self.backends[-1]
 
     def new_executor(self) -> _server.Executor:
@@ -73,6 +80,8 @@ def members() -> Iterator[list[Member]]:
             member.executor.rewind(1)
             assert member.begun == [0]
         yield both
+        for member in both:  # a thread that came back to an interpreter that ends would end the process
+            member.wait(lambda member=member: member.ended == len(member.begun), "still connects")  # type: ignore[misc]
 
 
 def go_on(members: list[Member], generation: int) -> None:
@@ -97,8 +106,10 @@ def test_communicators_that_were_begun_are_waited_for_and_made_once(members: lis
 
 def test_what_was_begun_for_a_generation_that_came_to_nothing_is_begun_anew(members: list[Member]) -> None:
     """Its peer never came: it died, and the next generation is that of its successor."""
+    members[0].within_s = 1.0
     members[0].executor.begin_rebuild(1)
     members[0].wait(lambda: members[0].begun == [0, 1], "did not begin")
+    members[0].within_s = LONG_S
     members[0].executor.park()
     members[0].executor.rewind(1)
     go_on(members, 2)
@@ -132,11 +143,14 @@ def test_who_is_asked_for_its_state_once_connects_at_once_and_reads_it_by_itself
     asked = [Asked(), Asked()]
     for rank, session in job.sessions.items():
         cast(Any, session.server).stub = asked[rank]
-    round_ = Round(job, Where(pool, Leases([], pool)), True, lambda _: None)
+    placement = Where(pool, Leases([], pool))
+    steps = ServerSteps(job, placement, FormerServers(placement), True, lambda _: None, None)
+    steps.begin(job.sessions)
+    copies = (Copy(10, 1, 20, 8, 5),)
 
     async def one() -> None:
-        await round_._rewind(job.sessions[1], 3, connect=True)
-        await round_._restore(job.sessions, Restart(0, 3, (Copy(10, 1, 20, 8, 5),)))
+        await steps.carry_out(((RewindServer(1, 3, connects=True),),))
+        await steps.carry_out(((RestoreFromReplicas(0, 3, copies, None),),))
 
     with pytest.raises(RoundFailed, match="that is enough"):
         asyncio.run(one())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -15,11 +16,13 @@ from understudy.recovery.base.background import all_of
 from understudy.recovery.base.timing import Timing
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.placement import HostPlacement
-from understudy.recovery.job.recovery_round import Round, RoundFailed
+from understudy.recovery.job.former_servers import FormerServers
+from understudy.recovery.job.recovery_round import Round
+from understudy.recovery.job.server_steps import ServerSteps
+from understudy.recovery.job.stages import RestoreFromReplicas, RoundFailed
 from understudy.recovery.planning.facts import FaultFacts, FaultKind
 from understudy.recovery.planning.planner import Plan, PlanName, Reload
 from understudy.recovery.planning.replicas import Copy
-from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.state.jobs import Job, Session
 
 
@@ -86,9 +89,16 @@ def test_a_floor_is_lowered_to_a_snapshot_only_if_the_snapshot_was_restored(
     monkeypatch.setattr(Stub, "Restore", unreachable, raising=False)
     plan = Plan(PlanName.RESTORE_SNAPSHOT_REPLAY, "", (Reload(0, 2, fresh=False),))
     with pytest.raises(RoundFailed):
-        asyncio.run(a_round(job)._go_back(plan, [session]))
+        asyncio.run(a_round(job)._go_back(plan, {0: session}))
     assert session.log.floor_commit == 4
     assert stub_of(job, 0).resumed == []
+
+
+class Parks(Stub):
+    """At once."""
+
+    async def Park(self, request: Any, timeout: float) -> Any:
+        return pb.ParkReply()
 
 
 class Unreached(Stub):
@@ -117,20 +127,24 @@ class AllAway(HostPlacement):
         return "tls:b@10.0.0.2:1" if holder.pid == 1 else "unix:/s"
 
 
-def restored_from_ranks_1_and_2() -> tuple[Job, Round, Restart]:
+def restored_from_ranks_1_and_2() -> tuple[Job, Callable[[], int]]:
+    """The job, and what restores its rank 0: it answers the bytes."""
     job = a_job(3)
     for session in job.sessions.values():
         cast(Any, session.server).stub = Unreached()
     job.generation = 4
     pool: Any = None
-    round_ = Round(job, AllAway(pool, Leases([], pool)), True, lambda _: None)
+    placement = AllAway(pool, Leases([], pool))
+    steps = ServerSteps(job, placement, FormerServers(placement), True, lambda _: None, None)
+    steps.begin(job.sessions)
     copies = (Copy(10, 1, 20, 8, 5), Copy(11, 1, 20, 8, 5), Copy(12, 1, 21, 4, 6), Copy(13, 2, 30, 4, 7))
-    return job, round_, Restart(0, 3, copies)
+    wave = ((RestoreFromReplicas(0, 3, copies, None),),)
+    return job, lambda: asyncio.run(steps.carry_out(wave))
 
 
 def test_state_that_is_not_reached_goes_by_shared_storage_and_the_rest_as_ever() -> None:
-    job, round_, action = restored_from_ranks_1_and_2()
-    assert asyncio.run(round_._restore(job.sessions, action)) == 16
+    job, restore = restored_from_ranks_1_and_2()
+    assert restore() == 16
     stubs: Any = [stub_of(job, rank) for rank in range(3)]
     addresses = [[source.address for source in request.sources] for request in stubs[0].restores]
     assert addresses == [["tls:b@10.0.0.2:1", "unix:/s"], ["shared:a.1.2-tag.state", "unix:/s"]]
@@ -141,30 +155,30 @@ def test_state_that_is_not_reached_goes_by_shared_storage_and_the_rest_as_ever()
 
 
 def test_state_that_is_not_had_by_shared_storage_either_is_told_with_both_reasons() -> None:
-    job, round_, action = restored_from_ranks_1_and_2()
+    job, restore = restored_from_ranks_1_and_2()
     stub: Any = stub_of(job, 1)
     stub.written = pb.WriteStateReply(error="its host has no --shared-directory")
     with pytest.raises(
         RoundFailed,
         match="rank 0 could not restore: not reached; nor by way of shared storage: its host has no --shared",
     ):
-        asyncio.run(round_._restore(job.sessions, action))
+        restore()
 
 
 def test_state_that_is_not_reached_twice_is_known_until_the_rank_has_its_own() -> None:
-    job, round_, action = restored_from_ranks_1_and_2()
+    job, restore = restored_from_ranks_1_and_2()
     stub: Any = stub_of(job, 1)
-    fault = FaultFacts(FaultKind.SERVER_DIED, (0,))
+    round_, fault = a_round(job), FaultFacts(FaultKind.SERVER_DIED, (0,))
     stub.written = pb.WriteStateReply(error="no")
     known = []
     for _ in range(2):
         with pytest.raises(RoundFailed):
-            asyncio.run(round_._restore(job.sessions, action))
+            restore()
         known.append([rank.unread for rank in round_.facts(fault).ranks])
     nobody: frozenset[int] = frozenset()
     assert known == [[nobody] * 3, [frozenset({1}), nobody, nobody]]
     stub.written = pb.WriteStateReply(name="a.1.2-tag.state")
-    asyncio.run(round_._restore(job.sessions, action))
+    restore()
     assert round_.facts(fault).ranks[0].unread == nobody
 
 
@@ -233,3 +247,19 @@ def test_of_failures_that_nobody_waits_for_any_more_asyncio_does_not_complain(
     asyncio.run(interrupted())
     gc.collect()
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_rank_that_ended_while_the_plan_was_written_down_is_planned_without() -> None:
+    """Its worker can end in the very turn in which the decision has become durable."""
+    job = a_job(2)
+    step(job, 1, 1)
+    end_server_of(job, 0)
+    cast(Any, job.sessions[1].server).stub = Parks()
+
+    async def decided() -> None:
+        del job.sessions[1]
+
+    pool: Any = None
+    round_ = Round(job, HostPlacement(pool, Leases([], pool)), True, lambda _: None, decided=decided)
+    with pytest.raises(RoundFailed, match="rank 1 has ended since the plan was made"):
+        asyncio.run(round_.run(FaultFacts(FaultKind.SERVER_DIED, (0,)), []))

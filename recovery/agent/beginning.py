@@ -16,7 +16,7 @@ from understudy.recovery.agent.refusals import held
 from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.errors import Refused
 from understudy.recovery.config.settings import Settings
-from understudy.recovery.job.recovery_round import policy
+from understudy.recovery.job.server_steps import policy
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.state.jobs import Job, Session
 

@@ -15,8 +15,9 @@ from understudy.recovery.host.evidence import refuse_snapshots_behind
 from understudy.recovery.job.holding import hold, let_go
 from understudy.recovery.job.noticed import ENDED, Noticed
 from understudy.recovery.job.placement import Placement
-from understudy.recovery.job.recovery_round import Result, Round, RoundFailed, nobody_else
+from understudy.recovery.job.recovery_round import Result, Round, nobody_else
 from understudy.recovery.job.replayed_values import ReplayedValues
+from understudy.recovery.job.stages import RoundFailed
 from understudy.recovery.job.validation_barrier import ValidationBarrier
 from understudy.recovery.planning.facts import SERVERS_SOUND, FaultFacts, FaultKind
 from understudy.recovery.planning.planner import (
@@ -453,9 +454,12 @@ class Coordinator:
             if session.state == "recovering":
                 session.state = "running"
         self._end_incident(
-            self._known, result.plan.name, result.plan.reason, result.copied_bytes,
-            (result.attached_ns, result.restored_ns, result.resumed_ns, time.monotonic_ns()),
-        )  # fmt: skip
+            self._known,
+            result.plan.name,
+            result.plan.reason,
+            result.copied_bytes,
+            [*result.ended_ns.values(), time.monotonic_ns()],
+        )
 
     def _abandon(self, problem: str) -> None:
         reason = f"recovery did not succeed in {MOST_ROUNDS} rounds"

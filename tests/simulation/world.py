@@ -37,7 +37,7 @@ from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job import recovery_round
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.job.recovery_round import policy
+from understudy.recovery.job.server_steps import policy
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import Facts
 from understudy.recovery.planning.planner import ENDS, MAXIMUM_ATTEMPTS, Plan, PlanName, plan
