@@ -28,7 +28,6 @@ from understudy.recovery.snapshots.remote.mirror_messages import (
     Ready,
     Target,
     decode_answer,
-    encode,
 )
 from understudy.recovery.snapshots.remote.second_tier import Remote
 from understudy.recovery.snapshots.stores.catalogue import StoredSet
@@ -153,11 +152,11 @@ class RunningUploader:
             [*command, "--job", JOB, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        self._say(encode(Target(url, KEEP.keep_last, KEEP.keep_every)))
+        self._say(Target(url, KEEP.keep_last, KEEP.keep_every).encode())
         assert self.next() == Ready()
 
     def copy(self, serial: int) -> None:
-        self._say(encode(Copy(serial, RUN)))
+        self._say(Copy(serial, RUN).encode())
 
     def next(self) -> Answer:
         assert self.process.stdout is not None

@@ -23,7 +23,6 @@ from understudy.recovery.snapshots.remote.mirror_messages import (
     decode_answer,
     decode_copy,
     decode_target,
-    encode,
 )
 from understudy.recovery.snapshots.remote.mirroring import Mirroring
 from understudy.recovery.snapshots.settings import MirrorSettings, PersistenceSettings
@@ -206,8 +205,9 @@ def test_a_store_with_too_few_slots_to_hold_a_set_is_followed_by_another(tmp_pat
     [Target("s3://b/x", 2, 100), Copy(7, OF), Ready(), Moved(5), Copied(7, 70, 5, 0.5), Failed("é")],
 )
 def test_messages_arrive_as_they_were_sent(message: Any) -> None:
-    decode = {Target: decode_target, Copy: decode_copy}.get(type(message), decode_answer)
-    line = encode(message)
+    decoders: dict[type, Any] = {Target: decode_target, Copy: decode_copy}
+    decode = decoders.get(type(message), decode_answer)
+    line = message.encode()
     assert line.endswith(b"\n") and line.count(b"\n") == 1
     assert decode(line) == message
 

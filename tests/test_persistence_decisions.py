@@ -20,7 +20,6 @@ from understudy.recovery.snapshots.writing.request import (
     Written,
     decode_answer,
     decode_request,
-    encode,
 )
 from understudy.recovery.snapshots.writing.writer import RankStores, RunStores
 from understudy.recovery.state.counts import CopyCounts
@@ -259,9 +258,9 @@ def test_a_late_answer_of_a_former_run_does_not_count_for_the_present_one() -> N
 
 def test_messages_arrive_as_they_were_sent_and_others_are_refused() -> None:
     for request in (Persist(3, "run", 4, {1: "/a", 2: "/b"}, (1, 2)), Release(4, "run"), Discard(5, "run")):
-        assert decode_request(encode(request)) == request
+        assert decode_request(request.encode()) == request
     written = Written(3, RUN, 1, 10, 1 << 40, 0.5, "a sentence")
-    assert decode_answer(encode(written)) == written
+    assert decode_answer(written.encode()) == written
     for line in (b"", b"[]", b"{}", b'{"persist": 3}', b'{"run": {}}', b'{"release": {}, "persist": {}}'):
         with pytest.raises((ValueError, KeyError)):
             decode_request(line)

@@ -29,7 +29,8 @@ from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import SpawnerError, default_command
-from understudy.recovery.job.recovery_round import Round, RoundFailed
+from understudy.recovery.job.recovery_round import Round
+from understudy.recovery.job.stages import RoundFailed
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.data_network import DataNetwork
@@ -42,7 +43,7 @@ from understudy.recovery.snapshots.restore.manifest import read_manifest
 from understudy.recovery.snapshots.restore.restorer import Restorer
 from understudy.recovery.snapshots.settings import Writing
 from understudy.recovery.snapshots.stores.layout import ORIGIN, in_use
-from understudy.recovery.snapshots.writing.request import Persist, Written, decode_answer, encode
+from understudy.recovery.snapshots.writing.request import Persist, Written, decode_answer
 from understudy.recovery.snapshots.writing.writer import sync_entries
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
@@ -307,7 +308,7 @@ async def _write(job: Job, serial: int, run: Path) -> None:
     assert process.stdin is not None and process.stdout is not None
     try:
         directories = {session.rank: str(session.directory) for session in sessions}
-        process.stdin.write(encode(Persist(serial, run.name, len(sessions), directories)))
+        process.stdin.write(Persist(serial, run.name, len(sessions), directories).encode())
         answers = [_answer(await process.stdout.readline()) for _ in sessions]
         _raise_if_failed(answers)
     finally:

@@ -7,7 +7,12 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
+
+from understudy.recovery.base.hostile_json import read
+
 MANIFEST = "understudy.json"
+_MANIFEST = msgspec.json.Decoder(dict[str, dict[str, tuple[int, str]]])
 LARGEST_MANIFEST = 1 << 24
 
 
@@ -32,9 +37,8 @@ def verify(folder: Path) -> None:
     if manifest.stat().st_size > LARGEST_MANIFEST:
         raise Damaged(f"{MANIFEST} is too large")
     try:
-        entries = json.loads(manifest.read_bytes())["images"]
-        wanted = {str(name): (int(size), str(digest)) for name, (size, digest) in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        wanted = read(manifest.read_bytes(), _MANIFEST)["images"]
+    except (ValueError, KeyError) as problem:
         raise Damaged(f"{MANIFEST} makes no sense") from problem
     found = {path.name for path in folder.iterdir() if path.suffix == ".img"}
     if odd := found ^ wanted.keys():

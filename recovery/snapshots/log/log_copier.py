@@ -26,7 +26,6 @@ from understudy.recovery.snapshots.log.log_messages import (
     Rank,
     Trouble,
     decode,
-    encode,
 )
 from understudy.recovery.snapshots.log.stored_log import (
     About,
@@ -248,7 +247,7 @@ def main() -> int:
 
     def answer(message: Copied | Trouble) -> None:
         with answering:
-            sys.stdout.buffer.write(encode(message))
+            sys.stdout.buffer.write(message.encode())
             sys.stdout.buffer.flush()
 
     copier = Copier(given.run, answer)

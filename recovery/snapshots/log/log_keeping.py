@@ -22,7 +22,6 @@ from understudy.recovery.snapshots.log.log_messages import (
     Rank,
     Trouble,
     decode,
-    encode,
 )
 from understudy.recovery.snapshots.settings import PersistenceSettings
 from understudy.recovery.state.jobs import Job, Session
@@ -111,7 +110,7 @@ class LogKeeping:
         oldest = min((one.log_offset for one in session.durable), default=0)
         if self._pipe is not None and oldest > self._dropped.get(session.rank, 0):
             self._dropped[session.rank] = oldest
-            self._pipe.write(encode(Drop(session.rank, oldest)))
+            self._pipe.write(Drop(session.rank, oldest).encode())
 
     def _current(self) -> bool:
         return self._job.active_sessions() == self._sessions
@@ -130,7 +129,7 @@ class LogKeeping:
         try:
             self._pipe = process.stdin
             ranks = tuple(Rank(s.rank, str(s.directory), s.threads) for s in self._sessions)
-            self._pipe.write(encode(Follow(self._sessions[0].device.partition(":")[0], ranks)))
+            self._pipe.write(Follow(self._sessions[0].device.partition(":")[0], ranks).encode())
             reading = asyncio.create_task(self._read(process))
             await asyncio.wait({looking, reading}, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():

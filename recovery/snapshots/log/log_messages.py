@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from understudy import replay
+from understudy.recovery.base.hostile_json import Line, read
 from understudy.recovery.snapshots.log.stored_log import About
-from understudy.recovery.snapshots.writing.request import single
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank and where its log lies."""
 
     rank: int
@@ -20,8 +19,7 @@ class Rank:
     threads: int
 
 
-@dataclass(frozen=True)
-class Follow:
+class Follow(Line, frozen=True):
     """Copy what these ranks commit, from now on."""
 
     driver: str
@@ -36,16 +34,14 @@ class Follow:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Drop:
+class Drop(Line, frozen=True):
     """What lies before this offset of a rank's log is not needed any more."""
 
     rank: int
     offset: int
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(Line, frozen=True):
     """All up to this offset of a rank's log is durable; counts are of what came since the last one."""
 
     rank: int
@@ -57,8 +53,7 @@ class Copied:
     """How often the log was let go of before it was copied."""
 
 
-@dataclass(frozen=True)
-class Trouble:
+class Trouble(Line, frozen=True):
     """Why nothing of a rank's log gets there, a sentence."""
 
     rank: int
@@ -66,26 +61,9 @@ class Trouble:
 
 
 Message = Follow | Drop | Copied | Trouble
-
-
-def encode(message: Message) -> bytes:
-    """One line."""
-    return json.dumps({type(message).__name__.lower(): asdict(message)}).encode() + b"\n"
+_MESSAGE = msgspec.json.Decoder[Message](Message)
 
 
 def decode(line: bytes) -> Message:
     """Raises ValueError."""
-    name, fields = single(line)
-    try:
-        if name == "follow":
-            ranks = [Rank(int(r["rank"]), str(r["directory"]), int(r["threads"])) for r in fields["ranks"]]
-            return Follow(str(fields["driver"]), tuple(ranks))
-        if name == "drop":
-            return Drop(int(fields["rank"]), int(fields["offset"]))
-        if name == "copied":
-            return Copied(*(int(fields[key]) for key in ("rank", "offset", "step", "bytes", "gaps")))
-        if name == "trouble":
-            return Trouble(int(fields["rank"]), str(fields["error"]))
-    except (KeyError, TypeError) as problem:
-        raise ValueError(f"{line[:200]!r} is no message") from problem
-    raise ValueError(f"there is no message {name!r}")
+    return read(line, _MESSAGE)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
+
+import msgspec
 
 from understudy import replay
+from understudy.recovery.base.hostile_json import convert, read_plain
 
 VERSION = 1
 _FORMAT = "understudy-log"
@@ -52,22 +55,21 @@ class BadLog(ValueError):
     """Why a stored log is of no use, in a sentence."""
 
 
-@dataclass(frozen=True)
-class About:
+class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Says what the file is, and what a log must be like to hold it."""
 
     job: str
     run: str
-    rank: int
-    world: int
-    driver: str
-    threads: int
-    segment_bytes: int
-    dictionary_bytes: int
+    rank: Annotated[int, msgspec.Meta(ge=0)]
+    world: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    driver: Annotated[str, msgspec.Meta(pattern=r"\A(cpu|cuda)\Z")]
+    threads: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+    segment_bytes: Annotated[int, msgspec.Meta(ge=SEGMENT_LIMITS[0], le=SEGMENT_LIMITS[1])]
+    dictionary_bytes: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_DICTIONARY)]
 
     def encode(self) -> bytes:
         """As a frame holds it."""
-        return json.dumps({"format": _FORMAT, "version": VERSION} | asdict(self)).encode()
+        return json.dumps({"format": _FORMAT, "version": VERSION} | msgspec.structs.asdict(self)).encode()
 
 
 @dataclass(frozen=True)
@@ -141,28 +143,17 @@ def read_frames(file: BinaryIO, size: int) -> Iterator[Frame]:
 def read_about(frame: Frame) -> About:
     """Reads the first frame; raises BadLog."""
     try:
-        told = json.loads(frame.content)
-        if frame.kind is not Kind.ABOUT or told.pop("format") != _FORMAT:
+        told = read_plain(frame.content)
+        if frame.kind is not Kind.ABOUT or told.pop("format", None) != _FORMAT:
             raise BadLog("it is no stored log")
-        version = told.pop("version")
-        if version != VERSION:
+        if (version := told.pop("version", None)) != VERSION:
             raise BadLog(f"it has version {version}, this release reads version {VERSION}")
-        about = About(
-            str(told["job"]), str(told["run"]), int(told["rank"]), int(told["world"]), str(told["driver"]),
-            int(told["threads"]), int(told["segment_bytes"]), int(told["dictionary_bytes"]),
-        )  # fmt: skip
+        about = convert(told, About)
     except BadLog:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+    except ValueError as problem:
         raise BadLog("its first frame makes no sense") from problem
-    least, most = SEGMENT_LIMITS
-    if (
-        not 0 <= about.rank < about.world <= 1 << 20
-        or about.driver not in ("cpu", "cuda")
-        or not 0 <= about.threads <= 1 << 16
-        or not least <= about.segment_bytes <= most
-        or not 0 < about.dictionary_bytes <= LARGEST_DICTIONARY
-    ):
+    if about.rank >= about.world:
         raise BadLog("its first frame makes no sense")
     return about
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from understudy import replay
+from understudy.recovery.base.hostile_json import convert, read_plain
 from understudy.recovery.snapshots.remote.second_tier import PART, SetName
 from understudy.recovery.snapshots.stores.layout import is_name
 
@@ -17,7 +20,7 @@ CHUNK_BYTES = 16 << 20
 """Of payload per digest: also what is read and written at a time."""
 LARGEST_CHUNK = 256 << 20
 LARGEST_MANIFEST = 256 << 20
-_MOST = 1 << 63
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -82,17 +85,17 @@ def encode_manifest(stored: MirroredSet) -> bytes:
 def decode_manifest(content: bytes, of: SetName) -> MirroredSet:
     """Reads the manifest of a set that lies where `of` says; raises ValueError."""
     try:
-        fields = json.loads(content)
-        told = fields.pop("digest")
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+        fields = read_plain(content)
+        told, wanted = fields.pop("digest"), _digest(fields)
+    except (KeyError, ValueError, RecursionError) as problem:
         raise ValueError("it is cut off, or no manifest") from problem
-    if fields.get("format") != FORMAT or told != _digest(fields):
+    if fields.pop("format", None) != FORMAT or told != wanted:
         raise ValueError("it is not what it was")
-    if fields.get("version") != VERSION:
-        raise ValueError(f"it is of version {fields.get('version')!r}; this release reads {VERSION}")
+    if (version := fields.pop("version", None)) != VERSION:
+        raise ValueError(f"it is of version {version!r}; this release reads {VERSION}")
     try:
-        found = _read(fields)
-    except (KeyError, TypeError, ValueError) as problem:
+        found = convert(fields, _Manifest).checked()
+    except ValueError as problem:
         raise ValueError(f"it makes no sense ({problem})") from problem
     if found.of != of:
         raise ValueError("it is of another set")
@@ -108,37 +111,50 @@ def _digest(fields: Mapping[str, Any]) -> str:
     return f"{replay.digest(json.dumps(fields, sort_keys=True).encode()):016x}"
 
 
-def _read(fields: Mapping[str, Any]) -> MirroredSet:
-    chunk_bytes = _number(fields["chunk_bytes"], 1, LARGEST_CHUNK)
-    parts = tuple(_read_part(part, rank, chunk_bytes) for rank, part in enumerate(fields["parts"]))
-    if not parts or not is_name(fields["job"]) or not is_name(fields["run"]):
-        raise ValueError("no ranks, or a bad name")
-    of = SetName(fields["job"], fields["run"], _number(fields["serial"], 1))
-    return MirroredSet(of, _number(fields["step"]), _number(fields["time_ns"]), chunk_bytes, parts)
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 
 
-def _read_part(part: Mapping[str, Any], rank: int, chunk_bytes: int) -> MirroredPart:
-    count = _number(part["bytes"])
-    digests = tuple(int(digest, 16) for digest in part["digests"])
-    if part["rank"] != rank or not PART.fullmatch(part["file"]):
-        raise ValueError(f"part {rank} is called otherwise")
-    if len(digests) != chunks_of(count, chunk_bytes):
-        raise ValueError(f"part {rank} has {len(digests)} digests")
-    return MirroredPart(rank, part["file"], count, _read_extents(part["extents"], count), digests)
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As it is written."""
+
+    rank: int
+    file: str
+    bytes: Count
+    extents: tuple[tuple[int, int, Count, Count], ...]
+    digests: tuple[str, ...]
+
+    def checked(self, rank: int, chunk_bytes: int) -> MirroredPart:
+        """Raises ValueError."""
+        digests = tuple(int(digest, 16) for digest in self.digests)
+        if self.rank != rank or not PART.fullmatch(self.file):
+            raise ValueError(f"part {rank} is called otherwise")
+        if len(digests) != chunks_of(self.bytes, chunk_bytes):
+            raise ValueError(f"part {rank} has {len(digests)} digests")
+        end = 0
+        for kind, number, length, offset in self.extents:
+            if offset < end or offset + length > self.bytes:
+                raise ValueError("an extent lies outside its payload")
+            if not (0 <= kind < 1 << 64 and 0 <= number < 1 << 64):
+                raise ValueError("an extent that there cannot be")
+            end = offset + length
+        return MirroredPart(rank, self.file, self.bytes, tuple(Extent(*row) for row in self.extents), digests)
 
 
-def _read_extents(rows: Sequence[Sequence[Any]], count: int) -> tuple[Extent, ...]:
-    extents, end = [], 0
-    for row in rows:
-        kind, number, length, offset = (_number(value, most=1 << 64) for value in row)
-        if offset < end or offset + length > count:
-            raise ValueError("an extent lies outside its payload")
-        extents.append(Extent(kind, number, length, offset))
-        end = offset + length
-    return tuple(extents)
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """As it is written."""
 
+    job: str
+    run: str
+    serial: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+    step: Count
+    time_ns: Count
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_CHUNK)]
+    parts: tuple[_Part, ...]
 
-def _number(value: Any, least: int = 0, most: int = _MOST) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{str(value)[:40]!r} is no number that can be here")
-    return value
+    def checked(self) -> MirroredSet:
+        """Raises ValueError."""
+        parts = tuple(part.checked(rank, self.chunk_bytes) for rank, part in enumerate(self.parts))
+        if not parts or not is_name(self.job) or not is_name(self.run):
+            raise ValueError("no ranks, or a bad name")
+        of = SetName(self.job, self.run, self.serial)
+        return MirroredSet(of, self.step, self.time_ns, self.chunk_bytes, parts)

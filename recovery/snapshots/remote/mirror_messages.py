@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+import msgspec
 
-from understudy.recovery.snapshots.writing.request import single
+from understudy.recovery.base.hostile_json import Line, read
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Line, frozen=True):
     """The first line: where to copy to, and what to keep there."""
 
     url: str
@@ -17,28 +15,24 @@ class Target:
     keep_every: int
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(Line, frozen=True):
     """Copy a set that is complete in the local stores, and will be until an answer comes."""
 
     serial: int
     run: str
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Line, frozen=True):
     """It has nothing to do."""
 
 
-@dataclass(frozen=True)
-class Moved:
+class Moved(Line, frozen=True):
     """So many bytes more of the set under way have been handed over."""
 
     bytes: int
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(Line, frozen=True):
     """The set is complete there."""
 
     serial: int
@@ -47,48 +41,28 @@ class Copied:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(Line, frozen=True):
     """Something was not done (`error`, a sentence); it will be ready again after a while."""
 
     error: str
 
 
 Answer = Ready | Moved | Copied | Failed
-
-
-def encode(message: Target | Copy | Answer) -> bytes:
-    """One line."""
-    return json.dumps({type(message).__name__.lower(): asdict(message)}).encode() + b"\n"
+_TARGET = msgspec.json.Decoder(Target)
+_COPY = msgspec.json.Decoder(Copy)
+_ANSWER = msgspec.json.Decoder[Answer](Answer)
 
 
 def decode_target(line: bytes) -> Target:
     """Raises ValueError."""
-    name, fields = single(line)
-    if name != "target":
-        raise ValueError(f"{name!r} is no target")
-    return Target(str(fields["url"]), int(fields["keep_last"]), int(fields["keep_every"]))
+    return read(line, _TARGET)
 
 
 def decode_copy(line: bytes) -> Copy:
     """Raises ValueError."""
-    name, fields = single(line)
-    if name != "copy":
-        raise ValueError(f"there is no request {name!r}")
-    return Copy(int(fields["serial"]), str(fields["run"]))
+    return read(line, _COPY)
 
 
 def decode_answer(line: bytes) -> Answer:
     """Raises ValueError."""
-    name, fields = single(line)
-    if name == "ready":
-        return Ready()
-    if name == "moved":
-        return Moved(int(fields["bytes"]))
-    if name == "copied":
-        return Copied(
-            int(fields["serial"]), int(fields["step"]), int(fields["bytes"]), float(fields["seconds"])
-        )
-    if name == "failed":
-        return Failed(str(fields["error"]))
-    raise ValueError(f"there is no answer {name!r}")
+    return read(line, _ANSWER)

@@ -26,7 +26,6 @@ from understudy.recovery.snapshots.remote.mirror_messages import (
     Ready,
     Target,
     decode_answer,
-    encode,
 )
 from understudy.recovery.snapshots.settings import MirrorSettings, PersistenceSettings
 from understudy.recovery.state.jobs import Job, Session
@@ -115,7 +114,7 @@ class Mirroring:
         try:
             self._pipe, self._busy_since_s = process.stdin, time.monotonic()
             to = self._settings
-            self._pipe.write(encode(Target(to.url, to.keeps.keep_last, to.keeps.keep_every)))
+            self._pipe.write(Target(to.url, to.keeps.keep_last, to.keeps.keep_every).encode())
             while True:
                 try:
                     async with asyncio.timeout(hangs_s):
@@ -139,7 +138,7 @@ class Mirroring:
         if self._ready and self._newest is not None and self._pipe is not None:
             self._ready, self._under_way, self._newest = False, self._newest, None
             self._busy_since_s = time.monotonic()
-            self._pipe.write(encode(Copy(self._under_way.serial, self._under_way.run)))
+            self._pipe.write(Copy(self._under_way.serial, self._under_way.run).encode())
 
     def _finish(self, copied: CompleteSet, message: Copied) -> None:
         self._under_way = None

@@ -28,7 +28,6 @@ from understudy.recovery.snapshots.remote.mirror_messages import (
     Ready,
     decode_copy,
     decode_target,
-    encode,
 )
 from understudy.recovery.snapshots.remote.second_tier import Remote
 from understudy.recovery.snapshots.stores.catalogue import find_set
@@ -84,7 +83,7 @@ def _sentence(problem: Exception) -> str:
 
 def answer(message: Answer) -> None:
     """To proxyd."""
-    sys.stdout.buffer.write(encode(message))
+    sys.stdout.buffer.write(message.encode())
     sys.stdout.buffer.flush()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
+import msgspec
+
 from understudy import replay
+from understudy.recovery.base.hostile_json import read
 from understudy.recovery.snapshots._store import StoreError
 from understudy.recovery.snapshots.restore.manifest import BufferRow, read_manifest
 from understudy.recovery.snapshots.stores.catalogue import StoredPart, StoredSet
@@ -23,6 +25,8 @@ from understudy.recovery.snapshots.stores.kinds import (
     ROW,
 )
 from understudy.recovery.snapshots.stores.layout import in_use
+
+_OTHER_HOLDERS = msgspec.json.Decoder(dict[int, tuple[int, int]])
 
 
 class Damaged(ValueError):
@@ -113,9 +117,8 @@ class PartReader:
     def _read_other_holders(self) -> Mapping[int, tuple[int, int]]:
         content = self._table(OTHER_HOLDERS, 0)
         try:
-            table = json.loads(content)
-            return {int(handle): (int(rank), int(other)) for handle, (rank, other) in table.items()}
-        except (AttributeError, TypeError, ValueError) as problem:
+            return read(content, _OTHER_HOLDERS)
+        except ValueError as problem:
             raise Damaged("its table of what other ranks hold makes no sense") from problem
 
     def _read_buffers(self) -> Mapping[int, BufferRow]:

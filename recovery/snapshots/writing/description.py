@@ -130,7 +130,7 @@ def read_description(content: bytes) -> Description:
             tuple(_module(scheduler) for scheduler in document.get("schedulers", ())),
             tuple(_position(loader) for loader in document.get("data", ())),
         )
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as problem:
         raise Undescribed(f"what its worker said of its buffers makes no sense ({problem!r})") from problem
 
 

@@ -18,7 +18,6 @@ from understudy.recovery.snapshots.writing.request import (
     Request,
     Written,
     decode_answer,
-    encode,
 )
 from understudy.recovery.state.jobs import Session
 
@@ -131,7 +130,7 @@ class PartWriter:
         try:
             self._pipe, self._process = process.stdin, process
             for request in (*requests, *self._hand_over()):
-                self._pipe.write(encode(request))
+                self._pipe.write(request.encode())
             while line := await process.stdout.readline():
                 written = decode_answer(line)
                 self._take(written)
@@ -159,7 +158,7 @@ class PartWriter:
     def _send(self, request: Request) -> None:
         if self._pipe is not None and not (self._dismissed and isinstance(request, Persist)):
             self._await(request)
-            self._pipe.write(encode(request))
+            self._pipe.write(request.encode())
         else:
             self._unsent.append(request)
             self._wanted.set()

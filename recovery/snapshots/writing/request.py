@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+
+import msgspec
+
+from understudy.recovery.base.hostile_json import Line, read
 
 
-@dataclass(frozen=True)
-class Persist:
+class Persist(Line, frozen=True):
     """Write snapshot `serial` of the ranks of this host; they lie in logs at `directories`, by rank."""
 
     serial: int
@@ -20,8 +20,7 @@ class Persist:
     """Serials that are complete or under way: what else is older will never be.  None: nobody can tell."""
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(Line, frozen=True):
     """Snapshot `serial` is durable on all ranks: older ones may go, but for `held` (0: none)."""
 
     serial: int
@@ -29,16 +28,14 @@ class Release:
     held: int = 0
 
 
-@dataclass(frozen=True)
-class Discard:
+class Discard(Line, frozen=True):
     """Snapshot `serial` will not be complete: the parts of it may go."""
 
     serial: int
     run: str
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(Line, frozen=True):
     """A rank's part is durable, or (`error`, a sentence) it is not."""
 
     serial: int
@@ -54,45 +51,15 @@ class Written:
 
 
 Request = Persist | Release | Discard
-
-
-def encode(message: Request | Written) -> bytes:
-    """One line."""
-    return json.dumps({type(message).__name__.lower(): asdict(message)}).encode() + b"\n"
+_REQUEST = msgspec.json.Decoder[Request](Request)
+_ANSWER = msgspec.json.Decoder(Written)
 
 
 def decode_request(line: bytes) -> Request:
     """Raises ValueError."""
-    name, fields = single(line)
-    if name == "persist":
-        return Persist(
-            int(fields["serial"]), str(fields["run"]), int(fields["world"]),
-            {int(rank): str(path) for rank, path in dict(fields["directories"]).items()},
-            None if fields["known"] is None else tuple(map(int, fields["known"])),
-        )  # fmt: skip
-    if name == "release":
-        return Release(int(fields["serial"]), str(fields["run"]), int(fields["held"]))
-    if name == "discard":
-        return Discard(int(fields["serial"]), str(fields["run"]))
-    raise ValueError(f"there is no request {name!r}")
+    return read(line, _REQUEST)
 
 
 def decode_answer(line: bytes) -> Written:
     """Raises ValueError."""
-    name, fields = single(line)
-    if name != "written":
-        raise ValueError(f"there is no answer {name!r}")
-    return Written(
-        int(fields["serial"]), str(fields["run"]), int(fields["rank"]), int(fields["step"]),
-        int(fields["bytes"]), float(fields["seconds"]), str(fields["error"]),
-        bool(fields["gone"]),
-    )  # fmt: skip
-
-
-def single(line: bytes) -> tuple[str, Mapping[str, Any]]:
-    """Name and fields of a message; raises ValueError."""
-    try:
-        ((name, fields),) = json.loads(line).items()
-        return str(name), dict(fields)
-    except (AttributeError, TypeError, ValueError) as problem:
-        raise ValueError(f"{line[:200]!r} is no message") from problem
+    return read(line, _ANSWER)

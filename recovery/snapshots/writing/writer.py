@@ -18,8 +18,10 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from understudy import replay
 from understudy.recovery.snapshots import _store
@@ -42,7 +44,6 @@ from understudy.recovery.snapshots.writing.request import (
     Request,
     Written,
     decode_request,
-    encode,
 )
 
 LARGEST_DESCRIPTION = 256 << 20
@@ -366,7 +367,7 @@ class JobWriter:
 
     def _answer(self, written: Written) -> None:
         with self._answering:
-            sys.stdout.buffer.write(encode(written))
+            sys.stdout.buffer.write(written.encode())
             sys.stdout.buffer.flush()
 
 
