@@ -101,7 +101,7 @@ def test_no_file_is_too_long_but_for_those_that_are_known() -> None:
 
 
 def test_what_plans_knows_no_clock_no_process_and_no_wire() -> None:
-    files = (ROOT / "planning").glob("*.py")
+    files = (ROOT / "planning").rglob("*.py")
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}

@@ -200,8 +200,48 @@ def test_a_rank_that_a_leader_has_not_brought_to_go_on_is_told_to_each_that_foll
             for _ in range(2):
                 async with Leader(folder, {"b": b}, known="b", awaited="b") as a:
                     session = await a.hears_of(1)
+                    await becomes(a.lead.members["b"].connected.is_set)
                     assert [(fault.kind, fault.rank) for fault in a.agent.told] == [("collective", 1)]
                     assert session.has_state == (how in ("parked", "restored"))
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("kind", ["call", "suspect", "restart", "collective", "validation"])
+def test_a_leader_that_follows_is_told_once_why_a_parked_rank_stands_and_as_of_its_own_generation(
+    folder: Path, kind: str
+) -> None:
+    """Its server may have been prepared since for a newer generation than that in which it came to stand."""
+
+    async def follow() -> None:
+        b = Member(folder, "b")
+        there = b.open(1)
+        async with b:
+            async with Leader(folder, {"b": b}, known="b") as a:
+                session = await a.hears_of(1)
+                b.takes_part().tell(pb.FaultReport(job="j", rank=1, generation=3, kind=kind))
+                await becomes(lambda: bool(a.agent.told))
+                await steer(session, "Park", pb.ParkRequest())
+                await steer(session, "RebuildCommunicators", pb.RebuildRequest(generation=4))
+            async with Leader(folder, {"b": b}, known="b", awaited="b") as a:
+                await becomes(lambda: bool(a.agent.told))
+                await becomes(a.lead.members["b"].connected.is_set)
+                [told] = a.agent.told
+                assert told.kind == ("collective" if kind == "validation" else kind)
+                assert told.generation == there.generation == 4
+
+    asyncio.run(follow())
+
+
+def test_a_rank_whose_server_has_died_is_told_of_by_that_alone(folder: Path) -> None:
+    async def follow() -> None:
+        b = Member(folder, "b")
+        there = b.open(1)
+        b.takes_part().tell(pb.FaultReport(job="j", rank=1, kind="call"))
+        cast(Any, there.server.process).hear_of_end()
+        async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
+            await becomes(lambda: "b" in a.lead.members and a.lead.members["b"].connected.is_set())
+            assert not a.job.sessions[1].server.process.running and not a.agent.told
 
     asyncio.run(follow())
 

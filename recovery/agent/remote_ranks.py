@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -12,7 +13,11 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.beginning import is_cleaned_up
 from understudy.recovery.agent.refusals import check_drills
 from understudy.recovery.base.errors import Refused
+from understudy.recovery.planning.takeover.notices import notices_of
+from understudy.recovery.planning.takeover.reports import RankReport
+from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.notices import open_fault, report_of
 
 if TYPE_CHECKING:
     from understudy.recovery.agent.host_agent import HostAgent
@@ -122,6 +127,11 @@ class RemoteRanks:
         else:
             coordinator.collective_failed(session, generation, message, index)
 
+    def tell_all(self, job: Job, reports: Iterable[RankReport]) -> None:
+        """What nobody else tells of ranks of a job that we have taken over."""
+        for notice in notices_of(reports):
+            self.tell(report_of(notice, job.sessions[notice.rank]))
+
     async def promote(self, job: Job) -> None:
         """We lead it from now on, as its span says: ranks that a member has opened get a coordinator."""
         controller = self._agent.controllers[job.name]
@@ -129,23 +139,20 @@ class RemoteRanks:
         assert deputy is not None
         if job.corruption is not None:
             self._agent.run_beside(self.go_on_repairing(job))
-        coordinator = controller.lead()
+        controller.lead()
         sessions = job.active_sessions()
         controller.validations.go_on(sessions)
         for session in sessions:
             job.note_armed(session)
             session.log.snapshot_suspended = False  # whoever suspended them finds out again why
             session.persist_note = ""
+            if session.rolling:  # who rolled it forward is gone
+                session.lacks_state, session.rolled_commit = True, 0
             if not session.server.process.running:
                 session.server.retired = False
                 self._agent.follow(session)
-            elif deputy.is_steered(session) or session.lacks_state or session.rolling:
-                message = "a recovery broke off its collectives, and was lost with the host that led it"
-                cursor = session.log.cursor_index
-                coordinator.collective_failed(session, session.generation, message, cursor)
         controller.succeed_leader()
-        for report in deputy.faults:
-            self.tell(report)
+        self.tell_all(job, [_report(session, deputy) for session in sessions])
         deputy.parts.rest()
         await controller.end(deputy)
 
@@ -190,3 +197,11 @@ class RemoteRanks:
             self._agent.end_soon(session)
             raise
         return session
+
+
+def _report(session: Session, deputy: Deputy) -> RankReport:
+    """A rank of ours, of which another host led the job until now."""
+    return RankReport(
+        session.rank, session.server.process.running, session.has_state,
+        parked=deputy.is_steered(session), fault=open_fault(deputy.fault_of(session)),
+    )  # fmt: skip

@@ -31,8 +31,10 @@ from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
 from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.journaled_job import restored_durable, restored_job
+from understudy.recovery.state.notices import open_fault
 from understudy.recovery.takeover.journal import last_touched
 from understudy.recovery.takeover.leftovers import Leftovers
 
@@ -201,8 +203,8 @@ class Successor:
         for one in active:
             if one.account is not None and deputy is not None:
                 deputy.adopted(one.session, one.account)
-            elif one.account is not None and coordinator is not None:
-                _tell(coordinator, one.session, one.account)
+        if coordinator is not None:
+            self._agent.remote_ranks.tell_all(job, [_report(one) for one in active])
 
     def _go_on_moving(self, taken: Taken, restorer: Coordinator | None) -> None:
         """To the device where somebody wanted a rank: at once, with `restorer`, if a recovery is due."""
@@ -223,21 +225,14 @@ class Successor:
             session.destination = None
 
 
-def _tell(coordinator: Coordinator, session: Session, account: pb.AdoptReply) -> None:
-    """What the predecessor was told, or did, and died of before all was well again."""
-    fault = account.fault
-    if fault.kind in ("call", "suspect"):
-        suspect = fault.kind == "suspect"
-        coordinator.call_failed(
-            session, session.server.generation, suspect, fault.message, fault.record_index
-        )
-    elif fault.kind == "collective":
-        coordinator.collective_failed(session, session.generation, fault.message, fault.record_index)
-    elif account.parked:
-        message = "a recovery broke off its collectives, and died with proxyd"
-        coordinator.collective_failed(session, session.generation, message, session.log.cursor_index)
-    elif fault.kind == "validation":
-        coordinator.validation_reached(session, session.generation)
+def _report(taken: Taken) -> RankReport:
+    """What there is of its rank, as whoever recovers the job is to know it."""
+    session, account = taken.session, taken.account
+    return RankReport(
+        session.rank, session.server.process.running, session.has_state,
+        parked=account is not None and account.parked,
+        fault=open_fault(account.fault) if account is not None else None,
+    )  # fmt: skip
 
 
 def started_for(pid: int, runtime: Path) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -18,6 +19,8 @@ from understudy.recovery.machine.processes import Watched
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.links import Links
 from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.planning.takeover.notices import notice_of
+from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.spanning.leader.attendance import Attendance
 from understudy.recovery.spanning.leader.cpu_images import CpuImages
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
@@ -30,6 +33,7 @@ from understudy.recovery.spanning.leader.turns import Turns
 from understudy.recovery.spanning.ranks.mirror import Mirror
 from understudy.recovery.spanning.ranks.remote import NoDeviceThere, RemoteProcess, RemoteServer, Send
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.notices import open_fault, report_of
 from understudy.recovery.state.span import Span
 
 log = structlog.get_logger()
@@ -146,6 +150,7 @@ class Lead:
     def take(self, member: MemberLink, news: pb.MemberNews) -> None:
         """Raises LogError."""
         if news.whole:
+            member.reports.clear()
             for session in self.of(member):
                 if session.rank not in news.present:
                     self._not_there(session)
@@ -153,19 +158,29 @@ class Lead:
             if self.lost_hosts.ends(member, one):
                 continue
             session = self.described(member, one)
-            # By a leader before us, or by us if we are at it; nobody else gets it to go on.
-            lacks_state = one.server.pid > 0 and not one.holds_state and not session.rolling
-            if one.parked or lacks_state:
-                message = "a recovery broke off its collectives, and died with the proxyd that led it"
-                self._own_host.tell(
-                    pb.FaultReport(
-                        job=self.job.name, rank=one.rank, generation=session.generation, kind="collective",
-                        message=message, record_index=session.log.cursor_index,
-                    )
-                )  # fmt: skip
+            # What a leader before us had begun, unless we are at it: nobody else gets it to go on.
+            member.reports[one.rank] = RankReport(
+                one.rank, holds_state=one.holds_state, parked=one.parked, in_hand=session.rolling
+            )
         self._apply(member, news)
         if news.complete:
+            self._tell_of_faults(member, news)
             self._has_told(member)
+        else:
+            self._tell(member, news.faults)
+
+    def _tell_of_faults(self, member: MemberLink, news: pb.MemberNews) -> None:
+        """What befell ranks there before we followed them; the ends of device servers are told already."""
+        faults = {fault.rank: fault for fault in news.faults if fault.job == self.job.name}
+        for rank, report in member.reports.items():
+            session = self._session(member, rank)
+            if session is None:
+                continue
+            runs, fault = session.server.process.running, open_fault(faults.get(rank))
+            notice = notice_of(replace(report, server_runs=runs, fault=fault))
+            if notice is not None:
+                self._own_host.tell(report_of(notice, session))
+        member.reports.clear()
 
     def _not_there(self, session: Session) -> None:
         """Its worker ended unheard, or went to another host by a move that nobody heard the end of."""
@@ -194,15 +209,17 @@ class Lead:
             session = self._session(member, end.rank)
             if session is not None:
                 self._server_ended(session, end)
-        for fault in news.faults:
-            if self._session(member, fault.rank) is not None and fault.job == self.job.name:
-                self._own_host.tell(fault)
         for left in news.workers_ended:
             session = self._session(member, left.rank)
             if left.HasField("last"):
                 self._ended_unheard(member, left.last)
             elif session is not None and _same(session.worker, left.worker):
                 self.worker_ended(session)
+
+    def _tell(self, member: MemberLink, faults: Iterable[pb.FaultReport]) -> None:
+        for fault in faults:
+            if self._session(member, fault.rank) is not None and fault.job == self.job.name:
+                self._own_host.tell(fault)
 
     def _ended_unheard(self, member: MemberLink, last: pb.RankDescription) -> None:
         """The newest end of a rank there: while nobody followed, or of a former leader's time."""

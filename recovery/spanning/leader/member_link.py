@@ -14,6 +14,7 @@ from understudy import replay
 from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.control import answer, code_of, pb, ran_out, rpc, trouble
 from understudy.recovery.membership.network.links import NoLink
+from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.spanning.member.member import NO_MEMBER
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class MemberLink:
         """How often it has been reached."""
         self.lost = ""
         """Why it is given up, if so."""
+        self.reports: dict[int, RankReport] = {}
+        """By rank, from the beginning of a conversation until all that was there has been told."""
 
     def stub(self) -> rpc.JobLinkStub:
         """Raises NoLink."""

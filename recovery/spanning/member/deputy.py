@@ -123,11 +123,11 @@ class Deputy:
         self._woken.set()
 
     def adopted(self, session: Session, account: pb.AdoptReply) -> None:
-        """From a proxyd that died: what its device server stands at."""
+        """From a proxyd that died: whether its device server stands, and at what, for the leader to judge."""
+        if account.parked:
+            self._steered.add(session.rank)
         if account.fault.kind:
             self.tell(account.fault)
-        elif account.parked:
-            self._steered.add(session.rank)
 
     def opened(self, session: Session) -> None:
         """A new session: how its rank ended before matters no more."""
@@ -202,10 +202,9 @@ class Deputy:
                 return None
         return None
 
-    @property
-    def faults(self) -> list[pb.FaultReport]:
-        """At which servers stand, and nobody has done anything about it."""
-        return list(self._faults.values())
+    def fault_of(self, session: Session) -> pb.FaultReport | None:
+        """At which its server stands, and nobody has done anything about it."""
+        return self._faults.get(session.rank)
 
     def is_steered(self, session: Session) -> bool:
         """Whether a leader has had its server stand still."""

@@ -1,0 +1,1 @@
+"""What is true of a job from the moment on in which somebody takes it over."""
