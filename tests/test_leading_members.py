@@ -233,6 +233,29 @@ def test_a_leader_that_follows_is_told_once_why_a_parked_rank_stands_and_as_of_i
     asyncio.run(follow())
 
 
+@pytest.mark.parametrize("kind", ["call", "validation"])
+def test_a_fault_that_is_being_dealt_with_is_not_told_again_when_the_link_was_broken_meanwhile(
+    folder: Path, kind: str
+) -> None:
+    """It would count twice: a call that fails for the third time ends the job."""
+
+    async def break_link() -> None:
+        b = Member(folder, "b")
+        b.open(1)
+        async with Leader(folder, {"b": b}, known="b") as a:
+            for generation in (0, 1):
+                async with b:
+                    await becomes(lambda: a.lead.members["b"].connected.is_set())
+                    b.takes_part().tell(pb.FaultReport(job="j", rank=1, generation=generation, kind=kind))
+                    await becomes(lambda: len(a.agent.told) > generation)  # noqa: B023
+                await becomes(lambda: not a.lead.members["b"].connected.is_set())
+            async with b:
+                await becomes(lambda: a.lead.members["b"].connected.is_set())
+            assert [fault.generation for fault in a.agent.told] == [0, 1]
+
+    asyncio.run(break_link())
+
+
 def test_a_rank_whose_server_has_died_is_told_of_by_that_alone(folder: Path) -> None:
     async def follow() -> None:
         b = Member(folder, "b")

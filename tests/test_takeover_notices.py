@@ -61,6 +61,12 @@ def test_nothing_but_its_end_is_told_of_a_device_server_that_has_ended(kind: str
         assert told_of(kind, server_runs=False, **known) == ""
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_that_is_being_dealt_with_is_not_told_again(kind: str) -> None:
+    assert told_of(kind, fault_in_hand=True) == told_of(kind, fault_in_hand=True, in_hand=True) == ""
+    assert told_of(kind, fault_in_hand=True, parked=True) == "broken off"
+
+
 class Recovers:
     """In place of a coordinator."""
 

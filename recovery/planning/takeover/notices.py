@@ -35,7 +35,7 @@ def notice_of(report: RankReport) -> FaultNotice | None:
     """
     if not report.server_runs:
         return None
-    fault = report.fault
+    fault = None if report.fault_in_hand else report.fault
     if fault is not None and fault.kind != VALIDATION:
         return FaultNotice(report.rank, fault.kind, fault.message, fault.record_index)
     if report.parked or not (report.holds_state or report.in_hand):

@@ -23,7 +23,7 @@ class RankReport:
 
     `server_runs`: its device server does.  `holds_state`: all memory of the rank is in it; if not, it was
     being prepared.  `parked`: whoever led the job had it stand still.  `in_hand`: who takes the job over is
-    preparing it, as it was not away itself.
+    preparing it, as it was not away itself.  `fault_in_hand`: likewise, it has been told of that very fault.
     """
 
     rank: int
@@ -32,3 +32,4 @@ class RankReport:
     parked: bool = False
     fault: OpenFault | None = None
     in_hand: bool = False
+    fault_in_hand: bool = False

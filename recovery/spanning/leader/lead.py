@@ -177,10 +177,12 @@ class Lead:
             if session is None:
                 continue
             runs, fault = session.server.process.running, open_fault(faults.get(rank))
-            notice = notice_of(replace(report, server_runs=runs, fault=fault))
+            in_hand = member.faults.get(rank) == faults.get(rank)
+            notice = notice_of(replace(report, server_runs=runs, fault=fault, fault_in_hand=in_hand))
             if notice is not None:
                 self._own_host.tell(report_of(notice, session))
         member.reports.clear()
+        member.faults = faults
 
     def _not_there(self, session: Session) -> None:
         """Its worker ended unheard, or went to another host by a move that nobody heard the end of."""
@@ -219,6 +221,7 @@ class Lead:
     def _tell(self, member: MemberLink, faults: Iterable[pb.FaultReport]) -> None:
         for fault in faults:
             if self._session(member, fault.rank) is not None and fault.job == self.job.name:
+                member.faults[fault.rank] = fault
                 self._own_host.tell(fault)
 
     def _ended_unheard(self, member: MemberLink, last: pb.RankDescription) -> None:

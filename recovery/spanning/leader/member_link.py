@@ -44,6 +44,8 @@ class MemberLink:
         """Why it is given up, if so."""
         self.reports: dict[int, RankReport] = {}
         """By rank, from the beginning of a conversation until all that was there has been told."""
+        self.faults: dict[int, pb.FaultReport] = {}
+        """By rank, the newest that it has told."""
 
     def stub(self) -> rpc.JobLinkStub:
         """Raises NoLink."""
