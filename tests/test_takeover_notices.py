@@ -123,7 +123,7 @@ def test_a_rank_that_a_lost_leader_was_rolling_forward_has_no_state_for_its_succ
         deputy.parts = parts
         controller = SimpleNamespace(
             deputy=deputy, validations=SimpleNamespace(go_on=lambda sessions: None), lead=lambda: None,
-            succeed_leader=lambda: agent.deputies.clear(), end=nothing,
+            succeed_leader=lambda: agent.deputies.clear(), end=nothing, retire=None,
         )  # fmt: skip
         agent: Any = SimpleNamespace(
             controllers={"j": controller}, deputies={"j": deputy}, coordinators={"j": recovers}, jobs=b.jobs

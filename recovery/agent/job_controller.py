@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from understudy.recovery.agent_api.server import Server
 from understudy.recovery.config.settings import Settings
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.placement import HostPlacement
@@ -140,7 +141,11 @@ class JobController:
         """It tells nobody, and keeps nothing for a leader."""
         await deputy.cancel()
         for server in deputy.left_behind.values():
-            self._host.pool.retire(server)
+            self.retire(server)
+
+    def retire(self, server: Server) -> None:
+        """End a device server of this host."""
+        self._host.pool.retire(server)
 
     async def dismiss(self) -> None:
         """Nobody is told of the job any more."""

@@ -17,7 +17,7 @@ from understudy.recovery.planning.takeover.notices import notices_of
 from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.notices import open_fault, report_of
+from understudy.recovery.state.taking_over import keep_one_server, open_fault, report_of
 
 if TYPE_CHECKING:
     from understudy.recovery.agent.host_agent import HostAgent
@@ -146,6 +146,7 @@ class RemoteRanks:
             job.note_armed(session)
             session.log.snapshot_suspended = False  # whoever suspended them finds out again why
             session.persist_note = ""
+            keep_one_server(session, controller.retire)
             if session.rolling:  # who rolled it forward is gone
                 session.lacks_state, session.rolled_commit = True, 0
             if not session.server.process.running:

@@ -32,9 +32,10 @@ from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.planning.takeover.reports import RankReport
+from understudy.recovery.planning.takeover.servers import ServerReport, serving
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.journaled_job import restored_durable, restored_job
-from understudy.recovery.state.notices import open_fault
+from understudy.recovery.state.taking_over import open_fault
 from understudy.recovery.takeover.journal import last_touched
 from understudy.recovery.takeover.leftovers import Leftovers
 
@@ -108,7 +109,8 @@ class Successor:
         found = await asyncio.gather(*(self._ask(server, job.name, written.rank) for server in candidates))
         found = found or [Found(AbsentServer(device), None)]  # it had just come from another host
         newest = max(one.newest_generation for one in found)
-        chosen = next((one for one in found if one.account is not None), found[0])
+        serves = serving([ServerReport(one.server.process.running, one.account is not None) for one in found])
+        chosen = found[serves.index]
         for other in found:
             if other is not chosen:
                 self._pool.retire(other.server)
@@ -133,7 +135,7 @@ class Successor:
             mirrored_step=written.mirrored_step, relay=written.relay,
             destination=written.destination if written.HasField("destination") else None,
         )  # fmt: skip
-        session.server.suspect = chosen is not found[0]  # it was about to be replaced
+        session.server.suspect = serves.suspect
         session.server.generation = job.generation if account is None else account.attached_generation
         cut_short = account.parked if account is not None else any(one.half_prepared for one in found)
         return Taken(session, account, newest, cut_short)

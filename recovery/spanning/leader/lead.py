@@ -33,8 +33,8 @@ from understudy.recovery.spanning.leader.turns import Turns
 from understudy.recovery.spanning.ranks.mirror import Mirror
 from understudy.recovery.spanning.ranks.remote import NoDeviceThere, RemoteProcess, RemoteServer, Send
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.notices import open_fault, report_of
 from understudy.recovery.state.span import Span
+from understudy.recovery.state.taking_over import open_fault, report_of
 
 log = structlog.get_logger()
 
@@ -304,7 +304,7 @@ class Lead:
             resumed_commit=one.resumed_commit,
             state="lost" if one.lost else "running",
         )  # fmt: skip
-        session.server.generation = one.generation
+        session.server.generation, session.server.suspect = one.generation, one.suspect
         if not one.server.pid:
             session.server.process.hear_of_end()  # it had just come there: as good as one that died
         self.mirrors[session] = mirror

@@ -59,7 +59,9 @@ class MemberLink:
         while not self.lost:
             await leading.holds.wait()
             try:
-                stream = self.stub().FollowRanks(pb.FollowRanksRequest(**self._lead.credentials()))
+                knows = self.times > 0
+                request = pb.FollowRanksRequest(knows=knows, **self._lead.credentials())
+                stream = self.stub().FollowRanks(request)
                 async for news in stream:
                     self._lead.take(self, news)
                     if news.complete:

@@ -27,6 +27,7 @@ from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.ranks.description import description
 from understudy.recovery.spanning.ranks.in_turn import Outdated
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.taking_over import keep_one_server
 
 log = structlog.get_logger()
 
@@ -85,8 +86,9 @@ class MemberSide:
             log.warning("another host leads", job=job.name, host=leader, former=job.span.leader)
             job.span.leader = leader
             self._note()
-        if newer:  # it knows nothing of what its predecessor left behind
+        if newer and not request.knows:  # it knows nothing of what its predecessor left behind
             self.end_left_behind(job, deputy)
+            self._keep_one_server_each(job)
         here = [session for session in job.sessions.values() if session.state != "ended"]
         present = [*(session.rank for session in here), *deputy.ended]
         first = pb.MemberNews(whole=True, present=present)
@@ -106,6 +108,12 @@ class MemberSide:
         while deputy.left_behind:
             self._placement.retire(deputy.left_behind.popitem()[1])
         self._close_if_unused(job)
+
+    def _keep_one_server_each(self, job: Job) -> None:
+        """A leader that follows another does not know of two."""
+        for session in job.sessions.values():
+            keep_one_server(session, self._placement.retire)
+        self._note()
 
     def describe(self, session: Session) -> pb.RankDescription:
         """All that a leader must know of a rank that it does not know yet."""

@@ -25,7 +25,7 @@ def description(
         resumed_commit=session.resumed_commit, state=b"".join(block.data for block in whole.blocks),
         manifests=whole.manifests, sequence=whole.sequence, now_ns=whole.now_ns,
         data_address=server.data_address, lost=session.state == "lost", parked=parked,
-        leaving=session.moving is not None, orders=replay.control_orders(page),
+        leaving=session.moving is not None, suspect=server.suspect, orders=replay.control_orders(page),
         sizes=pb.LogSizes(
             segment_bytes=page.segment_bytes, segment_count=page.segment_count,
             dictionary_bytes=page.dictionary_bytes, reply_bytes=settings.reply_bytes,
