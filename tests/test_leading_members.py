@@ -223,6 +223,7 @@ def test_a_leader_that_follows_is_told_once_why_a_parked_rank_stands_and_as_of_i
                 await becomes(lambda: bool(a.agent.told))
                 await steer(session, "Park", pb.ParkRequest())
                 await steer(session, "RebuildCommunicators", pb.RebuildRequest(generation=4))
+                assert there.job.generation == 4  # if this host leads the job on, the next one is the fifth
             async with Leader(folder, {"b": b}, known="b", awaited="b") as a:
                 await becomes(lambda: bool(a.agent.told))
                 await becomes(a.lead.members["b"].connected.is_set)

@@ -10,6 +10,7 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.history.report import drill_of
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import CommitFacts, RankFacts
+from understudy.recovery.planning.takeover.histories import History, JobHosts
 from understudy.recovery.state.counts import Ended, ScheduledDrill
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job
@@ -119,6 +120,37 @@ def restored_job(written: pb.JournaledJob) -> Job:
         span=_restored_span(written.span) if written.HasField("span") else None,
         foreign_relays=Path(written.span.guest) if written.span.guest else None,
     )
+
+
+def history_of(job: Job) -> History[Ended, ScheduledDrill]:
+    """What is known of it but for its sessions."""
+    return History(
+        generation=job.generation, ended=tuple(job.ended), departed=dict(job.departed),
+        last_facts=dict(job.last_facts), recoveries=tuple(job.recoveries), adoptions=tuple(job.adoptions),
+        drills=tuple(job.drills), validations=job.validations, not_replayable=job.not_replayable,
+        corruption=job.corruption, under_way=job.decision is not None,
+    )  # fmt: skip
+
+
+def take_history(job: Job, history: History[Ended, ScheduledDrill]) -> None:
+    """That is what is known of it from here on."""
+    job.generation, job.ended = history.generation, list(history.ended)
+    job.departed, job.last_facts = dict(history.departed), dict(history.last_facts)
+    job.recoveries, job.adoptions = list(history.recoveries), list(history.adoptions)
+    job.drills, job.validations = list(history.drills), history.validations
+    job.not_replayable, job.corruption = history.not_replayable, history.corruption
+    job.decision = None  # it is made anew
+
+
+def hosts_of(span: Span) -> JobHosts[GivenUp, Stored]:
+    """Other hosts, and the newest set on storage, as the leader knew them, or as a member knows them."""
+    return JobHosts(frozenset(span.members), frozenset(span.awaited), frozenset(span.given_up), span.stored)
+
+
+def take_hosts(span: Span, hosts: JobHosts[GivenUp, Stored]) -> None:
+    """That is what is known of them from here on."""
+    span.members, span.awaited = set(hosts.members), set(hosts.awaited)
+    span.given_up, span.stored = set(hosts.given_up), hosts.stored
 
 
 def _restored_span(written: pb.JournaledSpan) -> Span:

@@ -31,10 +31,16 @@ from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
 from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.planning.takeover.histories import History, merged
 from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.planning.takeover.servers import ServerReport, serving
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.journaled_job import restored_durable, restored_job
+from understudy.recovery.state.journaled_job import (
+    history_of,
+    restored_durable,
+    restored_job,
+    take_history,
+)
 from understudy.recovery.state.taking_over import open_fault
 from understudy.recovery.takeover.journal import last_touched
 from understudy.recovery.takeover.leftovers import Leftovers
@@ -91,9 +97,7 @@ class Successor:
         job = restored_job(written)
         self._remove_strays(written)
         found = await asyncio.gather(*(self._take_session(job, session) for session in written.sessions))
-        taken = [one for one in found if one is not None]
-        job.generation = max([written.generation, *(one.newest_generation for one in taken)])
-        return job, taken
+        return job, [one for one in found if one is not None]
 
     def _remove_strays(self, written: pb.JournaledJob) -> None:
         """Logs that were being made or removed when proxyd died: their workers ask again, or have ended."""
@@ -181,13 +185,18 @@ class Successor:
         if job.corruption is not None:
             self._agent.run_beside(self._agent.remote_ranks.go_on_repairing(job))
         active = [one for one in taken if one.session.active and one.session.worker.running]
+        history = merged(
+            history_of(job), History(), [one.session.rank for one in taken],
+            newest_generation=max((one.newest_generation for one in taken), default=0),
+            cut_short=any(one.cut_short for one in active),
+        )  # fmt: skip
+        take_history(job, history)
         adoption = pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), away_s=max(0.0, time.time() - self._away_since),
             former_pid=self._journal.proxyd.pid, pid=os.getpid(), ranks=len(active),
             servers_lost=sum(one.account is None for one in active),
-            recovery_redone=job.decision is not None or any(one.cut_short for one in active),
+            recovery_redone=history.under_way,
         )  # fmt: skip
-        job.decision = None  # it is made anew
         for one in taken:
             one.session.log.supervise(os.getpid(), start_ticks(os.getpid()))
             one.session.log.snapshot_suspended = False  # whoever suspended them finds out again why

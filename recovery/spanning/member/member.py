@@ -140,7 +140,7 @@ class MemberSide:
         if request.method == "Attach":
             message.log_directory = str(session.directory)
             message.worker.CopyFrom(session.worker.message())
-            job.generation = max(job.generation, message.generation)
+        job.generation = max(job.generation, getattr(message, "generation", 0))
         deputy.steered(session, request.method, succeeded=False)
         if request.method == "Resume":
             session.resumed_commit = session.restored_commit  # even if no answer comes

@@ -21,13 +21,20 @@ from understudy.recovery.membership.election import Leadership
 from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, claim_lost, owner_key_of
 from understudy.recovery.membership.records import VERSION, BadRecord, read
 from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Unchanged
+from understudy.recovery.planning.takeover.histories import merged, merged_hosts
 from understudy.recovery.record.log import Recorded, RecordLog
 from understudy.recovery.rendezvous.store import MOST_DONE_OF_WORKERS, Change, Store, StoreFull
 from understudy.recovery.spanning.leader.lost_hosts import Handover
 from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.state.jobs import Job
-from understudy.recovery.state.journaled_job import restored_job
+from understudy.recovery.state.journaled_job import (
+    history_of,
+    hosts_of,
+    restored_job,
+    take_history,
+    take_hosts,
+)
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.leader.lead import Lead
@@ -156,7 +163,7 @@ class Succession:
             worker_store.take(change)
         span.leader = ""
         span.leading = Leading(self._store(), self._cluster, job.name, record, leadership, self._timing)
-        _know(job, known, former, self._here, time.monotonic() - deputy.followed_at)
+        _know(job, known, former, self._here, deputy)
         handover = Handover(former, recorded, images, kept)
         lead = await self._promote(job, handover)
         lead.lost_hosts.take_over(handover, lost)
@@ -233,30 +240,17 @@ def _changes(recorded: Recorded) -> list[Change]:
     return made.changes()
 
 
-def _know(job: Job, known: Job, former: str, here: str, away_s: float) -> None:
-    """What the former leader knew of it; it has not been heard of for so long."""
+def _know(job: Job, known: Job, former: str, here: str, deputy: Deputy) -> None:
+    """What the former leader knew of it, and we have seen of it."""
     assert job.span is not None
-    left = {ended.rank for ended in known.ended}
-    job.ended = known.ended + [ended for ended in job.ended if ended.rank not in left]
-    job.departed = {
-        rank: clean for rank, clean in (job.departed | known.departed).items() if rank not in job.sessions
-    }
-    job.last_facts = {
-        rank: facts for rank, facts in (job.last_facts | known.last_facts).items() if rank in job.departed
-    }
-    job.recoveries, job.adoptions = known.recoveries, known.adoptions
-    job.drills, job.validations = known.drills, known.validations
-    job.not_replayable = known.not_replayable or job.not_replayable
-    job.corruption = known.corruption
-    job.generation = max([job.generation, known.generation])
+    history = merged(history_of(known), history_of(job), job.sessions.keys(), cut_short=deputy.restoring)
+    take_history(job, history)
     if known.span is not None:
-        job.span.members = known.span.members - {here, former}
-        job.span.awaited = known.span.awaited - {here, former}
-        job.span.stored = job.span.stored or known.span.stored
-        job.span.given_up |= known.span.given_up
+        take_hosts(job.span, merged_hosts(hosts_of(known.span), hosts_of(job.span), {here, former}))
     job.note_adoption(
         pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), ranks=len(job.active_sessions()),
-            former_host=former, host=here, away_s=away_s, recovery_redone=known.decision is not None,
+            former_host=former, host=here, away_s=time.monotonic() - deputy.followed_at,
+            recovery_redone=history.under_way,
         )
     )  # fmt: skip
