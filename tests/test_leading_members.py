@@ -59,7 +59,12 @@ def test_a_host_where_a_rank_may_be_goes_on_taking_part(folder: Path) -> None:
     asyncio.run(move())
 
 
-def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended(folder: Path) -> None:
+@pytest.mark.parametrize("left", ["the job", "nothing"])
+def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended(
+    folder: Path, left: str
+) -> None:
+    """Its former host may have closed the job with its last rank, and know nothing of it any more."""
+
     async def move() -> None:
         b, c = Member(folder, "b"), Member(folder, "c")
         there = b.open(1)
@@ -72,8 +77,12 @@ def test_a_rank_that_has_gone_while_nobody_heard_how_its_move_went_has_not_ended
             del there.job.sessions[1]
             link = a.lead.members["b"]
             await becomes(lambda: not link.connected.is_set())
+            if left == "nothing":
+                b.jobs.clear()
+                b.deputies.clear()
+                link.heard.clear()
             async with b:
-                await becomes(link.connected.is_set)
+                await becomes((link.connected if left == "the job" else link.heard).is_set)
                 assert session.worker.running and a.span.destinations == {"c"}
                 c.open(1)
                 async with c:

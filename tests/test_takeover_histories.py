@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.planning.facts import RankFacts
 from understudy.recovery.planning.takeover.histories import History, JobHosts, merged, merged_hosts
+from understudy.recovery.planning.takeover.workers import GivenUp
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.journaled_job import (
     history_of,
@@ -22,7 +23,7 @@ from understudy.recovery.state.journaled_job import (
     take_history,
     take_hosts,
 )
-from understudy.recovery.state.span import GivenUp, Span, Stored
+from understudy.recovery.state.span import Span, Stored
 
 
 @dataclass(frozen=True)

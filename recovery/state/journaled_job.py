@@ -11,10 +11,11 @@ from understudy.recovery.history.report import drill_of
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import CommitFacts, RankFacts
 from understudy.recovery.planning.takeover.histories import History, JobHosts
+from understudy.recovery.planning.takeover.workers import GivenUp
 from understudy.recovery.state.counts import Ended, ScheduledDrill
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job
-from understudy.recovery.state.span import GivenUp, Span, Stored
+from understudy.recovery.state.span import Span, Stored
 
 
 def journaled_job(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.recovery.membership.job_leadership import Leading
+from understudy.recovery.planning.takeover.workers import GivenUp
 
 
 @dataclass(frozen=True)
@@ -16,20 +17,6 @@ class Stored:
     step: int
     run: Path
     """Where the parts of ranks of this host lie."""
-
-
-@dataclass(frozen=True)
-class GivenUp:
-    """A worker whose rank runs elsewhere by now."""
-
-    host: str
-    pid: int
-    start_ticks: int = 0
-    """0: whichever process has that number."""
-
-    def covers(self, other: GivenUp) -> bool:
-        """Whether that worker is this one."""
-        return (self.host, self.pid) == (other.host, other.pid) and self.start_ticks in (0, other.start_ticks)
 
 
 @dataclass(eq=False)

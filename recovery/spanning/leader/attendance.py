@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from understudy.recovery.planning.takeover.workers import missing
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span
 
@@ -30,5 +31,4 @@ class Attendance:
             return [], {}
         lost, self._lost = self._lost, {}
         worlds = [session.world for session in self._job.sessions.values()]
-        known = self._job.sessions.keys() | self._job.departed.keys()
-        return sorted(set(range(max(worlds, default=0))) - known), lost
+        return missing(worlds, self._job.sessions.keys(), self._job.departed.keys()), lost

@@ -21,6 +21,16 @@ from understudy.recovery.membership.network.links import Links
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.planning.takeover.notices import notice_of
 from understudy.recovery.planning.takeover.reports import RankReport
+from understudy.recovery.planning.takeover.workers import (
+    Fate,
+    GivenUp,
+    KnownWorker,
+    ToldWorker,
+    WorkerId,
+    fate_of,
+    fate_of_ended,
+    fate_untold,
+)
 from understudy.recovery.spanning.leader.attendance import Attendance
 from understudy.recovery.spanning.leader.cpu_images import CpuImages
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
@@ -155,9 +165,11 @@ class Lead:
                 if session.rank not in news.present:
                     self._not_there(session)
         for one in news.described:
-            if self.lost_hosts.ends(member, one):
+            fate = self._fate(member, one, self.span.given_up)
+            if fate is Fate.SUPERSEDED:
+                self.lost_hosts.end(member, one)
                 continue
-            session = self.described(member, one)
+            session = self._settle(fate, member, one)
             # What a leader before us had begun, unless we are at it: nobody else gets it to go on.
             member.reports[one.rank] = RankReport(
                 one.rank, holds_state=one.holds_state, parked=one.parked, in_hand=session.rolling
@@ -186,7 +198,7 @@ class Lead:
 
     def _not_there(self, session: Session) -> None:
         """Its worker ended unheard, or went to another host by a move that nobody heard the end of."""
-        if self.relocations.may_arrive(session.rank):
+        if fate_untold(self._known(session)) is Fate.AWAITED:
             later = asyncio.get_running_loop().call_later
             later(ARRIVES_S, self._ended_unless_found, session, session.worker)
         else:
@@ -226,12 +238,14 @@ class Lead:
 
     def _ended_unheard(self, member: MemberLink, last: pb.RankDescription) -> None:
         """The newest end of a rank there: while nobody followed, or of a former leader's time."""
-        session = self._session(member, last.rank)
-        if session is None and last.rank not in self.job.sessions.keys() | self.job.departed.keys():
-            session = self._open(member, last)
-        elif session is not None and _same(session.worker, last.worker):
-            self.mirrors[session].describe_anew(last)
-        if session is not None:
+        session, worker = self.job.sessions.get(last.rank), _id(member.host, last.worker)
+        known = self._known(session) if session is not None else None
+        fate = fate_of_ended(worker, known, last.rank in self.job.departed)
+        if fate is Fate.BEGAN:
+            self.worker_ended(self._open(member, last))
+        elif fate is Fate.ENDED and session is not None:
+            if _same(session.worker, last.worker):
+                self.mirrors[session].describe_anew(last)
             self.worker_ended(session)
 
     def took(self, session: Session, news: pb.RankNews) -> None:
@@ -268,28 +282,44 @@ class Lead:
     def gone(self, member: MemberLink) -> None:
         """It knows nothing of the job: its ranks have ended."""
         for session in self.of(member):
-            self.worker_ended(session)
+            self._not_there(session)
         self._has_told(member)
 
     def described(self, member: MemberLink, one: pb.RankDescription) -> Session:
         """A rank there, new or known; raises LogError."""
-        arrived = self.relocations.arrived(member, one)
-        if arrived is not None:
-            return arrived
-        session = self._session(member, one.rank)
-        known = self.job.sessions.get(one.rank)
-        if session is None and known is not None and known.active:
-            return known if one.leaving else self._has_come(known, member, one)
-        if session is None or not _same(session.worker, one.worker):
-            if session is not None:
-                self.worker_ended(session)
+        return self._settle(self._fate(member, one), member, one)
+
+    def _known(self, session: Session) -> KnownWorker:
+        worker = _id(session.host, session.worker)
+        return KnownWorker(worker, session.active, self.relocations.may_arrive(session.rank))
+
+    def _fate(self, member: MemberLink, one: pb.RankDescription, given_up: Iterable[GivenUp] = ()) -> Fate:
+        session = self.job.sessions.get(one.rank)
+        known = self._known(session) if session is not None else None
+        told = ToldWorker(_id(member.host, one.worker), one.leaving)
+        return fate_of(told, known, self.relocations.awaited_at(one.rank), given_up)
+
+    def _settle(self, fate: Fate, member: MemberLink, one: pb.RankDescription) -> Session:
+        """Raises LogError."""
+        if fate is Fate.ARRIVED:
+            return self.relocations.arrived(one)
+        if fate is Fate.BEGAN:
+            if (former := self._session(member, one.rank)) is not None:
+                self.worker_ended(former)
             return self._open(member, one)
+        session = self.job.sessions[one.rank]
+        if fate is Fate.MOVED:
+            return self._has_come(session, member, one)
+        if fate is Fate.GOES_ON:
+            self._describe_anew(session, one)
+        return session
+
+    def _describe_anew(self, session: Session, one: pb.RankDescription) -> None:
         self.mirrors[session].describe_anew(one)
         server = session.server
         if not _same(server.process, one.server) and not server.retired:
             # Its proxyd has started anew meanwhile, and ended that one.
             server.process.hear_of_end()
-        return session
 
     def _open(self, member: MemberLink, one: pb.RankDescription) -> Session:
         directory = self._runtime.rank_directory(self.job.name, one.rank, self.job.openings)
@@ -413,6 +443,10 @@ class Lead:
         except NotDone as problem:
             log.warning("a host did not do as it was told", job=self.job.name, host=host, what=method,
                         problem=str(problem))  # fmt: skip
+
+
+def _id(host: str, process: Watched | pb.Process) -> WorkerId:
+    return WorkerId(host, process.pid, process.start_ticks)
 
 
 def _same(process: Any, told: pb.Process) -> bool:

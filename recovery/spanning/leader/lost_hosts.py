@@ -14,15 +14,14 @@ import structlog
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent_api.server import Verdict
-from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import FaultKind
+from understudy.recovery.planning.takeover.workers import GivenUp, WorkerId, missing
 from understudy.recovery.record.log import Recorded
 from understudy.recovery.spanning.leader.attendance import Attendance
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.jobs import Session
-from understudy.recovery.state.span import GivenUp
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.leader.cpu_images import CpuImages
@@ -113,9 +112,8 @@ class LostHosts:
             self.give_up(host, why)
             self._lead.span.members.discard(host)
         worlds = [session.world for session in job.sessions.values()]
-        missing = set(range(max(worlds, default=0))) - job.sessions.keys() - job.departed.keys()
-        if missing:
-            ranks = ", ".join(f"rank {rank}" for rank in sorted(missing))
+        if gone := missing(worlds, job.sessions.keys(), job.departed.keys()):
+            ranks = ", ".join(f"rank {rank}" for rank in gone)
             self.fail_all(expected, ranks, "it had come there after the newest CPU images")
 
     # ------------------------------------------------------------------ any
@@ -160,7 +158,7 @@ class LostHosts:
             happened, now = session.log.progress_ns, time.monotonic_ns()
             session.server.verdict = Verdict(FaultKind.HOST_LOST, happened, now, evidence, counts=False)
             session.server.retired = False
-            self._lead.span.given_up.add(_worker(host, session.worker))
+            self._lead.span.given_up.add(GivenUp(host, session.worker.pid, session.worker.start_ticks))
             self._lead.run_beside(self._await_return(session))
 
     async def leave_for_dead(self, host: str, pid: int) -> None:
@@ -180,22 +178,18 @@ class LostHosts:
 
     def awaits(self, session: Session) -> bool:
         """Whether its worker is to come back from an image, and has not: its host may be back meanwhile."""
-        return bool(session.restores_from_image) and self._given_up(_worker(session.host, session.worker))
+        worker = WorkerId(session.host, session.worker.pid, session.worker.start_ticks)
+        given_up = any(one.covers(worker) for one in self._lead.span.given_up)
+        return bool(session.restores_from_image) and given_up
 
-    def _given_up(self, worker: GivenUp) -> bool:
-        return any(one.covers(worker) for one in self._lead.span.given_up)
+    def end(self, member: MemberLink, one: pb.RankDescription) -> None:
+        """A worker whose rank runs elsewhere by now: its host was only cut off.
 
-    def ends(self, member: MemberLink, one: pb.RankDescription) -> bool:
-        """Whether that is a worker whose rank runs elsewhere by now: then it is ended.
-
-        Its host was only cut off.  It has stood in its first collective since: its server meets nobody.
+        It has stood in its first collective since: its server meets nobody.
         """
-        if not self._given_up(_worker(member.host, one.worker)):
-            return False
         job = self._lead.job.name
         log.warning("a worker that was given up is ended", job=job, rank=one.rank, host=member.host)
         self._lead.sender(member, one.rank)(one.worker, signal.SIGKILL)
-        return True
 
     def fail_missing(self) -> None:
         """Ranks of a former leader's time whose hosts never told of them."""
@@ -212,7 +206,3 @@ class LostHosts:
                 f"{lost} lost, and with it the worker of {ranks}, which nothing can bring back ({why}): "
                 f"{way_on(self._lead.job)}"
             )
-
-
-def _worker(host: str, process: Watched | pb.Process) -> GivenUp:
-    return GivenUp(host, process.pid, process.start_ticks)

@@ -10,7 +10,6 @@ import structlog
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent_api.commands import NotDone
-from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.own_host import OwnHost
 from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Session
@@ -39,13 +38,16 @@ class Relocations:
         """Whether it is on its way, or may be."""
         return rank in self._astray
 
-    def arrived(self, member: MemberLink, one: pb.RankDescription) -> Session | None:
-        """The rank that was awaited there, if this is it."""
-        arriving = self._arriving.get(one.rank)
-        if arriving is None or arriving[1] != member.host or arriving[2].done():
-            return None
-        arriving[2].set_result(one)
-        return arriving[0]
+    def awaited_at(self, rank: int) -> str:
+        """The host where it is about to arrive; empty: none."""
+        _, host, described = self._arriving.get(rank, (None, "", None))
+        return host if described is not None and not described.done() else ""
+
+    def arrived(self, one: pb.RankDescription) -> Session:
+        """The rank that was awaited there."""
+        session, _, described = self._arriving[one.rank]
+        described.set_result(one)
+        return session
 
     def takes_part(self, host: str) -> None:
         """A host is to open ranks, whether or not one goes there."""
