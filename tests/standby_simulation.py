@@ -150,7 +150,7 @@ class Member:
             self.world.goes_on(self.name, job.generation)
             return SimpleNamespace(lost_hosts=SimpleNamespace(take_over=lambda left, lost: None))
 
-        deputy: Any = SimpleNamespace(kept_images=self.kept, followed_at=0.0, restoring=False)
+        deputy: Any = SimpleNamespace(kept_images=self.kept, followed_at=0.0)
         succession = Succession(self.name, lambda: self.link, "c", promote, lambda job: self.store)
         with suppress(Unreachable):
             await succession.why_over(job, deputy, lost)

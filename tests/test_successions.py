@@ -38,7 +38,7 @@ class Lost:
         self.folder = folder
         self.cluster = cluster or Away(Clock())
         self.keeper = Keeper(folder / here, name=here)
-        self.deputy: Any = SimpleNamespace(kept_images=self.keeper.kept, followed_at=0.0, restoring=False)
+        self.deputy: Any = SimpleNamespace(kept_images=self.keeper.kept, followed_at=0.0)
         self.job = Job("j", None, [], span=Span(2, TOKEN, "a"))
         self.left: list[tuple[Handover, dict[str, str]]] = []
         self.worker_store: Store | None = self.keeper.store

@@ -13,7 +13,7 @@ from led_job import Member
 
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.remote_ranks import RemoteRanks
-from understudy.recovery.planning.takeover.notices import BROKEN_OFF, FaultNotice, notice_of
+from understudy.recovery.planning.takeover.notices import BROKEN_OFF, FaultNotice, notice_of, notices_of
 from understudy.recovery.planning.takeover.reports import OpenFault, RankReport
 from understudy.recovery.state.jobs import Job
 
@@ -100,7 +100,7 @@ def test_who_recovers_the_job_hears_of_it_as_if_a_device_server_told_it_now(
     job.sessions[1] = session
     agent: Any = SimpleNamespace(deputies={}, coordinators={"j": recovers}, jobs={"j": job})
     fault = OpenFault(kind, "why", 9) if kind else None
-    RemoteRanks(agent).tell_all(job, [RankReport(1, parked=not kind, fault=fault)])
+    RemoteRanks(agent).tell_all(job, notices_of([RankReport(1, parked=not kind, fault=fault)]))
     assert recovers.told == [expected]
 
 

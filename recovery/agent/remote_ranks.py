@@ -13,11 +13,9 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.beginning import is_cleaned_up
 from understudy.recovery.agent.refusals import check_drills
 from understudy.recovery.base.errors import Refused
-from understudy.recovery.planning.takeover.notices import notices_of
-from understudy.recovery.planning.takeover.reports import RankReport
-from understudy.recovery.spanning.member.deputy import Deputy
+from understudy.recovery.planning.takeover.notices import FaultNotice, notices_of
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.state.taking_over import keep_one_server, open_fault, report_of
+from understudy.recovery.state.taking_over import keep_one_server, report_of
 
 if TYPE_CHECKING:
     from understudy.recovery.agent.host_agent import HostAgent
@@ -127,9 +125,9 @@ class RemoteRanks:
         else:
             coordinator.collective_failed(session, generation, message, index)
 
-    def tell_all(self, job: Job, reports: Iterable[RankReport]) -> None:
+    def tell_all(self, job: Job, notices: Iterable[FaultNotice]) -> None:
         """What nobody else tells of ranks of a job that we have taken over."""
-        for notice in notices_of(reports):
+        for notice in notices:
             self.tell(report_of(notice, job.sessions[notice.rank]))
 
     async def promote(self, job: Job) -> None:
@@ -153,7 +151,7 @@ class RemoteRanks:
                 session.server.retired = False
                 self._agent.follow(session)
         controller.succeed_leader()
-        self.tell_all(job, [_report(session, deputy) for session in sessions])
+        self.tell_all(job, notices_of(deputy.report(session) for session in sessions))
         deputy.parts.rest()
         await controller.end(deputy)
 
@@ -198,11 +196,3 @@ class RemoteRanks:
             self._agent.end_soon(session)
             raise
         return session
-
-
-def _report(session: Session, deputy: Deputy) -> RankReport:
-    """A rank of ours, of which another host led the job until now."""
-    return RankReport(
-        session.rank, session.server.process.running, session.has_state,
-        parked=deputy.is_steered(session), fault=open_fault(deputy.fault_of(session)),
-    )  # fmt: skip

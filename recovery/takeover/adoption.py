@@ -31,9 +31,10 @@ from understudy.recovery.machine.activity import process_state
 from understudy.recovery.machine.processes import Watched, start_ticks
 from understudy.recovery.machine.socket_path import listening_pid
 from understudy.recovery.planning.facts import FaultKind
-from understudy.recovery.planning.takeover.histories import History, merged
+from understudy.recovery.planning.takeover.histories import History
 from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.planning.takeover.servers import ServerReport, serving
+from understudy.recovery.planning.takeover.takeover import takeover
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.journaled_job import (
     history_of,
@@ -65,8 +66,13 @@ class Taken:
     session: Session
     account: pb.AdoptReply | None
     newest_generation: int
-    cut_short: bool
-    """A recovery of this rank was under way."""
+    half_prepared: bool
+    """Of its servers, one that was ended for that."""
+
+    @property
+    def active(self) -> bool:
+        """Whether its program goes on."""
+        return self.session.active and self.session.worker.running
 
 
 class Successor:
@@ -141,8 +147,7 @@ class Successor:
         )  # fmt: skip
         session.server.suspect = serves.suspect
         session.server.generation = job.generation if account is None else account.attached_generation
-        cut_short = account.parked if account is not None else any(one.half_prepared for one in found)
-        return Taken(session, account, newest, cut_short)
+        return Taken(session, account, newest, account is None and any(one.half_prepared for one in found))
 
     def _known(self, written: pb.JournaledServer) -> LocalServer:
         """A server of the journal; as ended if there is no such process, or it is none of ours."""
@@ -184,18 +189,14 @@ class Successor:
         job.history = self._agent.history
         if job.corruption is not None:
             self._agent.run_beside(self._agent.remote_ranks.go_on_repairing(job))
-        active = [one for one in taken if one.session.active and one.session.worker.running]
-        history = merged(
-            history_of(job), History(), [one.session.rank for one in taken],
-            newest_generation=max((one.newest_generation for one in taken), default=0),
-            cut_short=any(one.cut_short for one in active),
-        )  # fmt: skip
-        take_history(job, history)
+        active = [one for one in taken if one.active]
+        found = takeover(history_of(job), History(), [_report(one) for one in taken])
+        take_history(job, found.history)
         adoption = pb.Adoption(
             job=job.name, at_ms=int(time.time() * 1000), away_s=max(0.0, time.time() - self._away_since),
             former_pid=self._journal.proxyd.pid, pid=os.getpid(), ranks=len(active),
             servers_lost=sum(one.account is None for one in active),
-            recovery_redone=history.under_way,
+            recovery_redone=found.history.under_way,
         )  # fmt: skip
         for one in taken:
             one.session.log.supervise(os.getpid(), start_ticks(os.getpid()))
@@ -215,7 +216,7 @@ class Successor:
             if one.account is not None and deputy is not None:
                 deputy.adopted(one.session, one.account)
         if coordinator is not None:
-            self._agent.remote_ranks.tell_all(job, [_report(one) for one in active])
+            self._agent.remote_ranks.tell_all(job, found.notices)
 
     def _go_on_moving(self, taken: Taken, restorer: Coordinator | None) -> None:
         """To the device where somebody wanted a rank: at once, with `restorer`, if a recovery is due."""
@@ -243,6 +244,7 @@ def _report(taken: Taken) -> RankReport:
         session.rank, session.server.process.running, session.has_state,
         parked=account is not None and account.parked,
         fault=open_fault(account.fault) if account is not None else None,
+        half_prepared=taken.half_prepared, newest_generation=taken.newest_generation, active=taken.active,
     )  # fmt: skip
 
 

@@ -33,12 +33,12 @@ def notice_of(report: RankReport) -> FaultNotice | None:
     Why it stands tells more than that somebody had it stand still.  But a rank that was parked cannot be
     validated: ranks that it computes with have been taken out of that minibatch.
     """
-    if not report.server_runs:
+    if not (report.active and report.server_runs):
         return None
     fault = None if report.fault_in_hand else report.fault
     if fault is not None and fault.kind != VALIDATION:
         return FaultNotice(report.rank, fault.kind, fault.message, fault.record_index)
-    if report.parked or not (report.holds_state or report.in_hand):
+    if report.left_unfinished:
         return FaultNotice(report.rank, COLLECTIVE, BROKEN_OFF)
     return FaultNotice(report.rank, VALIDATION) if fault is not None else None
 

@@ -19,11 +19,13 @@ class OpenFault:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank whose program goes on.
+    """One rank.
 
     `server_runs`: its device server does.  `holds_state`: all memory of the rank is in it; if not, it was
     being prepared.  `parked`: whoever led the job had it stand still.  `in_hand`: who takes the job over is
     preparing it, as it was not away itself.  `fault_in_hand`: likewise, it has been told of that very fault.
+    `half_prepared`: a server was being prepared, and could not be used any more.  `newest_generation`: of
+    which its servers have heard.  `active`: its program goes on.
     """
 
     rank: int
@@ -33,3 +35,16 @@ class RankReport:
     fault: OpenFault | None = None
     in_hand: bool = False
     fault_in_hand: bool = False
+    half_prepared: bool = False
+    newest_generation: int = 0
+    active: bool = True
+
+    @property
+    def left_unfinished(self) -> bool:
+        """Whether nobody gets its server to go on: a recovery was under way."""
+        return self.server_runs and (self.parked or not (self.holds_state or self.in_hand))
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a recovery of it was under way, and has to be done again."""
+        return self.active and (self.left_unfinished or self.half_prepared)

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent_api.server import Pace, Server
 from understudy.recovery.host.leases import Leases
+from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.spanning.member.kept_images import KeptImages
 from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.ranks.in_turn import InTurn
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
+from understudy.recovery.state.taking_over import open_fault
 
 BEAT_S = 0.02
 """Between two messages, if there is anything to tell."""
@@ -202,9 +204,13 @@ class Deputy:
                 return None
         return None
 
-    def fault_of(self, session: Session) -> pb.FaultReport | None:
-        """At which its server stands, and nobody has done anything about it."""
-        return self._faults.get(session.rank)
+    def report(self, session: Session) -> RankReport:
+        """What there is of a rank here, for this host if it leads the job on."""
+        return RankReport(
+            session.rank, session.server.process.running, session.has_state and not session.rolling,
+            parked=self.is_steered(session), fault=open_fault(self._faults.get(session.rank)),
+            active=session.active,
+        )  # fmt: skip
 
     def is_steered(self, session: Session) -> bool:
         """Whether a leader has had its server stand still."""

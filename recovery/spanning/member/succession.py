@@ -21,7 +21,8 @@ from understudy.recovery.membership.election import Leadership
 from understudy.recovery.membership.job_leadership import Leading, NotLed, claim, claim_lost, owner_key_of
 from understudy.recovery.membership.records import VERSION, BadRecord, read
 from understudy.recovery.membership.stores.store import ClusterStore, ClusterStoreError, Unchanged
-from understudy.recovery.planning.takeover.histories import merged, merged_hosts
+from understudy.recovery.planning.takeover.histories import merged_hosts
+from understudy.recovery.planning.takeover.takeover import takeover
 from understudy.recovery.record.log import Recorded, RecordLog
 from understudy.recovery.rendezvous.store import MOST_DONE_OF_WORKERS, Change, Store, StoreFull
 from understudy.recovery.spanning.leader.lost_hosts import Handover
@@ -243,7 +244,8 @@ def _changes(recorded: Recorded) -> list[Change]:
 def _know(job: Job, known: Job, former: str, here: str, deputy: Deputy) -> None:
     """What the former leader knew of it, and we have seen of it."""
     assert job.span is not None
-    history = merged(history_of(known), history_of(job), job.sessions.keys(), cut_short=deputy.restoring)
+    ranks = [deputy.report(session) for session in job.sessions.values()]
+    history = takeover(history_of(known), history_of(job), ranks).history
     take_history(job, history)
     if known.span is not None:
         take_hosts(job.span, merged_hosts(hosts_of(known.span), hosts_of(job.span), {here, former}))
