@@ -188,10 +188,11 @@ class Lead:
             session = self._session(member, rank)
             if session is None:
                 continue
-            runs, fault = session.server.process.running, open_fault(faults.get(rank))
-            in_hand = member.faults.get(rank) == faults.get(rank)
-            notice = notice_of(replace(report, server_runs=runs, fault=fault, fault_in_hand=in_hand))
-            if notice is not None:
+            whole = replace(
+                report, server_runs=session.server.process.running, active=session.active,
+                fault=open_fault(faults.get(rank)), fault_in_hand=faults.get(rank) == member.faults.get(rank),
+            )  # fmt: skip
+            if (notice := notice_of(whole)) is not None:
                 self._own_host.tell(report_of(notice, session))
         member.reports.clear()
         member.faults = faults

@@ -112,7 +112,8 @@ class MemberSide:
     def _keep_one_server_each(self, job: Job) -> None:
         """A leader that follows another does not know of two."""
         for session in job.sessions.values():
-            keep_one_server(session, self._placement.retire)
+            if session.state != "ended":
+                keep_one_server(session, self._placement.retire)
         self._note()
 
     def describe(self, session: Session) -> pb.RankDescription:
