@@ -109,10 +109,6 @@ class Told(GpuHealth):
     def forget(self, index: int) -> None:
         self.xids.pop(index, None)
 
-    def tell(self, index: int, sentence: str) -> None:
-        self.xids[index] = sentence
-        self.on_unusable(index)
-
 
 LOST = Finding(Severity.UNUSABLE, "NVML tells of it: it is lost")
 WORN = Finding(Severity.LEAVE, "NVML tells of it: 1 uncorrectable ECC error since the rank came there")
@@ -134,6 +130,11 @@ class Node:
         )
         self.session = cast(Session, session)
         self.leases.hold(self.session)
+
+    def tells(self, index: int, sentence: str) -> None:
+        """An Xid has come."""
+        self.told.xids[index] = sentence
+        self.leases.tell_pool(index)
 
     def replaced(self) -> str:
         return asyncio.run(self.placement.replacement(self.session, keep_source=False)).device
@@ -241,7 +242,7 @@ FELL_OFF = "NVML tells of it: Xid 79, it fell off the bus"
 def test_a_gpu_that_falls_off_the_bus_while_nobody_has_it_is_fenced() -> None:
     node = Node(_sound, _sound, _sound)
     for _ in range(2):
-        node.told.tell(1, FELL_OFF)
+        node.tells(1, FELL_OFF)
     assert (node.leases.fenced, node.leases.free()) == ({1: FELL_OFF}, [2])
     assert node.pool.leased == ["cuda:0", "cuda:1"]
     node.leases.lift(1)
@@ -250,7 +251,7 @@ def test_a_gpu_that_falls_off_the_bus_while_nobody_has_it_is_fenced() -> None:
 
 def test_a_gpu_that_falls_off_the_bus_is_fenced_behind_the_rank_that_has_it() -> None:
     node = Node(_sound)
-    node.told.tell(0, FELL_OFF)
+    node.tells(0, FELL_OFF)
     assert node.leases.fenced == {}
     node.leases.release(node.session)
     assert (node.leases.fenced, node.pool.leased) == ({0: FELL_OFF}, ["cuda:0"])
@@ -258,7 +259,7 @@ def test_a_gpu_that_falls_off_the_bus_is_fenced_behind_the_rank_that_has_it() ->
 
 def test_a_gpu_that_falls_off_the_bus_is_fenced_when_its_rank_moves_away() -> None:
     node = Node(_sound, _sound)
-    node.told.tell(0, FELL_OFF)
+    node.tells(0, FELL_OFF)
     node.session.destination = 1
     assert node.replaced() == "cuda:1"
     node.leases.arrive(node.session)
@@ -270,7 +271,7 @@ def test_a_gpu_that_falls_off_the_bus_is_fenced_when_its_rank_moves_away() -> No
 def test_a_gpu_that_falls_off_the_bus_while_a_session_opens_there_is_fenced_if_it_does_not() -> None:
     node = Node(_sound, _sound)
     with node.leases.claim(1):
-        node.told.tell(1, FELL_OFF)
+        node.tells(1, FELL_OFF)
         assert (node.leases.fenced, node.pool.leased) == ({}, ["cuda:0", "cuda:1"])
     assert (node.leases.fenced, node.pool.leased) == ({1: FELL_OFF}, ["cuda:0", "cuda:1"])
 
@@ -278,7 +279,7 @@ def test_a_gpu_that_falls_off_the_bus_while_a_session_opens_there_is_fenced_if_i
 def test_a_gpu_that_falls_off_the_bus_while_it_is_kept_is_fenced_if_nobody_comes() -> None:
     node = Node(_sound, _sound)
     node.leases.keep(1, node.session)
-    node.told.tell(1, FELL_OFF)
+    node.tells(1, FELL_OFF)
     assert node.leases.fenced == {}
     node.leases.let_go(1)
     assert (node.leases.fenced, node.pool.leased) == ({1: FELL_OFF}, ["cuda:0", "cuda:1"])
@@ -299,7 +300,7 @@ def test_what_a_gpu_tells_of_after_it_failed_in_a_drill_outlives_that() -> None:
     node = Node(_sound, _sound)
     cast(Any, node.session.job).fired = lambda kind, rank: 1
     node.leases.fence(node.session, "a drill")
-    node.told.tell(0, FELL_OFF)
+    node.tells(0, FELL_OFF)
     assert node.leases.move(node.session)
     node.leases.lift_rehearsed("job")
     assert node.leases.fenced == {0: FELL_OFF}
@@ -310,7 +311,7 @@ def test_what_a_gpu_tells_of_after_it_failed_in_a_drill_outlives_that() -> None:
 def test_a_fenced_gpu_that_was_drained_as_well_gets_a_server_again_when_it_is_given_back() -> None:
     node = Node(_sound, _sound)
     node.leases.drain(1)
-    node.told.tell(1, FELL_OFF)
+    node.tells(1, FELL_OFF)
     assert node.leases.fenced == {1: FELL_OFF}
     node.leases.draining.discard(1)
     node.leases.lift(1)

@@ -169,7 +169,7 @@ def test_a_machine_without_nvml_is_asked_once(monkeypatch: pytest.MonkeyPatch, t
 
     async def scene() -> None:
         health = GpuHealth([ONE])
-        await health.run()  # it ends, as there is nothing to follow
+        await health.run(nobody)  # it ends, as there is nothing to follow
         health.begin(0)
         assert await health.finding(0) is None
         assert len(asked_so_far) == 1
@@ -185,19 +185,24 @@ def test_devices_without_gpus_cost_no_process(monkeypatch: pytest.MonkeyPatch) -
 
     async def scene() -> None:
         for health in (GpuHealth(), GpuHealth([""])):  # processors, and a part of a GPU
-            await health.run()
+            await health.run(nobody)
             health.begin(0)
             assert await health.finding(0) is None
 
     asyncio.run(scene())
 
 
+def nobody(index: int) -> None:
+    raise AssertionError(f"device {index} is said to be unusable")
+
+
 def _followed(
-    gpus: Gpus, uuids: list[str], scene: Callable[[GpuHealth], Awaitable[None]], again_s: float = 60.0
-) -> None:
+    gpus: Gpus, uuids: list[str], scene: Callable[[GpuHealth], Awaitable[None]],
+    tell: Callable[[int], None], again_s: float = 60.0,
+) -> None:  # fmt: skip
     async def run() -> None:
         health = GpuHealth(uuids, again_s=again_s)
-        following = asyncio.create_task(health.run())
+        following = asyncio.create_task(health.run(tell))
         await asyncio.wait_for(health.followed.wait(), 60)
         try:
             await scene(health)
@@ -219,10 +224,9 @@ async def _until_found(health: GpuHealth, index: int) -> Any:
 def test_an_xid_that_comes_is_told_of_its_gpu_alone_and_outlives_the_next_rank_there(gpus: Gpus) -> None:
     gpus.tell(ONE, "xid 95")
     gpus.tell(OTHER, "xid 13")
+    unusable: list[int] = []
 
     async def scene(health: GpuHealth) -> None:
-        unusable: list[int] = []
-        health.on_unusable = lambda index: unusable.append(index)
         assert await health.finding(0) is None  # that one came before
         gpus.tell(ONE, "xid 95", "xid 31", "xid 94", "xid 79")
         found = await _until_found(health, 0)
@@ -241,11 +245,12 @@ def test_an_xid_that_comes_is_told_of_its_gpu_alone_and_outlives_the_next_rank_t
         health.forget(0)  # somebody has reset it
         assert (await health.finding(0), health.unusable(0)) == (None, "")
 
-    _followed(gpus, [ONE, OTHER], scene)
+    _followed(gpus, [ONE, OTHER], scene, unusable.append)
 
 
 def test_xids_are_followed_again_when_the_process_that_does_has_ended(gpus: Gpus) -> None:
     gpus.tell(ONE)
+    unusable: list[int] = []
 
     async def scene(health: GpuHealth) -> None:
         (follower,) = askers()
@@ -256,14 +261,15 @@ def test_xids_are_followed_again_when_the_process_that_does_has_ended(gpus: Gpus
         while "Xid 79" not in (found := await _until_found(health, 0)).sentence:
             pass
         assert found.sentence == f"NVML tells of it: {OFF}; it is lost"
+        assert unusable == [0]
 
-    _followed(gpus, [ONE], scene, again_s=0.01)
+    _followed(gpus, [ONE], scene, unusable.append, again_s=0.01)
 
 
 def test_where_no_gpu_tells_of_xids_nothing_is_followed(gpus: Gpus) -> None:
     gpus.tell(ONE, "mig 1")
     health = GpuHealth([ONE], again_s=0.0)
-    asyncio.run(asyncio.wait_for(health.run(), 60))
+    asyncio.run(asyncio.wait_for(health.run(nobody), 60))
     assert health.followed.is_set()  # NVML was there, and said so
 
 

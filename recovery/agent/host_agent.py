@@ -111,7 +111,7 @@ class HostAgent:
         )
         self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
-        self._background.start(health.run())
+        self._background.start(health.run(self.leases.tell_pool))
 
     def join_hosts(self, spans: JobSpans) -> None:
         """Jobs may have ranks on other hosts from here on."""

@@ -50,19 +50,20 @@ class GpuHealth:
         self._xids: dict[int, list[int]] = {}
         self._tasks = BackgroundTasks("GPU health")
         self._absent = ""
-        self.on_unusable: Callable[[int], None] = lambda index: None
-        """Called with a device that no server may have before it is reset: `unusable` says why."""
         self.followed = asyncio.Event()
         """Xids that come from here on are noticed."""
 
-    async def run(self) -> None:
-        """Follow Xids until cancelled; ends by itself where there is nothing to follow."""
+    async def run(self, tell: Callable[[int], None]) -> None:
+        """Follow Xids until cancelled; ends by itself where there is nothing to follow.
+
+        `tell`: is told of a device that no server may have before it is reset: `unusable` says why.
+        """
         if not any(self._uuids):
             return
         without = [f"cuda:{index}" for index, uuid in enumerate(self._uuids) if not uuid]
         if without:
             log.info("NVML is not asked about parts of GPUs", devices=without)
-        while await self._follow():
+        while await self._follow(tell):
             await asyncio.sleep(self._again_s)
 
     async def close(self) -> None:
@@ -107,13 +108,14 @@ class GpuHealth:
     def _uuid(self, index: int) -> str:
         return self._uuids[index % len(self._uuids)] if self._uuids and not self._absent else ""
 
-    async def _follow(self) -> bool:
+    async def _follow(self, tell: Callable[[int], None]) -> bool:
         """Until the process that does has ended; whether another one could do better."""
         none = False
         try:
             async with self._asking("watch", *sorted(filter(None, set(self._uuids)))) as lines:
                 async for message in lines:
-                    self._take(message)
+                    for index in self._take(message):
+                        tell(index)
                     none = none or message == {"watching": []}
         except OSError as problem:
             log.warning("Xids of GPUs are not followed", reason=str(problem))
@@ -158,9 +160,10 @@ class GpuHealth:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), REAPED_S)
 
-    def _take(self, message: Any) -> None:
+    def _take(self, message: Any) -> list[int]:
+        """Answers the devices that no server may have any more."""
         if not isinstance(message, dict):
-            return
+            return []
         if (absent := message.get("absent")) and not self._absent:
             self._absent = str(absent)
             log.info("what NVML knows of GPUs is not asked", reason=self._absent)
@@ -168,16 +171,16 @@ class GpuHealth:
             self.followed.set()
         xid, uuid = message.get("xid"), message.get("uuid")
         if not isinstance(xid, int) or uuid not in self._uuids:
-            return
+            return []
         severity, words = XIDS.get(xid, (None, "of the program, or not judged"))
-        tell = log.info if severity is None else log.warning
-        for index in (index for index, one in enumerate(self._uuids) if one == uuid):
-            tell("a GPU tells of an Xid", device=f"cuda:{index}", xid=xid, means=words)
+        write = log.info if severity is None else log.warning
+        devices = [index for index, one in enumerate(self._uuids) if one == uuid]
+        for index in devices:
+            write("a GPU tells of an Xid", device=f"cuda:{index}", xid=xid, means=words)
             known = self._xids.setdefault(index, [])
             if severity is not None and xid not in known:
                 known.append(xid)
-            if severity is Severity.UNUSABLE:
-                self.on_unusable(index)
+        return devices if severity is Severity.UNUSABLE else []
 
 
 async def _messages(process: asyncio.subprocess.Process) -> AsyncIterator[Any]:

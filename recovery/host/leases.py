@@ -22,7 +22,6 @@ class Leases:
         self._names = names
         self._pool = pool
         self.health = health or GpuHealth()
-        self.health.on_unusable = self.tell_pool
         self._holders: dict[int, Session] = {}
         self._claimed: set[int] = set()
         self.fenced: dict[int, str] = {}
