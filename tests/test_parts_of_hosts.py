@@ -17,7 +17,6 @@ from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.errors import Refused
 from understudy.recovery.snapshots.persistence import Persistence, run_name
 from understudy.recovery.snapshots.settings import MirrorSettings, PersistenceSettings
-from understudy.recovery.snapshots.writing.part_writer import PartWriter
 from understudy.recovery.snapshots.writing.request import Discard, Persist, Release, Written
 from understudy.recovery.snapshots.writing.writer import RunStores
 from understudy.recovery.spanning.leader.far_parts import FarParts
@@ -185,14 +184,14 @@ class Leading:
             leases=SnapshotLeases(),
         )
         self.counts = job.persist
-        self.persistence = Persistence(cast(Any, job), PersistenceSettings(STORE, 0.0, 20))
         member = SimpleNamespace(stream=self._stream, ask=self._ask)
         lead = SimpleNamespace(
             members={"b": member}, run_beside=self.work.append, steering=SimpleNamespace(flush=self._flush),
             credentials=lambda: {"job": "j", "token": TOKEN, "leadership": 5},
         )  # fmt: skip
-        writer: PartWriter = self.persistence.writer
-        self.persistence.parts = FarParts(cast(Any, lead), writer, self.persistence.take_now)
+        self.persistence = Persistence(
+            cast(Any, job), PersistenceSettings(STORE, 0.0, 20), parts=partial(FarParts, cast(Any, lead))
+        )
 
     async def _ask(self, method: str, request: Any, timeout: float) -> Any:
         assert method == "ConcludeSet"

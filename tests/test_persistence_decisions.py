@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from understudy.recovery.snapshots import Store, StoreError
 from understudy.recovery.snapshots.persistence import RETRY_S, Persistence
 from understudy.recovery.snapshots.settings import PersistenceSettings
 from understudy.recovery.snapshots.stores.layout import stores_of
+from understudy.recovery.snapshots.writing.part_writer import PartsWith, here_alone
 from understudy.recovery.snapshots.writing.request import (
     Discard,
     Persist,
@@ -41,8 +43,9 @@ class Rig:
     """Two ranks whose leases are noted, and a writer that only takes notes."""
 
     def __init__(
-        self, slots: int = 3, every_s: float = 10.0, every_steps: int = 0, stays: bool = True
-    ) -> None:
+        self, slots: int = 3, every_s: float = 10.0, every_steps: int = 0, stays: bool = True,
+        note: Callable[[], None] | None = None, parts: PartsWith = here_alone,
+    ) -> None:  # fmt: skip
         self.leases: list[list[int]] = [[], []]
         self.sessions = [self.session(rank) for rank in (0, 1)]
         self.counts = CopyCounts()
@@ -56,7 +59,8 @@ class Rig:
         settings = PersistenceSettings(Path("/x"), every_s, every_steps, slots, stays)
         self.noted: list[list[tuple[int, int]]] = []
         """The floors when it was written down what is durable."""
-        self.persistence = Persistence(cast(Any, job), settings, lambda: self.noted.append(self.floors()))
+        note = note or (lambda: self.noted.append(self.floors()))
+        self.persistence = Persistence(cast(Any, job), settings, note, parts=parts)
 
     def floors(self) -> list[tuple[int, int]]:
         """Of each rank's log: the snapshot that must be in memory, and where records must stay from."""
@@ -284,15 +288,11 @@ def test_a_snapshot_that_outgrows_its_store_gets_a_larger_one_and_the_old_one_go
 
 def test_stores_let_go_of_a_set_only_after_it_is_written_down_which_one_has_taken_its_place() -> None:
     """Whoever follows a proxyd that dies in between looks for what is written down."""
-    rig = Rig(stays=False)
     orders: list[str] = []
-    rig.persistence._note = lambda: orders.append("noted")
-    rig.persistence.parts = cast(
-        Any,
-        SimpleNamespace(
-            persist=lambda *_: None, tell=lambda request, _=0: orders.append(type(request).__name__)
-        ),
+    parts: Any = SimpleNamespace(
+        persist=lambda *_: None, tell=lambda request, _=0: orders.append(type(request).__name__)
     )
+    rig = Rig(stays=False, note=lambda: orders.append("noted"), parts=lambda writer, take: parts)
     rig.offer(4, 100.0)
     for rank in (0, 1):
         rig.persistence.take(Written(4, RUN, rank, step=40, bytes=1), 101.0)

@@ -23,7 +23,7 @@ from understudy.recovery.snapshots.log.log_keeping import LogKeeping
 from understudy.recovery.snapshots.remote.mirroring import CompleteSet, Mirroring
 from understudy.recovery.snapshots.settings import PersistenceSettings, Writing
 from understudy.recovery.snapshots.tuning.pacing import Pacing
-from understudy.recovery.snapshots.writing.part_writer import Parts, PartWriter
+from understudy.recovery.snapshots.writing.part_writer import PartsWith, PartWriter, here_alone
 from understudy.recovery.snapshots.writing.request import Discard, Release, Written
 from understudy.recovery.state.durable import Durable
 from understudy.recovery.state.jobs import Job, Session
@@ -76,7 +76,7 @@ class Persistence:
 
     def __init__(
         self, job: Job, settings: PersistenceSettings, note: Callable[[], None] = lambda: None,
-        reduced: str = "", timing: Timing = TIMING,
+        reduced: str = "", timing: Timing = TIMING, parts: PartsWith = here_alone,
     ) -> None:  # fmt: skip
         """`note` writes down what is durable; `reduced`: what was asked for and is not possible, if so."""
         self._note, self._reduced = note, reduced
@@ -95,8 +95,7 @@ class Persistence:
         self._took_s = math.inf
         """What that took."""
         self.writer = PartWriter(job.name, settings, self.take_now)
-        self.parts: Parts = self.writer
-        """Who writes them, if it is not the writer of this host alone."""
+        self._parts = parts(self.writer, self.take_now)
         mirror = settings.mirror
         self.mirroring = (
             Mirroring(job, settings, mirror, self._release, timing) if mirror is not None else None
@@ -190,7 +189,7 @@ class Persistence:
         for of in self._sets.values():
             of.in_flight = max(of.in_flight, len(self._sets))
         self._lease(sessions)
-        self.parts.persist(serial, self._run, sessions, self._known(sessions))
+        self._parts.persist(serial, self._run, sessions, self._known(sessions))
 
     def _known(self, sessions: Sequence[Session]) -> set[int] | None:
         """What counts of this run; None: a proxyd before us may know of more."""
@@ -221,10 +220,10 @@ class Persistence:
         """All ranks have answered."""
         if of.serial < self._complete:  # a newer one overtook it: stores have let go of it, or refused it
             if self._held:  # or not yet
-                self.parts.tell(Discard(of.serial, of.run))
+                self._parts.tell(Discard(of.serial, of.run))
             return
         if of.failed:
-            self.parts.tell(Discard(of.serial, of.run))
+            self._parts.tell(Discard(of.serial, of.run))
             if of.gone:
                 self._job.persist.skipped += 1
             else:
@@ -270,7 +269,7 @@ class Persistence:
         self._sets.clear()
         self._announced.clear()
         self._lease(sessions)
-        self.parts.break_off()
+        self._parts.break_off()
 
     def _pace(self, of: Set, now: float) -> None:
         """Let what is durable tell how often the next ones are to come."""
@@ -292,7 +291,7 @@ class Persistence:
     def _release(self, step: int = 0) -> None:
         """What is older than the newest complete set may go, but for what is being copied elsewhere."""
         if self._complete:
-            self.parts.tell(Release(self._complete, self._run, self._held), step)
+            self._parts.tell(Release(self._complete, self._run, self._held), step)
 
     def _lease(self, sessions: Sequence[Session]) -> None:
         self._job.leases.hold(HOLDER, self._sets, sessions)
@@ -307,7 +306,7 @@ class Persistence:
         self._due_s = max(self._due_s, now + RETRY_S)
         self._job.persist.failures += 1
         self._tell(of.failed)
-        self.parts.dismiss()
+        self._parts.dismiss()
 
     def _tell(self, reason: str) -> None:
         note = f"no snapshot reaches {self._settings.directory}: {reason}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.snapshots.persistence import Persistence
 from understudy.recovery.snapshots.settings import PersistenceSettings, left_out, on_several_hosts
+from understudy.recovery.snapshots.writing.part_writer import PartsWith, here_alone
 from understudy.recovery.spanning.interface import JobSpans
 from understudy.recovery.state.jobs import Job
 
@@ -28,7 +30,5 @@ def begin_persisting(
             reduced = f"a job on several hosts has no {' and no '.join(options)}"
             log.warning("not all that was asked for is possible", job=job.name, reason=reduced)
         settings = on_several_hosts(settings)
-    persistence = Persistence(job, settings, note, reduced, timing)
-    if job.span is not None and spans is not None:
-        persistence.parts = spans.parts(job, persistence.writer, persistence.take_now)
-    return persistence
+    parts: PartsWith = here_alone if job.span is None or spans is None else partial(spans.parts, job)
+    return Persistence(job, settings, note, reduced, timing, parts)

@@ -162,3 +162,12 @@ class PartWriter:
         else:
             self._unsent.append(request)
             self._wanted.set()
+
+
+PartsWith = Callable[[PartWriter, Callable[[Written], None]], Parts]
+"""This host's writer, and what takes its answers -> who writes the parts of sets."""
+
+
+def here_alone(writer: PartWriter, take: Callable[[Written], None]) -> Parts:
+    """Who writes the parts of a job that has all its ranks on this host."""
+    return writer
