@@ -314,8 +314,8 @@ def test_none_is_kept_where_the_file_is_dev_null(monkeypatch: pytest.MonkeyPatch
 
 # ------------------------------------------------------------------ what is told
 def test_a_recovery_gets_a_name_that_it_keeps_through_the_journal() -> None:
-    job, kept = Job("j", None, []), Kept()
-    job.history = kept
+    kept = Kept()
+    job = Job("j", None, [], history=kept)
     before = recorder.now_ms()
     job.note_recovery(pb.Recovery(fault="server-died", rank=1, step=5, total_s=0.5, recovered=True))
     (recovery,) = job.recoveries
@@ -328,10 +328,11 @@ def test_a_recovery_gets_a_name_that_it_keeps_through_the_journal() -> None:
 
 
 def test_a_drill_is_told_before_the_recovery_from_it_also_if_nobody_has_looked_since() -> None:
-    job, kept = Job("j", None, [ScheduledDrill(Drill("kill-server", 0, 2, 4), slot=0)]), Kept()
+    kept = Kept()
+    job = Job("j", None, [ScheduledDrill(Drill("kill-server", 0, 2, 4), slot=0)], history=kept)
     log = SimpleNamespace(drills=lambda: [(1, 2, 4, DRILL_FIRED)], step=2)
     session: Any = SimpleNamespace(rank=0, active=True, log=log)
-    job.history, job.sessions[0] = kept, session
+    job.sessions[0] = session
     job.note_recovery(pb.Recovery(fault="server-died", recovered=True))
     assert [(event.kind, event.what) for event in kept.events] == [
         ("drill", "kill-server"),
@@ -349,14 +350,16 @@ def test_a_drill_is_told_before_the_recovery_from_it_also_if_nobody_has_looked_s
     ],
 )
 def test_faults_moves_and_drills_are_told_apart(recovery: pb.Recovery, kind: str, outcome: str) -> None:
-    job, kept = Job("j", None, []), Kept()
-    job.history = kept
+    kept = Kept()
+    job = Job("j", None, [], history=kept)
     job.note_recovery(recovery)
     assert [(event.kind, event.outcome) for event in kept.events] == [(kind, outcome)]
 
 
 def test_the_end_of_a_job_counts_what_it_went_through_and_names_what_never_came() -> None:
-    job, kept = Job("j", None, [ScheduledDrill(Drill("kill-server", 0, 99, 1))], validations=3), Kept()
+    kept = Kept()
+    never_fires = [ScheduledDrill(Drill("kill-server", 0, 99, 1))]
+    job = Job("j", None, never_fires, validations=3, history=kept)
     job.recoveries = [
         pb.Recovery(fault="server-died", recovered=True), pb.Recovery(fault="server-hung"),
         pb.Recovery(fault="planned-move", recovered=True),
@@ -365,7 +368,6 @@ def test_the_end_of_a_job_counts_what_it_went_through_and_names_what_never_came(
     job.ended = [
         Ended(rank, clean, 120, 0, 0, 0, 0, (), pb.RankStatus()) for rank, clean in ((0, True), (1, False))
     ]
-    job.history = kept
     job.note_end("its launcher has ended", job.report())
     never, end = kept.events
     assert (never.kind, never.what, never.step, never.outcome) == ("drill", "kill-server", 99, "never fired")

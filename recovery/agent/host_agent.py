@@ -69,6 +69,7 @@ class HostAgent:
         pool: ServerPool,
         installation: Installation,
         store: Store,
+        history: Recorder,
     ) -> None:
         self.settings = settings
         self.installation = installation
@@ -104,7 +105,7 @@ class HostAgent:
             lambda: self.spans,
         )  # fmt: skip
         self.on_closed: Callable[[Job], None] = lambda _: None
-        self.history = Recorder()
+        self.history = history
         self._early_notice = EarlyNotice()
         self.watch = Watch(
             self.jobs, self.coordinators, self.deputies, self.injector, settings.hang_timeout_s
@@ -148,7 +149,8 @@ class HostAgent:
                 raise Refused(f"the launcher of job {name} (pid {launcher_pid}) has ended already") from None
         if relays:
             os.makedirs(relays, mode=0o700, exist_ok=True)
-        self.begin(Job(name, launcher, [ScheduledDrill(drill) for drill in drills], span=span))
+        scheduled = [ScheduledDrill(drill) for drill in drills]
+        self.begin(Job(name, launcher, scheduled, span=span, history=self.history))
         self.note()
         log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
         return relays
@@ -157,7 +159,6 @@ class HostAgent:
         """A job that is not open here yet."""
         name = job.name
         controller = self.controllers[name] = JobController(job, self._services)
-        job.history = self.history
         if not job.adoptions:
             launcher = job.launcher.pid if job.launcher is not None else 0
             self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))

@@ -102,11 +102,11 @@ async def serve(
         if settings.persist is not None:
             settings.persist.make_directory()
         store = Store(Notes(runtime.path / STORE))
-        agent = HostAgent(settings, runtime, pool, installation, store)
+        history = recorder()
+        cleanup.push_async_callback(asyncio.to_thread, history.settle, HISTORY_S)
+        agent = HostAgent(settings, runtime, pool, installation, store, history)
         for index in missing_gpus(known_gpus, installation.gpu_uuids):
             agent.leases.fence_free(index, f"CUDA does not show it any more ({known_gpus[index]})")
-        agent.history = recorder()
-        cleanup.push_async_callback(asyncio.to_thread, agent.history.settle, HISTORY_S)
         signals.running = lambda: account_of_running(
             {job.name: len(job.active_sessions()) for job in agent.jobs.values()}
         )

@@ -134,8 +134,10 @@ class Migration:
             raise Refused(f"this host leads no job {header.job}")
         if job is None:
             span = Span(mark.hosts, mark.token, mark.leader)
-            job = Job(header.job, None, [], span=span, generation=header.generation)
-            job.foreign_relays = Path(header.relay).parent
+            job = Job(
+                header.job, None, [], span=span, generation=header.generation,
+                foreign_relays=Path(header.relay).parent, history=self._agent.history,
+            )  # fmt: skip
             self._agent.begin(job)
         deputy = self._agent.deputies.get(job.name)
         if job.span is None or not job.span.admits(mark.token) or deputy is None:

@@ -7,6 +7,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.history.recorder import Recorder
 from understudy.recovery.history.report import drill_of
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.planning.facts import CommitFacts, RankFacts
@@ -99,8 +100,8 @@ def _end(ended: Ended) -> pb.JournaledEnd:
     )
 
 
-def restored_job(written: pb.JournaledJob) -> Job:
-    """A job as it was written down, but for its sessions."""
+def restored_job(written: pb.JournaledJob, history: Recorder | None = None) -> Job:
+    """A job as it was written down, but for its sessions.  `history`: where its events go on."""
     launcher = written.launcher
     drills = [ScheduledDrill(drill_of(entry.drill), entry.slot, entry.fired) for entry in written.drills]
     return Job(
@@ -120,6 +121,7 @@ def restored_job(written: pb.JournaledJob) -> Job:
         openings=written.openings,
         span=_restored_span(written.span) if written.HasField("span") else None,
         foreign_relays=Path(written.span.guest) if written.span.guest else None,
+        history=history or Recorder(),
     )
 
 

@@ -100,7 +100,7 @@ class Successor:
 
     # ------------------------------------------------------------------ what is there
     async def _take_job(self, written: pb.JournaledJob) -> tuple[Job, list[Taken]]:
-        job = restored_job(written)
+        job = restored_job(written, self._agent.history)
         self._remove_strays(written)
         found = await asyncio.gather(*(self._take_session(job, session) for session in written.sessions))
         return job, [one for one in found if one is not None]
@@ -186,7 +186,6 @@ class Successor:
     # ------------------------------------------------------------------ what is done
     def _install(self, job: Job, taken: Sequence[Taken]) -> None:
         """Without a pause: from here on everybody else may look at the job."""
-        job.history = self._agent.history
         if job.corruption is not None:
             self._agent.run_beside(self._agent.remote_ranks.go_on_repairing(job))
         active = [one for one in taken if one.active]
