@@ -14,7 +14,8 @@ import structlog
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.beginning import attach, former_gone, make_log
-from understudy.recovery.agent.job_controller import HostServices, JobController, PerJob
+from understudy.recovery.agent.job_controller import HostServices, JobController
+from understudy.recovery.agent.open_jobs import OpenJobs
 from understudy.recovery.agent.refusals import (
     check_drills,
     check_nccl,
@@ -70,18 +71,13 @@ class HostAgent:
         installation: Installation,
         store: Store,
         history: Recorder,
+        open_jobs: OpenJobs,
     ) -> None:
         self.settings = settings
         self.installation = installation
-        self.controllers: dict[str, JobController] = {}
-        """By the names of the jobs that are open here."""
-        self.jobs = PerJob(self.controllers, lambda one: one.job)
-        self.coordinators = PerJob(self.controllers, lambda one: one.coordinator)
-        """Of the jobs that we lead."""
-        self.deputies = PerJob(self.controllers, lambda one: one.deputy)
-        """Of those that other hosts lead."""
-        self.worker_stores = PerJob(self.controllers, lambda one: one.worker_store)
-        """Of migratable jobs."""
+        self.controllers, self.jobs = open_jobs.controllers, open_jobs.jobs
+        self.coordinators, self.deputies = open_jobs.coordinators, open_jobs.deputies
+        self.worker_stores = open_jobs.worker_stores
         self.spans: JobSpans | None = None
         self.remote_ranks = RemoteRanks(self)
         self.runtime = runtime
@@ -97,8 +93,8 @@ class HostAgent:
         """Which jobs have ranks on other hosts."""
         self.injector = Injector(pool)
         self.planned = PlannedMoves(
-            settings, self.leases, pool, self.coordinators,
-            PerJob(self.controllers, lambda one: one.snapshots), lambda: self.spans, lambda: self.note(),
+            settings, self.leases, pool, self.coordinators, open_jobs.snapshots, lambda: self.spans,
+            lambda: self.note(),
         )  # fmt: skip
         self._services = HostServices(
             settings, pool, self.leases, store, self.follow, lambda: self.note(), lambda: self.job_hosts,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from understudy.recovery.agent_api.server import Server
 from understudy.recovery.config.settings import Settings
@@ -26,8 +26,6 @@ from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.upkeep.floors import FloorKeeper
 from understudy.recovery.upkeep.snapshots import SnapshotKeeper
 from understudy.recovery.upkeep.validation import ValidationSchedule
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -172,24 +170,3 @@ class JobController:
         spans = self._host.spans()
         assert spans is not None
         return spans
-
-
-class PerJob(Mapping[str, Part]):
-    """One thing of each job that has it, by the job's name: a view of the controllers."""
-
-    def __init__(
-        self, controllers: Mapping[str, JobController], part: Callable[[JobController], Part | None]
-    ) -> None:
-        self._controllers, self._part = controllers, part
-
-    def __getitem__(self, job: str) -> Part:
-        found = self._part(self._controllers[job])
-        if found is None:
-            raise KeyError(job)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, one in self._controllers.items() if self._part(one) is not None)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)

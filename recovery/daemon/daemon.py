@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 
 from understudy.recovery.agent.host_agent import HostAgent
+from understudy.recovery.agent.open_jobs import OpenJobs
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.config.command_line import say
 from understudy.recovery.config.settings import BadInput, Settings, missing_gpus, refuse_missing_gpus
@@ -62,7 +63,10 @@ async def serve(
     the same socket.  Raises ForTheUser if it cannot start.
     """
     manager = ServiceManager()
-    signals = StopSignals(lambda sentence: say("proxyd", sentence))
+    open_jobs = OpenJobs()
+    signals = StopSignals(
+        lambda sentence: say("proxyd", sentence), lambda: account_of_running(open_jobs.ranks_running())
+    )
     stop = signals.came
     server = grpc.aio.server(options=OPTIONS)
     with claim(settings.socket):
@@ -104,12 +108,9 @@ async def serve(
         store = Store(Notes(runtime.path / STORE))
         history = recorder()
         cleanup.push_async_callback(asyncio.to_thread, history.settle, HISTORY_S)
-        agent = HostAgent(settings, runtime, pool, installation, store, history)
+        agent = HostAgent(settings, runtime, pool, installation, store, history, open_jobs)
         for index in missing_gpus(known_gpus, installation.gpu_uuids):
             agent.leases.fence_free(index, f"CUDA does not show it any more ({known_gpus[index]})")
-        signals.running = lambda: account_of_running(
-            {job.name: len(job.active_sessions()) for job in agent.jobs.values()}
-        )
         membership = Membership(
             settings.membership, str(settings.socket),
             lambda: describe_node(agent, pool), lambda: describe_ranks(agent),

@@ -10,11 +10,10 @@ from collections.abc import Callable
 class StopSignals:
     """Handles the stop signals of this process, from now on."""
 
-    def __init__(self, say: Callable[[str], None], running: Callable[[], str] = str) -> None:
+    def __init__(self, say: Callable[[str], None], running: Callable[[], str]) -> None:
         """`running`: which ranks would end with us, in words; empty: none."""
         self.came = asyncio.Event()
-        self.running = running
-        self._say = say
+        self._running, self._say = running, say
         self._warned = False
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -22,7 +21,7 @@ class StopSignals:
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
 
     def _interrupted(self) -> None:
-        running = "" if self._warned else self.running()
+        running = "" if self._warned else self._running()
         if not running:
             self.came.set()
             return
