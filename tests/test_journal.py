@@ -8,16 +8,20 @@ import hashlib
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from small_disks import tiny_file_system
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent.open_jobs import OpenJobs
+from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.state.journaled_job import journaled_job, restored_job
 from understudy.recovery.takeover import journal
 from understudy.recovery.takeover.journal import JournalError
+from understudy.recovery.takeover.journaling import Journaling
 
 
 def signed(content: pb.Journal) -> bytes:
@@ -148,3 +152,16 @@ def test_a_decision_and_a_repair_that_nobody_has_taken_up_yet_outlive_one_more_p
     assert (again.decision, again.corruption) == (written.decision, written.corruption)
     nothing = journaled_job(restored_job(pb.JournaledJob(name="job")), None)
     assert not nothing.HasField("decision") and not nothing.HasField("corruption")
+
+
+def test_a_predecessors_journal_stays_until_all_of_it_is_adopted(tmp_path: Path) -> None:
+    """Else a proxyd that dies while it adopts leaves a journal without the jobs that it has not come to."""
+    leases: Any = SimpleNamespace(fenced={}, worn={}, draining=set())
+    pool: Any = SimpleNamespace(gpus=(), servers=[])
+    journal.write(tmp_path, whole())
+    settings = Settings(DeviceSpec("cpu", 1), Path("/s"))
+    journaling = Journaling(settings, OpenJobs(), leases, pool, tmp_path)
+    journaling.note()
+    assert (tmp_path / journal.FILE).read_bytes() == signed(whole())
+    journaling.begin()
+    assert not journal.parse((tmp_path / journal.FILE).read_bytes()).jobs

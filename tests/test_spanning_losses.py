@@ -75,6 +75,7 @@ def spans_of(moves: Moves, hosts: Hosts) -> Spans:
         settings=settings,
         remote_ranks=remote_ranks,
         follow=None,
+        note=None,
         join_hosts=lambda spans: None,
     )
     membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)

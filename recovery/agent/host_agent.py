@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -35,7 +36,6 @@ from understudy.recovery.history.events import job_started, worker_moved
 from understudy.recovery.history.recorder import Recorder
 from understudy.recovery.host.early_notice import EarlyNotice
 from understudy.recovery.host.evidence import rank_facts
-from understudy.recovery.host.gpu_health import GpuHealth
 from understudy.recovery.host.injector import Injector
 from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
@@ -60,6 +60,17 @@ LEAVE_WITHIN = 5.0
 """Seconds workers get to end by themselves when their launcher is gone."""
 
 
+@dataclass(frozen=True)
+class Told:
+    """Who is told of what the agent does."""
+
+    history: Recorder
+    note: Callable[[], None]
+    """Called before what has changed has consequences: the journal must know."""
+    closed: Callable[[Job], None]
+    """Of every job that is over."""
+
+
 class HostAgent:
     """Everything that is open on this node."""
 
@@ -68,10 +79,11 @@ class HostAgent:
         settings: Settings,
         runtime: RuntimeDirectory,
         pool: ServerPool,
+        leases: Leases,
         installation: Installation,
         store: Store,
-        history: Recorder,
         open_jobs: OpenJobs,
+        told: Told,
     ) -> None:
         self.settings = settings
         self.installation = installation
@@ -83,32 +95,28 @@ class HostAgent:
         self.runtime = runtime
         self._pool = pool
         self._store = store
-        health = GpuHealth(pool.gpus)
-        self.leases = Leases(settings.devices.names, pool, health)
+        self.leases = leases
         self._background = BackgroundTasks("sessions", settings.timing)
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
-        self.note: Callable[[], None] = lambda: None
-        """Called before what has changed has consequences: the journal must know."""
+        self.history, self.note, self._tell_closed = told.history, told.note, told.closed
         self.job_hosts: JobHosts = OneHost()
         """Which jobs have ranks on other hosts."""
         self.injector = Injector(pool)
         self.planned = PlannedMoves(
             settings, self.leases, pool, self.coordinators, open_jobs.snapshots, lambda: self.spans,
-            lambda: self.note(),
+            self.note,
         )  # fmt: skip
         self._services = HostServices(
-            settings, pool, self.leases, store, self.follow, lambda: self.note(), lambda: self.job_hosts,
+            settings, pool, self.leases, store, self.follow, self.note, lambda: self.job_hosts,
             lambda: self.spans,
         )  # fmt: skip
-        self.on_closed: Callable[[Job], None] = lambda _: None
-        self.history = history
         self._early_notice = EarlyNotice()
         self.watch = Watch(
             self.jobs, self.coordinators, self.deputies, self.injector, settings.hang_timeout_s
         )
         self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
-        self._background.start(health.run(self.leases.tell_pool))
+        self._background.start(leases.health.run(leases.tell_pool))
 
     def join_hosts(self, spans: JobSpans) -> None:
         """Jobs may have ranks on other hosts from here on."""
@@ -227,7 +235,7 @@ class HostAgent:
         self.runtime.remove_job(job.name)
         self.remote_ranks.forget_foreign_relays(job)
         del self.controllers[job.name]
-        self.on_closed(job)
+        self._tell_closed(job)
         self.note()
         async with job.changed:
             job.changed.notify_all()

@@ -7,12 +7,13 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
 import structlog
 
-from understudy.recovery.agent.host_agent import HostAgent
+from understudy.recovery.agent.host_agent import HostAgent, Told
 from understudy.recovery.agent.open_jobs import OpenJobs
 from understudy.recovery.base.control import OPTIONS, address, pb, rpc
 from understudy.recovery.config.command_line import say
@@ -21,6 +22,8 @@ from understudy.recovery.daemon.metrics import Metrics, serve_metrics
 from understudy.recovery.daemon.node import describe_node, describe_ranks
 from understudy.recovery.daemon.service import DaemonService
 from understudy.recovery.history.recorder import recorder
+from understudy.recovery.host.gpu_health import GpuHealth
+from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.host.spawner import default_command
 from understudy.recovery.job_hosts.spans import Spans
@@ -106,18 +109,23 @@ async def serve(
         if settings.persist is not None:
             settings.persist.make_directory()
         store = Store(Notes(runtime.path / STORE))
-        history = recorder()
-        cleanup.push_async_callback(asyncio.to_thread, history.settle, HISTORY_S)
-        agent = HostAgent(settings, runtime, pool, installation, store, history, open_jobs)
+        leases = Leases(settings.devices.names, pool, GpuHealth(pool.gpus))
         for index in missing_gpus(known_gpus, installation.gpu_uuids):
-            agent.leases.fence_free(index, f"CUDA does not show it any more ({known_gpus[index]})")
+            leases.fence_free(index, f"CUDA does not show it any more ({known_gpus[index]})")
         membership = Membership(
             settings.membership, str(settings.socket),
-            lambda: describe_node(agent, pool), lambda: describe_ranks(agent),
+            partial(describe_node, settings, installation, leases, pool),
+            partial(describe_ranks, open_jobs.jobs),
             must=leftovers is None,  # jobs that a dead proxyd left cannot wait for other hosts
             timing=settings.timing,
         )  # fmt: skip
-        look = asyncio.to_thread(Here.look, settings.membership.host, agent.installation.torch_version)
+        history = recorder()
+        cleanup.push_async_callback(asyncio.to_thread, history.settle, HISTORY_S)
+        journaling = Journaling(settings, open_jobs, leases, pool, runtime.path)
+        metrics = Metrics(open_jobs.jobs, membership.status, settings.timing) if settings.metrics else None
+        told = Told(history, journaling.note, metrics.forget if metrics is not None else lambda job: None)
+        agent = HostAgent(settings, runtime, pool, leases, installation, store, open_jobs, told)
+        look = asyncio.to_thread(Here.look, settings.membership.host, installation.torch_version)
         outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
         moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
         spans = Spans(agent, pool, membership, runtime, moves)
@@ -125,8 +133,7 @@ async def serve(
             await Successor(leftovers, agent, pool).adopt()
             leaving.pop_all()
             leaving.callback(runtime.remove)
-        journaling = Journaling(agent, pool, runtime.path)
-        journaling.note()
+        journaling.begin()
         agent.run_beside(journaling.run())
         peers_store = PeerStoreService(
             store, lambda: agent.job_hosts, lambda job: agent.worker_stores.get(job)
@@ -142,8 +149,8 @@ async def serve(
         rpc.add_DaemonServicer_to_server(service, server)
         rendezvous = RendezvousService(store, lambda job: agent.job_hosts.where(job))
         rpc.add_RendezvousServicer_to_server(rendezvous, server)
-        if settings.metrics:
-            await _serve_metrics(agent, membership, settings.metrics, cleanup)
+        if metrics is not None:
+            _serve_metrics(metrics, settings.metrics, cleanup)
         await server.start()
         cleanup.push_async_callback(server.stop, 0.2)
         cleanup.push_async_callback(agent.close, "proxyd was stopped")
@@ -162,11 +169,7 @@ async def serve(
     return True
 
 
-async def _serve_metrics(
-    agent: HostAgent, membership: Membership, address: str, cleanup: contextlib.AsyncExitStack
-) -> None:
-    metrics = Metrics(agent.jobs, membership.status, agent.settings.timing)
-    agent.on_closed = metrics.forget
+def _serve_metrics(metrics: Metrics, address: str, cleanup: contextlib.AsyncExitStack) -> None:
     http = serve_metrics(metrics, address)
     cleanup.callback(http.server_close)
     cleanup.push_async_callback(asyncio.to_thread, http.shutdown)

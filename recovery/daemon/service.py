@@ -162,7 +162,8 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
         return pb.DrillReply(error=problem, detail=f"host {request.name} is forgotten")
 
     def _node(self) -> pb.Node:
-        node = describe_node(self._agent, self._pool)
+        agent = self._agent
+        node = describe_node(agent.settings, agent.installation, agent.leases, self._pool)
         node.membership.CopyFrom(self._membership.status())
         return node
 

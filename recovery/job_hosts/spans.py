@@ -105,7 +105,7 @@ class Spans:
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
         self._member = MemberSide(
             agent.jobs, agent.deputies, agent.settings, HostPlacement(pool, agent.leases), agent.follow,
-            agent.remote_ranks.close_if_unused, lambda: agent.note(), self,
+            agent.remote_ranks.close_if_unused, agent.note, self,
         )  # fmt: skip
         settings = agent.settings
         self._images_folder: Path | None = None
@@ -381,7 +381,7 @@ class Spans:
         """In place of its coordinator."""
         persist = self._agent.settings.persist
         settings = on_several_hosts(persist) if persist is not None else None
-        parts = MemberParts(job, settings, self._agent.controllers[job.name].run, lambda: self._agent.note())
+        parts = MemberParts(job, settings, self._agent.controllers[job.name].run, self._agent.note)
         folder = self._images_folder / self._membership.here if self._images_folder is not None else None
         kept = KeptImages(job, folder, partial(self._store_of, job))
         return Deputy(job, self._agent.leases, self._agent.watch.pace, self._member.describe, parts, kept)

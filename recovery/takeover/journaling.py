@@ -9,8 +9,10 @@ from pathlib import Path
 import structlog
 
 from understudy.protos import control_pb2 as pb
-from understudy.recovery.agent.host_agent import HostAgent
+from understudy.recovery.agent.open_jobs import OpenJobs
 from understudy.recovery.agent_api.server import Server
+from understudy.recovery.config.settings import Settings
+from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.state.jobs import Job, Session
@@ -24,19 +26,28 @@ LOOK_S = 0.2
 
 
 class Journaling:
-    """Writes the journal of one agent."""
+    """Writes the journal of one proxyd."""
 
-    def __init__(self, agent: HostAgent, pool: ServerPool, runtime: Path) -> None:
-        self._agent = agent
+    def __init__(
+        self, settings: Settings, open_jobs: OpenJobs, leases: Leases, pool: ServerPool, runtime: Path
+    ) -> None:
+        self._settings, self._open, self._leases = settings, open_jobs, leases
         self._pool = pool
         self._runtime = runtime
+        self._begun = False
         self._written = pb.Journal()
         self._failed = False
-        agent.note = self.note
+
+    def begin(self) -> None:
+        """All that a predecessor left is adopted: its journal, which counts until then, may be replaced."""
+        self._begun = True
+        self.note()
 
     def note(self) -> None:
-        """Write what has changed, before it has consequences."""
-        now = journal_of(self._agent, self._pool)
+        """Write what has changed, before it has consequences; nothing before `begin`."""
+        if not self._begun:
+            return
+        now = self._journal()
         if now == self._written:
             return
         try:
@@ -59,34 +70,33 @@ class Journaling:
             journal.touch(self._runtime)
             await asyncio.sleep(LOOK_S)
 
+    def _journal(self) -> pb.Journal:
+        """Everything that a successor cannot find out by itself."""
+        settings, leases = self._settings, self._leases
+        servers = (_server(server) for server in self._pool.servers)
+        return pb.Journal(
+            socket=str(settings.socket),
+            devices=f"{settings.devices.kind}:{settings.devices.count}",
+            optimizer_preimages=settings.keeps_optimizer_preimages,
+            **settings.gpu_ways,
+            proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
+            fenced=leases.fenced,
+            worn=leases.worn,
+            gpus=self._pool.gpus,
+            draining=sorted(leases.draining),
+            jobs=[self._job(job) for _, job in sorted(self._open.jobs.items())],
+            servers=sorted(servers, key=lambda server: str(server.socket)),
+        )
 
-def journal_of(agent: HostAgent, pool: ServerPool) -> pb.Journal:
-    """Everything that a successor cannot find out by itself."""
-    settings = agent.settings
-    return pb.Journal(
-        socket=str(settings.socket),
-        devices=f"{settings.devices.kind}:{settings.devices.count}",
-        optimizer_preimages=settings.keeps_optimizer_preimages,
-        **settings.gpu_ways,
-        proxyd=pb.Process(pid=os.getpid(), start_ticks=start_ticks(os.getpid())),
-        fenced=agent.leases.fenced,
-        worn=agent.leases.worn,
-        gpus=pool.gpus,
-        draining=sorted(agent.leases.draining),
-        jobs=[_job(agent, job) for _, job in sorted(agent.jobs.items())],
-        servers=sorted((_server(server) for server in pool.servers), key=lambda server: str(server.socket)),
-    )
-
-
-def _job(agent: HostAgent, job: Job) -> pb.JournaledJob:
-    known = agent.coordinators.get(job.name)
-    sessions = [
-        _session(session, agent.runtime.path)
-        for _, session in sorted(job.sessions.items())
-        # Of one that has ended all is told in `ends`; of ranks on other hosts, their proxyds tell.
-        if session.state != "ended" and not session.host
-    ]
-    return journaled_job(job, known.corruption if known is not None else None, sessions)
+    def _job(self, job: Job) -> pb.JournaledJob:
+        known = self._open.coordinators.get(job.name)
+        sessions = [
+            _session(session, self._runtime)
+            for _, session in sorted(job.sessions.items())
+            # Of one that has ended all is told in `ends`; of ranks on other hosts, their proxyds tell.
+            if session.state != "ended" and not session.host
+        ]
+        return journaled_job(job, known.corruption if known is not None else None, sessions)
 
 
 def _place(directory: Path, runtime: Path) -> str:
