@@ -45,7 +45,7 @@ class Host:
         self.server: grpc.aio.Server | None = None
 
     async def start(self, service: Any = None) -> None:
-        peers_store = service or PeerStoreService(self.store, Span)
+        peers_store = service or PeerStoreService(self.store, Span())
         hosts = HostsService("tests", lambda: self.record, None)  # type: ignore[arg-type]
         self.server = await listen(
             self.record.address, self._credentials, hosts,

@@ -37,7 +37,7 @@ def test_a_move_that_a_recovery_has_carried_out_meanwhile_is_not_refused() -> No
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"), membership=MembershipSettings("a"))
     snapshots: Any = {"job": SimpleNamespace(hasten=hasten)}
     moves = PlannedMoves(
-        settings, cast(Any, None), cast(Any, None), {}, snapshots, spans=lambda: None, note=lambda: None
+        settings, cast(Any, None), cast(Any, None), {}, snapshots, spans={}, note=lambda: None
     )
     told = asyncio.run(moves.carry_out(session, moved_meanwhile(session)))
     assert "a recovery came between" in told

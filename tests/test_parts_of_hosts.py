@@ -357,11 +357,12 @@ def test_successor_of_a_proxyd_that_died_knows_the_newest_set(stored: Stored | N
 def test_what_needs_all_memory_or_all_stores_here_is_left_out_and_said() -> None:
     asked = PersistenceSettings(STORE, 0.0, 20, stays_in_memory=False, mirror=MirrorSettings("s3://bucket/x"))
     sessions = [a_session(0), a_session(1, "b", "/dev/shm/understudy-1/j/rank-1-4")]
+    spans: Any = SimpleNamespace(parts=lambda job, writer, take: writer)
     for hosts, note in ((1, ""), (2, "a job on several hosts has no --mirror and no --persist-only")):
         job = SimpleNamespace(
             name="j", persist=CopyCounts(), span=Span(hosts, TOKEN), leases=SnapshotLeases()
         )
-        persistence = begin_persisting(cast(Any, job), asked, None, lambda: None)
+        persistence = begin_persisting(cast(Any, job), asked, spans, lambda: None)
         assert persistence is not None and persistence.stays_in_memory is (hosts > 1)
         assert (persistence.mirroring is None) is (hosts > 1)
         persistence.next_step(0, cast(Any, sessions), 0.0)

@@ -269,7 +269,7 @@ class DiesBeforeItAnswers(PeerStoreService):
 def test_an_addition_whose_answer_was_lost_counts_once(scene: Play) -> None:
     async def play(scene: Scene) -> None:
         await scene.a.stop()
-        dying = DiesBeforeItAnswers(scene.a.store, lambda: scene.span)
+        dying = DiesBeforeItAnswers(scene.a.store, scene.span)
         dying.added = asyncio.Event()
         await scene.a.start(dying)
         scene.lead(scene.a)

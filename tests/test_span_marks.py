@@ -67,7 +67,7 @@ def test_no_job_is_begun_for_a_worker_whose_mark_is_refused_and_the_worker_is_to
     replay.create_log(str(directory), rank=1, world=2, segment_bytes=4 << 20, segment_count=4)
     agent = SimpleNamespace(jobs={}, leases=None)
     moves: Any = SimpleNamespace()
-    Migration(cast(Any, agent), cast(Any, None), moves, cast(Any, None), "here")
+    Migration(cast(Any, agent), cast(Any, None), moves, cast(Any, None), cast(Any, None), "here")
     header = pb.WorkerHeader(job="j", rank=1, world=2, relay=f"{tmp_path}/r/r1", more=more)
     moves.callbacks.arrived(header, 1, directory)
     assert why in replay.Log(str(directory)).lost_message

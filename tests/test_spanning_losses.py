@@ -76,7 +76,6 @@ def spans_of(moves: Moves, hosts: Hosts) -> Spans:
         remote_ranks=remote_ranks,
         follow=None,
         note=None,
-        join_hosts=lambda spans: None,
     )
     membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)
     return Spans(agent, cast(Any, None), membership, cast(Any, None), moves)

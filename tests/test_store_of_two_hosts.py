@@ -58,7 +58,7 @@ class TwoHosts:
             "a": leading,
             "b": WorkerStore(self.relays("b"), "j", StoreForwarder(span.where), spans),
         }
-        await a.start(PeerStoreService(a.store, Span, {"j": leading}.get))
+        await a.start(PeerStoreService(a.store, Span(), {"j": leading}.get))
         serving = [asyncio.create_task(store.run()) for store in self.stores.values()]
         await self._stop.wait()
         for task in serving:

@@ -45,7 +45,6 @@ from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.migration.mover import move_worker
 from understudy.recovery.migration.preflight.survey import Survey
 from understudy.recovery.migration.process.namespaces import pid_here
-from understudy.recovery.rendezvous.forwarder import JobHosts, OneHost
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.interface import JobSpans
 from understudy.recovery.state.counts import ScheduledDrill
@@ -90,7 +89,6 @@ class HostAgent:
         self.controllers, self.jobs = open_jobs.controllers, open_jobs.jobs
         self.coordinators, self.deputies = open_jobs.coordinators, open_jobs.deputies
         self.worker_stores = open_jobs.worker_stores
-        self.spans: JobSpans | None = None
         self.remote_ranks = RemoteRanks(self)
         self.runtime = runtime
         self._pool = pool
@@ -99,17 +97,11 @@ class HostAgent:
         self._background = BackgroundTasks("sessions", settings.timing)
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
         self.history, self.note, self._tell_closed = told.history, told.note, told.closed
-        self.job_hosts: JobHosts = OneHost()
-        """Which jobs have ranks on other hosts."""
         self.injector = Injector(pool)
         self.planned = PlannedMoves(
-            settings, self.leases, pool, self.coordinators, open_jobs.snapshots, lambda: self.spans,
-            self.note,
-        )  # fmt: skip
-        self._services = HostServices(
-            settings, pool, self.leases, store, self.follow, self.note, lambda: self.job_hosts,
-            lambda: self.spans,
-        )  # fmt: skip
+            settings, leases, pool, self.coordinators, open_jobs.snapshots, open_jobs.spans, self.note
+        )
+        self._services = HostServices(settings, pool, leases, store, self.follow, self.note)
         self._early_notice = EarlyNotice()
         self.watch = Watch(
             self.jobs, self.coordinators, self.deputies, self.injector, settings.hang_timeout_s
@@ -117,10 +109,6 @@ class HostAgent:
         self._background.start(self.watch.run())
         self._background.start(Survey(self.jobs).run())
         self._background.start(leases.health.run(leases.tell_pool))
-
-    def join_hosts(self, spans: JobSpans) -> None:
-        """Jobs may have ranks on other hosts from here on."""
-        self.spans = self.job_hosts = spans
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as this proxyd runs."""
@@ -132,8 +120,9 @@ class HostAgent:
         name: str,
         drills: list[Drill],
         launcher_pid: int,
-        migratable: bool = False,
-        span: Span | None = None,
+        migratable: bool,
+        span: Span | None,
+        spans: JobSpans,
     ) -> str:
         """Answers the directory of its relays, if it is migratable; raises Refused."""
         if trouble := trouble_with(name):
@@ -154,15 +143,15 @@ class HostAgent:
         if relays:
             os.makedirs(relays, mode=0o700, exist_ok=True)
         scheduled = [ScheduledDrill(drill) for drill in drills]
-        self.begin(Job(name, launcher, scheduled, span=span, history=self.history))
+        self.begin(Job(name, launcher, scheduled, span=span, history=self.history), spans)
         self.note()
         log.info("job opened", job=name, launcher=launcher_pid, drills=[str(drill) for drill in drills])
         return relays
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: Job, spans: JobSpans) -> None:
         """A job that is not open here yet."""
         name = job.name
-        controller = self.controllers[name] = JobController(job, self._services)
+        controller = self.controllers[name] = JobController(job, self._services, spans)
         if not job.adoptions:
             launcher = job.launcher.pid if job.launcher is not None else 0
             self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))
@@ -177,9 +166,9 @@ class HostAgent:
         else:
             controller.lead()
 
-    def adopt(self, job: Job, sessions: Sequence[Session]) -> None:
+    def adopt(self, job: Job, sessions: Sequence[Session], spans: JobSpans) -> None:
         """A job that a predecessor opened, with sessions whose devices the pool knows to be leased."""
-        self.begin(job)
+        self.begin(job, spans)
         for session in sessions:
             job.sessions[session.rank] = session
             self.leases.hold(session)
@@ -221,10 +210,8 @@ class HostAgent:
 
     async def _finish(self, job: Job, why: str) -> pb.JobReport:
         """Nothing runs any more."""
-        report = None
-        if job.span is not None and self.spans is not None:
-            report = await self.spans.close(job)
         controller = self.controllers[job.name]
+        report = await controller.spans.close(job) if job.span is not None else None
         controller.stop_work()
         self.leases.lift_rehearsed(job.name)
         await controller.dismiss()
@@ -383,8 +370,8 @@ class HostAgent:
         if controller is not None and controller.told is not None:
             controller.told.worker_left(session)
         if session.host:
-            assert self.spans is not None
-            await self.spans.ended(session)
+            if controller is not None:
+                await controller.spans.ended(session)
         else:
             if session.source_server is not None:
                 self._pool.retire(session.source_server)

@@ -15,7 +15,7 @@ from understudy.recovery.host.leases import Leases
 from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
 from understudy.recovery.job.coordinator import Coordinator
-from understudy.recovery.rendezvous.forwarder import JobHosts, StoreForwarder
+from understudy.recovery.rendezvous.forwarder import StoreForwarder
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.rendezvous.worker_store import WorkerStore
 from understudy.recovery.snapshots.restore.restorer import Restorer
@@ -41,18 +41,16 @@ class HostServices:
     """Is told of every session that got a new server."""
     note: Callable[[], None]
     """What has changed has consequences from here on."""
-    hosts: Callable[[], JobHosts]
-    """Which jobs have ranks on other hosts."""
-    spans: Callable[[], JobSpans | None]
-    """None: no job can have any there."""
 
 
 class JobController:
     """All that is there of one job on this host; it ends with the job."""
 
-    def __init__(self, job: Job, host: HostServices) -> None:
+    def __init__(self, job: Job, host: HostServices, spans: JobSpans) -> None:
+        """`spans`: this host's part in jobs on several hosts, should the job be one."""
         self.job = job
         self._host = host
+        self.spans = spans
         self.coordinator: Coordinator | None = None
         """If this host leads the job."""
         self.deputy: Deputy | None = None
@@ -74,20 +72,16 @@ class JobController:
 
     def keep_store(self, relays: Path) -> None:
         """Opens the job's `torch.distributed` store, for workers below relays there."""
-        name, hosts = self.job.name, self._host.hosts
-        forwarder = StoreForwarder(lambda job: hosts().where(job))
+        name, spans = self.job.name, self.spans
         self.worker_store = WorkerStore(
-            relays, name, forwarder, lambda: hosts().spans(name), self._store_settled
-        )
+            relays, name, StoreForwarder(spans.where), partial(spans.spans, name),
+            partial(spans.settle_store, name),
+        )  # fmt: skip
         self.run(self.worker_store.run())
-
-    async def _store_settled(self) -> None:
-        if (spans := self._host.spans()) is not None:
-            await spans.settle_store(self.job.name)
 
     def follow_leader(self) -> None:
         """Another host leads the job."""
-        self.deputy = self._spans().deputy(self.job)
+        self.deputy = self.spans.deputy(self.job)
 
     def lead(self) -> Coordinator:
         """This host leads the job, whether it is new, or another host has led it.
@@ -98,10 +92,10 @@ class JobController:
         settings, timing = host.settings, host.settings.timing
         placement, lead, images = HostPlacement(host.pool, host.leases), None, None
         if job.span is not None:
-            spans = self._spans()
+            spans = self.spans
             lead, placement, images = spans.begin(job), spans.placement(job), spans.images(job)
         keeps = settings.keeps_optimizer_preimages
-        persistence = begin_persisting(job, settings.persist, host.spans(), host.note, timing)
+        persistence = begin_persisting(job, settings.persist, self.spans, host.note, timing)
         self.coordinator = Coordinator(
             job, placement, keeps, host.follow, host.note, Restorer(persistence),
             partial(self._decided, lead), partial(host.store.forget_generations, job.name), timing,
@@ -165,8 +159,3 @@ class JobController:
         store, self.worker_store = self.worker_store, None
         if store is not None:
             store.close()
-
-    def _spans(self) -> JobSpans:
-        spans = self._host.spans()
-        assert spans is not None
-        return spans

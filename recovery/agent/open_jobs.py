@@ -42,6 +42,7 @@ class OpenJobs:
         self.deputies = PerJob(self.controllers, lambda one: one.deputy)
         """Of those that other hosts lead."""
         self.snapshots = PerJob(self.controllers, lambda one: one.snapshots)
+        self.spans = PerJob(self.controllers, lambda one: one.spans)
         self.worker_stores = PerJob(self.controllers, lambda one: one.worker_store)
         """Of migratable jobs."""
 

@@ -177,8 +177,8 @@ class RemoteRanks:
 
     async def open_for_leader(self, job: Job, request: Any) -> Session:
         """Another host leads the job: no recovery begins there meanwhile."""
-        assert self._agent.spans is not None
-        begun = await self._agent.spans.begin_rank(job, request.rank, request.world)
+        spans = self._agent.controllers[job.name].spans
+        begun = await spans.begin_rank(job, request.rank, request.world)
         job.generation = max(job.generation, begun.generation)
         self._agent.controllers[job.name].validations.expect(begun.validate_step)
         session = None
@@ -187,10 +187,10 @@ class RemoteRanks:
         finally:
             if session is None:
                 with contextlib.suppress(Refused):  # the leader waits for so long, and no longer
-                    await self._agent.spans.end_rank(job, request.rank, None)
+                    await spans.end_rank(job, request.rank, None)
         self._agent.deputies[job.name].opened(session)
         try:
-            await self._agent.spans.end_rank(job, request.rank, session)
+            await spans.end_rank(job, request.rank, session)
         except Refused as refusal:
             session.fail(str(refusal))
             self._agent.end_soon(session)

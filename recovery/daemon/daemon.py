@@ -130,14 +130,12 @@ async def serve(
         moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
         spans = Spans(agent, pool, membership, runtime, moves)
         if leftovers is not None:
-            await Successor(leftovers, agent, pool).adopt()
+            await Successor(leftovers, agent, pool, spans).adopt()
             leaving.pop_all()
             leaving.callback(runtime.remove)
         journaling.begin()
         agent.run_beside(journaling.run())
-        peers_store = PeerStoreService(
-            store, lambda: agent.job_hosts, lambda job: agent.worker_stores.get(job)
-        )
+        peers_store = PeerStoreService(store, spans, open_jobs.worker_stores.get)
         membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(peers_store, other))
         await moves.resume()
         cleanup.push_async_callback(moves.close)
@@ -147,7 +145,7 @@ async def serve(
         agent.run_beside(spans.run())
         service = DaemonService(agent, pool, membership, spans, settings.timing)
         rpc.add_DaemonServicer_to_server(service, server)
-        rendezvous = RendezvousService(store, lambda job: agent.job_hosts.where(job))
+        rendezvous = RendezvousService(store, spans.where)
         rpc.add_RendezvousServicer_to_server(rendezvous, server)
         if metrics is not None:
             _serve_metrics(metrics, settings.metrics, cleanup)

@@ -21,6 +21,7 @@ from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.moves import Callbacks, Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import Shipped, send_worker
+from understudy.recovery.spanning.interface import JobSpans
 from understudy.recovery.spanning.member.member import MemberSide
 from understudy.recovery.spanning.ranks.mark import read_mark
 from understudy.recovery.state.jobs import Job, Session
@@ -35,13 +36,20 @@ class Migration:
     """Sends and receives the ranks of one proxyd."""
 
     def __init__(
-        self, agent: HostAgent, pool: ServerPool, moves: Moves, member: MemberSide, here: str
+        self,
+        agent: HostAgent,
+        pool: ServerPool,
+        moves: Moves,
+        member: MemberSide,
+        spans: JobSpans,
+        here: str,
     ) -> None:
         self._agent = agent
         self._pool = pool
         self._placement = HostPlacement(pool, agent.leases)
         self._moves = moves
         self._member = member
+        self._spans = spans
         self._here = here
         moves.callbacks = Callbacks(
             arrived=self._arrived, free_devices=lambda: len(self._agent.leases.free())
@@ -138,7 +146,7 @@ class Migration:
                 header.job, None, [], span=span, generation=header.generation,
                 foreign_relays=Path(header.relay).parent, history=self._agent.history,
             )  # fmt: skip
-            self._agent.begin(job)
+            self._agent.begin(job, self._spans)
         deputy = self._agent.deputies.get(job.name)
         if job.span is None or not job.span.admits(mark.token) or deputy is None:
             raise Refused(f"there is another job {header.job} here")

@@ -115,14 +115,13 @@ class Spans:
             membership.here, lambda: membership.store, membership.cluster, self._promote, self._store_of,
             settings.timing,
         )  # fmt: skip
-        self._migration = Migration(agent, pool, moves, self._member, membership.here)
+        self._migration = Migration(agent, pool, moves, self._member, self, membership.here)
         self._leading_host = LeadingHost(agent, self._migration)
         self._moves = moves
         membership.services.append(moves.add_to)
         membership.services.append(
             lambda server: rpc.add_JobLinkServicer_to_server(JobLinkService(self, self._member), server)
         )
-        agent.join_hosts(self)
 
     async def run(self) -> None:
         """Look after hosts that are lost, until cancelled."""
@@ -220,7 +219,7 @@ class Spans:
             joined = await self._leader.join(name, span)
             drills = [drill_of(drill) for drill in joined.drills]
         try:
-            return self._agent.open_job(name, drills, request.launcher_pid, request.migratable, span)
+            return self._agent.open_job(name, drills, request.launcher_pid, request.migratable, span, self)
         except Refused:
             if span is not None and span.leading is not None:
                 await span.leading.resign()

@@ -76,19 +76,6 @@ class JobHosts(Protocol):
         """Empty if that host may use the stores of that job, and they are here; else why not."""
 
 
-class OneHost:
-    """A proxyd whose jobs have no other hosts."""
-
-    def where(self, job: str) -> Leader | None:
-        return None
-
-    def spans(self, job: str) -> bool:
-        return False
-
-    def admits(self, job: str, host: str) -> str:
-        return f"job {job:.64} does not span hosts"
-
-
 class StoreForwarder:
     """From here to whoever leads a job."""
 

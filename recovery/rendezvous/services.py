@@ -127,7 +127,7 @@ class PeerStoreService(rpc.MeetingServicer):  # type: ignore[misc]
     def __init__(
         self,
         store: Store,
-        hosts: Callable[[], JobHosts],
+        hosts: JobHosts,
         worker_store: Callable[[str], WorkerStore | None] = lambda job: None,
     ) -> None:
         """`worker_store`: that of the workers of a job, by its name."""
@@ -161,7 +161,7 @@ class PeerStoreService(rpc.MeetingServicer):  # type: ignore[misc]
         return await self._admitted([request.key], request, self._here.delete, context)
 
     async def AskWorkerStore(self, request: Any, context: Any) -> pb.WorkerStoreReply:
-        if why := self._hosts().admits(request.job, caller(context)):
+        if why := self._hosts.admits(request.job, caller(context)):
             await context.abort(NOT_LED, why)
         store = self._worker_store(request.job)
         if store is None:
@@ -175,7 +175,7 @@ class PeerStoreService(rpc.MeetingServicer):  # type: ignore[misc]
         jobs = {_job(key) for key in keys}
         if len(jobs) != 1 or not all("/" in key for key in keys):
             await context.abort(_INVALID, "keys begin with the name of their job, and are all of one")
-        if why := self._hosts().admits(jobs.pop(), caller(context)):
+        if why := self._hosts.admits(jobs.pop(), caller(context)):
             await context.abort(NOT_LED, why)
         return await _told(context, here(request))
 

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 def begin_persisting(
-    job: Job, settings: PersistenceSettings | None, spans: JobSpans | None, note: Callable[[], None],
+    job: Job, settings: PersistenceSettings | None, spans: JobSpans, note: Callable[[], None],
     timing: Timing = TIMING,
 ) -> Persistence | None:  # fmt: skip
     """Begins it for a job that we lead."""
@@ -30,5 +30,5 @@ def begin_persisting(
             reduced = f"a job on several hosts has no {' and no '.join(options)}"
             log.warning("not all that was asked for is possible", job=job.name, reason=reduced)
         settings = on_several_hosts(settings)
-    parts: PartsWith = here_alone if job.span is None or spans is None else partial(spans.parts, job)
+    parts: PartsWith = here_alone if job.span is None else partial(spans.parts, job)
     return Persistence(job, settings, note, reduced, timing, parts)

@@ -35,6 +35,7 @@ from understudy.recovery.planning.takeover.histories import History
 from understudy.recovery.planning.takeover.reports import RankReport
 from understudy.recovery.planning.takeover.servers import ServerReport, serving
 from understudy.recovery.planning.takeover.takeover import takeover
+from understudy.recovery.spanning.interface import JobSpans
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.journaled_job import (
     history_of,
@@ -78,11 +79,12 @@ class Taken:
 class Successor:
     """Puts what a predecessor left in the agent."""
 
-    def __init__(self, leftovers: Leftovers, agent: HostAgent, pool: ServerPool) -> None:
+    def __init__(self, leftovers: Leftovers, agent: HostAgent, pool: ServerPool, spans: JobSpans) -> None:
         self._runtime = leftovers.runtime.path
         self._journal = leftovers.journal
         self._agent = agent
         self._pool = pool
+        self._spans = spans
         self._away_since = last_touched(self._runtime)
         self._asked: set[tuple[int, int]] = set()
 
@@ -202,7 +204,7 @@ class Successor:
             one.session.log.snapshot_suspended = False  # whoever suspended them finds out again why
             job.note_fired(one.session)
         job.note_adoption(adoption)
-        self._agent.adopt(job, [one.session for one in taken])
+        self._agent.adopt(job, [one.session for one in taken], self._spans)
         log.warning(
             "adopted", job=job.name, former=adoption.former_pid, away_s=round(adoption.away_s, 3),
             ranks=adoption.ranks, servers_lost=adoption.servers_lost,

@@ -47,10 +47,10 @@ class PlannedMoves:
         pool: ServerPool,
         coordinators: Mapping[str, Coordinator],
         snapshots: Mapping[str, SnapshotKeeper],
-        spans: Callable[[], JobSpans | None],
+        spans: Mapping[str, JobSpans],
         note: Callable[[], None],
     ) -> None:
-        """By the names of jobs.  `spans` takes ranks to other hosts, where jobs can have several.
+        """By the names of jobs.  `spans` take ranks to other hosts.
 
         `note`: what has changed has consequences from here on.
         """
@@ -123,7 +123,7 @@ class PlannedMoves:
 
     async def _go_far(self, session: Session, place: Place, beside: bool) -> str:
         """To another host; raises Refused."""
-        spans = self._spans()
+        spans = self._spans.get(session.job.name)
         if spans is None or session.job.span is None:
             what = "no other device is free to take it" if beside else "its job can have no other host"
             raise Refused(

@@ -28,7 +28,7 @@ class Moves:
         settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
         self._moves = PlannedMoves(
             settings, leases, cast(ServerPool, world.pool), {name: world.coordinator}, {name: snapshots},
-            spans=lambda: None, note=lambda: None,
+            spans={}, note=lambda: None,
         )  # fmt: skip
         self.begun = 0
         self.arrived = 0

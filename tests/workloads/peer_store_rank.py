@@ -21,7 +21,7 @@ from understudy.recovery.base.control import address, pb, rpc
 from understudy.recovery.membership.network.certificates import load
 from understudy.recovery.membership.network.endpoint import HostsService, listen
 from understudy.recovery.membership.network.links import Links
-from understudy.recovery.rendezvous.forwarder import Leader, OneHost
+from understudy.recovery.rendezvous.forwarder import Leader
 from understudy.recovery.rendezvous.services import PeerStoreService, RendezvousService
 from understudy.recovery.rendezvous.store import Store
 
@@ -31,13 +31,17 @@ socket = Path(tempfile.mkdtemp()) / "s"  # in TMPDIR, which the test removes
 serving = threading.Event()
 
 
-class LedByA(OneHost):
+class LedByA:
     """Job j of hosts a and b."""
 
-    leader: Leader | None = None
+    def __init__(self, leader: Leader | None) -> None:
+        self._leader = leader
 
     def where(self, job: str) -> Leader | None:
-        return self.leader
+        return self._leader
+
+    def spans(self, job: str) -> bool:
+        return True
 
     def admits(self, job: str, host: str) -> str:
         return "" if (job, host) == ("j", "b") else "it has no part in that job"
@@ -51,11 +55,10 @@ def plain(ip: str) -> str:
 async def serve() -> None:
     leader = pb.HostRecord(name="a", address=place)
     links = Links({"a": leader}.get, credentials)
-    store, span = Store(), LedByA()
-    span.leader = None if host == "a" else Leader("a", links.to("a"))
+    store, span = Store(), LedByA(None if host == "a" else Leader("a", links.to("a")))
     kept = None  # a server that nobody holds is stopped
     if host == "a":
-        peers_store = PeerStoreService(store, lambda: span)
+        peers_store = PeerStoreService(store, span)
         hosts = HostsService("tests", lambda: leader, None)  # type: ignore[arg-type]
         kept = await listen(
             place, credentials, hosts, [lambda one: rpc.add_MeetingServicer_to_server(peers_store, one)]
