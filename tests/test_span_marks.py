@@ -11,7 +11,7 @@ import pytest
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import Refused
-from understudy.recovery.job_hosts.migration import Migration
+from understudy.recovery.job_hosts.arrivals import Arrivals
 from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.spanning.member.member import NotAdmitted
 from understudy.recovery.spanning.ranks.mark import read_mark
@@ -66,10 +66,8 @@ def test_no_job_is_begun_for_a_worker_whose_mark_is_refused_and_the_worker_is_to
     directory.mkdir()
     replay.create_log(str(directory), rank=1, world=2, segment_bytes=4 << 20, segment_count=4)
     agent = SimpleNamespace(jobs={}, leases=None)
-    moves: Any = SimpleNamespace()
-    Migration(cast(Any, agent), cast(Any, None), moves, cast(Any, None), cast(Any, None), "here")
     header = pb.WorkerHeader(job="j", rank=1, world=2, relay=f"{tmp_path}/r/r1", more=more)
-    moves.callbacks.arrived(header, 1, directory)
+    Arrivals(cast(Any, agent), cast(Any, None), "here").take_in(header, 1, directory)
     assert why in replay.Log(str(directory)).lost_message
     assert not agent.jobs
 

@@ -15,7 +15,6 @@ from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.migration.relay.outgoing_workers import Away
-from understudy.recovery.migration.transfer.moves import Moves
 
 SOON_S = 10.0
 
@@ -60,11 +59,7 @@ class Relay:
         writer.close()
 
 
-def moves_of(folder: Path) -> Moves:
-    return Moves(cast(Any, SimpleNamespace(host="a")), folder, no_link)
-
-
-def spans_of(moves: Moves, hosts: Hosts) -> Spans:
+def spans_of(folder: Path, hosts: Hosts) -> Spans:
     settings = Settings(DeviceSpec("cpu", 1), Path("unused"))
     remote_ranks = SimpleNamespace(take_remote=None, tell=None, close_if_unused=None)
     agent: Any = SimpleNamespace(
@@ -77,14 +72,17 @@ def spans_of(moves: Moves, hosts: Hosts) -> Spans:
         follow=None,
         note=None,
     )
-    membership: Any = SimpleNamespace(services=[], here="a", cluster="c", hosts=hosts, links=None)
-    return Spans(agent, cast(Any, None), membership, cast(Any, None), moves)
+    links = SimpleNamespace(to=no_link)
+    membership: Any = SimpleNamespace(here="a", cluster="c", hosts=hosts, links=links)
+    runtime, here = SimpleNamespace(path=folder), SimpleNamespace(host="a")
+    return Spans(agent, cast(Any, None), membership, cast(Any, runtime), cast(Any, here))
 
 
 def test_a_worker_of_a_job_for_one_host_ends_when_the_host_it_went_to_is_lost(folder: Path) -> None:
     async def lose() -> None:
-        moves, hosts, relay = moves_of(folder), Hosts(), Relay(folder)
-        spans = spans_of(moves, hosts)
+        hosts, relay = Hosts(), Relay(folder)
+        spans = spans_of(folder, hosts)
+        moves = spans.moves
         async with relay.run():
             moves.outgoing.follow(folder, Away("c", "move", sure=True))
             for state in ("alive", "suspected", "unknown"):
@@ -102,8 +100,9 @@ def test_a_worker_of_a_job_for_one_host_ends_when_the_host_it_went_to_is_lost(fo
 
 def test_a_host_that_is_back_is_trusted_again(folder: Path) -> None:
     async def come_back() -> None:
-        moves, hosts = moves_of(folder), Hosts()
-        spans = spans_of(moves, hosts)
+        hosts = Hosts()
+        spans = spans_of(folder, hosts)
+        moves = spans.moves
         moves.host_is_lost("c", "host c is lost")
         for state, given_up in (("lost", True), ("suspected", True), ("alive", False)):
             hosts.states["c"] = state

@@ -35,12 +35,10 @@ from understudy.recovery.machine.stop_signals import StopSignals, account_of_run
 from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.network.data_network import DataNetwork, data_network
 from understudy.recovery.migration.transfer.header import Here
-from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.rendezvous.services import PeerStoreService, RendezvousService
 from understudy.recovery.rendezvous.store import FILE as STORE
 from understudy.recovery.rendezvous.store import Notes, Store
 from understudy.recovery.snapshots.remote.first_contact import tell_of_first_contact
-from understudy.recovery.spanning.leader.cpu_images import FOLDER
 from understudy.recovery.takeover.adoption import Successor
 from understudy.recovery.takeover.journaling import Journaling
 from understudy.recovery.takeover.leftovers import Leftovers, claim_leftovers
@@ -126,9 +124,7 @@ async def serve(
         told = Told(history, journaling.note, metrics.forget if metrics is not None else lambda job: None)
         agent = HostAgent(settings, runtime, pool, leases, installation, store, open_jobs, told)
         look = asyncio.to_thread(Here.look, settings.membership.host, installation.torch_version)
-        outputs = settings.persist.directory / FOLDER if settings.persist is not None else None
-        moves = Moves(await look, runtime.path, membership.links.to, outputs=outputs)
-        spans = Spans(agent, pool, membership, runtime, moves)
+        spans = Spans(agent, pool, membership, runtime, await look)
         if leftovers is not None:
             await Successor(leftovers, agent, pool, spans).adopt()
             leaving.pop_all()
@@ -136,9 +132,9 @@ async def serve(
         journaling.begin()
         agent.run_beside(journaling.run())
         peers_store = PeerStoreService(store, spans, open_jobs.worker_stores.get)
-        membership.services.append(lambda other: rpc.add_MeetingServicer_to_server(peers_store, other))
-        await moves.resume()
-        cleanup.push_async_callback(moves.close)
+        await spans.moves.resume()
+        cleanup.push_async_callback(spans.moves.close)
+        membership.services += [spans.add_to, partial(rpc.add_MeetingServicer_to_server, peers_store)]
         await membership.start()
         cleanup.push_async_callback(membership.leave)
         cleanup.push_async_callback(spans.stop)

@@ -11,6 +11,7 @@ from understudy.recovery.agent.host_agent import HostAgent
 from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.agent_api.server import AbsentServer
 from understudy.recovery.base.errors import Refused
+from understudy.recovery.job_hosts.arrivals import Arrivals
 from understudy.recovery.job_hosts.migration import Migration
 from understudy.recovery.machine.processes import Watched
 from understudy.recovery.spanning.ranks.remote import NotMoved
@@ -20,8 +21,8 @@ from understudy.recovery.state.jobs import Session
 class LeadingHost:
     """The host of a leader, for all jobs that it leads."""
 
-    def __init__(self, agent: HostAgent, migration: Migration) -> None:
-        self._agent, self._migration = agent, migration
+    def __init__(self, agent: HostAgent, migration: Migration, arrivals: Arrivals) -> None:
+        self._agent, self._migration, self._arrivals = agent, migration, arrivals
 
     def take_remote(self, session: Session) -> None:
         """It has opened on another host."""
@@ -54,13 +55,13 @@ class LeadingHost:
 
     def expect(self, session: Session) -> asyncio.Future[tuple[Path, int, str]]:
         """It comes here."""
-        return self._migration.expect(session.job.name, session.rank)
+        return self._arrivals.expect(session.job.name, session.rank)
 
     def leaves_remote(self, session: Session, directory: Path, pid: int, relay: str) -> None:
         """It has come; raises NotDone and LogError."""
         page = replay.Log(str(directory))
         try:
-            index, device = self._migration.take_device(session.destination_device)
+            index, device = self._arrivals.take_device(session.destination_device)
             worker = Watched(pid)
         except (Refused, ProcessLookupError) as problem:
             page.lose(f"it came to a host that cannot have it: {problem}")

@@ -6,12 +6,11 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import structlog
 
 from understudy import replay
@@ -23,6 +22,7 @@ from understudy.recovery.drills.spec import Drill
 from understudy.recovery.history.report import drill_of
 from understudy.recovery.host.placement import HostPlacement
 from understudy.recovery.host.servers import ServerPool
+from understudy.recovery.job_hosts.arrivals import Arrivals
 from understudy.recovery.job_hosts.job_link import JobLinkService
 from understudy.recovery.job_hosts.leading_host import LeadingHost
 from understudy.recovery.job_hosts.migration import Migration
@@ -32,9 +32,9 @@ from understudy.recovery.membership.membership import Membership
 from understudy.recovery.membership.records import VERSION
 from understudy.recovery.membership.stores.store import ClusterStoreError
 from understudy.recovery.migration.places import Place
-from understudy.recovery.migration.process.imaging import Image
 from understudy.recovery.migration.transfer.compatible import why_not
-from understudy.recovery.migration.transfer.moves import Moves
+from understudy.recovery.migration.transfer.header import Here
+from understudy.recovery.migration.transfer.moves import Callbacks, Moves
 from understudy.recovery.planning.agreement import HostState
 from understudy.recovery.planning.link_judgement import judge_links
 from understudy.recovery.record.job_record import JobRecord
@@ -92,8 +92,9 @@ class Spans:
         pool: ServerPool,
         membership: Membership,
         runtime: RuntimeDirectory,
-        moves: Moves,
+        host: Here,
     ) -> None:
+        """`host`: what other hosts want to know of this one before a worker comes."""
         self._agent = agent
         self._pool = pool
         self._membership = membership
@@ -103,25 +104,27 @@ class Spans:
         self._handovers: dict[str, Handover] = {}
         """By jobs that we are about to lead on."""
         self._reports: dict[str, tuple[Span, pb.JobReport]] = {}
-        self._member = MemberSide(
-            agent.jobs, agent.deputies, agent.settings, HostPlacement(pool, agent.leases), agent.follow,
-            agent.remote_ranks.close_if_unused, agent.note, self,
-        )  # fmt: skip
         settings = agent.settings
-        self._images_folder: Path | None = None
-        if settings.cpu_image_every_s and settings.persist is not None:
-            self._images_folder = settings.persist.directory / FOLDER
+        stored = settings.persist.directory / FOLDER if settings.persist is not None else None
+        self._images_folder = stored if settings.cpu_image_every_s else None
+        arrivals = Arrivals(agent, self, membership.here)
+        callbacks = Callbacks(arrived=arrivals.take_in, free_devices=arrivals.free_devices)
+        self.moves = Moves(host, runtime.path, membership.links.to, callbacks, outputs=stored)
+        self._migration = Migration(agent, pool, self.moves, membership.here)
+        self._leading_host = LeadingHost(agent, self._migration, arrivals)
+        self._member = MemberSide(
+            agent.jobs, agent.deputies, settings, HostPlacement(pool, agent.leases), agent.follow,
+            agent.remote_ranks.close_if_unused, agent.note, self._migration,
+        )  # fmt: skip
         self._succession = Succession(
             membership.here, lambda: membership.store, membership.cluster, self._promote, self._store_of,
             settings.timing,
         )  # fmt: skip
-        self._migration = Migration(agent, pool, moves, self._member, self, membership.here)
-        self._leading_host = LeadingHost(agent, self._migration)
-        self._moves = moves
-        membership.services.append(moves.add_to)
-        membership.services.append(
-            lambda server: rpc.add_JobLinkServicer_to_server(JobLinkService(self, self._member), server)
-        )
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """What other hosts may ask about their jobs and workers."""
+        self.moves.add_to(server)
+        rpc.add_JobLinkServicer_to_server(JobLinkService(self, self._member), server)
 
     async def run(self) -> None:
         """Look after hosts that are lost, until cancelled."""
@@ -133,7 +136,7 @@ class Spans:
 
     async def look_at_hosts(self) -> None:
         """Once: whose loss would mean anything here, and who is lost."""
-        away = self._moves.outgoing.hosts()
+        away = self.moves.outgoing.hosts()
         members = any(led.lead.members for led in self._led.values())
         if not (away or members or self._agent.deputies):
             return
@@ -184,9 +187,9 @@ class Spans:
     def _look_at_workers(self, away: frozenset[str], lost: Mapping[str, str], alive: set[str]) -> None:
         """Whose relays are here, and who are not."""
         for host in away & lost.keys():
-            self._moves.host_is_lost(host, f"host {host} is lost, and the worker with it ({lost[host]})")
+            self.moves.host_is_lost(host, f"host {host} is lost, and the worker with it ({lost[host]})")
         for host in away & alive:
-            self._moves.outgoing.trust(host)
+            self.moves.outgoing.trust(host)
 
     # ------------------------------------------------------------------ stores of jobs
     def where(self, job: str) -> Leader | None:
@@ -290,7 +293,7 @@ class Spans:
         lapse = Lapse(lambda why: images.not_left(why), lambda: images.hurry())
         standbys = Standbys(job, lead, record, Sources(self._migration.image, self._describe), lapse)
         images = CpuImages(
-            job, lead, self._moves, self._images_folder, settings.cpu_image_every_s, standbys, settings.timing
+            job, lead, self.moves, self._images_folder, settings.cpu_image_every_s, standbys, settings.timing
         )
         if (handover := self._handovers.pop(job.name, None)) is not None:
             standbys.go_on(handover.recorded, handover.images)
@@ -311,17 +314,6 @@ class Spans:
         lead = self._lead_of(job)
         if lead is not None and lead.standbys is not None:
             await lead.standbys.record.settle()
-
-    # ------------------------------------------------------------------ as Workers
-    async def send_for_leader(
-        self, job: Job, session: Session, host: str, keep_server: bool, device: str
-    ) -> pb.Transfer:
-        """As Workers."""
-        return await self._migration.send_for_leader(job, session, host, keep_server, device)
-
-    def image(self, session: Session) -> AbstractAsyncContextManager[Image]:
-        """As Workers."""
-        return self._migration.image(session)
 
     def _store_of(self, job: Job) -> Store | None:
         """The store of a job's workers, on this host."""

@@ -79,7 +79,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         """
         self.here = here
         self.channel_to = channel_to
-        self.callbacks = callbacks or Callbacks()
+        self._callbacks = callbacks or Callbacks()
         self.images = images
         self._outputs = outputs or Path(tempfile.gettempdir())
         self.incoming: dict[str, IncomingWorker] = {}
@@ -147,7 +147,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                 await order(found.relay, "resume")
         elif place == "bound":
             self._background.start(self._decide(incoming))
-        self.callbacks.arrived(header, incoming.pid, found.log)
+        self._callbacks.arrived(header, incoming.pid, found.log)
 
     async def _adopt_at_home(self, record: pb.GuestRecord) -> None:
         """One that was coming back: its source, which asks until it is answered, must hear that it has."""
@@ -167,7 +167,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                 return self._records.remove(header.move)
             self._returned(incoming)
             if place:
-                self.callbacks.arrived(header, incoming.pid, found.log)
+                self._callbacks.arrived(header, incoming.pid, found.log)
         self._moves[header.move] = incoming
         incoming.cleared = True
 
@@ -218,7 +218,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         self.outgoing.give_up(host, sentence)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """As Membership.services wants it."""
+        """What other hosts may ask about workers on their way."""
         rpc.add_MovesServicer_to_server(self, server)
 
     async def close(self) -> None:
@@ -263,7 +263,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         header = first.header
         found = check_form(header)
         await asyncio.to_thread(check_fit, header, self.here)
-        if self._arriving + self._await_their_start() > self.callbacks.free_devices():
+        if self._arriving + self._await_their_start() > self._callbacks.free_devices():
             raise Refusal("it has no free device")
         at_home = is_home(header, self.here.host)
         if header.move in self._moves or any(
@@ -399,7 +399,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                     self._background.start(self._keep_output(incoming))
             log.info("a worker arrived", job=incoming.header.job, rank=incoming.header.rank,
                      source=incoming.source, worker=incoming.pid)  # fmt: skip
-            self.callbacks.arrived(incoming.header, incoming.pid, incoming.places.log)
+            self._callbacks.arrived(incoming.header, incoming.pid, incoming.places.log)
         return pb.MoveReply(state=incoming.stage.value, pid=incoming.pid)
 
     def _orphan_output(self, incoming: IncomingWorker) -> OrphanOutput:
@@ -421,7 +421,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         if incoming.stage is Stage.ENDED:
             self._background.start(self._drop_unless_asked(incoming))
         how = f"moved to {incoming.moved_to}" if incoming.stage is Stage.MOVED else incoming.stage.value
-        self.callbacks.left(incoming.header, how)
+        self._callbacks.left(incoming.header, how)
 
     async def _drop_unless_asked(self, incoming: IncomingWorker) -> None:
         """Its home, which hears of the end and then has it dropped, may be lost."""

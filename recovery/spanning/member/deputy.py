@@ -118,10 +118,10 @@ class Deputy:
         if left_behind is not None:
             self.left_behind[session.rank] = left_behind
 
-    def arrived(self, session: Session, described: pb.RankDescription) -> None:
+    def arrived(self, session: Session) -> None:
         """From another host."""
         self._ended.pop(session.rank, None)
-        self._news.described.append(described)
+        self._news.described.append(self._describe(session))
         self._woken.set()
 
     def adopted(self, session: Session, account: pb.AdoptReply) -> None:

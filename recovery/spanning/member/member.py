@@ -46,7 +46,7 @@ class Workers(Protocol):
     """What carries workers of this host away."""
 
     async def send_for_leader(
-        self, job: Job, session: Session, host: str, keep_server: bool, device: str
+        self, job: Job, session: Session, destination: str, keep_source: bool, device: str
     ) -> pb.Transfer:
         """A rank's worker to another host; raises Refused."""
 
