@@ -134,8 +134,7 @@ async def serve(
         peers_store = PeerStoreService(store, spans, open_jobs.worker_stores.get)
         await spans.moves.resume()
         cleanup.push_async_callback(spans.moves.close)
-        membership.services += [spans.add_to, partial(rpc.add_MeetingServicer_to_server, peers_store)]
-        await membership.start()
+        await membership.start([spans.add_to, partial(rpc.add_MeetingServicer_to_server, peers_store)])
         cleanup.push_async_callback(membership.leave)
         cleanup.push_async_callback(spans.stop)
         agent.run_beside(spans.run())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 import grpc
@@ -74,8 +74,6 @@ class Membership:
         self._store = _store(settings, self._credentials)
         self._peers = _peers(settings, self._credentials)
         self._server: grpc.aio.Server | None = None
-        self.services: list[AddService] = []
-        """What else other hosts may ask; complete before `start`."""
         self._background = BackgroundTasks("membership", timing)
         keys = Keys(settings.cluster)
         self.registration = Registration(self._store, keys, self.record, timing=timing)
@@ -89,15 +87,18 @@ class Membership:
                 settings.host, settings.data_address, self._credentials, self._registered, self.links
             )
 
-    async def start(self) -> None:
-        """Listen, register, and go on doing so; raises BadInput."""
+    async def start(self, services: Sequence[AddService] = ()) -> None:
+        """Listen, register, and go on doing so; raises BadInput.
+
+        `services`: what else other hosts may ask.
+        """
         try:
             with self._told():
                 if self._settings.listen and self._credentials is not None:
                     service = HostsService(self._settings.cluster, self.record, self._reach)
                     probe = [self.data_probe.add_to] if self.data_probe is not None else []
                     self._server = await listen(
-                        self._settings.listen, self._credentials, service, [*self.services, *probe]
+                        self._settings.listen, self._credentials, service, [*services, *probe]
                     )
                 if self.data_probe is not None:
                     await self.data_probe.start()
