@@ -54,12 +54,14 @@ class Checkpoint:
 class RankState:
     """Tensors of one rank's part."""
 
-    def __init__(self, reader: SetReader, rank: int) -> None:
-        """Raises Undescribed, Damaged, OSError or StoreError."""
+    def __init__(self, reader: SetReader, rank: int, all_ranks: Mapping[int, RankState]) -> None:
+        """`all_ranks`: where the other blocks of a tensor are.
+
+        Raises Undescribed, Damaged, OSError or StoreError.
+        """
         self._reader, self._rank = reader, rank
         self.description: Description = read_description(reader.parts[rank].description())
-        self.all_ranks: Mapping[int, RankState] = {rank: self}
-        """Where the other blocks of a tensor are."""
+        self._all_ranks = all_ranks
         self._contents: dict[int, bytearray] = {}
         self._omitted: list[str] = []
 
@@ -158,7 +160,7 @@ class RankState:
         """Raises NotWhole, Damaged, OSError or StoreError."""
         blocks = []
         for rank in shard.ranks:
-            state = self.all_ranks.get(rank)
+            state = self._all_ranks.get(rank)
             place = state.description.find(path) if state is not None else None
             if state is None or not isinstance(place, TensorPlace) or place.shard is None:
                 raise NotWhole(f"and rank {rank} names no block of it")
@@ -201,9 +203,10 @@ def export(stored: StoredSet, out: Path, form: str) -> list[str]:
         with SetReader(stored) as reader:
             for part in reader.parts.values():
                 part.read_ahead()
-            states = [RankState(reader, rank) for rank in sorted(reader.parts)]
-            for state in states:
-                state.all_ranks = dict(enumerate(states))
+            by_rank: dict[int, RankState] = {}
+            for number, rank in enumerate(sorted(reader.parts)):
+                by_rank[number] = RankState(reader, rank, by_rank)
+            states = list(by_rank.values())
             alike = len({state.fingerprint() for state in states}) == 1
             omitted: list[str] = []
             for rank, state in enumerate(states[:1] if alike else states):
