@@ -117,7 +117,7 @@ class Lead:
         if host not in self.members or self.members[host].lost:
             self.span.members.add(host)
             link = self.members[host] = MemberLink(self, host)
-            link.following = self._background.start(link.follow())
+            link.begin(self._background)
         self.members[host].hurry.set()
 
     def join(self, host: str) -> None:
@@ -129,17 +129,14 @@ class Lead:
         """Nobody of the job is there, nor is to come."""
         self.span.members.discard(member.host)
         del self.members[member.host]
-        if member.following is not None:
-            member.following.cancel()
+        member.stop()
         self._own_host.note()
 
     def let_go_of_members(self, why: str) -> None:
         """They follow somebody else; whatever we still had for them must not reach them."""
         for member in self.members.values():
-            member.lost = why
-            member.connected.clear()
-            if member.following is not None:
-                member.following.cancel()
+            member.give_up(why)
+            member.stop()
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
         """As long as we lead."""

@@ -85,8 +85,8 @@ class LostHosts:
         assert self._handover is not None
         lead, self._expected[host] = self._lead, why
         lead.span.members.add(host)
-        if (known := lead.members.get(host)) is not None and known.following is not None:
-            known.following.cancel()
+        if (known := lead.members.get(host)) is not None:
+            known.stop()
         member = lead.members[host] = MemberLink(lead, host)
         for told in self._handover.described(host):
             if told.rank in lead.job.sessions or told.rank in lead.job.departed:
@@ -124,8 +124,7 @@ class LostHosts:
             return
         if self._handover is not None and host in self._lead.span.awaited:
             return self._expect_loss(host, why)
-        member.lost = why
-        member.connected.clear()
+        member.give_up(why)
         log.error("a host of a job is given up", job=self._lead.job.name, host=host, why=why)
         self._attendance.lost(host, why)
         member.heard.set()

@@ -12,6 +12,7 @@ import structlog
 
 from understudy import replay
 from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.base.background import BackgroundTasks
 from understudy.recovery.base.control import answer, code_of, pb, ran_out, rpc, trouble
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.planning.takeover.reports import RankReport
@@ -37,7 +38,7 @@ class MemberLink:
         self.trouble = "it has not been reached yet"
         self.hurry = asyncio.Event()
         """It has just become a member."""
-        self.following: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self.times = 0
         """How often it has been reached."""
         self.lost = ""
@@ -46,6 +47,20 @@ class MemberLink:
         """By rank, from the beginning of a conversation until all that was there has been told."""
         self.faults: dict[int, pb.FaultReport] = {}
         """By rank, the newest that it has told."""
+
+    def begin(self, tasks: BackgroundTasks) -> None:
+        """Follow it, for as long as these run."""
+        self._following = tasks.start(self.follow())
+
+    def stop(self) -> None:
+        """Follow it no longer."""
+        if self._following is not None:
+            self._following.cancel()
+
+    def give_up(self, why: str) -> None:
+        """Nothing that we still have for it is to reach it."""
+        self.lost = why
+        self.connected.clear()
 
     def stub(self) -> rpc.JobLinkStub:
         """Raises NoLink."""
