@@ -61,6 +61,13 @@ class Deputy:
         """Whether the leader steers servers here."""
         return bool(self._steered)
 
+    def accept(self, leadership: int) -> bool:
+        """Whether no newer leader has asked; who asks so is the newest from here on."""
+        if leadership < self.newest_leadership:
+            return False
+        self.newest_leadership = leadership
+        return True
+
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose."""
         return session.rank in self._at_barrier

@@ -342,9 +342,8 @@ class MemberSide:
             raise NotAdmitted(NO_MEMBER)
         if not job.span.admits(request.token):
             raise NotAdmitted("that is not the token of the job")
-        if request.leadership < deputy.newest_leadership:
+        if not deputy.accept(request.leadership):
             raise NotAdmitted("another leader has followed")
-        deputy.newest_leadership = request.leadership
         return job, deputy
 
     def _session(self, job: Job, rank: int) -> Session:
