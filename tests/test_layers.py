@@ -217,3 +217,100 @@ def test_includes_of_cpp_go_down_where_the_readme_says_so(root: Path) -> None:
         if layers.index(folder) < layers.index(path.relative_to(root).parts[0])
     }
     assert up == set(), "these go up: put what both need into a folder below"
+
+
+# ------------------------------------------------------------------ who is given what, and when
+DATA = {
+    # What is known of a job, of its ranks, and of the device servers that they have and had.
+    "job", "session", "span", "server", "source", "former",
+    # What is known of workers on their way to and from other hosts.
+    "incoming", "follower",
+    # Counts.
+    "account", "spares", "persist", "mirror", "stored_log", "of",
+    # Messages that are being written.
+    "header", "news", "end", "departure",
+    # What `Watched.gone` makes, a constructor beside `__init__`.
+    "gone",
+}  # fmt: skip
+"""Names by which the code has what may be written to from outside.  This list may only get shorter."""
+SUBSCRIBED = {"Store.tell_changes", "JobRecord._follow"}
+"""Whom a store of workers tells while a job's record follows it, which begins and ends as the job runs."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    """Classes that are no dataclasses: what has its collaborators from its constructor."""
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not any(
+                "dataclass" in ast.unparse(one) for one in node.decorator_list
+            ):
+                yield path, node
+
+
+def methods(made: ast.ClassDef) -> Iterator[Function]:
+    return (node for node in made.body if isinstance(node, Function))
+
+
+def assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes that are assigned to there."""
+    return (
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    )
+
+
+def named(node: ast.expr) -> str:
+    """By which name the code has an object."""
+    found = node.attr if isinstance(node, ast.Attribute) else ast.unparse(node)
+    return found.removeprefix("_")
+
+
+def of_constructors() -> set[str]:
+    """Names of the attributes that constructors make."""
+    return {
+        node.attr
+        for _, made in classes()
+        for method in methods(made) if method.name == "__init__"
+        for node in assigned(method) if named(node.value) == "self"
+    }  # fmt: skip
+
+
+def test_nobody_assigns_what_another_object_has_from_its_constructor() -> None:
+    """What others fill in later is missing until then, and nobody sees in which order all must begin."""
+    made = of_constructors()
+    assert len(made) > 500, "these are those of all classes"
+    written = [(path, node) for _, path in modules() for node in assigned(ast.parse(path.read_text()))]
+    others = [
+        (path, node) for path, node in written
+        if node.attr in made and named(node.value) not in {"self", "cls"}
+    ]  # fmt: skip
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for path, node in others if named(node.value) not in DATA
+    }  # fmt: skip
+    assert found == set(), "give it to the constructor, or let a method say what happens"
+    unused = DATA - {named(node.value) for _, node in others}
+    assert unused == set(), "these are gone: take them from the list"
+
+
+def keeps(method: Function, services: set[str]) -> bool:
+    """Whether it puts an argument of one of these types into its own object."""
+    given = {
+        one.arg for one in [*method.args.args, *method.args.kwonlyargs]
+        if one.annotation is not None and services & set(re.findall(r"\w+", ast.unparse(one.annotation)))
+    }  # fmt: skip
+    return any(
+        isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in given
+        and any(isinstance(one, ast.Attribute) and named(one.value) == "self" for one in node.targets)
+        for node in ast.walk(method)
+    )  # fmt: skip
+
+
+def test_no_method_takes_what_the_constructor_should_have_got() -> None:
+    services = {made.name for _, made in classes()} | {"Callable"}
+    found = {
+        f"{made.name}.{method.name}"
+        for _, made in classes()
+        for method in methods(made) if method.name != "__init__" and keeps(method, services)
+    }  # fmt: skip
+    assert found == SUBSCRIBED, "give it to the constructor"
