@@ -29,7 +29,7 @@ from understudy.jit.identity import JitError
 pytestmark = pytest.mark.drawn(5)
 
 needs_a_gpu = pytest.mark.skipif(gpus() == 0, reason="PyTorch finds no GPU here")
-CSRC = ROOT / "tests" / "csrc"
+CSRC = ROOT / "tests" / "csrc" / "cuda_watch"
 CASES = [
     case
     for source in ("cuda_watch_cases.cpp", "cuda_watch_saving_cases.cpp")

@@ -1,6 +1,6 @@
 """Who may write which slot, in every order of atomic steps; and the whole store under ThreadSanitizer.
 
-`csrc/slot_model.cpp` runs the real SlotTable and IndexRing on atomics that give the turn back.
+`csrc/threads/slot_model.cpp` runs the real SlotTable and IndexRing on atomics that give the turn back.
 """
 
 from __future__ import annotations

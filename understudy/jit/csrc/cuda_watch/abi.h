@@ -2,8 +2,8 @@
 // that it is built where neither is installed.
 //
 // From NVIDIA's cuda_runtime_api.h and driver_types.h (the same in CUDA 11 to 13) and NCCL's nccl.h (2.31).
-// tests/csrc/cuda_abi_check.cpp compares with CUDA's headers, where they are there; NCCL's are in no package
-// that this project needs, and are not compared.
+// tests/csrc/cuda_watch/cuda_abi_check.cpp compares with CUDA's headers, where they are there; NCCL's are in
+// no package that this project needs, and are not compared.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "tests/csrc/cuda_watch_cases.h"
+#include "tests/csrc/cuda_watch/cuda_watch_cases.h"
 
 namespace {
 

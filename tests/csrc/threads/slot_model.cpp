@@ -1,7 +1,7 @@
 // The real SlotTable, IndexRing and rule of commits, in every order of their atomic steps.
 // docs/snapshot-format.md says what must hold; a line for each scenario says how much was tried, and the exit
 // status whether all held.
-#include "interleavings.h"
+#include "tests/csrc/threads/interleavings.h"
 #include "recovery/snapshots/csrc/slots/slot_table.h"
 #include "recovery/snapshots/csrc/storage/storage.h"
 

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/csrc/cuda_watch_cases.h"
+#include "tests/csrc/cuda_watch/cuda_watch_cases.h"
 
 namespace {
 
