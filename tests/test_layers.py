@@ -20,9 +20,7 @@ COMMANDS = "(this one)"
 MOST_FILES, MOST_LINES = 12, 500
 LONG: set[str] = set()
 """Files that are longer today.  This list may only get shorter."""
-CROWDED = {
-    "understudy/jit/csrc/cuda_watch",
-}
+CROWDED: set[str] = set()
 """Folders of C++ that have more than MOST_FILES modules today.  This list may only get shorter."""
 LAYERED = [ROOT / "snapshots" / "csrc", ROOT.parent / "replay" / "csrc"]
 """Folders of C++ whose README has a table of them, in the order in which they include each other."""

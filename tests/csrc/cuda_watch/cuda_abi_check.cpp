@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <type_traits>
 
-#include "understudy/jit/csrc/cuda_watch/copy_table.h"
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/calls/copy_table.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "understudy/jit/csrc/cuda_watch/abi.h"
+#include "understudy/jit/csrc/cuda_watch/calls/abi.h"
 
 using namespace understudy::cuda;
 

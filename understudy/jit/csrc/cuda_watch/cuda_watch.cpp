@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "understudy/jit/csrc/cuda_watch/hooks.h"
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/hooks/hooks.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 #include "understudy/jit/csrc/cuda_watch/saving.h"
 #include "understudy/jit/csrc/cuda_watch/watch.h"
 

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 #include "understudy/jit/csrc/cuda_watch/watch.h"
 
 namespace understudy::cuda::saving {

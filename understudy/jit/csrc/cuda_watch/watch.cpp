@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 
 namespace understudy::cuda {
 

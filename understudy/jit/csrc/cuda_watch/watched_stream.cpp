@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 
 namespace understudy::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "understudy/jit/csrc/cuda_watch/abi.h"
+#include "understudy/jit/csrc/cuda_watch/calls/abi.h"
 
 namespace understudy::cuda {
 

@@ -3,7 +3,7 @@
 // Not here: the one-sided ones (ncclPutSignal), and the variants with a configuration for each call (2.31).
 #pragma once
 
-#include "understudy/jit/csrc/cuda_watch/abi.h"
+#include "understudy/jit/csrc/cuda_watch/calls/abi.h"
 
 #define UNWRAP(...) __VA_ARGS__
 

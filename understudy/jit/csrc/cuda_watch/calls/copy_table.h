@@ -7,7 +7,7 @@
 // is copied so.
 #pragma once
 
-#include "understudy/jit/csrc/cuda_watch/abi.h"
+#include "understudy/jit/csrc/cuda_watch/calls/abi.h"
 
 #define UNWRAP(...) __VA_ARGS__
 

@@ -1,7 +1,7 @@
 // CUDA's copies, which in a save go to the stream of the save; elsewhere they are passed on as they came.
-#include "understudy/jit/csrc/cuda_watch/copy_table.h"
-#include "understudy/jit/csrc/cuda_watch/hooks.h"
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/calls/copy_table.h"
+#include "understudy/jit/csrc/cuda_watch/hooks/hooks.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 #include "understudy/jit/csrc/cuda_watch/saving.h"
 #include "understudy/jit/csrc/cuda_watch/watch.h"
 

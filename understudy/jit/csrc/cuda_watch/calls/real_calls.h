@@ -7,7 +7,7 @@
 
 #include <atomic>
 
-#include "understudy/jit/csrc/cuda_watch/abi.h"
+#include "understudy/jit/csrc/cuda_watch/calls/abi.h"
 
 namespace understudy::cuda {
 

@@ -1,4 +1,4 @@
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 
 #include <dlfcn.h>
 #include <link.h>

@@ -3,8 +3,8 @@
 //
 // Programs compiled for per-thread default streams call the same functions with _ptds or _ptsz behind their
 // names.
-#include "understudy/jit/csrc/cuda_watch/hooks.h"
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/hooks/hooks.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 #include "understudy/jit/csrc/cuda_watch/saving.h"
 #include "understudy/jit/csrc/cuda_watch/watch.h"
 

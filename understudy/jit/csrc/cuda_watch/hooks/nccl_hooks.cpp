@@ -2,9 +2,9 @@
 // the host (a peer that does not connect) is seen as well, and gets a mark behind what it has put there.
 //
 // Between ncclGroupStart and ncclGroupEnd nothing is in the stream yet: marks come behind the end.
-#include "understudy/jit/csrc/cuda_watch/hooks.h"
-#include "understudy/jit/csrc/cuda_watch/nccl_table.h"
-#include "understudy/jit/csrc/cuda_watch/real_calls.h"
+#include "understudy/jit/csrc/cuda_watch/hooks/hooks.h"
+#include "understudy/jit/csrc/cuda_watch/calls/nccl_table.h"
+#include "understudy/jit/csrc/cuda_watch/calls/real_calls.h"
 #include "understudy/jit/csrc/cuda_watch/watch.h"
 
 namespace understudy::cuda {
