@@ -191,8 +191,7 @@ class Lead:
             )  # fmt: skip
             if (notice := notice_of(whole)) is not None:
                 self._own_host.tell(report_of(notice, session))
-        member.reports.clear()
-        member.faults = faults
+        member.told_all(faults)
 
     def _not_there(self, session: Session) -> None:
         """Its worker ended unheard, or went to another host by a move that nobody heard the end of."""

@@ -62,6 +62,11 @@ class MemberLink:
         self.lost = why
         self.connected.clear()
 
+    def told_all(self, faults: dict[int, pb.FaultReport]) -> None:
+        """Of its ranks, and at which faults their device servers stand."""
+        self.reports.clear()
+        self.faults = faults
+
     def stub(self) -> rpc.JobLinkStub:
         """Raises NoLink."""
         return rpc.JobLinkStub(self._lead.links.to(self.host))
