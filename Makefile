@@ -27,8 +27,8 @@ ASKED := $(if $(filter-out torch==2.13.0,$(TORCH)),-$(TORCH))
 FOR_DEMO := $(VENV)/.for-demo$(ASKED)
 FOR_ALL := $(VENV)/.for-all$(ASKED)
 # The tests whose scripts run on the device that UNDERSTUDY_TEST_DRIVER names.
-GPU_TESTS := tests/test_gpu.py tests/test_cuda_build.py tests/test_training.py tests/test_recovery.py \
-	tests/test_worker.py tests/test_jit_cuda_watch.py
+GPU_TESTS := tests/gpus/test_gpu.py tests/gpus/test_cuda_build.py tests/scripts/test_training.py \
+	tests/recovery/test_recovery.py tests/client/test_worker.py tests/jit/test_jit_cuda_watch.py
 
 .PHONY: man options-page operators-page tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration bench-hints bench-jit bench-overheads campaign cost conformance lint format clean
@@ -98,7 +98,7 @@ operators-page: setup-demo  ## docs/operators.md, from PyTorch's dispatcher
 	@PYTHONPATH=bench $(PY) -P bench/operators_page.py
 
 test-binaries: setup  ## the C++ programs of the tests, where a source of them has changed
-	@$(PY) tests/compiled_programs.py
+	@$(PY) tests/harness/processes/compiled_programs.py
 
 test-programs: setup  ## programs that others wrote, natively, proxied, and with a server killed; docs/reports/programs.md
 	@$(PY) guests/run_guests.py $(OPTIONS)
@@ -174,10 +174,10 @@ baseline: setup  ## count the client's instructions per call and make them the b
 	@$(PY) bench/instructions.py --write-baseline
 
 simulate-hosts: setup  ## 100,000 schedules of hosts that are cut off and proxyds that die, in virtual time
-	@PYTHONPATH=tests $(PY) -P -m hosts_simulation $(OPTIONS)
+	@PYTHONPATH=tests/harness $(PY) -P -m hosts_simulation $(OPTIONS)
 
 simulate: setup  ## 100,000 fault schedules through the real planner and coordinator, in virtual time
-	@PYTHONPATH=tests $(PY) -P -m simulation $(OPTIONS)
+	@PYTHONPATH=tests/harness $(PY) -P -m simulation $(OPTIONS)
 
 fuzz:  ## libFuzzer on the readers of shared memory, FUZZ_SECONDS each (60); says so where there is no clang
 	@python3 fuzz/run_fuzzer.py --seconds $(or $(FUZZ_SECONDS),60) $(OPTIONS)

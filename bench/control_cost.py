@@ -11,7 +11,8 @@ import rendezvous_cost
 import structlog
 from machine import ROOT
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "harness"))
+sys.path.insert(0, str(ROOT / "tests" / "harness" / "made_up"))
 
 import made_up_ranks
 

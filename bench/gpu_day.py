@@ -52,11 +52,12 @@ FAULTS_OF_TWO = (
 )  # fmt: skip
 FAULTS_OF_NCCL = ("kill-server rank=0 step=8 call=12", "call-error rank=0 step=12 call=20")
 TESTS = (
-    "test_cuda_build", "test_executor", "test_executor_sparse", "test_executor_views", "test_gpu",
-    "test_restored_snapshots", "test_roll_forward_executor", "test_snapshot_copies", "test_snapshot_leases",
-    "test_snapshots", "test_worker",
+    "gpus/test_cuda_build", "device_server/test_executor", "device_server/test_executor_sparse",
+    "device_server/test_executor_views", "gpus/test_gpu", "snapshots/test_restored_snapshots",
+    "device_server/test_roll_forward_executor", "snapshots/test_snapshot_copies",
+    "snapshots/test_snapshot_leases", "snapshots/test_snapshots", "client/test_worker",
 )  # fmt: skip
-WHOLE_DATABASE = "tests/test_gpu.py::test_operators_give_the_bytes_that_native_cuda_gives"
+WHOLE_DATABASE = "tests/gpus/test_gpu.py::test_operators_give_the_bytes_that_native_cuda_gives"
 """Three times; `operators` looks at a part of it, once it is clear that anything works."""
 ERRORS = {
     "device-side assert": "torch.ones(1, device='cuda')[torch.tensor([10**9], device='cuda')].sum().item()",

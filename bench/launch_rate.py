@@ -14,7 +14,12 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "harness"), str(TESTS.parent / "bench")]
+HARNESS = TESTS / "harness"
+sys.path[:0] = [
+    str(HARNESS),
+    *(str(HARNESS / one) for one in ("devices", "processes")),
+    str(TESTS.parent / "bench"),
+]
 
 import simulated_device  # noqa: E402
 

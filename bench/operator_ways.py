@@ -88,7 +88,11 @@ class Way(Enum):
         "device server",
         "the device has a kernel: one record, encoded from boxed arguments, whatever the signature",
         (REGISTRATIONS, f"{WORKER}/call/operator_call.cpp"),
-        ("tests/test_conformance.py", "tests/test_odd_programs.py", "tests/test_executor.py"),
+        (
+            "tests/client/test_conformance.py",
+            "tests/scripts/test_odd_programs.py",
+            "tests/device_server/test_executor.py",
+        ),
     )
     WHOLE = _Described(
         "forwarded whole",
@@ -96,7 +100,7 @@ class Way(Enum):
         "PyTorch would take it apart in the worker: one record for each tensor of a list, another algorithm "
         "than the CPU's, or a kernel of the CPU's that is called directly; the device takes it apart",
         (REGISTRATIONS, f"{WORKER}/call/operator_call.cpp"),
-        ("tests/test_conformance.py", "tests/test_odd_programs.py"),
+        ("tests/client/test_conformance.py", "tests/scripts/test_odd_programs.py"),
     )
     DIRECT = _Described(
         "forwarded, by its own signature",
@@ -108,28 +112,28 @@ class Way(Enum):
             f"{WORKER}/call/direct_layers.cpp",
             f"{WORKER}/call/direct_lists.cpp",
         ),
-        ("tests/test_direct_calls.py", "tests/test_conformance.py"),
+        ("tests/client/test_direct_calls.py", "tests/client/test_conformance.py"),
     )
     CHECKED = _Described(
         "forwarded, its numbers checked in the worker",
         "device server",
         "a wrong number must raise at the call, which nobody waits for",
         (f"{WORKER}/operators/random_checks.cpp",),
-        ("tests/test_mistakes_at_the_call.py",),
+        ("tests/client/test_mistakes_at_the_call.py",),
     )
     EQUIVALENT = _Described(
         "forwarded, to an equivalent of ours",
         "device server",
         "only CUDA has a kernel, and scripts call it: on driver `cpu` ours stands in its place",
         (EQUIVALENTS, f"{SERVER}/operators/equivalent_attention.cpp"),
-        ("tests/test_parallelism.py", "tests/test_named_on_cuda.py"),
+        ("tests/scripts/test_parallelism.py", "tests/client/test_named_on_cuda.py"),
     )
     CPU_BRANCH = _Described(
         "issued as the CPU's branch",
         "worker; its parts as this table says",
         "PyTorch's composite takes fused kernels for a device that says `cuda`, whose last bits are others",
         (CPU_BRANCHES, f"{WORKER}/operators/recurrent.cpp"),
-        ("tests/test_composites.py", "tests/test_real_scripts.py"),
+        ("tests/client/test_composites.py", "tests/scripts/test_real_scripts.py"),
     )
     OTHER_NAME = _Described(
         "issued under another name",
@@ -137,7 +141,7 @@ class Way(Enum):
         "scaled dot product attention asks for a device's own kernel by this name; on driver `cpu` it is the "
         "CPU's fused one",
         (ATTENTION,),
-        ("tests/test_composites.py", "tests/test_named_on_cuda.py"),
+        ("tests/client/test_composites.py", "tests/client/test_named_on_cuda.py"),
     )
     MEMORY = _Described(
         "memory",
@@ -145,28 +149,32 @@ class Way(Enum):
         "the worker gives out addresses and handles without waiting; the server allocates what the record "
         "says",
         (f"{WORKER}/operators/local_kernels.cpp", f"{WORKER}/device/virtual_memory.cpp"),
-        ("tests/test_worker.py", "tests/test_executor_views.py", "tests/test_conformance.py"),
+        (
+            "tests/client/test_worker.py",
+            "tests/device_server/test_executor_views.py",
+            "tests/client/test_conformance.py",
+        ),
     )
     VIEW = _Described(
         "a view, by a kernel of ours",
         "worker, without a record",
         "only sizes and strides change; those of a tensor travel with each call that reads it",
         (f"{WORKER}/operators/local_kernels.cpp", NESTED),
-        ("tests/test_executor_views.py", "tests/test_conformance.py"),
+        ("tests/device_server/test_executor_views.py", "tests/client/test_conformance.py"),
     )
     COMPOSED_VIEW = _Described(
         "a view, by PyTorch's kernel",
         "worker, without a record of its own",
         "PyTorch makes it of `as_strided` and other views, for any device",
         (f"{WORKER}/operators/local_kernels.cpp",),
-        ("tests/test_executor_views.py", "tests/test_conformance.py"),
+        ("tests/device_server/test_executor_views.py", "tests/client/test_conformance.py"),
     )
     TRANSFER = _Described(
         "a transfer",
         "worker and device server, by records of their own",
         "bytes of the script's go with the record, or come back with an answer",
         (f"{WORKER}/transfers.cpp",),
-        ("tests/test_worker.py", "tests/test_conformance.py"),
+        ("tests/client/test_worker.py", "tests/client/test_conformance.py"),
     )
     TO_OTHER_LAYOUT = _Described(
         "forwarded whole, for a sparse or nested result",
@@ -174,21 +182,21 @@ class Way(Enum):
         "the result consists of dense tensors whose lengths only the device knows, or an error is due at the "
         "call: the call waits",
         (SPARSE, f"{WORKER}/sparse/sparse_call.cpp"),
-        ("tests/test_sparse.py", "tests/test_executor_sparse.py"),
+        ("tests/client/test_sparse.py", "tests/device_server/test_executor_sparse.py"),
     )
     OF_PIECES = _Described(
         "a sparse tensor of given pieces",
         "worker, without a record of its own",
         "its pieces are there already; PyTorch's kernel would make a tensor that is not ours",
         (SPARSE, f"{WORKER}/sparse/sparse_kernels.cpp"),
-        ("tests/test_sparse.py",),
+        ("tests/client/test_sparse.py",),
     )
     COMPOSED_ABOVE = _Described(
         "taken apart above autograd",
         "worker; its parts as this table says",
         "PyTorch composes it of other operators (CompositeImplicitAutograd), also their derivatives",
         (),
-        ("tests/test_conformance.py",),
+        ("tests/client/test_conformance.py",),
     )
     COMPOSED_BELOW = _Described(
         "taken apart below autograd",
@@ -196,14 +204,14 @@ class Way(Enum):
         "PyTorch composes it of other operators for each device without a kernel "
         "(CompositeExplicitAutograd), and the CPU, too, has no kernel that would be another algorithm",
         (REGISTRATIONS,),
-        ("tests/test_conformance.py",),
+        ("tests/client/test_conformance.py",),
     )
     COMPOSED_OUT = _Described(
         "taken apart, an out= form",
         "worker; its parts as this table says",
         "as above; nearly all are made by PyTorch's generator: the operator itself, and a copy",
         (REGISTRATIONS,),
-        ("tests/test_conformance.py",),
+        ("tests/client/test_conformance.py",),
     )
     HOST = _Described(
         "on the host",
@@ -217,7 +225,7 @@ class Way(Enum):
         "worker, by the process group, as records of their own",
         "PyTorch has the kernel for CUDA's key in every build; our tensors come to another one",
         (REGISTRATIONS, f"{WORKER}/distributed/process_group.cpp"),
-        ("tests/test_own_collectives.py", "tests/test_parallelism.py"),
+        ("tests/gpus/test_own_collectives.py", "tests/scripts/test_parallelism.py"),
     )
     ONLY_OTHER_LAYOUTS = _Described(
         "refused for strided tensors, by PyTorch in the device server",
@@ -225,7 +233,7 @@ class Way(Enum):
         "the CPU has a kernel for sparse, nested, quantized or oneDNN tensors alone; of sparse and nested "
         "ones see [the layout](#what-else-decides)",
         (f"{WORKER}/call/operator_call.cpp", SPARSE, NESTED),
-        ("tests/test_operators_page.py", "tests/test_sparse.py"),
+        ("tests/static/test_operators_page.py", "tests/client/test_sparse.py"),
     )
     NO_KERNEL = _Described(
         "refused, by PyTorch in the device server",
@@ -233,7 +241,7 @@ class Way(Enum):
         "it has no kernel for the CPU, of PyTorch's or of ours: it belongs to cuDNN, MIOpen, Metal, or to "
         "CUDA alone. On driver `cuda` those that CUDA has run there",
         (f"{WORKER}/call/operator_call.cpp", f"{SERVER}/executor/run_operator.cpp"),
-        ("tests/test_operators_page.py",),
+        ("tests/static/test_operators_page.py",),
     )
     NOT_FOR_THE_SERVER = _Described(
         "refused, by the device server",
@@ -241,20 +249,20 @@ class Way(Enum):
         "it would reach files or pointers of the server's process, or it is an operator of PyTorch's other "
         "namespaces, for other devices or programs",
         (CALL_TEMPLATE,),
-        ("tests/test_executor.py", "tests/test_operators_page.py"),
+        ("tests/device_server/test_executor.py", "tests/static/test_operators_page.py"),
     )
     NOT_FOR_CUDA = _Described(
         "refused, by the worker",
         "nowhere",
         "an operator that is not ATen's and has a kernel neither for CUDA nor for the CPU",
         (f"{WORKER}/operators/custom_operators.cpp",),
-        ("tests/test_operators_page.py",),
+        ("tests/static/test_operators_page.py",),
     )
     PYTHON = _Described(
         "by a kernel in Python", "worker; what it calls as this table says",
         "an operator that is not ATen's, of which PyTorch has such a kernel, as a script's own may have one",
         (f"{WORKER}/operators/custom_operators.cpp",),
-        ("tests/test_real_scripts.py",),
+        ("tests/scripts/test_real_scripts.py",),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
     make operators-page
 
-tests/test_operators_page.py compares the page with what the dispatcher says.
+tests/static/test_operators_page.py compares the page with what the dispatcher says.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ PyTorch {found.torch}: {len(found.operators)} operators with their overloads, {a
 This is of driver `cpu`. On driver `cuda` what is forwarded meets CUDA's kernels instead, and neither equivalents nor
 wider types are used; the worker does the same, but where it asks which driver there is (`operators/cpu_branches.cpp`,
 `operators/attention.cpp`, `operators/custom_operators.cpp`). A build of PyTorch for CUDA has more operators in the worker's
-table; none of its own kernels is left there (`tests/test_cuda_build.py`). What stands behind a name of Python and not
+table; none of its own kernels is left there (`tests/gpus/test_cuda_build.py`). What stands behind a name of Python and not
 behind an operator (CUDA graphs, pointers, …) is in `proxy_client/refusals.py`; operators that are not PyTorch's:
 [custom-operators.md](custom-operators.md).
 
@@ -148,9 +148,9 @@ operators that take tensors):
     for layout in Layout:
         own = [one.name for one in taking if layout_way(one, layout) is LayoutWay.OWN]
         yield from _wrapped(f"Kernels of ours for {layout.value[0]}:", _grouped(own))
-    yield "Tested by `tests/test_sparse.py`, `tests/test_executor_sparse.py`.\n"
+    yield "Tested by `tests/client/test_sparse.py`, `tests/device_server/test_executor_sparse.py`.\n"
     yield f"""**The element type.** For these types CUDA has a kernel and the CPU none: the device server computes in a wider type
-(`{WIDER_TYPES}`; `tests/test_wider_types.py`).
+(`{WIDER_TYPES}`; `tests/client/test_wider_types.py`).
 """
     types = defaultdict(list)
     for name, dtype in found.widened:
@@ -163,7 +163,7 @@ operators that take tensors):
         yield f"| {', '.join(group)} | {', '.join(_grouped(names))} |"
     yield ""
     yield f"""**The devices of its arguments.** A CPU tensor that is no single number may not meet a cuda tensor, but for these
-arguments (`{DEVICE_CHECK}`; `tests/test_mixed_devices.py`):
+arguments (`{DEVICE_CHECK}`; `tests/client/test_mixed_devices.py`):
 """
     yield from _wrapped("", [f"`{one.removeprefix('aten::')}`" for one in found.host_arguments])
 
@@ -175,7 +175,7 @@ def _unknown() -> Iterator[str]:
   its name. Which operators a composite calls shows only when it is called.
 - **Whether a composite follows a pointer.** Some of PyTorch's composites read memory themselves
   (`choose_qparams_optimized`, `_grid_sampler_2d_cpu_fallback`), as they would with a GPU's pointer: the worker dies, and
-  says why (`tests/test_refusals.py`). Others call a kernel of the CPU directly: those that the conformance runs met are
+  says why (`tests/client/test_refusals.py`). Others call a kernel of the CPU directly: those that the conformance runs met are
   named in `forwarded_operators()` in `operators/registrations.cpp`, and forwarded whole. No table of PyTorch's says so.
 - **What a kernel gives.** A quantized or oneDNN tensor cannot be held: the call that would make one raises
   `NotImplementedError`, although the device has its kernel.

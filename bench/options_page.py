@@ -2,7 +2,7 @@
 
     make options-page
 
-tests/test_options_page.py compares the page with the commands.
+tests/static/test_options_page.py compares the page with the commands.
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/harness", "bench")]
+sys.path[:0] = [
+    str(ROOT / folder)
+    for folder in ("tests/harness", "tests/harness/hosts", "tests/harness/processes", "bench")
+]
 
 from etcd_server import running_etcd  # noqa: E402
 

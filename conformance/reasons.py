@@ -59,7 +59,7 @@ REASONS: tuple[Reason, ...] = (
         "module_db/nn.(LPPool3d|LocalResponseNorm|MultiMarginLoss|MultiLabelMarginLoss|RReLU|AvgPool3d)",
         "training|evaluation",
         "an element type for which CUDA has a kernel and the CPU has none: natively an error; computed by "
-        "the device (tests/test_wider_types.py compares it with the CPU's kernel of a wider type)",
+        "the device (tests/client/test_wider_types.py compares it with the CPU's kernel of a wider type)",
         dtype="float16|bfloat16",
     ),
     Reason(

@@ -81,7 +81,8 @@ def dumped(count: int, folder: Path) -> Taken:
 
 def across_hosts(count: int, folder: Path) -> Taken:
     """A worker goes to another host and back, in turns: a job of two hosts and a spare one."""
-    sys.path.append(str(ROOT / "tests"))  # hosts are network namespaces, as tests make them
+    # Hosts are network namespaces, as tests make them.
+    sys.path += [str(ROOT / "tests" / "harness" / folder) for folder in ("", "hosts", "processes")]
     import pytest
     from host_cluster import cluster, losses_of, report_of
     from proxied import until

@@ -7,7 +7,8 @@ through every event of the trace (goodput_model.py).  There are no costs built i
 a file looks like (goodput_costs.py), and everything made of that says that it was not measured.
 
 The paper rolls back "whenever a change in the allocated resources occurs (preempted or retrieved)": 48 times
-in its trace.  Its worked numbers fit the 26 losses only (tests/test_goodput.py); --losses-only counts those.
+in its trace.  Its worked numbers fit the 26 losses only (tests/bench/test_goodput.py); --losses-only counts
+those.
 """
 
 import argparse

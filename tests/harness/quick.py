@@ -11,10 +11,10 @@ import durations
 import pytest
 
 MISSION = (
-    "tests/test_worker.py",
-    "tests/test_training.py",
-    "tests/test_corruption.py",
-    "tests/test_zygotes.py",
+    "tests/client/test_worker.py",
+    "tests/scripts/test_training.py",
+    "tests/recovery/test_corruption.py",
+    "tests/suite/test_zygotes.py",
 )
 """A script sees nothing of us, its losses are right, and state that breaks is repaired."""
 

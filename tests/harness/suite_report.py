@@ -9,51 +9,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 
 from durations import ROOT, FullRun
 
 REPORT = ROOT / "docs" / "reports" / "suite.md"
-LAYERS = {
-    "static": "bad_input dictionary documented_commands installed_names layers refusals state_names tables"
-    " vocabulary",
-    "unit": "cost_* crash_consistency leases *_decisions needs planner* retention run_summary"
-    " validation_barrier watch",
-    "log/executor": "brief_groups copy_list cuts direct_calls executor* fuzz_corpus hostile_log"
-    " instruction_counts leaks log mapped_areas old_runs rewind roll_forward roll_forward_[ep]* span_marks"
-    " stored_log",
-    "simulation": "*_schedules rewind_machine slot_interleavings soak",
-    "component": "background certificates commands control daemon_channel doctor goodput journal"
-    " link_judgement peer_store membership metrics persistence_parts rendezvous_gate shared_state"
-    " slow_greetings snapshot_[bcks]* snapshot_tune* snapshots storage_e*",
-    "scripts": "bench_jit compile* conformance* cuda_build data_[rs]* elastic examples gpu hints_* jit_*"
-    " libraries library_imports mistakes_* mixed_devices new_shapes parallelism real_scripts "
-    "replica_groups sharded_export sparse sweep third_party training* worker* zygotes",
-    "cluster/moves": "arriving_worker standby* communicator_* compatible_hosts cpu_images data_*"
-    " host* image* jobs_on_hosts lead* membership_store migration_bench moved_worker moving_*"
-    " parts_of_hosts persist_on_hosts planned_moves preflight proxyd_hosts relay several_hosts"
-    " spanning_losses store_of_two_hosts successions",
-    "deploy": "deploy_* install_criu",
-    "recovery": "*",
-}
-"""Of house.md §6.4 -> names of files, without `test_` and `.py`.  The first that fits counts."""
 HEAVIEST = 10
 
 
-def layer_of(file: str) -> str:
-    name = Path(file).stem.removeprefix("test_")
-    return next(
-        layer for layer, patterns in LAYERS.items() if any(fnmatch(name, one) for one in patterns.split())
-    )
+def folder_of(file: str) -> str:
+    """Below tests/: what its tests are about."""
+    return Path(file).parts[1]
 
 
-def by_layer(run: FullRun) -> dict[str, float]:
-    """Seconds of each; all that there are, in their order."""
-    found = dict.fromkeys(LAYERS, 0.0)
+def by_folder(run: FullRun) -> dict[str, float]:
+    """Seconds of each."""
+    found: dict[str, float] = defaultdict(float)
     for file, seconds in run.files.items():
-        found[layer_of(file)] += seconds
+        found[folder_of(file)] += seconds
     return found
 
 
@@ -93,7 +68,8 @@ def render(cold: FullRun, warm: FullRun) -> str:
     names = ["date", "commit (+: with changes)", "processor", "memory", "PyTorch", "workers of pytest-xdist"]
     names += ["wall clock", "CPU time", "of all cores", "passed", "failed", "skipped"]
     both = ([*surroundings(run), *figures(run)] for run in runs)
-    cold_layers, warm_layers = map(by_layer, runs)
+    cold_folders, warm_folders = map(by_folder, runs)
+    folders = sorted(cold_folders.keys() | warm_folders.keys())
     heavy = sorted(warm.files, key=lambda file: -warm.files[file])[:HEAVIEST]
     wants = sorted(cold.skips.keys() | warm.skips.keys(), key=lambda name: (-warm.skips.get(name, 0), name))
     lines = [
@@ -104,13 +80,13 @@ def render(cold: FullRun, warm: FullRun) -> str:
         "",
         *table(["", "cold", "warm"], zip(names, *both, strict=True)),
         "",
-        "## By layer",
+        "## By folder",
         "",
         "Seconds of tests with their fixtures, all workers together.",
         "",
         *table(
-            ["layer", "cold", "warm"],
-            ([layer, f"{cold_layers[layer]:.0f}", f"{warm_layers[layer]:.0f}"] for layer in LAYERS),
+            ["folder", "cold", "warm"],
+            ([one, f"{cold_folders.get(one, 0):.0f}", f"{warm_folders.get(one, 0):.0f}"] for one in folders),
         ),
         "",
         f"The {len(heavy)} files that take longest:",

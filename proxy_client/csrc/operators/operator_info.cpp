@@ -73,8 +73,8 @@ ArgumentKind kind_of(const c10::Argument& argument) {
 
 // Operators whose kernels look at content and raise at the call, where scripts catch it: natively they wait
 // for the device, too. Found by running PyTorch's databases with numbers that are not finite, after a call
-// that went well: tests/test_content_errors.py. (What natively is an assertion on the device ends the session
-// here, too.)
+// that went well: tests/client/test_content_errors.py. (What natively is an assertion on the device ends the
+// session here, too.)
 constexpr const char* kRaiseByContent[] = {
     "aten::_linalg_eigh",
     "aten::_linalg_svd",

@@ -22,7 +22,7 @@ constexpr uint64_t kMaxDimensions = 255;  // what a word can say; kernels have l
 constexpr int kMaxNesting = 4;
 
 // Operators that change arguments which their schema does not mark as written (batch norm statistics).
-// tests/test_executor.py shows for each row that the kernel really does.
+// tests/device_server/test_executor.py shows for each row that the kernel really does.
 struct UndeclaredWrite {
   const char* name;
   std::array<int, 2> arguments;
