@@ -204,6 +204,8 @@ def test_survivor_goes_back_to_storage_too_where_a_peer_held_what_nobody_else_ha
         node.train(STEPS, 30)
         for count in (1, 2):
             train_until(node, only_on_storage, "a set that is on storage alone")
+            settle(node)  # else the next one may come into memory before the server dies
+            until(lambda: only_on_storage(list(node.status().ranks)), "no other set")
             os.kill(node.servers()[count - 1], signal.SIGKILL)
             await_recoveries(node, count)
         report = node.finish()
