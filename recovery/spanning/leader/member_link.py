@@ -63,7 +63,7 @@ class MemberLink:
         self.connected.clear()
 
     def told_all(self, faults: dict[int, pb.FaultReport]) -> None:
-        """Of its ranks, and at which faults their device servers stand."""
+        """It has told of its ranks, and at which faults their device servers stand."""
         self.reports.clear()
         self.faults = faults
 
