@@ -17,8 +17,6 @@ def named(ranks: Iterable[int]) -> str:
     if len(all_of_them) <= FEW:
         return ", ".join(map(str, all_of_them))
     ranks = sorted(set(all_of_them))
-    if ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
     breaks = [place for place in range(1, len(ranks)) if ranks[place] - ranks[place - 1] > 1]
     runs = [(ranks[begin], ranks[end - 1]) for begin, end in itertools.pairwise([0, *breaks, len(ranks)])]
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
@@ -29,8 +27,6 @@ def placed(where: Mapping[int, Place], said: Callable[[Place], str] = str) -> st
     of more than a few, those at one place together: `rank 0-6, 8 at commit 5, rank 7 at commit 4`."""
     if len(where) <= FEW:
         return ", ".join(f"rank {rank} {said(where[rank])}" for rank in sorted(where))
-    if len(everywhere := set(where.values())) == 1:
-        return f"rank {named(where)} {said(*everywhere)}"
     together: dict[Place, list[int]] = defaultdict(list)
     for rank in sorted(where):
         together[where[rank]].append(rank)

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from understudy.recovery.planning.facts import CommitFacts, RankFacts, Uid
+from understudy.recovery.planning.facts import BEGINNING, CommitFacts, RankFacts, Uid
 
 flat = itertools.chain.from_iterable
 
@@ -29,37 +29,36 @@ class Communicators:
     """
 
     def __init__(self, ranks: Sequence[RankFacts]) -> None:
+        self.had: list[list[int]] = []
+        """Rank -> all that it has had."""
         self.steady: list[bool] = []
         """Rank -> whether these are, in this order, what each of its commits has."""
         self._young: set[int] = set()
-        names: list[Collection[Uid]] = []
-        told: list[Collection[int]] = []
+        numbers: defaultdict[Uid, int] = defaultdict(itertools.count().__next__)
+        sizes: list[int] = []
         for place, rank in enumerate(ranks):
-            own = commits = rank.commits
+            commits = rank.commits
             if rank.stored or rank.snapshots:
-                commits = (*rank.stored, *rank.snapshots, *own)
-            steady = bool(commits) and not rank.begun and _are_alike(commits)
-            self.steady.append(steady)
+                commits = (*rank.stored, *rank.snapshots, *commits)
+            steady = not rank.begun and _are_alike(commits)
+            uids: Collection[Uid]
             if steady:
-                names.append(commits[-1].uids)
-                told.append(commits[-1].members or (0,) * len(commits[-1].uids))
+                newest = commits[-1] if commits else BEGINNING
+                uids = newest.uids
+                sizes += newest.members or (0,) * len(uids)
             else:
                 of_all = _had_at(commits) | dict(rank.begun)
-                names.append(of_all.keys())
-                told.append(of_all.values())
-            if not own or (own[-1].step == 0 and is_young(rank)):
+                uids = of_all.keys()
+                sizes += of_all.values()
+            if is_young(rank):
                 self._young.add(place)
-        numbers: defaultdict[Uid, int] = defaultdict(itertools.count().__next__)
-        self.all_had = list(map(numbers.__getitem__, flat(names)))
-        """`had` of one rank after the other."""
-        ends = list(itertools.accumulate(map(len, names), initial=0))
-        self.had = [self.all_had[begin:end] for begin, end in itertools.pairwise(ends)]
-        """Rank -> all that it has had."""
+            self.steady.append(steady)
+            self.had.append([numbers[uid] for uid in uids])
         self.uids = list(numbers)
         """Communicator -> its name."""
-        self._sizes = dict(zip(self.all_had, flat(told), strict=True))
+        self._sizes = dict(zip(flat(self.had), sizes, strict=True))
         """Communicator -> how many members it has; 0: not known."""
-        self._having = Counter(self.all_had)
+        self._having = Counter(flat(self.had))
         """Communicator -> how many ranks have had it."""
 
     @functools.cached_property

@@ -7,7 +7,6 @@ communicators of ranks that were lowered are looked at again, and no commit of a
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -64,14 +63,10 @@ class CutSearch:
 
     def newest_positions(self) -> Positions | None:
         """Where it is, or None."""
-        if not all(self.choices):
-            return None
         self._positions = [len(choices) - 1 for choices in self.choices]
-        at, steady = self._at, self._communicators.steady
-        self._done = [
-            newest.sequences if steady[rank] and (newest := choices[-1]).uids else at(rank, len(choices) - 1)
-            for rank, choices in enumerate(self.choices)
-        ]
+        if -1 in self._positions:
+            return None
+        self._done = list(map(self._at, range(len(self._positions)), self._positions))
         return list(self._positions) if self._settle(self._uneven()) else None
 
     def below(self, positions: Positions, bounds: Mapping[int, int]) -> Positions | None:
@@ -108,13 +103,12 @@ class CutSearch:
 
     def _uneven(self) -> dict[int, int]:
         """The least that a member has done of each communicator of which not all have done as much here."""
-        had, done = self._communicators.all_had, list(flat(self._done))
-        of_last = dict(zip(had, done, strict=True))
+        had = self._communicators.had
+        of_last = dict(zip(flat(had), flat(self._done), strict=True))
         uneven: dict[int, int] = {}
-        for number, sequence in itertools.compress(
-            zip(had, done, strict=True), map(operator.ne, map(of_last.__getitem__, had), done)
-        ):
-            uneven[number] = min(sequence, uneven.get(number, of_last[number]))
+        for number, sequence in zip(flat(had), flat(self._done), strict=True):
+            if sequence != of_last[number]:
+                uneven[number] = min(sequence, uneven.get(number, of_last[number]))
         return uneven | dict.fromkeys(self._capped, 0)
 
     def _settle(self, bounds: Mapping[int, int]) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple
 
 from understudy.recovery.base.naming_ranks import named, placed
 from understudy.recovery.machine.collector import without_collector
@@ -50,18 +48,16 @@ ENDS = (PlanName.GIVE_UP, PlanName.END_WITH_PEER)
 """After these the ranks do not go on."""
 
 
-class Rewind(NamedTuple):
+@dataclass(frozen=True)
+class Rewind:
     """Take the rank's own server back to `commit` by its pre-images, replay."""
 
     rank: int
     commit: int
 
 
-_rewind = functools.partial(tuple.__new__, Rewind)
-"""(rank, commit) -> that, in the least time: there is one for nearly each rank."""
-
-
-class Reload(NamedTuple):
+@dataclass(frozen=True)
+class Reload:
     """Bring the rank to `commit` by its snapshot (0: the beginning), replay; on a new server if `fresh`.
 
     `stored`: the snapshot comes from storage first, into memory that no server may be using.
@@ -200,7 +196,7 @@ class _Obstacle:
 
 def _without_snapshots(facts: Facts) -> Plan | _Obstacle:
     """The newest cut that pre-images, shadows and replicas lead to; or why they lead to none."""
-    choices: dict[int, Sequence[CommitFacts]] = {}
+    choices: dict[int, list[CommitFacts]] = {}
     for rank in facts.ranks:
         choices[rank.rank], why_none = _reachable(rank, facts)
         if why_none:
@@ -314,18 +310,9 @@ def _releasable(rank: RankFacts) -> list[CommitFacts]:
     return kept if bound is None else [commit for commit in kept if commit.number <= bound]
 
 
-def _reachable(rank: RankFacts, facts: Facts) -> tuple[Sequence[CommitFacts], str]:
+def _reachable(rank: RankFacts, facts: Facts) -> tuple[list[CommitFacts], str]:
     """Commits this rank can go back to, oldest first, or a sentence why there are none."""
-    commits, trusted = rank.commits, facts.fault.trusted
-    if (
-        commits and rank.alive and rank.optimizer_preimages and rank.protected
-        and 0 < rank.floor_commit <= commits[0].number and not trusted and not rank.restores_from_image
-    ):  # fmt: skip
-        for commit in commits:
-            if not commit.has_manifest:
-                break
-        else:  # most ranks of a large job
-            return commits, ""
+    trusted = facts.fault.trusted
     kept = kept_commits(rank)
     if rank.rank in trusted:
         kept = [commit for commit in kept if commit.number <= trusted[rank.rank]]
@@ -389,9 +376,8 @@ def _stranded_by_departure(facts: Facts) -> str:
 def _go_back(facts: Facts, cut: Cut, restarts: Sequence[Restart]) -> Plan:
     actions: list[Action] = list(restarts)
     replaced = {restart.rank for restart in restarts}
-    numbers = {rank: commit.number for rank, commit in cut.items()}
-    actions += [_rewind(goal) for goal in numbers.items() if goal[0] not in replaced]
-    where = placed(numbers, "at commit {}".format)
+    actions += [Rewind(rank, commit.number) for rank, commit in cut.items() if rank not in replaced]
+    where = placed({rank: commit.number for rank, commit in cut.items()}, "at commit {}".format)
     if not restarts:
         template = _IN_PLACE.get(facts.fault.kind, "every device server is alive")
         cause = template.format(message=facts.fault.message)
