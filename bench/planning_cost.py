@@ -1,8 +1,7 @@
 """Processor seconds for one plan of a large job: `python bench/planning_cost.py 1000 10000`.
 
-Medians of `TIMES` plans.  The facts are made up, the buffers of replicas are there before, and all replicas
-answer with one object what they hold: what a planner reads of logs is not in the figures.  The last column
-is the most memory that the process had, facts included.
+Medians of `TIMES` plans.  The facts are made up, and the buffers of replicas are there before: what a planner
+reads of logs is not in the figures.  The last column is the most memory that the process had, facts included.
 """
 
 from __future__ import annotations

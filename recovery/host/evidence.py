@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from understudy import replay
 from understudy.recovery.planning.communicators import connected
-from understudy.recovery.planning.facts import (
-    BEGINNING,
-    Answering,
-    BufferFacts,
-    CommitFacts,
-    Content,
-    Manifest,
-    RankFacts,
-    Uid,
-)
+from understudy.recovery.planning.facts import BEGINNING, BufferFacts, CommitFacts, Manifest, RankFacts, Uid
 from understudy.recovery.state.jobs import Job, Session
 
 KEPT_COMMITS = replay.COMMIT_RING - 4
@@ -27,7 +18,7 @@ UNREAD_TRIES = 2
 """How often a server tries to read the state of a rank before its own is had in another way."""
 
 
-class LogManifests(Answering):
+class LogManifests(Mapping[int, Manifest]):
     """Manifests of a log's commits, read when asked for."""
 
     def __init__(self, log: replay.Log) -> None:
@@ -44,14 +35,6 @@ class LogManifests(Answering):
             except replay.LogError as problem:
                 raise KeyError(f"manifest of commit {commit}: {problem}") from problem
         return self._read[commit]
-
-    def held(self, number: int, wanted: frozenset[Content]) -> frozenset[Content]:
-        """Most of those who are asked have to be understood no further: no facts are made of it."""
-        try:
-            manifest = self._read.get(number) or self._log.manifest(number)
-        except replay.LogError:
-            return frozenset()
-        return wanted.intersection([(buffer.bytes, buffer.digest) for buffer in manifest])
 
     def __iter__(self) -> Iterator[int]:
         return iter(commit.number for commit in self._log.commits() if commit.has_manifest)

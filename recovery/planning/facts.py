@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -101,17 +100,6 @@ class BufferFacts(NamedTuple):
 
 
 Manifest = tuple[BufferFacts, ...]
-Content = tuple[int, int]
-"""(bytes, digest)"""
-
-
-class Answering(Mapping[int, Manifest]):
-    """Manifests of one rank that can tell what was held at a commit without being read."""
-
-    @abstractmethod
-    def held(self, number: int, wanted: frozenset[Content]) -> frozenset[Content]:
-        """What of these contents; nothing if there is no such manifest.  Ranks that hold the same had best
-        answer by one object: it is understood once."""
 
 
 @dataclass(frozen=True, slots=True)

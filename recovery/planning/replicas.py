@@ -5,24 +5,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from understudy.recovery.planning.facts import (
-    Answering,
-    BufferFacts,
-    CommitFacts,
-    Content,
-    Manifest,
-    RankFacts,
-)
+from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Manifest, RankFacts
 from understudy.replay import content_digest
 
-flat = itertools.chain.from_iterable
+Content = tuple[int, int]
+"""(bytes, digest)"""
 
 
-class Copy(NamedTuple):
+@dataclass(frozen=True)
+class Copy:
     """One buffer to fetch: `handle` of the restored rank from `source_handle` of rank `source`.
 
     `others`: handles of `source` with equal content, for what has none left: a buffer that its rank has freed
@@ -37,8 +31,6 @@ class Copy(NamedTuple):
     others: tuple[int, ...] = ()
 
 
-_copy = functools.partial(tuple.__new__, Copy)
-"""(all its fields) -> that, in the least time."""
 MOST_OTHERS = 8
 
 
@@ -47,25 +39,13 @@ def needs_replica(buffer: BufferFacts) -> bool:
     return not buffer.shadowed and buffer.bytes > 0
 
 
-def wanted_of(manifest: Iterable[BufferFacts]) -> set[Content]:
+def wanted_of(manifest: Manifest) -> set[Content]:
     """What a rank needs of others that is to hold this."""
-    return {
-        (size, digest) for _, size, digest, shadowed in manifest
-        if digest is not None and not shadowed and size > 0
-    }  # fmt: skip
-
-
-def held_of(wanted: frozenset[Content], rank: RankFacts, commit: int) -> frozenset[Content]:
-    """What of these contents a rank held at a commit; nothing if that cannot be read."""
-    manifests = rank.manifests
-    if isinstance(manifests, Answering):
-        return manifests.held(commit, wanted)
-    manifest = manifests.get(commit, ())
-    return wanted.intersection([(buffer.bytes, buffer.digest) for buffer in manifest])
+    return {(b.bytes, b.digest) for b in manifest if b.digest is not None and needs_replica(b)}
 
 
 class Holders:
-    """The first ranks that hold wanted contents.  Of others than these no manifest is asked for twice.
+    """The first ranks that hold wanted contents.  Of others than these no manifest is read twice.
 
     Of the ranks that hold a content, those on the reader's host come first.  Each reader begins with another
     one, so that no rank is read by all: as many as there are readers will do.
@@ -89,9 +69,7 @@ class Holders:
         wanted: dict[str, set[Content]] = {}
         for host, manifest in readers:
             wanted.setdefault(host, set()).update(wanted_of(manifest))
-        self._wanted = frozenset(flat(wanted.values()))
-        self._held: dict[int, frozenset[Content]] = {}
-        """Of the ranks that were asked: what they hold of that."""
+        self._wanted = {content for contents in wanted.values() for content in contents}
         on_host: dict[str, list[RankFacts]] = {host: [] for host in wanted}
         for rank in ranks:
             if rank.host in on_host:
@@ -102,68 +80,34 @@ class Holders:
             far |= contents - self._near[host].keys()
         self._far = self._ranks_with(far, ranks)
 
-    def _held_by(self, rank: RankFacts) -> frozenset[Content]:
-        held = self._held.get(rank.rank)
-        if held is None:
-            held = self._held[rank.rank] = held_of(self._wanted, rank, self._cut[rank.rank].number)
-        return held
+    def _held_by(self, rank: RankFacts) -> Manifest:
+        return rank.manifests.get(self._cut[rank.rank].number, ())
 
     def _ranks_with(
         self, contents: Collection[Content], ranks: Sequence[RankFacts]
     ) -> dict[Content, list[RankFacts]]:
+        found: dict[Content, list[RankFacts]] = {content: [] for content in contents}
         missing = set(contents)
-        places: dict[frozenset[Content], list[int]] = {}
-        """Replicas hold the same: they are gone through once for all ranks that do."""
-        count_at = 1
-        for place, rank in enumerate(ranks):
+        digests = {digest for _, digest in contents}  # tells in a moment what nobody has asked for
+        for rank in ranks:
             if not missing:
                 break
-            held = self._held_by(rank)
-            if held in places:
-                places[held].append(place)
-            elif not missing.isdisjoint(held):
-                places[held] = [place]
-                if self._enough == 1:
-                    missing -= held
-            if self._enough > 1 and place == count_at:
-                missing -= self._held_by_enough(places)
-                count_at *= 2
-        return self._in_order(contents, ranks, places)
-
-    def _held_by_enough(self, places: Mapping[frozenset[Content], Sequence[int]]) -> set[Content]:
-        count: Counter[Content] = Counter()
-        for held, of_these in places.items():
-            for content in held:
-                count[content] += len(of_these)
-        return {content for content, times in count.items() if times >= self._enough}
-
-    def _in_order(
-        self,
-        contents: Collection[Content],
-        ranks: Sequence[RankFacts],
-        places: Mapping[frozenset[Content], list[int]],
-    ) -> dict[Content, list[RankFacts]]:
-        """Content -> the first that hold it; contents of the same ranks have one list."""
-        of_content: dict[Content, list[list[int]]] = {}
-        for held, of_these in places.items():
-            for content in held.intersection(contents):
-                of_content.setdefault(content, []).append(of_these)
-        lists: dict[tuple[int, ...], list[RankFacts]] = {}
-        found: dict[Content, list[RankFacts]] = {}
-        for content, several in of_content.items():
-            key = tuple(map(id, several))
-            if key not in lists:
-                first = sorted(flat(one[: self._enough] for one in several))[: self._enough]
-                lists[key] = [ranks[place] for place in first]
-            found[content] = lists[key]
-        return found
+            manifest = self._held_by(rank)
+            if digests.isdisjoint([buffer.digest for buffer in manifest]):
+                continue
+            for content in missing.intersection([(buffer.bytes, buffer.digest) for buffer in manifest]):
+                holders = found[content]
+                holders.append(rank)
+                if len(holders) == self._enough:
+                    missing.remove(content)
+        return {content: holders for content, holders in found.items() if holders}
 
     def _handles_of(self, rank: RankFacts) -> dict[Content, list[int]]:
         if rank.rank not in self._handles:
             handles: dict[Content, list[int]] = {}
-            for handle, size, digest, _ in rank.manifests.get(self._cut[rank.rank].number, ()):
-                if digest is not None and (content := (size, digest)) in self._wanted:
-                    handles.setdefault(content, []).append(handle)
+            for buffer in self._held_by(rank):
+                if (content := _content(buffer)) in self._wanted and content is not None:
+                    handles.setdefault(content, []).append(buffer.handle)
             self._handles[rank.rank] = handles
         return self._handles[rank.rank]
 
@@ -173,28 +117,23 @@ class Holders:
         `turn`: how many readers came before it.  Among equals of one rank the n-th wanted one takes the
         n-th offered one.
         """
-        near, far = self._near[host], self._far
         taken: Counter[Content] = Counter()
         copies: list[Copy] = []
         missing: list[BufferFacts] = []
         for buffer in wanted:
-            handle, size, digest, shadowed = buffer
-            if shadowed or size <= 0:
+            if not needs_replica(buffer):
                 continue
-            holders = None if digest is None else near.get((size, digest)) or far.get((size, digest))
-            if digest is None or not holders:
+            content = _content(buffer)
+            holders = content and (self._near[host].get(content) or self._far.get(content))
+            if not content or not holders:
                 missing.append(buffer)
                 continue
-            content = size, digest
             source = holders[turn % len(holders)]
             equals = self._handles_of(source)[content]
-            if len(equals) == 1:
-                copies.append(_copy((handle, source.rank, equals[0], size, digest, ())))
-                continue
-            its = equals[taken[content] % len(equals)]
+            handle = equals[taken[content] % len(equals)]
             taken[content] += 1
-            others = itertools.islice((other for other in equals if other != its), MOST_OTHERS)
-            copies.append(Copy(handle, source.rank, its, size, digest, tuple(others)))
+            others = itertools.islice((other for other in equals if other != handle), MOST_OTHERS)
+            copies.append(Copy(buffer.handle, source.rank, handle, *content, tuple(others)))
         return copies, missing
 
 

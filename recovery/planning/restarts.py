@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from understudy.recovery.base.naming_ranks import named
 from understudy.recovery.planning.cuts import Cut, CutSearch, Positions
-from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Content, Manifest, RankFacts
-from understudy.recovery.planning.replicas import Copy, Holders, held_of, wanted_of
+from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Manifest, RankFacts
+from understudy.recovery.planning.replicas import Content, Copy, Holders, wanted_of
 from understudy.recovery.planning.roll_forward import RollForward, evidence_commit, roll_forward
 
 MOST_CUTS = 4096
@@ -127,8 +127,10 @@ class Restarts:
     def _holding(self, cut: Cut, at: _Step) -> list[RankFacts]:
         """Ranks whose state can be read, and is of that step."""
         step, unread = at
-        same = [rank for rank in self._alive if (its := cut[rank.rank]).step == step and its.has_manifest]
-        return [rank for rank in same if rank.rank not in unread] if unread else same
+        return [
+            rank for rank in self._alive
+            if (commit := cut[rank.rank]).step == step and commit.has_manifest and rank.rank not in unread
+        ]  # fmt: skip
 
     def _rolled(self, rank: RankFacts, commit: CommitFacts, cut: Cut) -> Restart | None:
         if not _may_roll(rank, commit):
@@ -174,7 +176,6 @@ class Restarts:
         found: dict[_Step, dict[Content, dict[int, int]]] = {}
         for (step, unread), contents in wanted.items():
             held = found[step, unread] = {}
-            asked = frozenset(contents)
             for place, rank in enumerate(self._ranks) if contents else ():
                 if not rank.alive or rank.rank in unread:
                     continue
@@ -183,8 +184,9 @@ class Restarts:
                     commit = choices[position]
                     if commit.step != step or not commit.has_manifest or commit.number == 0:
                         continue
-                    for content in held_of(asked, rank, commit.number):
-                        held.setdefault(content, {}).setdefault(place, position)
+                    for buffer in rank.manifests.get(commit.number, ()):
+                        if (content := (buffer.bytes, buffer.digest)) in contents:
+                            held.setdefault(content, {}).setdefault(place, position)
         return found
 
     def _obstacle(self, lack: _Lack) -> str:

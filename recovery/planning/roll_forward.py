@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from understudy.recovery.planning.cuts import Cut
-from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Content, Manifest, RankFacts
-from understudy.recovery.planning.replicas import Copy, needs_replica
+from understudy.recovery.planning.facts import BufferFacts, CommitFacts, Manifest, RankFacts
+from understudy.recovery.planning.replicas import Content, Copy, needs_replica
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from executor_harness import COMMUNICATOR_CREATE, Harness
 
 from understudy import replay
 from understudy.recovery.host import evidence
-from understudy.recovery.host.evidence import LogManifests, commit_facts, facts_of
+from understudy.recovery.host.evidence import commit_facts, facts_of
 from understudy.recovery.planning.facts import CommitFacts
 
 IRRELEVANT = {1, 2, 5, 6}
@@ -73,21 +73,6 @@ def test_rows_say_all_that_tells_two_commits_apart_and_a_wrong_one_is_refused() 
         for wrong in (row[:-1], row + bytes(32), row[:16], b"", row[:60] + b"\xff" + row[61:]):
             with pytest.raises(replay.LogError, match="the row of a commit"):
                 h.log.commit_of(wrong)
-
-
-def test_what_a_commit_holds_is_told_as_its_manifest_has_it() -> None:
-    with Harness() as h:
-        h.new(1, [0, 0, 0, 0])
-        h.add(1, 1)
-        h.commit()
-        h.synchronize()
-        manifests = LogManifests(h.log)
-        asked = manifests.held(1, frozenset({(16, 1), (8, 2)}))
-        contents = {(buffer.bytes, buffer.digest) for buffer in manifests[1] if buffer.digest is not None}
-        assert asked == frozenset() and contents
-        wanted = frozenset({*contents, (16, 1)})
-        assert LogManifests(h.log).held(1, wanted) == manifests.held(1, wanted) == contents
-        assert manifests.held(2, wanted) == frozenset()
 
 
 def test_facts_of_a_log_that_is_gone_are_not_kept() -> None:

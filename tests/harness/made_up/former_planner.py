@@ -19,14 +19,13 @@ from understudy.recovery.planning.facts import (
     BEGINNING,
     BufferFacts,
     CommitFacts,
-    Content,
     Facts,
     Manifest,
     RankFacts,
     Uid,
 )
 from understudy.recovery.planning.planner import Plan
-from understudy.recovery.planning.replicas import MOST_OTHERS, Copy, needs_replica
+from understudy.recovery.planning.replicas import MOST_OTHERS, Content, Copy, needs_replica
 from understudy.recovery.planning.restarts import Restart
 from understudy.recovery.planning.roll_forward import roll_forward
 
@@ -232,7 +231,7 @@ def _nth(holders: Mapping[int, object], near: Collection[int], turn: int) -> int
 
 def without_snapshots(facts: Facts) -> Plan | planner._Obstacle:
     """The first of all cuts, newest first, that will do."""
-    choices: dict[int, Sequence[CommitFacts]] = {}
+    choices: dict[int, list[CommitFacts]] = {}
     for rank in facts.ranks:
         choices[rank.rank], why_none = planner._reachable(rank, facts)
         if why_none:

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 from understudy.recovery.planning.facts import (
-    Answering,
     BufferFacts,
     CommitFacts,
-    Content,
     Facts,
     FaultFacts,
     FaultKind,
@@ -132,54 +130,27 @@ def _manifest(chance: random.Random, commit: CommitFacts, steps: Steps) -> Manif
 
 
 # ------------------------------------------------------------------ large ones
-class Shared(dict[int, Manifest]):
-    """What all replicas hold at each commit."""
-
-    answered: tuple[int, frozenset[Content], frozenset[Content]] | None = None
-
-    def held(self, number: int, wanted: frozenset[Content]) -> frozenset[Content]:
-        """What of these contents; one object for all who ask in turn."""
-        if self.answered is None or self.answered[0] != number or self.answered[1] is not wanted:
-            held = wanted.intersection((buffer.bytes, buffer.digest) for buffer in self[number])
-            self.answered = (number, wanted, held)
-        return self.answered[2]
-
-
-class Manifests(Answering):
+class Manifests(Mapping[int, Manifest]):
     """Of one rank: buffers that its replicas hold, too, and two that are shadowed.
 
     `shared`: the first, by commit.  `alone`: at its newest commit it has one more, which nobody else holds
     and no shadow has.
     """
 
-    def __init__(self, shared: Shared, rank: int, newest: int, kept: int, alone: bool) -> None:
+    def __init__(
+        self, shared: Mapping[int, Manifest], rank: int, newest: int, kept: int, alone: bool
+    ) -> None:
         self._shared, self._rank, self._newest, self._kept = shared, rank, newest, kept
         self._alone = alone
 
     def __getitem__(self, number: int) -> Manifest:
         if not self._newest - self._kept < number <= self._newest:
             raise KeyError(number)
-        return (*self._shared[number], *self._own(number))
-
-    def held(self, number: int, wanted: frozenset[Content]) -> frozenset[Content]:
-        if not self._newest - self._kept < number <= self._newest:
-            return frozenset()
-        held = self._shared.held(number, wanted)
-        if wanted.isdisjoint(self._contents(number)):
-            return held
-        return held.union(wanted.intersection(self._contents(number)))
-
-    def _own(self, number: int) -> list[BufferFacts]:
-        handles = (900, 901, 999)
-        return [
-            BufferFacts(handle, size, digest, size == 64)
-            for handle, (size, digest) in zip(handles, self._contents(number), strict=False)
-        ]
-
-    def _contents(self, number: int) -> tuple[Content, ...]:
-        first = (self._rank << 20 | number) << 40
-        shadowed = (64, first), (64, first + 1)
-        return (*shadowed, (4096, first + 9)) if self._alone and number == self._newest else shadowed
+        own = (self._rank << 20 | number) << 40
+        made = [BufferFacts(900 + place, 64, own + place, True) for place in range(2)]
+        if self._alone and number == self._newest:
+            made.append(BufferFacts(999, 4096, own + 9, False))
+        return (*self._shared[number], *made)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._newest - self._kept + 1, self._newest + 1))
@@ -204,7 +175,7 @@ def large_job(
     `behind`: ranks that have not reached the newest commit; `snapshots`: each has one, of its oldest.
     """
     gone, ranks = set(dead), []
-    shared: dict[int, Shared] = {}
+    shared: dict[int, dict[int, Manifest]] = {}
     for rank in range(world):
         groups = [(1, world)] if sharded else _groups(rank, world)
         uids, members = tuple((uid, 7) for uid, _ in groups), tuple(size for _, size in groups)
@@ -218,7 +189,7 @@ def large_job(
         )  # fmt: skip
         kind = rank if sharded else rank % (TENSOR * PIPELINE)
         if kind not in shared:
-            shared[kind] = Shared({n: _shared_by(kind, n, buffers) for n in range(20 - commits, 21)})
+            shared[kind] = {number: _shared_by(kind, number, buffers) for number in range(20 - commits, 21)}
         ranks.append(
             RankFacts(
                 rank, alive=rank not in gone, commits=made, log_complete_from_start=False,
