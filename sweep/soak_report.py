@@ -41,7 +41,7 @@ def as_markdown(done: Soak, machine: dict[str, Any]) -> str:
         "|---|---|---|",
         f"| open files | {len(done.before.files)} | {len(done.after.files)} |",
         f"| processes | {done.before.processes} | {done.after.processes} |",
-        f"| files in shared memory | {done.before.shared_memory} | {done.after.shared_memory} |",
+        f"| files and folders in shared memory | {done.before.shared_memory} | {done.after.shared_memory} |",
         f"| resident memory, MiB | {done.before.resident_bytes / 2**20:.0f} "
         f"| {done.after.resident_bytes / 2**20:.0f} |",
     ]
