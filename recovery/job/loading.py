@@ -27,7 +27,7 @@ class StorageFailed(RoundFailed):
 async def load_from_storage(
     job: Job, sessions: Collection[Session], places: Mapping[int, Place], restorer: Restorer | None
 ) -> None:
-    """Sets one after the other: all of the job's storage is one disk, and its bytes decide.
+    """One set after the other.
 
     Raises RoundFailed; StorageFailed: storage is to blame.
     """
