@@ -30,7 +30,7 @@ FOR_ALL := $(VENV)/.for-all$(ASKED)
 GPU_TESTS := tests/gpus/test_gpu.py tests/gpus/test_cuda_build.py tests/scripts/test_training.py \
 	tests/recovery/test_recovery.py tests/client/test_worker.py tests/jit/test_jit_cuda_watch.py
 
-.PHONY: man options-page operators-page tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
+.PHONY: man options-page operators-page tour odd test-quick test-needs test-binaries test-programs test-wheel sweep soak simulate simulate-hosts simulate-jobs baseline fuzz leak-test help setup setup-demo demo test test-long test-gpu bench bench-gpu \
 	bench-snapshots bench-migration bench-hints bench-jit bench-overheads campaign cost conformance lint format clean
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -175,6 +175,9 @@ baseline: setup  ## count the client's instructions per call and make them the b
 
 simulate-hosts: setup  ## 100,000 schedules of hosts that are cut off and proxyds that die, in virtual time
 	@PYTHONPATH=tests/harness $(PY) -P -m hosts_simulation $(OPTIONS)
+
+simulate-jobs: setup  ## 100,000 schedules of jobs on several hosts: servers, proxyds, links, devices and etcd fail, in virtual time
+	@PYTHONPATH=tests/harness $(PY) -P -m job_simulation $(OPTIONS)
 
 simulate: setup  ## 100,000 fault schedules through the real planner and coordinator, in virtual time
 	@PYTHONPATH=tests/harness $(PY) -P -m simulation $(OPTIONS)

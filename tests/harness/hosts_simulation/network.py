@@ -142,9 +142,12 @@ class Network:
         self._calls.discard(call)
 
     def died(self, life: Life) -> None:
-        """Its kernel closes its connections."""
+        """Its kernel closes its connections, each with all that goes over it."""
+        delays: dict[frozenset[str], float] = {}
         for call in [one for one in self._calls if life in (one.client, one.served_by)]:
-            self.loop.outside(self.delay(), call.peer_died)
+            if call.link not in delays:
+                delays[call.link] = self.delay()
+            self.loop.outside(delays[call.link], call.peer_died)
 
 
 class Channel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from simulation.run import Outcome, quiet, simulate
@@ -15,12 +16,17 @@ CHUNK = 200
 def run_chunk(first: int) -> dict[str, Any]:
     """One chunk of seeds, as it is written down."""
     quiet()
+    return chunk_of(simulate, range(first, first + CHUNK))
+
+
+def chunk_of(simulate: Callable[[int], Outcome], seeds: range) -> dict[str, Any]:
+    """The same, of any simulation of jobs."""
     plans: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
     failing: dict[str, str] = {}
     begin = time.process_time()
-    for seed in range(first, first + CHUNK):
+    for seed in seeds:
         outcome = simulate(seed)
         plans.update(outcome.plans)
         faults.update(outcome.faults)
@@ -29,7 +35,7 @@ def run_chunk(first: int) -> dict[str, Any]:
         if outcome.violations:
             failing[str(seed)] = outcome.violations[0]
     return {
-        "first": first, "plans": plans, "faults": faults, "numbers": numbers, "failing": failing,
+        "first": seeds[0], "plans": plans, "faults": faults, "numbers": numbers, "failing": failing,
         "cpu_s": round(time.process_time() - begin, 3),
     }  # fmt: skip
 
@@ -44,6 +50,7 @@ def _numbers(outcome: Outcome) -> dict[str, int]:
         "ranks given up with reason": outcome.given_up,
         "validations": outcome.validations,
         "planned moves": outcome.moved,
+        "proxyds that followed another one": outcome.adopted,
     }
 
 

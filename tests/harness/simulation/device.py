@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from told_servers import Told
 
+from simulation.account import Account, Tell
 from simulation.collectives import Blocked, CollectiveFailed, Collectives
 from simulation.floors import Floor
 from simulation.log import RING, Commit, Log
@@ -35,10 +36,6 @@ BURST = 6
 """Records a server runs at once, at most."""
 
 
-Tell = Callable[[int, int], None]
-"""Tells proxyd something of a rank in a generation."""
-
-
 class Device(Told):
     """Stands in for `understudy.recovery.agent_api.server.Server`, the process behind it included."""
 
@@ -47,9 +44,8 @@ class Device(Told):
         self.process = Process(number, self.kill)
         self.device = "cpu:0"
         self.socket = Path(f"/server-{number}")
-        self.retired = False
+        self.retired = self.suspect = False
         self.verdict = None
-        self.suspect = False
         self.failed_at = -1
         self.chance = random.Random(mix(world.seed, number, 11))
         self.stub = world.stub(self)
@@ -85,6 +81,7 @@ class Device(Told):
         self._former_commits: list[Commit] = []
         """Commits of a former server, whose shadows the next commit may overwrite."""
         self.followers: list[Callable[[], None]] = []
+        self.account = Account()
 
     @property
     def pid(self) -> int:
@@ -186,6 +183,7 @@ class Device(Told):
     def _tell_soon(self, tell: Tell) -> None:
         def now() -> None:
             if self.process.running:
+                self.world.speaker = self
                 tell(self.rank, self.generation)
 
         self.world.later(self.chance.uniform(0.0002, 0.002), now)
@@ -328,10 +326,12 @@ class Device(Told):
         if self.state != "idle":
             raise replay.LogError("the device server already has a session")
         self.log = self.world.logs[request.rank]
+        self.log.device_lost, self.log.device_message = 0, ""
         self.protect = request.policy.protect
         self.table.protect(self.protect)
         self._keep_preimages(self.log, request.policy.optimizer_preimages and not self.log.final_steps)
         self.generation = request.generation
+        self.account = Account(request.generation, holds_state=request.run, parked=not request.run)
         self.random = self.world.first_random
         self.state = "parked"
         self.snapshots.abandon(self.log)
@@ -351,6 +351,7 @@ class Device(Told):
 
     def hold(self) -> None:
         """Stand still before the next record, and break nothing off."""
+        self.account.parked = True
         if self.state == "running":
             self.holding = True
             self.held = not self._amid_irreversible_step
@@ -368,6 +369,7 @@ class Device(Told):
 
     def let_go(self) -> None:
         """Go on as if nothing had been."""
+        self.account.parked = False
         self.holding, self.held = False, False
         self.go_on()
 
@@ -375,6 +377,7 @@ class Device(Told):
         """Stand still at a record boundary."""
         if self.log is None:
             raise replay.LogError("this device server has no session")
+        self.account.parked = True
         if self.state == "running":
             only = self.log.final_steps or self._sealed
             if self.pending and only and not self.collectives.under_way:
@@ -386,12 +389,14 @@ class Device(Told):
     def rewind(self, target: int) -> None:
         """In place, back to a commit."""
         log = self.need_parked()
+        self.account.holds_state = False
         if target:
             commit = log.entry(target)
             if not (commit.has_manifest and commit.readable) and not self.snapshots.holds(log, target):
                 raise replay.LogError(f"commit {target} has no manifest")
         self._forget(log)
         self.table.rewind(target)
+        self.account.holds_state = True
         log.sealed = 0
         self._stand(log, target)
         self.floor.down_to(target, self.index)
@@ -403,6 +408,7 @@ class Device(Told):
     def restore(self, target: int) -> None:
         """Begin anew: everything but what replicas hold.  Its own state, if it had any, is forgotten."""
         log = self.need_parked()
+        self.account.holds_state = False
         self._forget(log)
         self.replicated, self.inbox = set(), None
         self._arriving.begin()
@@ -415,6 +421,7 @@ class Device(Told):
     def restore_snapshot(self, target: int) -> None:
         """Begin anew with the snapshot of a commit."""
         log = self.need_parked()
+        self.account.holds_state = False
         snapshot = self.snapshots.of(log, target)
         self._forget(log)
         self.replicated, self.inbox = set(), None
@@ -483,6 +490,7 @@ class Device(Told):
     def resume(self) -> None:
         """Run."""
         log = self.need_parked()
+        self.account.parked, self.account.fault = False, None
         self.state = "running"
         if self.validation.pausing:  # the validation does not come about
             self.validation.pausing = False

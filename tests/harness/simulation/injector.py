@@ -23,6 +23,8 @@ class Injector:
         self.calls: Counter[str] = Counter()
         self.own_failures: Counter[tuple[int, int]] = Counter()
         """How often each record of each rank failed by itself."""
+        self.meddles = True
+        """Whether requests fail."""
 
     def arrange(self, fault: Fault) -> None:
         """It is to come up when its time has come."""
@@ -81,7 +83,10 @@ class Injector:
     def meddle(self, device: Device, call: str) -> str:
         """What shall go wrong with a request that reaches a server now."""
         world = self._world
+        if not self.meddles:
+            return ""
         self.calls[call] += 1
+        world.request_arrives(call, self.calls[call])
         for fault in world.schedule.faults:
             if fault.call == call and fault.nth == self.calls[call]:
                 world.faults[f"{call}: {fault.kind}"] += 1

@@ -62,6 +62,12 @@ class Commit:
 class Log:
     """One rank's log: its program, how far the worker has written it, and what servers publish."""
 
+    tail = live_buffers = undo_bytes = shadow_used_bytes = 0
+    snapshot_used_bytes = snapshots_taken = snapshot_ns = 0
+    median_calls_per_step = median_bytes_per_step = 0
+    recent_calls: tuple[str, ...] = ()
+    """Nothing of it matters here."""
+
     def __init__(self, rank: int, program: Program, on_lost: Callable[[int], None]) -> None:
         self.rank = rank
         self.program = program
@@ -107,6 +113,14 @@ class Log:
         self._on_lost = on_lost
         self._waits = sorted(program.reads)
         self.extend()
+
+    @property
+    def lost_message(self) -> str:
+        """As of shared memory."""
+        return self.lost_because
+
+    def supervise(self, pid: int, started: int) -> None:
+        """A proxyd that follows another one says so."""
 
     def extend(self) -> None:
         """The worker writes on until it needs a value that it has not been told."""

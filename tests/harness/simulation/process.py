@@ -14,12 +14,17 @@ class Process:
     def __init__(self, pid: int, kill: Callable[[], None] = lambda: None) -> None:
         self.pid, self._kill = pid, kill
         self.running = True
+        self.followers: list[Callable[[], None]] = []
         self.ended = self.memory_gone = asyncio.Event()
         self.ended_ns = 0
 
     def message(self) -> pb.Process:
         """As it travels."""
         return pb.Process(pid=self.pid)
+
+    def die(self) -> None:
+        """As by SIGKILL."""
+        self._kill()
 
     async def end(self, grace: float) -> None:
         """Kill it, and wait until it has gone."""

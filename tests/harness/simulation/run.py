@@ -39,6 +39,10 @@ class Outcome:
     """Buffers that came from a replica."""
     validations: int = 0
     """Minibatches that all ranks executed twice."""
+    adopted: int = 0
+    """How often a proxyd followed one that died."""
+    virtual_s: float = 0.0
+    """How long it took by the clock of its world."""
     seconds: float = 0.0
 
 

@@ -72,6 +72,7 @@ class Stub:
         self._reach = random.Random(mix(device.world.seed, device.pid, 15))
         self._orders: deque[_Order] = deque()
         self._busy = False
+        self._doing = ""
         self._open: list[asyncio.Future[Any]] = []
         self._cancel_rebuild: Callable[[], None] | None = None
 
@@ -79,6 +80,16 @@ class Stub:
         if name not in REPLIES:
             raise AttributeError(name)
         return lambda request, timeout: self._call(name, request, timeout)
+
+    @property
+    def waits(self) -> bool:
+        """Whether whoever asks now has to wait, which does nobody who restores."""
+        return self._busy and self._doing != "Restore"
+
+    def break_off_rebuild(self) -> None:
+        """It waits for peers that may not come."""
+        if self._cancel_rebuild is not None:
+            self._cancel_rebuild()
 
     def died(self) -> None:
         """The process is gone."""
@@ -88,7 +99,7 @@ class Stub:
 
     # ------------------------------------------------------------------ the wire
     def _call(self, name: str, request: Any, timeout: float) -> asyncio.Future[Any]:
-        if name in DECIDED and request.generation != self._world.decisions.written:
+        if name in DECIDED and not self._world.is_decided(request.generation):
             raise self._world.violation(f"{name} is ordered before it was written that it was decided")
         answer: asyncio.Future[Any] = self._world.loop.create_future()
         order = _Order(name, request, answer)
@@ -149,6 +160,7 @@ class Stub:
             return
         self._busy = True
         order = self._orders.popleft()
+        self._doing = order.name
         if order.fault == "hang":
             return  # holding the lock for ever
         old = order.request.generation < self._device.newest_generation
@@ -244,6 +256,7 @@ class Stub:
                 device.complete_restore(digests, roll.lost)
                 if order.request.HasField("roll_forward"):
                     device.roll_forward(roll)
+                device.account.holds_state, device.account.restored_commit = True, order.request.commit
                 return self._finished(order, "", copied_bytes=8 * len(digests))
             source, copy = copies.pop(0)
             holder = self._world.device_at(source.address.replace(SHARED, "unix:"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,6 +75,8 @@ class World:
         self.logs = [Log(rank, program, self._lost) for rank, program in enumerate(self.programs)]
         self.injector = Injector(self)
         self.devices: dict[str, Device] = {}
+        self.speaker: Device | None = None
+        """Who tells something of its rank."""
         self.workers: list[Process] = []
         self.faults: Counter[str] = Counter()
         self.plans: Counter[str] = Counter()
@@ -92,6 +95,11 @@ class World:
         self._numbers = itertools.count(1)
         self._over = asyncio.Event()
         self._stirred: list[asyncio.Event] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """What recovers the job."""
+        schedule, shape = self.schedule, self.shape
         self.job = RecoveryJob("simulated", None, [])
         self.pool = Pool(self, schedule.spares)
         keeps = schedule.optimizer_preimages
@@ -124,7 +132,9 @@ class World:
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         problem = context.get("exception")
         if not self.violations:
-            self.violations.append(f"{type(problem).__name__}: {problem or context.get('message')}")
+            where = traceback.format_tb(problem.__traceback__)[-1:] if problem is not None else []
+            said = f"{type(problem).__name__}: {problem} ({context.get('message')})"
+            self.violations.append("\n".join([said, *where]))
         self._over.set()
 
     def count_event(self) -> None:
@@ -215,6 +225,10 @@ class World:
     def device_of(self, session: Session) -> Device:
         """The session's present server."""
         return cast(Device, session.server)
+
+    def is_decided(self, generation: int) -> bool:
+        """Whether it was written down what is done in it."""
+        return generation == self.decisions.written
 
     # ------------------------------------------------------------------ proxyd's agent
     def _follow(self, session: Session) -> None:
@@ -426,14 +440,22 @@ class World:
             if not oracle.consistent(self, positions):
                 raise self.violation(f"snapshots at records {positions} are no cut")
 
+    def request_arrives(self, call: str, nth: int) -> None:
+        """At a device server, for the `nth` time."""
+
+    def may_have_failed(self, facts: Facts) -> Collection[int]:
+        """Ranks whose records may be what a job is given up for."""
+        return facts.fault.ranks
+
     def _undue(self, facts: Facts) -> str | None:
         """Why a job should not have been given up, or None."""
         if facts.fault.attempts >= MAXIMUM_ATTEMPTS:
-            worst = max(
-                (n for (r, _), n in self.injector.own_failures.items() if r in facts.fault.ranks), default=0
-            )
+            failed = self.may_have_failed(facts)
+            worst = max((n for (r, _), n in self.injector.own_failures.items() if r in failed), default=0)
             if worst < MAXIMUM_ATTEMPTS:
                 return f"no record failed more than {worst} times by itself"
+            return None
+        if len(facts.homeless) > facts.free_devices:
             return None
         if facts.departed or facts.not_replayable or not facts.ranks:
             return None

@@ -1,0 +1,142 @@
+"""Stands in for the protocol of moves, which `hosts_simulation` has: a worker is at one host at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hosts_simulation.lives import LIFE, HostsLoop
+from simulation.process import Process
+from simulation.programs import mix
+
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.errors import Refused
+from understudy.recovery.migration.places import Place
+from understudy.recovery.migration.transfer.dumping import DumpedWorker
+from understudy.recovery.migration.transfer.reception import NotSent
+from understudy.recovery.migration.transfer.shipping import Shipped
+
+if TYPE_CHECKING:
+    from job_simulation.proxyd import Host
+    from job_simulation.world import HostsWorld
+
+LONGEST_DUMP_S, LONGEST_WAY_S, LONGEST_SWITCH_S = 0.4, 1.0, 0.3
+FAILS = 0.15
+"""Share of dumps that come to nothing."""
+
+
+@dataclass
+class _Move:
+    over: bool = False
+
+
+class Carrier:
+    """Takes workers from host to host."""
+
+    def __init__(self, world: HostsWorld, loop: HostsLoop) -> None:
+        self._world, self._loop = world, loop
+        self._chance = random.Random(mix(world.seed, 43))
+        self._pids = iter(range(2_000_000, 3_000_000))
+        self._under_way: set[int] = set()
+        self.ordered = 0
+        self.moved = 0
+
+    # ------------------------------------------------------------------ as somebody orders it
+    def order(self, rank: int, destination: str) -> None:
+        """As `recoveryctl migrate` does, on the host where the rank is."""
+        host = self._world.home[rank]
+        proxyd = host.proxyd
+        if proxyd is None or not proxyd.life.alive or proxyd.job is None or destination == host.name:
+            return
+        session = proxyd.job.sessions.get(rank)
+        if session is not None and session.active:
+            self.ordered += 1
+            proxyd.life.start(self._order(proxyd.spans.move(session, Place(destination, ""))))
+
+    def drain(self, host: Host, place: int) -> None:
+        """As `recoveryctl drain` does."""
+        proxyd = host.proxyd
+        if proxyd is None or not proxyd.life.alive or not proxyd.serves.is_set():
+            return
+        self.ordered += 1
+        names = proxyd.agent.settings.devices.names
+        name = names[place % len(names)]
+        proxyd.life.start(self._order(proxyd.agent.planned.drain(Place("", name))))
+
+    async def _order(self, work: Any) -> None:
+        try:
+            await work
+        except Refused:
+            return
+
+    # ------------------------------------------------------------------ as proxyds carry it out
+    async def send(self, moves: Any, worker: DumpedWorker, destination: str) -> Shipped:
+        """As `send_worker`, within the proxyd whose step runs; raises NotSent."""
+        return await asyncio.shield(self._send(worker, destination))
+
+    async def _send(self, worker: DumpedWorker, destination: str) -> Shipped:
+        world, chance, life = self._world, self._chance, LIFE.get()
+        assert life is not None
+        source, there = world.hosts[life.host], world.hosts[destination]
+        if worker.rank in self._under_way:
+            raise NotSent(f"rank {worker.rank} is being dumped already")
+        self._under_way.add(worker.rank)
+        move = _Move()
+        life.on_death.append(lambda: self._over(worker.rank, there, move))
+        there.arriving += 1
+        try:
+            self._check(source, there)
+            await asyncio.sleep(chance.uniform(0.01, LONGEST_DUMP_S))
+            if world.troubles and chance.random() < FAILS:
+                raise NotSent("CRIU could not dump it")
+            await asyncio.sleep(chance.uniform(0.01, LONGEST_WAY_S))
+            self._check(source, there)
+            former = world.workers[worker.rank]
+            if not former.running:
+                raise NotSent("it has ended")
+            pid = self._switch(worker, source, there, former)
+            self._over(worker.rank, there, move)
+            await asyncio.sleep(chance.uniform(0.001, LONGEST_SWITCH_S))
+        finally:
+            self._over(worker.rank, there, move)
+        return Shipped(pid, destination, 1, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def _over(self, rank: int, there: Host, move: _Move) -> None:
+        """Once for each."""
+        if not move.over:
+            move.over = True
+            self._under_way.discard(rank)
+            there.arriving -= 1
+
+    def _check(self, source: Host, there: Host) -> None:
+        """Raises NotSent."""
+        proxyd = there.proxyd
+        if self._world.network.is_cut(source.name, there.name) or proxyd is None or not proxyd.life.alive:
+            raise NotSent(f"host {there.name} is not reached")
+        if not proxyd.serves.is_set():
+            raise NotSent(f"host {there.name} has just begun")
+        if there.arriving + len(there.incoming_unheard) > len(proxyd.leases.free()):
+            raise NotSent(f"host {there.name} has no free device")
+
+    def _switch(self, worker: DumpedWorker, source: Host, there: Host, former: Process) -> int:
+        """From here on it runs there."""
+        world, pid = self._world, next(self._pids)
+        self.moved += 1
+        world.faults["moved"] += 1
+        arrived = Process(pid, partial(world.worker_ended, worker.rank))
+        world.workers[worker.rank] = there.workers[pid] = arrived
+        world.home[worker.rank] = there
+        former.running = False
+        self._loop.outside(0.0005, world.tell_end, former)
+        header = pb.WorkerHeader(
+            job=worker.job, rank=worker.rank, world=worker.world, directory=str(worker.directory),
+            relay=str(worker.relay), generation=worker.generation, threads=worker.threads,
+            asked_index=worker.asked_index, more=worker.more,
+        )  # fmt: skip
+        there.incoming[pid] = header
+        there.incoming_unheard.add(pid)
+        self._loop.outside(self._chance.uniform(0.001, 0.2), there.tell_of_arrival, pid)
+        return pid

@@ -1,0 +1,73 @@
+"""What befalls hosts, beside what befalls device servers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from simulation.programs import Program
+from simulation.schedules import CALLS, Schedule, some_schedule
+
+
+@dataclass(frozen=True)
+class HostFault:
+    """`kind` is one of these; `steps` says within how many of its loop, or which rank or device.
+
+    "cut" from `other` (empty: all), "die": its proxyd does, "etcd away", "move" there, "drain" a device of
+    it, "device lost".
+    """
+
+    kind: str
+    host: str
+    at: float
+    lasts: float
+    other: str = ""
+    steps: int = 0
+    call: str = ""
+    """When that request reaches a device server for the `nth` time; empty: at a time."""
+    nth: int = 0
+
+
+def some_places(chance: random.Random, world: int) -> dict[str, list[int]]:
+    """Ranks by hosts, two or three of them, none without one."""
+    names = "abc"[: chance.choice((2, 2, 3)) if world > 2 else 2]
+    bounds = sorted(chance.sample(range(1, world), len(names) - 1))
+    edges = [0, *bounds, world]
+    return {name: list(range(edges[at], edges[at + 1])) for at, name in enumerate(names)}
+
+
+def some_case(
+    chance: random.Random, programs: list[Program], places: dict[str, list[int]]
+) -> tuple[Schedule, tuple[HostFault, ...]]:
+    """A schedule of faults for a job on several hosts."""
+    drawn = some_schedule(chance, programs)
+    schedule = replace(
+        drawn, storage=False, moves=(), believes=False, drifts=False, unread=0.0,
+        faults=tuple(fault for fault in drawn.faults if fault.kind not in ("kill-spare", "outage")),
+    )  # fmt: skip
+    lasts = 0.002 * schedule.slowness * max(len(program.records) for program in programs)
+    count = chance.choice((0, 1, 2, 3, 4, 6, 8))
+    return schedule, tuple(_some_trouble(chance, list(places), lasts) for _ in range(count))
+
+
+def _some_trouble(chance: random.Random, hosts: list[str], lasts: float) -> HostFault:
+    host, at = chance.choice(hosts), chance.uniform(0.0, 1.5 * lasts)
+    draw = chance.random()
+    if draw < 0.25:
+        other = chance.choice(["", *(name for name in hosts if name != host)])
+        return HostFault("cut", host, at, chance.choice((0.05, 1.0, 12.0, 40.0)), other)
+    if draw < 0.33:
+        return HostFault("etcd away", host, at, chance.choice((1.0, 8.0, 30.0, 120.0)))
+    if draw < 0.48:
+        return HostFault("move", host, at, 0.0, steps=chance.randrange(64))
+    if draw < 0.53:
+        return HostFault("drain", host, at, 0.0, steps=chance.randrange(64))
+    if draw < 0.6:
+        return HostFault("device lost", host, at, 0.0, steps=chance.randrange(64))
+    lasts_s = chance.choice((0.05, 0.5, 5.0, 20.0))
+    if draw < 0.9:  # amid a recovery
+        if chance.random() < 0.5:
+            host = hosts[0]
+        call, nth, steps = chance.choice(CALLS), chance.randint(1, 4), chance.randint(0, 60)
+        return HostFault("die", host, 0.0, lasts_s, steps=steps, call=call, nth=nth)
+    return HostFault("die", host, at, lasts_s, steps=chance.randint(0, 400))

@@ -1,0 +1,453 @@
+"""One job on several hosts: all their real proxyds, above the device servers of the fault schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+from hosts_simulation.lives import LIFE, HostsLoop
+from hosts_simulation.network import Network
+from simulation.device import Device
+from simulation.fabric import Violation
+from simulation.judgement import judge
+from simulation.layouts import Shape
+from simulation.log import Log
+from simulation.process import Process
+from simulation.programs import mix
+from simulation.schedules import Schedule
+from simulation.world import World
+
+from job_simulation.carrier import Carrier
+from job_simulation.etcd import Etcd
+from job_simulation.pages import Pages
+from job_simulation.processes import STARTED
+from job_simulation.proxyd import LAUNCHER_PID, Host, Proxyd
+from job_simulation.schedules import HostFault
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent import host_agent, job_controller
+from understudy.recovery.agent_api.server import Pace
+from understudy.recovery.base import background
+from understudy.recovery.base.errors import Refused
+from understudy.recovery.job import coordinator, recovery_round
+from understudy.recovery.job_hosts import arrivals, leading_host, migration, spans
+from understudy.recovery.planning.facts import Facts
+from understudy.recovery.spanning.leader import steering
+from understudy.recovery.spanning.member import deputy, member
+from understudy.recovery.spanning.ranks import description, mirror
+from understudy.recovery.state import journaled_job
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.takeover import adoption, journaling
+from understudy.recovery.upkeep.snapshots import SnapshotKeeper
+
+JOB = "simulated"
+SETTLES_S = 50.0
+"""Once nothing goes wrong any more, everybody has heard of everything."""
+BEAT_S, JOURNAL_S = 0.05, 1.0
+"""Somewhat longer than in production: for minutes nothing happens but that somebody looks whether it does."""
+FIRST_PID = 1_000_000
+
+
+class HostsWorld(World):
+    """Everything of one schedule."""
+
+    def __init__(
+        self, seed: int, shape: Shape, schedule: Schedule, places: dict[str, list[int]],
+        troubles: tuple[HostFault, ...], loop: HostsLoop, longest_s: float,
+    ) -> None:  # fmt: skip
+        """`places`: the ranks of each host; the first one leads.  `troubles`: what befalls hosts."""
+        self.places, self.troubles, self._longest_s = places, troubles, longest_s
+        self.by_pid: dict[int, Device] = {}
+        self.settled = False
+        self.adopted = 0
+        """How often a proxyd has taken over from one that died."""
+        self.validate_every = schedule.validates
+        super().__init__(seed, shape, schedule, loop)
+
+    def _begin(self) -> None:
+        loop = cast(HostsLoop, self.loop)
+        self.network = Network(loop, random.Random(mix(self.seed, 41)), self._complain)
+        self.network.rough = False
+        self.etcd = Etcd(loop, random.Random(mix(self.seed, 42)))
+        self.hosts = {name: Host(self, name, ranks) for name, ranks in self.places.items()}
+        self.home = {rank: self.hosts[name] for name, ranks in self.places.items() for rank in ranks}
+        self.leader = next(iter(self.hosts.values()))
+        self.job = Job(JOB, None, [])
+        self.storage = None
+        self.pages = Pages(self._log_at)
+        self.decided = 0
+        """Generation of the newest decision that was written down."""
+        self.moves = cast(Any, SimpleNamespace(begun=0, arrived=0, check=lambda: None))
+        self.carrier = Carrier(self, loop)
+        self._nobody = Device(self, 0)
+        """In place of the server that a rank does not have yet."""
+        self._nobody.process.running = False
+        self.pool = cast(Any, SimpleNamespace(ready=[], outage_until=0.0))
+
+    def _log_at(self, directory: str) -> Log | None:
+        _, _, rank = Path(directory).name.partition("-")
+        return self.logs[int(rank.partition("-")[0])]
+
+    # ------------------------------------------------------------------ what the devices see
+    def later(self, seconds: float, callback: Callable[[], Any]) -> asyncio.TimerHandle:
+        """Whoever lives then."""
+        return cast(HostsLoop, self.loop).outside(seconds, callback)
+
+    def is_decided(self, generation: int) -> bool:
+        """An older request may come late."""
+        return generation <= self.decided
+
+    def new_device(self) -> Device:
+        """A device server that has started."""
+        device = super().new_device()
+        self.by_pid[device.pid] = device
+        return device
+
+    def device_at(self, name: str) -> Device | None:
+        """Who listens at an address; those of other hosts over the data network."""
+        scheme, _, rest = name.partition(":")
+        if scheme != "tls":
+            return super().device_at(name)
+        host, _, place = rest.partition("@")
+        device = super().device_at(f"unix:{place}")
+        if device is not None and device.pid not in self.hosts[host].servers:
+            raise self.violation(f"state of server {device.pid} is asked for on host {host}")
+        return device
+
+    def device_of(self, session: Session) -> Device:
+        """The session's present server, wherever it is known from."""
+        return self.by_pid.get(session.server.pid, self._nobody)
+
+    def count_event(self) -> None:
+        """After every event: what must hold at any time."""
+        self.events += 1
+
+    def may_have_failed(self, facts: Facts) -> Collection[int]:
+        """Of the death of a peer on another host its neighbours may tell before its own host does."""
+        return range(self.shape.world)
+
+    def _extend(self, log: Log) -> None:
+        log.extend()
+        for device in list(self.devices.values()):
+            if device.log is log and device.process.running:
+                device.go_on()
+
+    def _report(self, kind: str, rank: int, generation: int, message: str = "", index: int = 0) -> None:
+        report = pb.FaultReport(
+            job=JOB, rank=rank, kind=kind, message=message, generation=generation, record_index=index
+        )
+        if self.speaker is not None:
+            self.speaker.account.fault = report
+        proxyd = self.home[rank].proxyd
+        if proxyd is not None and proxyd.life.alive and proxyd.serves.is_set():
+            proxyd.ask(lambda: proxyd.agent.remote_ranks.tell(report))
+        self.count_event()
+
+    def collective_failed(self, rank: int, generation: int, message: str, index: int) -> None:
+        """A device server reports a failed collective."""
+        self._report("collective", rank, generation, message, index)
+
+    def call_failed(self, rank: int, generation: int, suspect: bool, index: int) -> None:
+        """A device server reports that a call failed by its driver's doing."""
+        self._report("suspect" if suspect else "call", rank, generation, "injected", index)
+
+    def restart_refused(self, rank: int, generation: int) -> None:
+        """A device server reports that it cannot be rolled through the step that it is in."""
+        self.refusals += 1
+        self._report("restart", rank, generation, "refused", self.logs[rank].cursor_index)
+
+    def validation_reached(self, rank: int, generation: int) -> None:
+        """A device server reports that it stands between the two passes of a validation."""
+        self.standings += 1
+        self._report("validation", rank, generation)
+
+    def worker_ended(self, rank: int) -> None:
+        """Its process is gone, whatever its program had still to do."""
+        worker = self.workers[rank]
+        if worker.running:
+            worker.running = False
+            self.later(0.001, lambda: self._worker_gone(worker))
+
+    def _worker_gone(self, worker: Process) -> None:
+        self.tell_end(worker)
+        for host in self.hosts.values():
+            if not any(self.workers[rank].running for rank in host.ranks):
+                host.launcher_ended.set()
+        if not any(one.running for one in self.workers):
+            self._over.set()
+
+    def tell_end(self, worker: Process) -> None:
+        """To whoever watches it."""
+        worker.ended_ns = self.loop.nanoseconds()
+        worker.ended.set()
+        for follower in worker.followers:
+            follower()
+
+    # ------------------------------------------------------------------ what the proxyds see
+    def journal_written(self, _: Path, written: pb.Journal) -> None:
+        """By the proxyd whose step runs."""
+        life = LIFE.get()
+        assert life is not None
+        host = self.hosts[life.host]
+        host.journal = written.SerializeToString()
+        for job in written.jobs if host is self.leader else ():
+            self.decided = max(self.decided, job.decision.generation)
+
+    def died(self, proxyd: Proxyd) -> None:
+        """Its kernel closes its connections; processes that it watched go on."""
+        self.faults["proxyd died"] += 1
+        self.network.died(proxyd.life)
+        if not self.settled:
+            self.later(proxyd.host.back_after_s, partial(self._follow_up, proxyd.host, proxyd))
+
+    def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
+        if not cast(HostsLoop, self.loop).over:
+            super()._unhandled(loop, context)
+
+    def _complain(self, text: str) -> None:
+        if not cast(HostsLoop, self.loop).over:
+            self.violations.append(f"{text} (at {self.loop.time():.6f} s)")
+            self._over.set()
+
+    # ------------------------------------------------------------------ running it
+    async def run(self) -> None:
+        """Until every worker has ended, and everybody has heard of it."""
+        self.loop.set_exception_handler(self._unhandled)
+        try:
+            self.injector.meddles = False  # who gets no device when it opens says so, and ends
+            await self._open_all()
+            self.injector.meddles = True
+            for host in self.hosts.values():
+                self.loop.create_task(host.close_job())
+            for fault in self.schedule.faults:
+                self.injector.arrange(fault)
+            self.network.rough = self.etcd.rough = bool(self.troubles)
+            for trouble in self.troubles:
+                if not trouble.call:
+                    self.later(trouble.at, partial(self._befall, trouble))
+            try:
+                await asyncio.wait_for(self._over.wait(), self._longest_s)
+            except TimeoutError:
+                late = [f"{log.rank} at {log.cursor_index}" for log in self.logs if not log.session_state]
+                raise self.violation(f"no end: ranks {', '.join(late[:8])}") from None
+            if not self.violations:
+                await self._settle()
+        finally:
+            self.settled = True
+        if not self.violations:
+            self.faults["lost requests"] = self.network.lost
+            self.moves.begun = self.carrier.ordered
+            judge(self)
+
+    async def _open_all(self) -> None:
+        self.workers = [
+            Process(FIRST_PID + rank, partial(self.worker_ended, rank)) for rank in range(self.shape.world)
+        ]
+        for rank, worker in enumerate(self.workers):
+            self.home[rank].workers[worker.pid] = worker
+        for log in self.logs:
+            log.takes_snapshots = self.schedule.snapshots
+        for host in self.hosts.values():
+            proxyd = host.begin()
+            await proxyd.serves.wait()
+            opening = pb.OpenJobRequest(job=JOB, hosts=len(self.hosts), launcher_pid=LAUNCHER_PID)
+            await self._as(proxyd, proxyd.spans.open_job(opening, []))
+        leading = self.leader.proxyd
+        assert leading is not None and leading.job is not None
+        self.job = leading.job
+        await asyncio.gather(*(self._open_rank(rank) for rank in range(self.shape.world)))
+
+    async def _open_rank(self, rank: int) -> None:
+        host = self.home[rank]
+        proxyd = host.proxyd
+        assert proxyd is not None
+        request = pb.OpenSessionRequest(
+            job=JOB, rank=rank, world=self.shape.world, device_index=host.ranks.index(rank), threads=1,
+            torch_version="2", worker_pid=self.workers[rank].pid, relay=f"/{host.name}/relays/{rank}/s",
+        )  # fmt: skip
+        await self._as(proxyd, proxyd.agent.open_session(request))
+
+    async def _as(self, proxyd: Proxyd, work: Any) -> Any:
+        """What a process of its host asks it, answered."""
+        try:
+            return await asyncio.shield(proxyd.life.start(work))
+        except Refused as problem:
+            raise self.violation(f"{proxyd.host.name} refuses: {problem}") from problem
+
+    def request_arrives(self, call: str, nth: int) -> None:
+        """At a device server."""
+        for trouble in self.troubles:
+            if (trouble.call, trouble.nth) == (call, nth):
+                self._befall(trouble)
+
+    def _befall(self, trouble: HostFault) -> None:
+        if self.settled or self._over.is_set():
+            return
+        host = self.hosts[trouble.host]
+        if trouble.kind == "cut":
+            self.faults["cut"] += 1
+            others = [name for name in self.hosts if name != host.name and name in (trouble.other or name)]
+            for other in others:
+                self.network.cut(host.name, other)
+                self.later(trouble.lasts, partial(self.network.heal, host.name, other))
+        elif trouble.kind == "etcd away":
+            self.faults["etcd away"] += 1
+            self.etcd.away_until = max(self.etcd.away_until, self.loop.time() + trouble.lasts)
+        elif trouble.kind == "move":
+            ranks = [rank for rank in sorted(self.home) if self.workers[rank].running]
+            if ranks:
+                self.carrier.order(ranks[trouble.steps % len(ranks)], trouble.host)
+        elif trouble.kind == "device lost":
+            self._lose_device(host, trouble.steps)
+        elif trouble.kind == "drain":
+            self.carrier.drain(host, trouble.steps)
+        elif trouble.kind == "die" and host.life is not None:
+            host.life.steps_left, host.back_after_s = trouble.steps, trouble.lasts
+
+    def _lose_device(self, host: Host, place: int) -> None:
+        """A GPU falls off the bus under the server of some rank there, which says so and dies."""
+        ranks = [rank for rank in sorted(self.home) if self.home[rank] is host]
+        serving = [one for one in self.devices.values() if one.process.running and one.rank in ranks]
+        if serving:
+            device = serving[place % len(serving)]
+            assert device.log is not None
+            self.faults["device lost"] += 1
+            device.log.device_lost, device.log.device_message = 1, "it fell off the bus"
+            device.kill()
+
+    def _follow_up(self, host: Host, former: Proxyd) -> None:
+        """Whatever watches over proxyds starts another one."""
+        if host.proxyd is former:
+            self._succeed(host)
+
+    def _succeed(self, host: Host) -> None:
+        self.adopted += 1
+        proxyd = host.begin()
+        if host is self.leader:
+            self.loop.create_task(self._know(proxyd))
+
+    async def _know(self, proxyd: Proxyd) -> None:
+        await proxyd.serves.wait()
+        if proxyd.job is not None and self.leader.proxyd is proxyd:
+            self.job = proxyd.job
+
+    async def _settle(self) -> None:
+        """Nothing goes wrong any more: is anything left?"""
+        self.settled = True
+        self.network.rough = self.etcd.rough = False
+        self.network.heal_all()
+        self.etcd.away_until = 0.0
+        for host in self.hosts.values():
+            if host.proxyd is not None:
+                host.proxyd.life.steps_left = -1
+            if host.life is None:
+                self._succeed(host)
+        await asyncio.sleep(SETTLES_S)
+        for host in self.hosts.values():
+            proxyd = host.proxyd
+            assert proxyd is not None
+            if (job := proxyd.job) is not None:
+                states = {rank: session.state for rank, session in job.sessions.items()}
+                raise self.violation(f"host {host.name} keeps a job that is over: {states}")
+            if held := [index for index in range(len(host.ranks)) if proxyd.leases.holder(index) is not None]:
+                raise self.violation(f"host {host.name} keeps devices {held} for nobody")
+        serving = [one.pid for one in self.devices.values() if one.process.running and one.log is not None]
+        if serving:
+            raise self.violation(f"device servers {serving} are left")
+
+
+# ---------------------------------------------------------------------- the real modules in it
+@contextmanager
+def in_world(world: HostsWorld) -> Iterator[None]:
+    """Processes, logs, journals and time are those of the world."""
+
+    def host() -> Host:
+        life = LIFE.get()
+        assert life is not None
+        return world.hosts[life.host]
+
+    def watched(pid: int, started: int = 0) -> Any:
+        return host().watched(pid, started)
+
+    watched.of = watched  # type: ignore[attr-defined]
+    watched.gone = adoption.Watched.gone  # type: ignore[attr-defined]
+
+    class NoWatch:
+        """What it judges is not simulated: nobody hangs but by a request that is not answered."""
+
+        def __init__(self, *_: Any) -> None:
+            """Nothing is known of it."""
+
+        async def run(self) -> None:
+            """Nothing is looked at."""
+
+        @staticmethod
+        def pace(_: Any) -> Pace:
+            return Pace()
+
+    class NoStore:
+        """No worker here asks for a store."""
+
+        def __init__(self, *_: Any) -> None:
+            """Nothing is in it."""
+
+        async def run(self) -> None:
+            """Nobody asks."""
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    def complaining(real: Any) -> Any:
+        def error(text: str, **more: Any) -> None:
+            real.error(text, **more)
+            if isinstance(problem := more.get("exc_info"), BaseException) and not isinstance(
+                problem, Violation
+            ):
+                world._complain(f"{text}: {problem!r}")
+
+        return SimpleNamespace(debug=real.debug, info=real.info, warning=real.warning, error=error)
+
+    quiet = SimpleNamespace(follow=lambda *_: 0, leave=lambda _: None, close=lambda: None)
+    journal = SimpleNamespace(write=world.journal_written, touch=lambda _: None)
+
+    def moves(*_: Any, outputs: Any = None, **__: Any) -> Any:
+        outgoing = SimpleNamespace(hosts=lambda: frozenset(), trust=lambda _: None)
+        return SimpleNamespace(outgoing=outgoing, add_to=lambda _: None, callbacks=_[3])
+
+    patches: list[tuple[Any, dict[str, Any]]] = [
+        (time, {"monotonic": world.loop.time, "monotonic_ns": world.loop.nanoseconds,
+                "time": lambda: 1e9 + world.loop.time()}),
+        (background, {"log": complaining(background.log)}),
+        (coordinator, {"log": complaining(coordinator.log)}),
+        (recovery_round, {"plan": world._observed_plan}),
+        (host_agent, {"Watched": watched, "Watch": NoWatch, "Survey": NoWatch,
+                      "EarlyNotice": lambda: quiet,
+                      "make_log": lambda directory, request, _: world.logs[request.rank]}),
+        (spans, {"Moves": moves, "why_not": lambda *_: ""}),
+        (migration, {"send_worker": world.carrier.send}),
+        (arrivals, {"Watched": watched, "replay": world.pages}),
+        (leading_host, {"Watched": watched, "replay": world.pages}),
+        (journaling, {"journal": journal, "start_ticks": lambda _: STARTED, "LOOK_S": JOURNAL_S}),
+        (deputy, {"BEAT_S": BEAT_S}),
+        (steering, {"ORDERS_S": BEAT_S}),
+        (journaled_job, {"Watched": watched}),
+        (job_controller, {"WorkerStore": NoStore}),
+        (adoption, {"Watched": watched, "replay": world.pages, "process_state": lambda _: None,
+                    "last_touched": lambda _: time.time()}),
+        (mirror, {"replay": world.pages}),
+        (description, {"replay": world.pages}),
+        (member, {"replay": world.pages}),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        for where, what in patches:
+            stack.enter_context(patch.multiple(where, **what))
+        stack.enter_context(patch.object(SnapshotKeeper, "_enough_memory", lambda *_: True))
+        stack.enter_context(patch.object(adoption.Successor, "_remove_strays", lambda *_: None))
+        yield
