@@ -134,8 +134,12 @@ class Coordinator:
         self._notice(session, FaultKind.COLLECTIVE_FAILED, now, now, message, message, record_index)
 
     def _repairs(self, generation: int) -> bool:
-        """Whether the recovery on its way replaces communicators of that generation anyway."""
-        return generation < self._job.generation or self._job.progress.stage is Stage.PREPARING
+        """Whether the recovery on its way replaces communicators of that generation anyway.
+
+        One of what nobody broke may not come about: then what fails meanwhile is nobody's echo.
+        """
+        prepares = self._job.progress.stage is Stage.PREPARING and not self._noticed.nothing_broke
+        return generation < self._job.generation or prepares
 
     def call_failed(
         self, session: Session, generation: int, suspect: bool, message: str, record_index: int

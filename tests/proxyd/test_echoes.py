@@ -9,7 +9,9 @@ import pytest
 from simulation.log import RING, Commit
 
 from understudy.recovery.host import evidence
+from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.state.jobs import Job
+from understudy.recovery.state.recovery_progress import Stage
 
 MANY = 300
 
@@ -65,6 +67,23 @@ def test_a_collective_that_no_known_fault_concerns_is_a_fault_of_its_own(reading
             session = job.sessions[rank]
             coordinator.collective_failed(session, session.generation, "connection closed by peer", 7)
         assert [fault.rank for fault in coordinator._noticed.faults] == [0, 2]
+        await coordinator.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SILENT_CORRUPTION, FaultKind.PLANNED_MOVE])
+def test_what_fails_while_ranks_are_to_go_back_though_nothing_broke_is_no_echo(kind: FaultKind) -> None:
+    """It may turn out that they cannot, and stay where they are; then nobody would see to what failed."""
+
+    async def main() -> None:
+        job = job_of(2)
+        coordinator = ranks.a_coordinator(job)
+        coordinator._notice(job.sessions[0], kind, 0, 0, "an order, or another digest", counts=False)
+        assert job.progress.stage is Stage.PREPARING
+        for session in job.sessions.values():
+            coordinator.collective_failed(session, session.generation, "a peer closed its connection", 7)
+        assert [fault.kind for fault in coordinator._noticed.faults] == [kind, FaultKind.COLLECTIVE_FAILED]
         await coordinator.cancel()
 
     asyncio.run(main())
