@@ -40,9 +40,17 @@ class Leases:
 
     def free(self) -> list[int]:
         """Devices that somebody could get now, those that are worn last."""
-        taken = self._holders.keys() | self._claimed | self.fenced.keys() | self.draining
-        found = (i for i in range(len(self._names)) if i not in taken and i not in self._kept)
-        return sorted(found, key=lambda index: index in self.worn)
+        return [index for index in self.for_arrivals() if index not in self.draining]
+
+    def for_arrivals(self) -> list[int]:
+        """Likewise, and behind them those that are drained.
+
+        A worker that was on its way when the last one was drained has nowhere else to go: that device is yet
+        to be left then.
+        """
+        taken = self._holders.keys() | self._claimed | self.fenced.keys() | self._kept.keys()
+        found = (index for index in range(len(self._names)) if index not in taken)
+        return sorted(found, key=lambda index: (index in self.draining, index in self.worn))
 
     def has_better(self) -> bool:
         """Whether somebody could get a device now that is not worn."""

@@ -10,6 +10,7 @@ import structlog
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent.host_agent import HostAgent
+from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.agent_api.server import AbsentServer
 from understudy.recovery.base.errors import Refused
 from understudy.recovery.machine.processes import Watched
@@ -43,11 +44,13 @@ class Arrivals:
             return
         job = self._agent.jobs.get(header.job)
         known = job.sessions.get(header.rank) if job is not None else None
-        if known is not None and known.directory == directory:
+        if known is not None and known.directory == directory and not known.host:
             return  # it was here when a proxyd died, and its session was adopted
         try:
+            if job is not None and known is not None and known.host and self._belongs(job, header):
+                return self._spans.came_here(known, directory, pid, relay)
             self._open(header, pid, directory, relay)
-        except (Refused, replay.LogError, OSError) as problem:
+        except (Refused, NotDone, replay.LogError, OSError) as problem:
             log.error("a worker that arrived gets no session", job=header.job, rank=header.rank,
                       problem=str(problem))  # fmt: skip
             _fail_log(directory, f"host {self._here} could not take rank {header.rank} in: {problem}")
@@ -64,8 +67,7 @@ class Arrivals:
                 foreign_relays=Path(header.relay).parent, history=self._agent.history,
             )  # fmt: skip
             self._agent.begin(job, self._spans)
-        deputy = self._agent.deputies.get(job.name)
-        if job.span is None or not job.span.admits(mark.token) or deputy is None:
+        if not self._belongs(job, header):
             raise Refused(f"there is another job {header.job} here")
         if header.rank in job.sessions:
             raise Refused(f"rank {header.rank} runs here already")
@@ -80,7 +82,16 @@ class Arrivals:
         self._agent.leases.hold(session)
         job.sessions[header.rank] = session
         self._agent.remote_ranks.receive(session)
-        deputy.arrived(session)
+        if (deputy := self._agent.deputies.get(job.name)) is not None:
+            deputy.arrived(session)
+        else:  # we lead, and have not heard of it since we were started anew
+            session.server.retired = False
+            self._agent.follow(session)
+
+    @staticmethod
+    def _belongs(job: Job, header: pb.WorkerHeader) -> bool:
+        """Whether a worker is one of this very job."""
+        return job.span is not None and job.span.admits(read_mark(header.more).token)
 
     def free_devices(self) -> int:
         """So many could come."""
@@ -89,7 +100,7 @@ class Arrivals:
     def take_device(self, wished: str = "") -> tuple[int, str]:
         """One of ours; raises Refused."""
         names = self._agent.settings.devices.names
-        free = self._agent.leases.free()
+        free = self._agent.leases.for_arrivals()
         if not free:
             raise Refused(f"host {self._here} has no free device")
         index = next((index for index in free if names[index] == wished), free[0])

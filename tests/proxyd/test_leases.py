@@ -117,3 +117,12 @@ def test_what_failed_in_a_drill_can_be_had_again_once_the_job_has_ended(leases: 
     assert leases.free() == [0, 2] and wanted(pool) == [1, 0, 1], "what truly failed stays fenced"
     leases.lift(1)
     assert leases.free() == [0, 1, 2] and wanted(pool) == [1, 1, 1]
+
+
+def test_who_arrives_when_nothing_else_is_free_gets_a_drained_device(leases: Leases) -> None:
+    """It was on its way when that device was drained, and could not go back."""
+    leases.drain(0)
+    others = [index for index in leases.free() if index]
+    assert leases.for_arrivals() == [*others, 0] and 0 not in leases.free()
+    leases.fenced[0] = "it fell off the bus"
+    assert leases.for_arrivals() == others
