@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -57,6 +59,8 @@ log = structlog.get_logger()
 
 LEAVE_WITHIN = 5.0
 """Seconds workers get to end by themselves when their launcher is gone."""
+LOOK_S = 0.5
+"""Between two looks at whether a job whose launcher has ended goes on, if nobody tells."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ class HostAgent:
         self._store = store
         self.leases = leases
         self._background = BackgroundTasks("sessions", settings.timing)
+        self._lingering: set[str] = set()
+        """Jobs whose launcher has ended, and which go on with ranks of others."""
         self._closings: dict[str, asyncio.Task[pb.JobReport]] = {}
         self.history, self.note, self._tell_closed = told.history, told.note, told.closed
         self.injector = Injector(pool)
@@ -187,7 +193,7 @@ class HostAgent:
 
     async def _close(self, job: Job, message: str) -> pb.JobReport:
         job.closing = True
-        sessions = [session for session in job.sessions.values() if not session.host]
+        sessions = [session for session in job.sessions.values() if self._is_of_launcher(session)]
         if sessions:
             await asyncio.wait(
                 [asyncio.ensure_future(s.worker.ended.wait()) for s in sessions], timeout=LEAVE_WITHIN
@@ -197,16 +203,28 @@ class HostAgent:
                 session.fail(f"the session of rank {session.rank} was ended: {message}")
                 self.end_soon(session)
         await asyncio.gather(*(session.closed.wait() for session in sessions))
-        remote = [session for session in job.sessions.values() if session.host]
-        if remote:  # they go on, and need us
-            self._background.start(self._close_later(job, remote))
-            return job.report()
-        return await self._finish(job, message)
+        if not goes_on(job):
+            return await self._finish(job, message)
+        if job.name not in self._lingering:
+            self._lingering.add(job.name)
+            self._background.start(self._close_later(job))
+        return job.report()
 
-    async def _close_later(self, job: Job, remote: Sequence[Session]) -> None:
-        log.info("ranks of other hosts go on", job=job.name, ranks=[session.rank for session in remote])
-        await asyncio.gather(*(session.closed.wait() for session in remote))
-        await self._finish(job, "ranks of other hosts went on")
+    def _is_of_launcher(self, session: Session) -> bool:
+        """Whether its worker was started here, and runs here; one that has come from another host stays."""
+        relay = Path(session.relay)
+        return not session.host and (not session.relay or relay.is_relative_to(self.runtime.path))
+
+    async def _close_later(self, job: Job) -> None:
+        """Ranks that others have started need us: those that run elsewhere, and those that have come."""
+        log.info("ranks of other launchers go on", job=job.name, ranks=sorted(job.sessions))
+        async with job.changed:
+            while goes_on(job):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await job.changed.wait()
+        self._lingering.discard(job.name)
+        await self._finish(job, "ranks of other launchers went on")
 
     async def _finish(self, job: Job, why: str) -> pb.JobReport:
         """Nothing runs any more."""
@@ -402,6 +420,11 @@ class HostAgent:
         await self._background.cancel()
         await self.leases.health.close()
         self._early_notice.close()
+
+
+def goes_on(job: Job) -> bool:
+    """Whether ranks of it run, or other hosts have not told yet whether they have any."""
+    return bool(job.sessions) or (job.span is not None and bool(job.span.awaited))
 
 
 async def _wait(event: asyncio.Event) -> None:
