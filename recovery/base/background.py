@@ -90,6 +90,13 @@ async def all_of(works: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
     return [task.result() for task in tasks]
 
 
+async def to_its_end(work: Coroutine[Any, Any, Value]) -> Value:
+    """What comes of work that goes on if nobody waits any more; then nobody hears how it failed."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(task)
+
+
 async def first_of(*events: asyncio.Event) -> None:
     """Until one of them is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]

@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from understudy.recovery.agent.host_agent import HostAgent
+from understudy.recovery.base.background import to_its_end
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.base.errors import BadInput, Refused
 from understudy.recovery.base.timing import TIMING, Timing
@@ -62,7 +63,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
 
     async def OpenSession(self, request: Any, context: Any) -> pb.Session:
         try:
-            session = await asyncio.shield(self._agent.open_session(request))
+            session = await to_its_end(self._agent.open_session(request))
         except Refused as refusal:
             log.warning("session refused", job=request.job, rank=request.rank, reason=str(refusal))
             if request.job in self._agent.jobs:
@@ -126,7 +127,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
                 )
             else:
                 work = self._agent.move_worker(session, request.criu, request.images)
-            return pb.DrillReply(detail=await asyncio.shield(work))
+            return pb.DrillReply(detail=await to_its_end(work))
         except (Refused, BadInput) as refusal:
             return pb.DrillReply(error=str(refusal))
 
@@ -135,7 +136,7 @@ class DaemonService(rpc.DaemonServicer):  # type: ignore[misc]
             place = await self._place(request.place)
             if request.undo:
                 return pb.DrillReply(detail=self._agent.planned.undo(place))
-            return pb.DrillReply(detail=await asyncio.shield(self._agent.planned.drain(place)))
+            return pb.DrillReply(detail=await to_its_end(self._agent.planned.drain(place)))
         except (Refused, BadInput) as refusal:
             return pb.DrillReply(error=str(refusal))
 

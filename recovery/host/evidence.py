@@ -199,4 +199,6 @@ def concerned(
     begun = [rank for rank, s in here.items() if s.state == "recovering" or not s.has_state]
     known = [rank_facts(session, optimizer_preimages) for session in here.values()]
     ranks = connected([*known, *gone.values()], [*faulted, *begun])
-    return [here[rank] for rank in sorted(ranks & here.keys())], tuple(sorted(ranks & gone.keys()))
+    # Of some that have ended nobody knows any more which communicators they had: it may be any.
+    left = (ranks & gone.keys()) | (job.departed.keys() - gone.keys())
+    return [here[rank] for rank in sorted(ranks & here.keys())], tuple(sorted(left))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from understudy.recovery.base.background import to_its_end
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.base.errors import Refused
 from understudy.recovery.membership.network.links import caller
@@ -47,7 +47,7 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
         try:
             lead = self._spans.led(request)
             work = self._spans.move_for_member(lead, caller(context), request)
-            return pb.DrillReply(detail=await asyncio.shield(work))
+            return pb.DrillReply(detail=await to_its_end(work))
         except (NotAdmitted, Refused) as problem:
             return pb.DrillReply(error=str(problem))
 
@@ -66,7 +66,7 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
 
     async def MoveRank(self, request: Any, context: Any) -> pb.MoveRankReply:
         try:
-            return await asyncio.shield(self._member.move(request))  # once begun it comes to an end
+            return await to_its_end(self._member.move(request))  # once begun it comes to an end
         except NotAdmitted as problem:
             return pb.MoveRankReply(error=str(problem))
 
@@ -78,7 +78,7 @@ class JobLinkService(rpc.JobLinkServicer):  # type: ignore[misc]
 
     async def ReplaceServer(self, request: Any, context: Any) -> pb.ReplaceServerReply:
         try:
-            return await asyncio.shield(self._member.replace(request))  # likewise
+            return await to_its_end(self._member.replace(request))  # likewise
         except NotAdmitted as problem:
             return pb.ReplaceServerReply(error=str(problem))
 

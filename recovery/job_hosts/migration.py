@@ -68,9 +68,16 @@ class Migration:
         if session.moving is not None:
             raise Refused(f"the worker of rank {session.rank} is being moved already")
         session.moving = asyncio.Event()
+        former, leaders = session.server, deputy.leaders
         try:
             transfer = await self.send(session, destination, keep_source, device)
-            deputy.moved_out(session, session.server if keep_source else None)
+            # A leader that has come meanwhile does not know of it, and may have had others made.
+            known = session.server is former and deputy.leaders == leaders
+            behind = former if keep_source and known else None
+            for server in (session.server, session.source_server):
+                if server is not None and server is not behind:
+                    self._placement.retire(server)
+            deputy.moved_out(session, behind)
             self._agent.remote_ranks.moved_out(session)
             return transfer
         finally:

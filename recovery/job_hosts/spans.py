@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -361,6 +362,10 @@ class Spans:
         reply = await self._leader.ask(job.name, job.span, "AskMove", request, MOVE_S)
         return str(reply.detail)
 
+    def came_here(self, session: Session, directory: Path, pid: int, relay: str) -> None:
+        """As JobSpans."""
+        self._led[session.job.name].lead.relocations.has_come_here(session, directory, pid, relay)
+
     async def move_for_member(self, lead: Lead, host: str, request: pb.AskMoveRequest) -> str:
         """Raises NotAdmitted, Refused."""
         session = lead.job.sessions.get(request.rank)
@@ -475,7 +480,7 @@ class Spans:
             if request.HasField("opened"):
                 if (told := request.opened.rank) != request.rank:
                     raise NotAdmitted(f"it opened rank {request.rank}, and tells of rank {told}")
-                lead.described(member, request.opened)
+                lead.opened(member, request.opened)
         except replay.LogError as problem:
             raise NotAdmitted(f"its description makes no sense: {problem}") from problem
         finally:

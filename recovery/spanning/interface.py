@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from understudy import replay
@@ -64,6 +65,9 @@ class JobSpans(JobHosts, Protocol):
 
     async def move(self, session: Session, place: Place) -> str:
         """A rank to another host, or any other; raises Refused: it is where it was."""
+
+    def came_here(self, session: Session, directory: Path, pid: int, relay: str) -> None:
+        """A rank of another host of a job that we lead, unawaited; raises NotDone and LogError."""
 
     async def begin_rank(self, job: Job, rank: int, world: int) -> pb.BeginRankReply:
         """Before a rank of a member opens; raises Refused."""

@@ -81,6 +81,10 @@ class SpanningPlacement(HostPlacement):
             member = lead.members.get(host)
             if member is not None and not member.lost and not member.connected.is_set():
                 found[member.connected] = f"host {host} is not reached ({member.trouble})"
+        for session in sessions:
+            if session.active and (arrives := lead.relocations.under_way(session)) is not None:
+                found[arrives] = f"rank {session.rank} is on its way from one host to another"
+        found.update(lead.attendance.sought())
         for host in sorted(lead.span.awaited):
             member = lead.members.get(host)
             if member is not None and not member.heard.is_set():

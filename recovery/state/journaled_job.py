@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -43,13 +43,16 @@ def journaled_job(
 
 
 def _span(job: Job, span: Span) -> pb.JournaledSpan:
-    relays, hosts = job.foreign_relays, {session.host for session in job.sessions.values() if session.host}
+    relays, remote = job.foreign_relays, [session for session in job.sessions.values() if session.host]
+    hosts = {session.host for session in remote}
     return pb.JournaledSpan(
         hosts=span.hosts,
         leader=span.leader,
         token=span.token,
         members=sorted(span.members),
         awaited=sorted(hosts | span.awaited | span.destinations),
+        remote_ranks=sorted({session.rank for session in remote} | span.remote_ranks),
+        astray=sorted(span.astray),
         guest=str(relays) if relays is not None else "",
         stored_run=str(span.stored.run) if span.stored is not None else "",
         stored_step=span.stored.step if span.stored is not None else 0,
@@ -100,6 +103,23 @@ def _end(ended: Ended) -> pb.JournaledEnd:
     )
 
 
+def departures(job: Job, but: Collection[int]) -> Iterator[pb.RankDeparted]:
+    """What is known of ranks that have ended on this host; `but` of these."""
+    for rank in sorted(job.departed.keys() - job.sessions.keys() - set(but)):
+        ends = [_end(ended) for ended in job.ended if ended.rank == rank]
+        yield pb.RankDeparted(departure=_departure(job, rank), end=ends[-1] if ends else None)
+
+
+def take_departure(job: Job, told: pb.RankDeparted) -> None:
+    """Takes over what another host knows of a rank's end, if nothing is known of that rank here."""
+    departure, rank = told.departure, told.departure.rank
+    if rank in job.sessions or rank in job.departed:
+        return
+    job.departed[rank], job.last_facts[rank] = departure.clean, _last_facts(departure)
+    if told.HasField("end") and told.end.status.rank == rank:
+        job.ended.append(_restored_end(told.end))
+
+
 def restored_job(written: pb.JournaledJob, history: Recorder | None = None) -> Job:
     """A job as it was written down, but for its sessions.  `history`: where its events go on."""
     launcher = written.launcher
@@ -110,7 +130,7 @@ def restored_job(written: pb.JournaledJob, history: Recorder | None = None) -> J
         drills=drills,
         ended=[_restored_end(end) for end in written.ends],
         departed={departure.rank: departure.clean for departure in written.departures},
-        last_facts={departure.rank: _last_facts(departure) for departure in written.departures},
+        last_facts={one.rank: _last_facts(one) for one in written.departures if one.HasField("newest")},
         recoveries=list(written.recoveries),
         adoptions=list(written.adoptions),
         validations=written.validations,
@@ -147,13 +167,17 @@ def take_history(job: Job, history: History[Ended, ScheduledDrill]) -> None:
 
 def hosts_of(span: Span) -> JobHosts[GivenUp, Stored]:
     """Other hosts, and the newest set on storage, as the leader knew them, or as a member knows them."""
-    return JobHosts(frozenset(span.members), frozenset(span.awaited), frozenset(span.given_up), span.stored)
+    return JobHosts(
+        frozenset(span.members), frozenset(span.awaited), frozenset(span.given_up), span.stored,
+        frozenset(span.remote_ranks), frozenset(span.astray),
+    )  # fmt: skip
 
 
 def take_hosts(span: Span, hosts: JobHosts[GivenUp, Stored]) -> None:
     """That is what is known of them from here on."""
     span.members, span.awaited = set(hosts.members), set(hosts.awaited)
     span.given_up, span.stored = set(hosts.given_up), hosts.stored
+    span.remote_ranks, span.astray = set(hosts.remote_ranks), set(hosts.astray)
 
 
 def _restored_span(written: pb.JournaledSpan) -> Span:
@@ -164,7 +188,7 @@ def _restored_span(written: pb.JournaledSpan) -> Span:
         given_up={
             GivenUp(one.host, one.process.pid, one.process.start_ticks) for one in written.given_up
         },
-        stored=stored,
+        stored=stored, remote_ranks=set(written.remote_ranks), astray=set(written.astray),
     )  # fmt: skip
 
 

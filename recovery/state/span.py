@@ -35,6 +35,10 @@ class Span:
     """Other hosts that take part, known to the leader."""
     awaited: set[str] = field(default_factory=set)
     """Of them, those that had ranks under a leader before us, and have not told us of them."""
+    remote_ranks: set[int] = field(default_factory=set)
+    """Ranks of other hosts under a leader before us, until these hosts have told us of theirs."""
+    astray: set[int] = field(default_factory=set)
+    """Ranks on their way to another host, or of which nobody knows whether they went."""
     destinations: set[str] = field(default_factory=set)
     """Other hosts to which ranks are on their way."""
     given_up: set[GivenUp] = field(default_factory=set)

@@ -76,7 +76,7 @@ def test_a_member_that_opened_one_rank_tells_of_no_other() -> None:
     told: list[int] = []
     lead: Any = SimpleNamespace(
         members={"b": "b"},
-        described=lambda member, one: told.append(one.rank),
+        opened=lambda member, one: told.append(one.rank),
         turns=SimpleNamespace(end=lambda host, rank: True),
     )
 

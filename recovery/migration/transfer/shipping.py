@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.background import to_its_end
 from understudy.recovery.migration.relay.orders import OrderRefused, order
 from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.dumping import DumpedWorker, Dumping
@@ -50,7 +51,7 @@ async def send_worker(
     moves: Moves, worker: DumpedWorker, destination: str, patience_s: float = PATIENCE_S
 ) -> Shipped:
     """To a host of the cluster; its device server must be parked, or gone.  Raises NotSent."""
-    return await asyncio.shield(_Sending(moves, worker, destination, patience_s).run())
+    return await to_its_end(_Sending(moves, worker, destination, patience_s).run())
 
 
 class _Sending(Dumping):

@@ -52,6 +52,8 @@ class JobHosts(Generic[Worker, Set]):
     awaited: frozenset[str] = frozenset()
     given_up: frozenset[Worker] = frozenset()
     stored: Set | None = None
+    remote_ranks: frozenset[int] = frozenset()
+    astray: frozenset[int] = frozenset()
 
 
 def merged(
@@ -86,5 +88,10 @@ def merged_hosts(
     """`gone`: who leads it now, and led it before: neither is another host that takes part."""
     members = written.members.difference(gone)
     return JobHosts(
-        members, written.awaited & members, written.given_up | here.given_up, here.stored or written.stored
+        members,
+        written.awaited & members,
+        written.given_up | here.given_up,
+        here.stored or written.stored,
+        written.remote_ranks,
+        written.astray,
     )

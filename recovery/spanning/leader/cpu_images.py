@@ -25,6 +25,7 @@ import structlog
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.base.background import to_its_end
 from understudy.recovery.base.timing import TIMING, Timing
 from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
@@ -379,7 +380,7 @@ class CpuImages:
     async def send(self, session: Session, destination: str) -> pb.Transfer:
         """Its worker as it was, to another host or to ours, where it runs then; raises NotMoved."""
         try:
-            return await asyncio.shield(self._send(session, destination))
+            return await to_its_end(self._send(session, destination))
         except (NotSent, BadImage, OSError) as problem:
             raise NotMoved(_text(problem)) from problem
 

@@ -43,6 +43,7 @@ from understudy.recovery.spanning.leader.turns import Turns
 from understudy.recovery.spanning.ranks.mirror import Mirror
 from understudy.recovery.spanning.ranks.remote import NoDeviceThere, RemoteProcess, RemoteServer, Send
 from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.journaled_job import take_departure
 from understudy.recovery.state.span import Span
 from understudy.recovery.state.taking_over import open_fault, report_of
 
@@ -83,12 +84,12 @@ class Lead:
         self.turns = Turns(job)
         self.steering = Steering(self)
         self._replacements = 0
-        self._attendance = Attendance(job, span)
+        self.attendance = Attendance(job, span)
         self.room_for, self._superseded = room_for, superseded
         made = imaging(self)
         self.images = made[0] if made is not None else None
         self.standbys = made[1] if made is not None else None
-        self.lost_hosts = LostHosts(self, self._attendance)
+        self.lost_hosts = LostHosts(self, self.attendance)
         self.relocations = Relocations(self, own_host)
 
     def start(self) -> None:
@@ -159,7 +160,7 @@ class Lead:
         if news.whole:
             member.reports.clear()
             for session in self.of(member):
-                if session.rank not in news.present:
+                if session.rank not in news.present and session.rank not in member.opened:
                     self._not_there(session)
         for one in news.described:
             fate = self._fate(member, one, self.span.given_up)
@@ -172,6 +173,8 @@ class Lead:
                 one.rank, holds_state=one.holds_state, parked=one.parked, in_hand=session.rolling
             )
         self._apply(member, news)
+        for departed in news.departed:
+            take_departure(self.job, departed)
         if news.complete:
             self._tell_of_faults(member, news)
             self._has_told(member)
@@ -207,7 +210,8 @@ class Lead:
 
     def _has_told(self, member: MemberLink) -> None:
         member.heard.set()
-        self._attendance.told(member.host)
+        self.attendance.told(member.host)
+        self.attendance.look_for_untold(ARRIVES_S)
         self._own_host.note()
         self.lost_hosts.fail_missing()
 
@@ -282,6 +286,11 @@ class Lead:
             self._not_there(session)
         self._has_told(member)
 
+    def opened(self, member: MemberLink, one: pb.RankDescription) -> None:
+        """A rank there, which says so itself; raises LogError."""
+        self.described(member, one)
+        member.opened.add(one.rank)
+
     def described(self, member: MemberLink, one: pb.RankDescription) -> Session:
         """A rank there, new or known; raises LogError."""
         return self._settle(self._fate(member, one), member, one)
@@ -306,7 +315,7 @@ class Lead:
             return self._open(member, one)
         session = self.job.sessions[one.rank]
         if fate is Fate.MOVED:
-            return self._has_come(session, member, one)
+            self.relocations.has_come_there(session, member, one)
         if fate is Fate.GOES_ON:
             self._describe_anew(session, one)
         return session
@@ -377,17 +386,6 @@ class Lead:
         session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
         session.worker = RemoteProcess(one.worker, self.sender(member, one.rank))
         session.server, session.lacks_state = AbsentServer(one.device), True
-
-    def _has_come(self, session: Session, member: MemberLink, one: pb.RankDescription) -> Session:
-        """It went there while nobody led the job, by the order of a leader that died; raises LogError."""
-        log.warning("a rank is found on another host", job=self.job.name, rank=one.rank, host=member.host)
-        former = session.worker
-        self.settle_at(session, member, one)
-        self.relocations.expect_no_more(session, member.host)
-        former.hear_of_end()
-        session.server.retired = False  # it has none, which is as good as one that died
-        self._own_host.follow(session)
-        return session
 
     def drop_mirror(self, session: Session) -> None:
         """Its rank does not run at that host any more."""

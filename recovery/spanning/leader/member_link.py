@@ -45,6 +45,8 @@ class MemberLink:
         """Why it is given up, if so."""
         self.reports: dict[int, RankReport] = {}
         """By rank, from the beginning of a conversation until all that was there has been told."""
+        self.opened: set[int] = set()
+        """Ranks that have opened there since the conversation was asked for: it may begin without them."""
         self.faults: dict[int, pb.FaultReport] = {}
         """By rank, the newest that it has told."""
 
@@ -80,6 +82,7 @@ class MemberLink:
             await leading.holds.wait()
             try:
                 knows = self.times > 0
+                self.opened.clear()
                 request = pb.FollowRanksRequest(knows=knows, **self._lead.credentials())
                 stream = self.stub().FollowRanks(request)
                 async for news in stream:

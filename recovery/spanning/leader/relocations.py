@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -10,12 +11,14 @@ import structlog
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent_api.commands import NotDone
+from understudy.recovery.machine.processes import Watched
 from understudy.recovery.spanning.leader.own_host import OwnHost
 from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Session
 
 if TYPE_CHECKING:
     from understudy.recovery.spanning.leader.lead import Lead
+    from understudy.recovery.spanning.leader.member_link import MemberLink
 
 log = structlog.get_logger()
 
@@ -29,14 +32,13 @@ class Relocations:
         self._lead = lead
         self._own_host = own_host
         self._arriving: dict[int, tuple[Session, str, asyncio.Future[pb.RankDescription]]] = {}
-        self._astray: set[int] = set()
-        """Ranks on their way to another host, or of which nobody knows whether they went."""
+        self._under_way: dict[Session, asyncio.Event] = {}
         self._for_moves: set[str] = set()
         """Hosts that take part only because a rank was to go there."""
 
     def may_arrive(self, rank: int) -> bool:
         """Whether it is on its way, or may be."""
-        return rank in self._astray
+        return rank in self._lead.span.astray
 
     def awaited_at(self, rank: int) -> str:
         """The host where it is about to arrive; empty: none."""
@@ -57,25 +59,42 @@ class Relocations:
         """Its worker to another host, where it then has a device and no server; raises NotDone."""
         if session.moving is not None:
             raise NotDone(f"the worker of rank {session.rank} is being moved already")
-        session.moving = asyncio.Event()
+        session.moving = self._under_way[session] = asyncio.Event()
+        moved: asyncio.Future[pb.Transfer] = asyncio.get_running_loop().create_future()
+        self._lead.run_beside(self._to_its_end(moved, session, destination, keep_source))
+        return await asyncio.shield(moved)
+
+    def under_way(self, session: Session) -> asyncio.Event | None:
+        """Set once its worker is where it goes, or surely is not; None: it does not go anywhere."""
+        return self._under_way.get(session)
+
+    async def _to_its_end(
+        self, moved: asyncio.Future[pb.Transfer], session: Session, destination: str, keep_source: bool
+    ) -> None:
+        """Even if the round that has begun it is broken off: nobody else would take in who arrives."""
         try:
-            return await self._move(session, destination, keep_source)
+            moved.set_result(await self._move(session, destination, keep_source))
         except replay.LogError as problem:
-            raise NotDone(f"rank {session.rank} arrived without a log: {problem}") from problem
+            moved.set_exception(NotDone(f"rank {session.rank} arrived without a log: {problem}"))
+        except NotDone as problem:
+            moved.set_exception(problem)
         finally:
-            session.moving.set()
+            if not moved.cancel():
+                moved.exception()  # perhaps nobody else looks at it
+            self._under_way.pop(session).set()
             session.moving = None
 
     async def _move(self, session: Session, destination: str, keep_source: bool) -> pb.Transfer:
         coming = destination == self._lead.here
         expected = None if coming else asyncio.get_running_loop().create_future()
         arrives = self._own_host.expect(session) if coming else None
+        self._lead.span.astray.add(session.rank)
         if expected is not None:
             if destination not in self._lead.span.members:
                 self._for_moves.add(destination)
             self._lead.add(destination)
             self._expect(session, destination, expected)
-            self._own_host.note()  # whoever leads after us must look there
+        self._own_host.note()  # whoever leads after us must look there
         try:
             transfer = await self._send(session, destination, keep_source)
             former = session.worker
@@ -93,7 +112,18 @@ class Relocations:
             raise
         except TimeoutError:
             raise NotDone(f"host {destination} does not tell that rank {session.rank} arrived") from None
-        finally:  # if nobody knows how it went, the rank may be there
+        except NotDone:  # its host has not told how it went; but it may have come
+            server = session.server
+            if arrives is not None and arrives.done():
+                self.has_come_here(session, *arrives.result())
+            elif expected is not None and expected.done():
+                self.has_come_there(session, self._lead.members[destination], expected.result())
+            if session.server is not server and keep_source:
+                session.source_server = server
+            raise
+        finally:  # if nobody knows, the rank may be there, or come later
+            if arrives is not None:
+                arrives.cancel()
             self._arriving.pop(session.rank, None)
             self._for_moves.discard(destination)
         self.expect_no_more(session, destination)
@@ -105,15 +135,35 @@ class Relocations:
                     destination=destination, total_s=round(transfer.total_s, 3))  # fmt: skip
         return transfer
 
+    def has_come_here(self, session: Session, directory: Path, pid: int, relay: str) -> None:
+        """From another host, though nobody awaits it any more; raises NotDone and LogError."""
+        former = session.worker
+        self._own_host.leaves_remote(session, directory, pid, relay)
+        self._lead.drop_mirror(session)
+        self._is_found(session, former)
+
+    def has_come_there(self, session: Session, member: MemberLink, one: pb.RankDescription) -> None:
+        """Likewise, as by the order of a leader that died; raises LogError."""
+        former = session.worker
+        self._lead.settle_at(session, member, one)
+        self._is_found(session, former)
+
+    def _is_found(self, session: Session, former: Watched) -> None:
+        host = session.host or self._lead.here
+        log.warning("a rank is found on another host", job=self._lead.job.name, rank=session.rank, host=host)
+        self.expect_no_more(session, host)
+        former.hear_of_end()
+        session.server.retired = False  # it has none, which is as good as one that died
+        self._own_host.follow(session)
+
     def _expect(self, session: Session, host: str, described: asyncio.Future[pb.RankDescription]) -> None:
         self._arriving[session.rank] = session, host, described
-        self._astray.add(session.rank)
         self._lead.span.destinations.add(host)
 
     def expect_no_more(self, session: Session, host: str) -> None:
         """It has come there, or has not gone."""
         self._arriving.pop(session.rank, None)
-        self._astray.discard(session.rank)
+        self._lead.span.astray.discard(session.rank)
         if all(destination != host for _, destination, _ in self._arriving.values()):
             self._lead.span.destinations.discard(host)
 

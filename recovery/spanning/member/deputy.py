@@ -16,6 +16,7 @@ from understudy.recovery.spanning.member.member_parts import MemberParts
 from understudy.recovery.spanning.ranks.in_turn import InTurn
 from understudy.recovery.spanning.ranks.mirror import Feed
 from understudy.recovery.state.jobs import SESSION_CLOSED, Job, Session
+from understudy.recovery.state.journaled_job import departures
 from understudy.recovery.state.taking_over import open_fault
 
 BEAT_S = 0.02
@@ -52,6 +53,8 @@ class Deputy:
         self.newest_leadership = 0
         self.replacing = InTurn()
         """Device servers, as the leader wants it."""
+        self.leaders = 0
+        """How many have led it anew."""
         self.left_behind: dict[int, Server] = {}
         """Of ranks that have gone elsewhere."""
 
@@ -67,6 +70,10 @@ class Deputy:
             return False
         self.newest_leadership = leadership
         return True
+
+    def led_anew(self) -> None:
+        """A leader has followed that knows nothing of what the one before had begun."""
+        self.leaders += 1
 
     def stands(self, session: Session) -> bool:
         """Whether its server stands still on purpose."""
@@ -177,7 +184,8 @@ class Deputy:
         for feed in self._feeds.values():
             feed.begin()
         messages = [pb.MemberNews(workers_ended=[self._ended[rank]]) for rank in self.ended]
-        latest = pb.MemberNews(faults=self._faults.values(), complete=True)
+        told = departures(self._job, but=self._ended.keys())
+        latest = pb.MemberNews(faults=self._faults.values(), departed=told, complete=True)
         for session in self._job.active_sessions():
             if not session.server.process.running:
                 latest.servers_ended.append(server_end(session))

@@ -87,6 +87,7 @@ class MemberSide:
             job.span.leader = leader
             self._note()
         if newer and not request.knows:  # it knows nothing of what its predecessor left behind
+            deputy.led_anew()
             self.end_left_behind(job, deputy)
             self._keep_one_server_each(job)
         here = [session for session in job.sessions.values() if session.state != "ended"]

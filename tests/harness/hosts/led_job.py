@@ -14,7 +14,7 @@ from told_servers import Told
 
 from understudy import replay
 from understudy.recovery.agent_api.commands import NoPlace
-from understudy.recovery.agent_api.server import Pace
+from understudy.recovery.agent_api.server import AbsentServer, Pace
 from understudy.recovery.base.control import pb, rpc
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.job_hosts.job_link import JobLinkService
@@ -200,6 +200,9 @@ class LeadersAgent:
         self.told: list[pb.FaultReport] = []
         self.noted = 0
         self.problem = ""
+        self.awaited: dict[int, asyncio.Future[Any]] = {}
+        """By rank: who is to come to the leader's host."""
+        self.followed: list[Session] = []
 
     def take_remote(self, session: Session) -> None:
         self.job.sessions[session.rank] = session
@@ -208,7 +211,18 @@ class LeadersAgent:
         self.told.append(report)
 
     def follow(self, session: Session) -> None:
-        """Nobody does."""
+        """Its server is another one."""
+        self.followed.append(session)
+
+    def expect(self, session: Session) -> asyncio.Future[Any]:
+        """It comes here."""
+        self.awaited[session.rank] = asyncio.get_running_loop().create_future()
+        return self.awaited[session.rank]
+
+    def leaves_remote(self, session: Session, directory: Path, pid: int, relay: str) -> None:
+        """It has come."""
+        session.host, session.worker = "", Watched(pid)
+        session.server, session.lacks_state = AbsentServer("cpu:1"), True
 
     def note(self) -> None:
         """Nobody reads it."""
