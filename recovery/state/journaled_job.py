@@ -115,7 +115,9 @@ def take_departure(job: Job, told: pb.RankDeparted) -> None:
     departure, rank = told.departure, told.departure.rank
     if rank in job.sessions or rank in job.departed:
         return
-    job.departed[rank], job.last_facts[rank] = departure.clean, _last_facts(departure)
+    job.departed[rank] = departure.clean
+    if departure.HasField("newest"):
+        job.last_facts[rank] = _last_facts(departure)
     if told.HasField("end") and told.end.status.rank == rank:
         job.ended.append(_restored_end(told.end))
 

@@ -11,6 +11,7 @@ from led_job import Leader, Member, becomes, placement_of
 
 from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.control import pb
+from understudy.recovery.planning.facts import RankFacts
 from understudy.recovery.state.jobs import Job, Session
 
 
@@ -42,11 +43,12 @@ def test_a_rank_that_ended_before_its_hosts_proxyd_died_has_left(folder: Path, c
     async def follow() -> None:
         b = Member(folder, "b")
         b.open(1, world=3)
-        b.jobs["j"].departed[2] = clean
+        b.jobs["j"].departed[2], b.jobs["j"].last_facts[2] = clean, RankFacts(2, 5, alive=False, commits=())
         async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
+            a.span.remote_ranks = {1, 2}
             await a.hears_of(1)
             await becomes(lambda: not a.span.awaited)
-            assert a.job.departed == {2: clean} and a.job.last_facts[2].rank == 2
+            assert a.job.departed == {2: clean} and a.job.last_facts[2].generation == 5
             assert a.job.sessions.keys() == {1}
 
     asyncio.run(follow())
@@ -58,6 +60,7 @@ def test_of_a_rank_that_runs_elsewhere_its_former_hosts_word_does_not_count(fold
         b.takes_part().moved_out(c.open(1), None)
         b.jobs["j"].departed[1] = True
         async with c, Leader(folder, {"b": b, "c": c}, known="bc", awaited="bc") as a:
+            a.span.remote_ranks = {1}
             await a.hears_of(1)
             async with b:
                 await becomes(lambda: not a.span.awaited)

@@ -45,9 +45,9 @@ class Attendance:
         """Once nobody is awaited: whoever ran elsewhere, and of whom no host tells, has ended.
 
         That host may have closed the job since.  One that was on its way arrives within `patience_s`, or
-        never.
+        never.  Whoever was on a host that is lost is missing, and has not ended.
         """
-        if self._span.awaited:
+        if self._span.awaited or self._lost:
             return
         untold, self._span.remote_ranks = self._span.remote_ranks - self._job.sessions.keys(), set()
         for rank in untold - self._job.departed.keys():

@@ -174,7 +174,8 @@ class Lead:
             )
         self._apply(member, news)
         for departed in news.departed:
-            take_departure(self.job, departed)
+            if departed.departure.rank in self.span.remote_ranks:
+                take_departure(self.job, departed)
         if news.complete:
             self._tell_of_faults(member, news)
             self._has_told(member)
@@ -211,9 +212,14 @@ class Lead:
     def _has_told(self, member: MemberLink) -> None:
         member.heard.set()
         self.attendance.told(member.host)
-        self.attendance.look_for_untold(ARRIVES_S)
+        self.look_for_untold()
         self._own_host.note()
         self.lost_hosts.fail_missing()
+
+    def look_for_untold(self) -> None:
+        """Who of a former leader's time has ended, once all hosts have told that are not lost."""
+        if not self.lost_hosts.expects_losses:
+            self.attendance.look_for_untold(ARRIVES_S)
 
     def _apply(self, member: MemberLink, news: pb.MemberNews) -> None:
         for one in news.ranks:

@@ -59,6 +59,11 @@ class LostHosts:
         """Hosts that were lost under a former leader, and why; not given up before all others have told."""
         self._handover: Handover | None = None
 
+    @property
+    def expects_losses(self) -> bool:
+        """Whether hosts are lost that are not given up yet, as others have not told of their ranks."""
+        return bool(self._expected)
+
     # ------------------------------------------------------------------ of a former leader's time
     def take_over(self, handover: Handover, lost: Mapping[str, str]) -> None:
         """We lead the job of a host that is lost: its ranks come back from what it has left.
@@ -115,6 +120,7 @@ class LostHosts:
         if gone := missing(worlds, job.sessions.keys(), job.departed.keys()):
             ranks = ", ".join(f"rank {rank}" for rank in gone)
             self.fail_all(expected, ranks, "it had come there after the newest CPU images")
+        self._lead.look_for_untold()
 
     # ------------------------------------------------------------------ any
     def give_up(self, host: str, why: str) -> None:

@@ -154,6 +154,8 @@ class Relocations:
         self.expect_no_more(session, host)
         former.hear_of_end()
         session.server.retired = False  # it has none, which is as good as one that died
+        if session.state == "lost":
+            session.fail(session.note)  # its log has not heard why
         self._own_host.follow(session)
 
     def _expect(self, session: Session, host: str, described: asyncio.Future[pb.RankDescription]) -> None:
