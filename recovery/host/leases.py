@@ -40,17 +40,21 @@ class Leases:
 
     def free(self) -> list[int]:
         """Devices that somebody could get now, those that are worn last."""
-        return [index for index in self.for_arrivals() if index not in self.draining]
+        return [index for index in self._unheld() if index not in self.draining]
 
     def for_arrivals(self) -> list[int]:
-        """Likewise, and behind them those that are drained.
+        """Likewise; if there is none, those that are drained.
 
         A worker that was on its way when the last one was drained has nowhere else to go: that device is yet
         to be left then.
         """
+        return self.free() or self._unheld()
+
+    def _unheld(self) -> list[int]:
+        """Sound devices that nobody has or is to have, drained or not."""
         taken = self._holders.keys() | self._claimed | self.fenced.keys() | self._kept.keys()
         found = (index for index in range(len(self._names)) if index not in taken)
-        return sorted(found, key=lambda index: (index in self.draining, index in self.worn))
+        return sorted(found, key=lambda index: index in self.worn)
 
     def has_better(self) -> bool:
         """Whether somebody could get a device now that is not worn."""

@@ -122,7 +122,10 @@ def test_what_failed_in_a_drill_can_be_had_again_once_the_job_has_ended(leases: 
 def test_who_arrives_when_nothing_else_is_free_gets_a_drained_device(leases: Leases) -> None:
     """It was on its way when that device was drained, and could not go back."""
     leases.drain(0)
-    others = [index for index in leases.free() if index]
-    assert leases.for_arrivals() == [*others, 0] and 0 not in leases.free()
+    others = leases.free()
+    assert others and 0 not in others and leases.for_arrivals() == others
+    for index in others:
+        leases.fenced[index] = "it fell off the bus"
+    assert leases.free() == [] and leases.for_arrivals() == [0]
     leases.fenced[0] = "it fell off the bus"
-    assert leases.for_arrivals() == others
+    assert leases.for_arrivals() == []
