@@ -38,8 +38,11 @@ class Attendance:
         if self._span.awaited or not self._lost:
             return [], {}
         lost, self._lost = self._lost, {}
+        return self._untold(), lost
+
+    def _untold(self) -> list[int]:
         worlds = [session.world for session in self._job.sessions.values()]
-        return missing(worlds, self._job.sessions.keys(), self._job.departed.keys()), lost
+        return missing(worlds, self._job.sessions.keys(), self._job.departed.keys())
 
     def look_for_untold(self, patience_s: float) -> None:
         """Once nobody is awaited: whoever ran elsewhere, and of whom no host tells, has ended.
@@ -49,8 +52,8 @@ class Attendance:
         """
         if self._span.awaited or self._lost:
             return
-        untold, self._span.remote_ranks = self._span.remote_ranks - self._job.sessions.keys(), set()
-        for rank in untold - self._job.departed.keys():
+        remote, self._span.remote_ranks = self._span.remote_ranks, set()
+        for rank in remote.intersection(self._untold()):
             if rank in self._span.astray:
                 self._sought[rank] = asyncio.Event()
                 asyncio.get_running_loop().call_later(patience_s, self._has_ended, rank)
