@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from simulation.process import Process
 from simulation.programs import mix
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.background import to_its_end
 from understudy.recovery.base.errors import Refused
 from understudy.recovery.migration.places import Place
 from understudy.recovery.migration.transfer.dumping import DumpedWorker
@@ -54,7 +57,7 @@ class Carrier:
         session = proxyd.job.sessions.get(rank)
         if session is not None and session.active:
             self.ordered += 1
-            proxyd.life.start(self._order(proxyd.spans.move(session, Place(destination, ""))))
+            proxyd.life.start(self._order(partial(proxyd.spans.move, session, Place(destination, ""))))
 
     def drain(self, host: Host, place: int) -> None:
         """As `recoveryctl drain` does."""
@@ -64,18 +67,16 @@ class Carrier:
         self.ordered += 1
         names = proxyd.agent.settings.devices.names
         name = names[place % len(names)]
-        proxyd.life.start(self._order(proxyd.agent.planned.drain(Place("", name))))
+        proxyd.life.start(self._order(partial(proxyd.agent.planned.drain, Place("", name))))
 
-    async def _order(self, work: Any) -> None:
-        try:
-            await work
-        except Refused:
-            return
+    async def _order(self, begin: Callable[[], Awaitable[str]]) -> None:
+        with contextlib.suppress(Refused):
+            await begin()
 
     # ------------------------------------------------------------------ as proxyds carry it out
     async def send(self, moves: Any, worker: DumpedWorker, destination: str) -> Shipped:
         """As `send_worker`, within the proxyd whose step runs; raises NotSent."""
-        return await asyncio.shield(self._send(worker, destination))
+        return await to_its_end(self._send(worker, destination))
 
     async def _send(self, worker: DumpedWorker, destination: str) -> Shipped:
         world, chance, life = self._world, self._chance, LIFE.get()

@@ -48,7 +48,7 @@ def simulate(seed: int, explain: bool = False, longest_s: float = LONGEST_S) -> 
     outcome.plans, outcome.faults, outcome.recoveries = world.plans, world.faults, world.job.recoveries
     outcome.ended = sum(log.session_state == 2 for log in world.logs)
     outcome.given_up = sum(log.session_state == 1 for log in world.logs)
-    outcome.copied, outcome.adopted = world.copied, world.adopted
+    outcome.copied, outcome.adopted, outcome.moved = world.copied, world.adopted, world.carrier.moved
     outcome.virtual_s = loop.time()
     outcome.seconds = time.perf_counter() - begin
     if explain:

@@ -34,7 +34,7 @@ class Outcome:
     given_up: int = 0
     recoveries: list[Any] = field(default_factory=list)
     moved: int = 0
-    """Ranks that went to another device, as they were told."""
+    """Ranks that went to another device, or host, as they were told."""
     copied: int = 0
     """Buffers that came from a replica."""
     validations: int = 0
