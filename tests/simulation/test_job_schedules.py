@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,8 +12,12 @@ import structlog
 from job_simulation.run import simulate
 from simulation.run import quiet
 
+from understudy.protos import control_pb2 as pb
+from understudy.recovery.agent import host_agent
 from understudy.recovery.planning.takeover import takeover
 from understudy.recovery.spanning.leader.lead import Lead
+from understudy.recovery.spanning.leader.relocations import Relocations
+from understudy.recovery.state.jobs import Session
 
 SCHEDULES = 40
 """`make simulate-jobs` runs 100,000."""
@@ -39,11 +44,6 @@ def test_a_job_on_several_hosts_ends_as_undisturbed_or_for_a_reason(seed: int) -
     assert ended > SCHEDULES and adopted and faults["cut"] and faults["proxyd died"]
 
 
-@pytest.mark.parametrize("number", [51342, 52351, 52828, 61028])
-def test_a_schedule_that_once_went_wrong_does_not(number: int) -> None:
-    assert not simulate(number).violations
-
-
 def test_a_schedule_runs_in_the_same_way_each_time() -> None:
     once, again = simulate(7), simulate(7)
     assert (once.events, once.plans, once.virtual_s) == (again.events, again.plans, again.virtual_s)
@@ -53,22 +53,46 @@ async def nobody_is_told(_: Lead) -> None:
     """Of what was decided."""
 
 
+async def move_within_its_round(
+    relocations: Relocations, session: Session, destination: str, keep_source: bool
+) -> pb.Transfer:
+    """As it was before a move came to its end by itself."""
+    session.moving = asyncio.Event()
+    try:
+        return await relocations._move(session, destination, keep_source)
+    finally:
+        session.moving.set()
+        session.moving = None
+
+
 CARELESS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
     "what was decided is done before it is written down": (Lead, "settle", nobody_is_told, 0),
-    "whoever takes a job over is told of no fault": (
-        takeover, "notices_of", lambda reports: iter(()), 73
-    ),
+    "whoever takes a job over is told of no fault": (takeover, "notices_of", lambda reports: iter(()), 73),
     "faults of ranks that a leader hears of anew do not matter": (
-        Lead, "_tell_of_faults", lambda lead, member, news: member.told_all({}), 78
+        Lead, "_tell_of_faults", lambda lead, member, news: member.told_all({}), 71
     ),
     "ranks of which their host tells no more go on": (Lead, "_not_there", lambda *_: None, 15),
+    "what a host says first counts of ranks that have opened since": (
+        Lead, "opened", lambda lead, member, one: lead.described(member, one), 562
+    ),
+    "a move is broken off with its round": (Relocations, "move", move_within_its_round, 150),
+    "who has not told yet has no ranks in a job whose launcher has ended": (
+        host_agent, "goes_on", lambda job: any(one.host for one in job.sessions.values()), 166
+    ),
 }  # fmt: skip
+"""And from which schedule on that is looked for: the first one showed it when this was written."""
+LOOKED_AT, LONGEST_S = 60, 700.0
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", CARELESS)
 def test_the_schedules_show_what_would_go_wrong_if(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, name, careless, number = CARELESS[how]
-    monkeypatch.setattr(owner, name, careless)
-    found = simulate(number, longest_s=200.0).violations
-    print(*found, sep="\n")
-    assert found
+    owner, name, careless, first = CARELESS[how]
+    for number in range(first, first + LOOKED_AT):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, careless)
+            found = simulate(number, longest_s=LONGEST_S).violations
+        if found and not simulate(number, longest_s=LONGEST_S).violations:
+            print(f"--seed {number}: {found[0]}")
+            return
+    pytest.fail(f"nothing was seen from {first} on")
