@@ -185,6 +185,8 @@ AGREED_CHANGES = 2
 """So often a group's content must have changed and agreed again before a difference means corruption."""
 
 
+A_FEW_NUMBERS = 16
+"""Bytes of content that two ranks may well come to by chance: each counts something, and once it is as many."""
 LARGEST_ZEROS = 16 << 20
 """Bytes of content that is compared with zeros, which are made for that."""
 
@@ -284,7 +286,7 @@ def _looked_at(known: _Agreement, buffers: Sequence[BufferFacts | None]) -> _Agr
 
     A group that is trusted stays so: its difference is for `deviations`.  So is that of one which agreed but
     once, if all members have left that content: what is replicated is written by all, and the first steps of
-    a job must not be those in which nobody looks.
+    a job must not be those in which nobody looks.  A few numbers have to agree as often as anything else.
     """
     before, changes = known
     contents = [_content(buffer) for buffer in buffers]
@@ -295,7 +297,7 @@ def _looked_at(known: _Agreement, buffers: Sequence[BufferFacts | None]) -> _Agr
     first = contents[0]
     if first is not None and all(content == first for content in contents):
         return first, changes + (first != before)
-    if before in contents or _is_zero(before):
+    if before in contents or before[0] <= A_FEW_NUMBERS or _is_zero(before):
         return None
     return before, AGREED_CHANGES
 

@@ -83,6 +83,16 @@ def test_equal_content_that_one_rank_alone_changes_or_that_was_zero_was_chance(
         assert not deviations(groups, {rank: manifest(bias=after[rank]) for rank in range(2)})
 
 
+def test_counters_that_happen_to_be_equal_once_and_are_not_afterwards_were_equal_by_chance() -> None:
+    """Both ranks of examples/digits_convnet.py had as many digits right at one commit."""
+    groups = ReplicaGroups()
+    for counts in ((0, 0), (9, 9), (31, 28), (60, 57)):
+        held = {rank: (BufferFacts(BIAS, 8, digest(bytes([count])), False),)
+                for rank, count in enumerate(counts)}  # fmt: skip
+        assert not deviations(groups, held)
+        groups.learn(held, ROUND)
+
+
 def test_nothing_is_forgotten_where_a_rank_came_back_from_a_snapshot_and_has_no_manifest_yet() -> None:
     groups = learnt(2)
     groups.learn({0: manifest(weight=300, bias=301), 1: ()}, ROUND)
