@@ -65,6 +65,16 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return done
 
 
+LONG_S = 1800
+"""For a test that does in full what another one samples; the others have what pyproject.toml says."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A long test that does not say how long it may take."""
+    if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(LONG_S))
+
+
 def pytest_report_header() -> list[str]:
     """What makes the tests slower here."""
     return [f"each process is started anew: {why}"] if (why := obstacle()) else []

@@ -186,7 +186,7 @@ AGREED_CHANGES = 2
 
 
 A_FEW_NUMBERS = 16
-"""Bytes of content that two ranks may well come to by chance: each counts something, and once it is as many."""
+"""Bytes of content that two ranks may well come to by chance: each counts something, and has as many once."""
 LARGEST_ZEROS = 16 << 20
 """Bytes of content that is compared with zeros, which are made for that."""
 

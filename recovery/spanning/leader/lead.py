@@ -318,6 +318,8 @@ class Lead:
         if fate is Fate.BEGAN:
             if (former := self._session(member, one.rank)) is not None:
                 self.worker_ended(former)
+            if not one.leaving:  # nor does it go by an order of a leader before us: none is taken any more
+                self.span.astray.discard(one.rank)
             return self._open(member, one)
         session = self.job.sessions[one.rank]
         if fate is Fate.MOVED:

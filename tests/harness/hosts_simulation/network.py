@@ -78,6 +78,8 @@ class Network:
         self.rough = True
         """Whether anything goes wrong by itself."""
         self.lost = 0
+        self.gone: set[str] = set()
+        """Hosts that nothing reaches any more, for good."""
         self._cut: dict[frozenset[str], list[Callable[[], None]]] = {}
         self._since: dict[frozenset[str], float] = {}
         self._calls: set[Call] = set()
@@ -93,6 +95,8 @@ class Network:
 
     def heal(self, one: str, other: str) -> None:
         """What waited arrives after all, if it has not been given up."""
+        if self.gone & {one, other}:
+            return
         for arrive in self._cut.pop(frozenset((one, other)), []):
             self.loop.outside(self.delay(), arrive)
 
@@ -108,6 +112,9 @@ class Network:
             self._cut[link].clear()
             for call in [one for one in self._calls if one.link == link]:
                 call.break_off("keepalive timed out")
+            self.loop.outside(
+                KEEPALIVE_S, self._break_if_still_cut, link, since
+            )  # who asks now cannot connect
 
     def delay(self) -> float:
         if self.rough and self.chance.random() < 0.02:

@@ -20,6 +20,7 @@ def explain(seed: int) -> int:
     logging.basicConfig(level=logging.DEBUG)
     outcome = simulate(seed, explain=True)
     print(*outcome.violations, sep="\n")
+    print(f"{outcome.came_back} came back from images", *outcome.faults.items())
     print(f"{outcome.events} events, {outcome.rounds} rounds, {outcome.virtual_s:.0f} s")
     return bool(outcome.violations)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,21 @@ FAILS = 0.15
 """Share of dumps that come to nothing."""
 
 
-@dataclass
-class _Move:
-    over: bool = False
+class Passage:
+    """A worker on its way to a host, which keeps a device for it until that is over."""
+
+    def __init__(self, rank: int, there: Host, under_way: set[int]) -> None:
+        self._rank, self._there, self._under_way = rank, there, under_way
+        self._over = False
+        under_way.add(rank)
+        there.arriving += 1
+
+    def end(self) -> None:
+        """Once is enough."""
+        if not self._over:
+            self._over = True
+            self._under_way.discard(self._rank)
+            self._there.arriving -= 1
 
 
 class Carrier:
@@ -84,35 +95,37 @@ class Carrier:
         source, there = world.hosts[life.host], world.hosts[destination]
         if worker.rank in self._under_way:
             raise NotSent(f"rank {worker.rank} is being dumped already")
-        self._under_way.add(worker.rank)
-        move = _Move()
-        life.on_death.append(lambda: self._over(worker.rank, there, move))
-        there.arriving += 1
+        passage = self.begin(worker.rank, there)
         try:
-            self._check(source, there)
+            self.check(source, there)
             await asyncio.sleep(chance.uniform(0.01, LONGEST_DUMP_S))
             if world.troubles and chance.random() < FAILS:
                 raise NotSent("CRIU could not dump it")
             await asyncio.sleep(chance.uniform(0.01, LONGEST_WAY_S))
-            self._check(source, there)
+            self.check(source, there)
             former = world.workers[worker.rank]
             if not former.running:
                 raise NotSent("it has ended")
             pid = self._switch(worker, source, there, former)
-            self._over(worker.rank, there, move)
+            passage.end()
             await asyncio.sleep(chance.uniform(0.001, LONGEST_SWITCH_S))
         finally:
-            self._over(worker.rank, there, move)
+            passage.end()
         return Shipped(pid, destination, 1, 0.0, 0.0, 0.0, 0.0, 0.0)
 
-    def _over(self, rank: int, there: Host, move: _Move) -> None:
-        """Once for each."""
-        if not move.over:
-            move.over = True
-            self._under_way.discard(rank)
-            there.arriving -= 1
+    def begin(self, rank: int, there: Host) -> Passage:
+        """By the proxyd whose step runs; it ends with that, too."""
+        life = LIFE.get()
+        assert life is not None
+        passage = Passage(rank, there, self._under_way)
+        life.on_death.append(passage.end)
+        return passage
 
-    def _check(self, source: Host, there: Host) -> None:
+    def new_pid(self) -> int:
+        """Of a worker that comes to a host."""
+        return next(self._pids)
+
+    def check(self, source: Host, there: Host) -> None:
         """Raises NotSent."""
         proxyd = there.proxyd
         if self._world.network.is_cut(source.name, there.name) or proxyd is None or not proxyd.life.alive:
@@ -124,20 +137,25 @@ class Carrier:
 
     def _switch(self, worker: DumpedWorker, source: Host, there: Host, former: Process) -> int:
         """From here on it runs there."""
-        world, pid = self._world, next(self._pids)
         self.moved += 1
-        world.faults["moved"] += 1
-        arrived = Process(pid, partial(world.worker_ended, worker.rank))
-        world.workers[worker.rank] = there.workers[pid] = arrived
-        world.home[worker.rank] = there
-        former.running = False
-        self._loop.outside(0.0005, world.tell_end, former)
+        self._world.faults["moved"] += 1
         header = pb.WorkerHeader(
             job=worker.job, rank=worker.rank, world=worker.world, directory=str(worker.directory),
             relay=str(worker.relay), generation=worker.generation, threads=worker.threads,
             asked_index=worker.asked_index, more=worker.more,
         )  # fmt: skip
+        pid = self.new_pid()
+        self.let_run(header, there, pid)
+        former.running = False
+        self._loop.outside(0.0005, self._world.tell_end, former)
+        return pid
+
+    def let_run(self, header: pb.WorkerHeader, there: Host, pid: int) -> None:
+        """A worker that has come, of which the proxyd there hears."""
+        world, rank = self._world, header.rank
+        arrived = Process(pid, partial(world.worker_ended, rank))
+        world.workers[rank] = there.workers[pid] = arrived
+        world.home[rank] = there
         there.incoming[pid] = header
         there.incoming_unheard.add(pid)
         self._loop.outside(self._chance.uniform(0.001, 0.2), there.tell_of_arrival, pid)
-        return pid

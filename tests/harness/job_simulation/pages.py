@@ -28,7 +28,7 @@ SERVER = (
 )  # fmt: skip
 ORDERS = (
     "snapshot_suspended", "log_kept_from", "order", "snapshot_ordered", "validate_step", "snapshot_floor",
-    "floor_commit",
+    "floor_commit", "leased",
 )  # fmt: skip
 _NO_PROGRAM = Program()
 

@@ -22,6 +22,7 @@ from understudy.recovery.agent.host_agent import HostAgent, Told
 from understudy.recovery.agent.open_jobs import OpenJobs
 from understudy.recovery.agent_api.server import Server
 from understudy.recovery.base.errors import Refused
+from understudy.recovery.base.timing import TIMING
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.history.recorder import Recorder
 from understudy.recovery.host.leases import Leases
@@ -31,8 +32,8 @@ from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.membership import Membership
 from understudy.recovery.migration.transfer.header import Here
-from understudy.recovery.planning.agreement import HostState
 from understudy.recovery.rendezvous.store import Store
+from understudy.recovery.snapshots.settings import PersistenceSettings
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.takeover.adoption import Successor
 from understudy.recovery.takeover.journaling import Journaling
@@ -41,8 +42,7 @@ from understudy.recovery.takeover.leftovers import Leftovers
 if TYPE_CHECKING:
     from job_simulation.world import HostsWorld
 
-SPARE_DEVICES = 1
-LOOK_S = 0.1
+LOOK_S, IMAGES_EVERY_S = 0.1, 0.5
 LAUNCHER_PID = 900_000
 
 
@@ -68,6 +68,8 @@ class Host:
         """All workers that were started here have ended."""
         self.back_after_s = 0.0
         """So long after a proxyd has died another one starts."""
+        self.lost_at = 0.0
+        """When all of it went for good; 0: it is there."""
 
     def begin(self) -> Proxyd:
         """A proxyd, which follows the one before, if there was one."""
@@ -79,10 +81,21 @@ class Host:
         """Of the proxyd that runs."""
         return self.proxyd.life if self.proxyd is not None and self.proxyd.life.alive else None
 
+    def is_gone(self, now: float) -> bool:
+        """Whether its record is, too."""
+        return bool(self.lost_at) and now > self.lost_at + TIMING.lease_s
+
+    @property
+    def serves(self) -> bool:
+        """Whether a proxyd answers there."""
+        return self.proxyd is not None and self.proxyd.life.alive and self.proxyd.serves.is_set()
+
     async def close_job(self) -> None:
         """Its launcher asks for that, once, and ends; of the end of one that got no answer proxyds know."""
         await self.launcher_ended.wait()
-        if (proxyd := self.proxyd) is not None and proxyd.life.alive and proxyd.serves.is_set():
+        if self.lost_at:
+            return
+        if (proxyd := self.proxyd) is not None and self.serves:
             closed = proxyd.life.start(proxyd.close_job())
             while proxyd.life.alive and not closed.done():
                 await asyncio.sleep(LOOK_S)
@@ -91,7 +104,7 @@ class Host:
 
     def tell_of_arrival(self, pid: int) -> None:
         """To the proxyd that runs, if one does; the next one will ask."""
-        if self.proxyd is not None and self.proxyd.life.alive and self.proxyd.serves.is_set():
+        if self.proxyd is not None and self.serves:
             self.proxyd.ask(partial(self.proxyd.take_in, pid))
 
     def watched(self, pid: int, started: int = 0) -> Seen:
@@ -190,18 +203,20 @@ class Proxyd:
 
     async def _live(self) -> None:
         host, world = self.host, self.world
-        count = len(host.ranks) + SPARE_DEVICES
+        count = len(host.ranks) + world.spare_devices
+        persist = PersistenceSettings(world.folder / host.name) if world.folder is not None else None
         settings = Settings(
             DeviceSpec("cpu", count), Path(f"/{host.name}/socket"), spares=world.schedule.spares,
             optimizer_preimages="on" if world.schedule.optimizer_preimages else "off",
             snapshot_overhead=0.5 if world.schedule.snapshots else 0.0,
-            validate_every=world.validate_every,
+            validate_every=world.validate_every, persist=persist,
+            cpu_image_every_s=IMAGES_EVERY_S if persist is not None else 0.0,
         )  # fmt: skip
         pool: Any = HostPool(host, self.life, world.schedule.spares)
         self.pool = pool
         names = settings.devices.names
         self.leases = Leases(names, cast(ServerPool, pool))
-        runtime = cast(RuntimeDirectory, _Runtime(Path(f"/{host.name}")))
+        runtime = cast(RuntimeDirectory, _Runtime(Path(f"/{host.name}"), world.folder))
         left = self._left
         for job in left.jobs if left is not None else ():
             for session in job.sessions:
@@ -260,14 +275,15 @@ class Proxyd:
 class _Runtime:
     """As RuntimeDirectory, without files."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, folder: Path | None) -> None:
+        self.path, self._folder = path, folder
 
     def rank_directory(self, job: str, rank: int, opening: int) -> Path:
         return self.path / job / (f"rank-{rank}-{opening}" if opening else f"rank-{rank}")
 
     def relays(self, job: str) -> Path:
-        return self.path / "none"
+        """A folder that is there if workers have relays."""
+        return self._folder or self.path / "none"
 
     def remove_job(self, job: str) -> None:
         """There are no files."""
@@ -276,12 +292,14 @@ class _Runtime:
 def _membership(world: HostsWorld, here: str) -> Any:
     async def standings() -> tuple[list[Any], None]:
         return [
-            SimpleNamespace(record=SimpleNamespace(name=name), state=HostState.ALIVE, why="")
+            SimpleNamespace(record=SimpleNamespace(name=name), state=state, why="it gives no sign")
             for name in world.hosts
+            if (state := world.state_of(name, here))
         ], None
 
     def known() -> tuple[dict[str, Any], int]:
-        return {name: _known(host) for name, host in world.hosts.items()}, 0
+        here_now = [host for host in world.hosts.values() if not host.is_gone(world.loop.time())]
+        return {host.name: _known(host) for host in here_now}, 0
 
     hosts = SimpleNamespace(standings=standings, known=known)
     return SimpleNamespace(
@@ -293,7 +311,7 @@ def _membership(world: HostsWorld, here: str) -> Any:
 def _known(host: Host) -> Any:
     """As its record has it."""
     proxyd = host.proxyd
-    free = len(proxyd.leases.free()) if proxyd is not None and proxyd.serves.is_set() else 0
+    free = len(proxyd.leases.free()) if proxyd is not None and host.serves else 0
     devices = [SimpleNamespace(state="idle")] * free
     return SimpleNamespace(
         lease=1, record=SimpleNamespace(address="h:1", node=SimpleNamespace(devices=devices))

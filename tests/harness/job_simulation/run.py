@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import structlog
@@ -14,10 +18,15 @@ from simulation.layouts import Job, some_shape
 from simulation.run import Outcome
 from simulation.virtual_time import Stalled
 
-from job_simulation.schedules import some_case, some_places
-from job_simulation.world import HostsWorld, in_world
+from job_simulation.in_world import in_world
+from job_simulation.schedules import some_case, some_places, with_lost_hosts
+from job_simulation.world import HostsWorld
 
 MOST_RANKS = 12
+WITH_IMAGES = 0.4
+"""Share of jobs of whose workers images are taken, and whose hosts may be lost for good."""
+STEPS = (8, 12, 16)
+"""Of those: there are to be some images."""
 LONGEST_S = 2600.0
 """Three times in vain for communicators, and some."""
 
@@ -30,14 +39,26 @@ def simulate(seed: int, explain: bool = False, longest_s: float = LONGEST_S) -> 
     while shape.world > MOST_RANKS:
         shape = some_shape(chance)
     places = some_places(chance, shape.world)
-    schedule, troubles = some_case(chance, Job(shape, seed).programs(), places)
+    images, spare_devices = random.Random(mixed(seed) + 1), 1
+    takes_images = images.random() < WITH_IMAGES
+    if takes_images:
+        shape = replace(shape, steps=images.choice(STEPS))
+    programs = Job(shape, seed).programs()
+    schedule, troubles = case = some_case(chance, programs, places)
+    if takes_images:
+        schedule, troubles, spare_devices = with_lost_hosts(images, case, programs, places)
     loop = HostsLoop()
     outcome = Outcome(seed, shape.world)
-    world = HostsWorld(seed, shape, schedule, places, troubles, loop, longest_s)
     if explain:
-        print(shape, schedule, places, *troubles, sep="\n")
+        print(shape, schedule, places, *troubles, f"{spare_devices} spare devices each", sep="\n")
         structlog.configure(processors=[_stamp(loop)], logger_factory=structlog.PrintLoggerFactory())
-    with in_world(world):
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="understudy-"))) if takes_images else None
+        world = HostsWorld(
+            seed, shape, schedule, places, troubles, loop, longest_s,
+            folder=folder, spare_devices=spare_devices,
+        )  # fmt: skip
+        stack.enter_context(in_world(world))
         try:
             run(world.run(), loop)
         except (Violation, Stalled) as problem:
@@ -49,6 +70,7 @@ def simulate(seed: int, explain: bool = False, longest_s: float = LONGEST_S) -> 
     outcome.ended = sum(log.session_state == 2 for log in world.logs)
     outcome.given_up = sum(log.session_state == 1 for log in world.logs)
     outcome.copied, outcome.adopted, outcome.moved = world.copied, world.adopted, world.carrier.moved
+    outcome.came_back = world.images.restored
     outcome.virtual_s = loop.time()
     outcome.seconds = time.perf_counter() - begin
     if explain:

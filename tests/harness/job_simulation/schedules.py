@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from simulation.programs import Program
 from simulation.schedules import CALLS, Schedule, some_schedule
 
+SLOW = 120.0
+"""Jobs whose hosts may be lost: there is time for some images."""
+
 
 @dataclass(frozen=True)
 class HostFault:
     """`kind` is one of these; `steps` says within how many of its loop, or which rank or device.
 
     "cut" from `other` (empty: all), "die": its proxyd does, "etcd away", "move" there, "drain" a device of
-    it, "device lost".
+    it, "device lost", "host lost".
     """
 
     kind: str
@@ -28,6 +31,9 @@ class HostFault:
     nth: int = 0
 
 
+Case = tuple[Schedule, tuple[HostFault, ...]]
+
+
 def some_places(chance: random.Random, world: int) -> dict[str, list[int]]:
     """Ranks by hosts, two or three of them, none without one."""
     names = "abc"[: chance.choice((2, 2, 3)) if world > 2 else 2]
@@ -36,9 +42,7 @@ def some_places(chance: random.Random, world: int) -> dict[str, list[int]]:
     return {name: list(range(edges[at], edges[at + 1])) for at, name in enumerate(names)}
 
 
-def some_case(
-    chance: random.Random, programs: list[Program], places: dict[str, list[int]]
-) -> tuple[Schedule, tuple[HostFault, ...]]:
+def some_case(chance: random.Random, programs: list[Program], places: dict[str, list[int]]) -> Case:
     """A schedule of faults for a job on several hosts."""
     drawn = some_schedule(chance, programs)
     schedule = replace(
@@ -48,6 +52,24 @@ def some_case(
     lasts = 0.002 * schedule.slowness * max(len(program.records) for program in programs)
     count = chance.choice((0, 1, 2, 3, 4, 6, 8))
     return schedule, tuple(_some_trouble(chance, list(places), lasts) for _ in range(count))
+
+
+def with_lost_hosts(
+    chance: random.Random, case: Case, programs: list[Program], places: dict[str, list[int]]
+) -> tuple[Schedule, tuple[HostFault, ...], int]:
+    """The same, slow enough for images to be taken, with hosts that are lost; and their spare devices."""
+    schedule, troubles = case
+    slower = replace(schedule, slowness=SLOW, snapshots=True)
+    lasts = 0.002 * SLOW * max(len(program.records) for program in programs)
+    lost = []
+    for host in chance.sample(list(places), chance.choice((0, 1, 1, 1, 2))):
+        fault = HostFault("host lost", host, chance.uniform(0.2, 1.0) * lasts, 0.0)
+        if chance.random() < 0.3:  # amid a recovery
+            fault = replace(fault, at=0.0, call=chance.choice(CALLS), nth=chance.randint(1, 6))
+        lost.append(fault)
+    ranks = sum(map(len, places.values()))
+    spare_devices = chance.choice((1, ranks, ranks))
+    return slower, troubles + tuple(lost), spare_devices
 
 
 def _some_trouble(chance: random.Random, hosts: list[str], lasts: float) -> HostFault:

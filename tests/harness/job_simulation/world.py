@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 from hosts_simulation.lives import LIFE, HostsLoop
 from hosts_simulation.network import Network
 from simulation.device import Device
-from simulation.fabric import Violation
 from simulation.judgement import judge
 from simulation.layouts import Shape
 from simulation.log import Log
@@ -27,32 +23,22 @@ from simulation.world import World
 
 from job_simulation.carrier import Carrier
 from job_simulation.etcd import Etcd
+from job_simulation.images import Images
 from job_simulation.pages import Pages
-from job_simulation.processes import STARTED
 from job_simulation.proxyd import LAUNCHER_PID, Host, Proxyd
 from job_simulation.schedules import HostFault
 from understudy.protos import control_pb2 as pb
-from understudy.recovery.agent import host_agent, job_controller
-from understudy.recovery.agent_api.server import Pace
-from understudy.recovery.base import background
 from understudy.recovery.base.errors import Refused
-from understudy.recovery.job import coordinator, recovery_round
-from understudy.recovery.job_hosts import arrivals, leading_host, migration, spans
+from understudy.recovery.planning.agreement import HostState
 from understudy.recovery.planning.facts import Facts
-from understudy.recovery.spanning.leader import steering
-from understudy.recovery.spanning.member import deputy, member
-from understudy.recovery.spanning.ranks import description, mirror
-from understudy.recovery.state import journaled_job
 from understudy.recovery.state.jobs import Job, Session
-from understudy.recovery.takeover import adoption, journaling
-from understudy.recovery.upkeep.snapshots import SnapshotKeeper
 
 JOB = "simulated"
-SETTLES_S = 50.0
+SETTLES_S = 70.0
 """Once nothing goes wrong any more, everybody has heard of everything."""
-BEAT_S, JOURNAL_S = 0.05, 1.0
-"""Somewhat longer than in production: for minutes nothing happens but that somebody looks whether it does."""
 FIRST_PID = 1_000_000
+SOONEST_S, LATEST_S = 10.5, 18.0
+"""After so long the others agree that a host is lost."""
 
 
 class HostsWorld(World):
@@ -60,9 +46,14 @@ class HostsWorld(World):
 
     def __init__(
         self, seed: int, shape: Shape, schedule: Schedule, places: dict[str, list[int]],
-        troubles: tuple[HostFault, ...], loop: HostsLoop, longest_s: float,
+        troubles: tuple[HostFault, ...], loop: HostsLoop, longest_s: float, *,
+        folder: Path | None = None, spare_devices: int = 1,
     ) -> None:  # fmt: skip
-        """`places`: the ranks of each host; the first one leads.  `troubles`: what befalls hosts."""
+        """`places`: the ranks of each host; the first one leads.  `troubles`: what befalls hosts.
+
+        `folder`: an empty one, for images of workers; None: none are taken.
+        """
+        self.folder, self.spare_devices = folder, spare_devices
         self.places, self.troubles, self._longest_s = places, troubles, longest_s
         self.by_pid: dict[int, Device] = {}
         self.settled = False
@@ -78,14 +69,13 @@ class HostsWorld(World):
         self.etcd = Etcd(loop, random.Random(mix(self.seed, 42)))
         self.hosts = {name: Host(self, name, ranks) for name, ranks in self.places.items()}
         self.home = {rank: self.hosts[name] for name, ranks in self.places.items() for rank in ranks}
-        self.leader = next(iter(self.hosts.values()))
-        self.job = Job(JOB, None, [])
+        self._job = Job(JOB, None, [])
         self.storage = None
         self.pages = Pages(self._log_at)
         self.decided = 0
         """Generation of the newest decision that was written down."""
         self.moves = cast(Any, SimpleNamespace(begun=0, arrived=0, check=lambda: None))
-        self.carrier = Carrier(self, loop)
+        self.carrier, self.images = Carrier(self, loop), Images(self)
         self._nobody = Device(self, 0)
         """In place of the server that a rank does not have yet."""
         self._nobody.process.running = False
@@ -94,6 +84,20 @@ class HostsWorld(World):
     def _log_at(self, directory: str) -> Log | None:
         _, _, rank = Path(directory).name.partition("-")
         return self.logs[int(rank.partition("-")[0])]
+
+    @property
+    def job(self) -> Job:
+        """As whoever leads it knows it, or led it last."""
+        leading = [
+            (known.span.leading.token, known)
+            for host in self.hosts.values()
+            if host.life is not None and host.proxyd is not None and host.proxyd.serves.is_set()
+            if (known := host.proxyd.job) is not None and known.span is not None
+            if known.span.leading is not None
+        ]
+        if leading:
+            self._job = max(leading, key=lambda one: one[0])[1]
+        return self._job
 
     # ------------------------------------------------------------------ what the devices see
     def later(self, seconds: float, callback: Callable[[], Any]) -> asyncio.TimerHandle:
@@ -177,6 +181,10 @@ class HostsWorld(World):
 
     def _worker_gone(self, worker: Process) -> None:
         self.tell_end(worker)
+        self._look_at_launchers()
+
+    def _look_at_launchers(self) -> None:
+        """Each ends once none of the workers runs that it has started, wherever."""
         for host in self.hosts.values():
             if not any(self.workers[rank].running for rank in host.ranks):
                 host.launcher_ended.set()
@@ -197,14 +205,14 @@ class HostsWorld(World):
         assert life is not None
         host = self.hosts[life.host]
         host.journal = written.SerializeToString()
-        for job in written.jobs if host is self.leader else ():
+        for job in written.jobs:
             self.decided = max(self.decided, job.decision.generation)
 
     def died(self, proxyd: Proxyd) -> None:
         """Its kernel closes its connections; processes that it watched go on."""
         self.faults["proxyd died"] += 1
         self.network.died(proxyd.life)
-        if not self.settled:
+        if not self.settled and not proxyd.host.lost_at:
             self.later(proxyd.host.back_after_s, partial(self._follow_up, proxyd.host, proxyd))
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
@@ -255,13 +263,12 @@ class HostsWorld(World):
         for log in self.logs:
             log.takes_snapshots = self.schedule.snapshots
         for host in self.hosts.values():
+            if self.folder is not None:
+                (self.folder / host.name).mkdir()
             proxyd = host.begin()
             await proxyd.serves.wait()
             opening = pb.OpenJobRequest(job=JOB, hosts=len(self.hosts), launcher_pid=LAUNCHER_PID)
             await self._as(proxyd, proxyd.spans.open_job(opening, []))
-        leading = self.leader.proxyd
-        assert leading is not None and leading.job is not None
-        self.job = leading.job
         await asyncio.gather(*(self._open_rank(rank) for rank in range(self.shape.world)))
 
     async def _open_rank(self, rank: int) -> None:
@@ -308,6 +315,8 @@ class HostsWorld(World):
             self._lose_device(host, trouble.steps)
         elif trouble.kind == "drain":
             self.carrier.drain(host, trouble.steps)
+        elif trouble.kind == "host lost":
+            self._lose_host(host)
         elif trouble.kind == "die" and host.life is not None:
             host.life.steps_left, host.back_after_s = trouble.steps, trouble.lasts
 
@@ -322,6 +331,44 @@ class HostsWorld(World):
             device.log.device_lost, device.log.device_message = 1, "it fell off the bus"
             device.kill()
 
+    def _lose_host(self, host: Host) -> None:
+        """For good, with all that runs there; nobody is told."""
+        if host.lost_at:
+            return
+        self.faults["host lost"] += 1
+        host.lost_at = self.loop.time()
+        for other in self.hosts:
+            if other != host.name:
+                self.network.cut(host.name, other)
+        self.network.gone.add(host.name)
+        if host.life is not None:
+            host.life.die()
+        host.incoming.clear()
+        host.incoming_unheard.clear()
+        for rank, worker in enumerate(self.workers):
+            if self.home[rank] is host:
+                worker.running = False
+        for pid in host.servers:
+            self.by_pid[pid].kill()
+        self.later(LATEST_S, self._look_at_launchers)  # relays elsewhere hear that their workers are lost
+
+    def state_of(self, name: str, viewer: str) -> HostState:
+        """What hosts agree on; each learns of it in its own time."""
+        lost_at = self.hosts[name].lost_at
+        if not lost_at:
+            return HostState.ALIVE
+        chance = random.Random(mix(self.seed, 45, ord(name[0]), ord(viewer[0])))
+        agreed_at = lost_at + chance.uniform(SOONEST_S, LATEST_S)
+        return HostState.LOST if self.loop.time() > agreed_at else HostState.SUSPECTED
+
+    def may_be_open(self, log: Log) -> bool:
+        """A worker that was lost with its host, and the others with it, or had ended before."""
+        return super().may_be_open(log) or bool(self.home[log.rank].lost_at)
+
+    def is_excused(self, why: str) -> bool:
+        """Hosts are lost, and the job with them; the sentence says why it could not go on."""
+        return bool(self.faults["host lost"]) and why.startswith(("host ", "hosts "))
+
     def _follow_up(self, host: Host, former: Proxyd) -> None:
         """Whatever watches over proxyds starts another one."""
         if host.proxyd is former:
@@ -329,14 +376,7 @@ class HostsWorld(World):
 
     def _succeed(self, host: Host) -> None:
         self.adopted += 1
-        proxyd = host.begin()
-        if host is self.leader:
-            self.loop.create_task(self._know(proxyd))
-
-    async def _know(self, proxyd: Proxyd) -> None:
-        await proxyd.serves.wait()
-        if proxyd.job is not None and self.leader.proxyd is proxyd:
-            self.job = proxyd.job
+        host.begin()
 
     async def _settle(self) -> None:
         """Nothing goes wrong any more: is anything left?"""
@@ -347,12 +387,14 @@ class HostsWorld(World):
         for host in self.hosts.values():
             if host.proxyd is not None:
                 host.proxyd.life.steps_left = -1
-            if host.life is None:
+            if host.life is None and not host.lost_at:
                 self._succeed(host)
         await asyncio.sleep(SETTLES_S)
         for host in self.hosts.values():
             proxyd = host.proxyd
             assert proxyd is not None
+            if host.lost_at:
+                continue
             if (job := proxyd.job) is not None:
                 states = {rank: session.state for rank, session in job.sessions.items()}
                 raise self.violation(f"host {host.name} keeps a job that is over: {states}")
@@ -361,93 +403,3 @@ class HostsWorld(World):
         serving = [one.pid for one in self.devices.values() if one.process.running and one.log is not None]
         if serving:
             raise self.violation(f"device servers {serving} are left")
-
-
-# ---------------------------------------------------------------------- the real modules in it
-@contextmanager
-def in_world(world: HostsWorld) -> Iterator[None]:
-    """Processes, logs, journals and time are those of the world."""
-
-    def host() -> Host:
-        life = LIFE.get()
-        assert life is not None
-        return world.hosts[life.host]
-
-    def watched(pid: int, started: int = 0) -> Any:
-        return host().watched(pid, started)
-
-    watched.of = watched  # type: ignore[attr-defined]
-    watched.gone = adoption.Watched.gone  # type: ignore[attr-defined]
-
-    class NoWatch:
-        """What it judges is not simulated: nobody hangs but by a request that is not answered."""
-
-        def __init__(self, *_: Any) -> None:
-            """Nothing is known of it."""
-
-        async def run(self) -> None:
-            """Nothing is looked at."""
-
-        @staticmethod
-        def pace(_: Any) -> Pace:
-            return Pace()
-
-    class NoStore:
-        """No worker here asks for a store."""
-
-        def __init__(self, *_: Any) -> None:
-            """Nothing is in it."""
-
-        async def run(self) -> None:
-            """Nobody asks."""
-
-        def close(self) -> None:
-            """Nothing is open."""
-
-    def complaining(real: Any) -> Any:
-        def error(text: str, **more: Any) -> None:
-            real.error(text, **more)
-            if isinstance(problem := more.get("exc_info"), BaseException) and not isinstance(
-                problem, Violation
-            ):
-                world._complain(f"{text}: {problem!r}")
-
-        return SimpleNamespace(debug=real.debug, info=real.info, warning=real.warning, error=error)
-
-    quiet = SimpleNamespace(follow=lambda *_: 0, leave=lambda _: None, close=lambda: None)
-    journal = SimpleNamespace(write=world.journal_written, touch=lambda _: None)
-
-    def moves(*_: Any, outputs: Any = None, **__: Any) -> Any:
-        outgoing = SimpleNamespace(hosts=lambda: frozenset(), trust=lambda _: None)
-        return SimpleNamespace(outgoing=outgoing, add_to=lambda _: None, callbacks=_[3])
-
-    patches: list[tuple[Any, dict[str, Any]]] = [
-        (time, {"monotonic": world.loop.time, "monotonic_ns": world.loop.nanoseconds,
-                "time": lambda: 1e9 + world.loop.time()}),
-        (background, {"log": complaining(background.log)}),
-        (coordinator, {"log": complaining(coordinator.log)}),
-        (recovery_round, {"plan": world._observed_plan}),
-        (host_agent, {"Watched": watched, "Watch": NoWatch, "Survey": NoWatch,
-                      "EarlyNotice": lambda: quiet,
-                      "make_log": lambda directory, request, _: world.logs[request.rank]}),
-        (spans, {"Moves": moves, "why_not": lambda *_: ""}),
-        (migration, {"send_worker": world.carrier.send}),
-        (arrivals, {"Watched": watched, "replay": world.pages}),
-        (leading_host, {"Watched": watched, "replay": world.pages}),
-        (journaling, {"journal": journal, "start_ticks": lambda _: STARTED, "LOOK_S": JOURNAL_S}),
-        (deputy, {"BEAT_S": BEAT_S}),
-        (steering, {"ORDERS_S": BEAT_S}),
-        (journaled_job, {"Watched": watched}),
-        (job_controller, {"WorkerStore": NoStore}),
-        (adoption, {"Watched": watched, "replay": world.pages, "process_state": lambda _: None,
-                    "last_touched": lambda _: time.time()}),
-        (mirror, {"replay": world.pages}),
-        (description, {"replay": world.pages}),
-        (member, {"replay": world.pages}),
-    ]  # fmt: skip
-    with ExitStack() as stack:
-        for where, what in patches:
-            stack.enter_context(patch.multiple(where, **what))
-        stack.enter_context(patch.object(SnapshotKeeper, "_enough_memory", lambda *_: True))
-        stack.enter_context(patch.object(adoption.Successor, "_remove_strays", lambda *_: None))
-        yield

@@ -20,12 +20,12 @@ def judge(world: World) -> None:
         if log.session_state == 1 and not disturbances:
             raise world.violation(f"rank {log.rank} was lost though nothing happened: {why}")
         if log.session_state == 1:
-            fine = why in world.given_up or any(why.startswith(reason[:900]) for reason in world.given_up)
+            fine = world.is_excused(why) or any(why.startswith(reason[:900]) for reason in world.given_up)
             if why.startswith("recovery did not succeed"):
                 fine = disturbances >= MOST_ROUNDS - 2
             if not fine:
                 raise world.violation(f"rank {log.rank} was lost without need: {why}")
-        elif log.session_state == 0 and not world.schedule.leaving:
+        elif log.session_state == 0 and not world.may_be_open(log):
             raise world.violation(f"rank {log.rank} neither ended nor was lost")
     rounds = 2 * disturbances + world.shape.world + world.standings + world.refusals
     if world.job.generation > rounds + ROUNDS_OF_A_MOVE * world.moves.begun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -58,6 +58,11 @@ class Commit:
         """As `replay.Commit` calls it."""
         return self.index
 
+    @property
+    def log_offset(self) -> int:
+        """Likewise: each record has a byte."""
+        return self.index
+
 
 class Log:
     """One rank's log: its program, how far the worker has written it, and what servers publish."""
@@ -98,8 +103,10 @@ class Log:
         self.order: tuple[int, int | None] = (0, None)
         """Serial of the newest order of a snapshot, and after how many steps; None: at the next commit."""
         self.published: list[Snapshot] = []
+        self.leased: tuple[int, ...] = ()
+        """Serials of snapshots that stay, whatever the floor is."""
         self.backpressure = self.cursor = self.live_bytes = 0
-        self.segment_bytes, self.segment_count = 1, 1 << 20
+        self.segment_bytes, self.segment_count = SEGMENT_RECORDS, 1 << 20
         self.dictionary_begin, self.dictionary_tail, self.dictionary_bytes = 0, 0, 1 << 20
         self.validate_step = 0
         self.validated_step = 0
@@ -111,7 +118,7 @@ class Log:
         self.joined: list[tuple[int, int, int, int]] = []
         """Communicators that its server has: (uid, 0, collectives begun, members)."""
         self._on_lost = on_lost
-        self._waits = sorted(program.reads)
+        self.waits = sorted(program.reads)
         self.extend()
 
     @property
@@ -124,9 +131,9 @@ class Log:
 
     def extend(self) -> None:
         """The worker writes on until it needs a value that it has not been told."""
-        while self._waits and self._waits[0] in self.told:
-            del self._waits[0]
-        self.tail_index = self._waits[0] + 1 if self._waits else len(self.program.records)
+        while self.waits and self.waits[0] in self.told:
+            del self.waits[0]
+        self.tail_index = self.waits[0] + 1 if self.waits else len(self.program.records)
 
     def started(self) -> list[tuple[int, int, int, int]]:
         """As `replay.Log.started`."""
@@ -175,6 +182,10 @@ class Log:
     def snapshots(self) -> list[Snapshot]:
         """Those that are whole, oldest first."""
         return list(self.published)
+
+    def lease_snapshots(self, serials: Sequence[int]) -> None:
+        """As `replay.Log`."""
+        self.leased = tuple(serials)
 
     def order_snapshot(self, serial: int, step: int | None) -> None:
         """Ask for one after so many steps."""

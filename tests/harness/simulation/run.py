@@ -35,6 +35,8 @@ class Outcome:
     recoveries: list[Any] = field(default_factory=list)
     moved: int = 0
     """Ranks that went to another device, or host, as they were told."""
+    came_back: int = 0
+    """Ranks whose workers went on as in their images, as their hosts were lost."""
     copied: int = 0
     """Buffers that came from a replica."""
     validations: int = 0

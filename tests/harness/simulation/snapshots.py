@@ -11,8 +11,6 @@ from understudy import replay
 if TYPE_CHECKING:
     from simulation.device import Device
 
-PUBLISHED = 2
-"""So many are kept: the one before stays until the new one counts."""
 LONGEST_COPY = 0.05
 """Seconds from a commit until its snapshot is whole, the most."""
 NEVER = 1 << 62
@@ -57,9 +55,9 @@ class Snapshots:
         if self._making is not made or not self._device.process.running:
             return
         self._making = None
-        others = [kept for kept in log.published if kept.serial != log.snapshot_floor]
-        if len(log.published) == PUBLISHED:
-            log.published.remove(min(others, key=lambda kept: kept.serial))
+        log.published = [
+            kept for kept in log.published if kept.serial == log.snapshot_floor or kept.serial in log.leased
+        ]
         log.published.append(made)
         log.published.sort(key=lambda kept: kept.serial)
         self._device.world.stir()
@@ -73,7 +71,11 @@ class Snapshots:
     def apply_floor(self, log: Log) -> None:
         """What is on storage leaves memory."""
         if self._making is None:
-            log.published = [kept for kept in log.published if kept.serial >= log.snapshot_floor]
+            log.published = [
+                kept
+                for kept in log.published
+                if kept.serial >= log.snapshot_floor or kept.serial in log.leased
+            ]
 
     def of(self, log: Log, number: int) -> Snapshot:
         """The newest of a commit; raises replay.LogError."""

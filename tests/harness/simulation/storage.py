@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulation.fabric import Violation
-from simulation.log import SEGMENT_RECORDS, Commit
 from simulation.programs import mix
 from simulation.snapshots import Snapshot
 from understudy.recovery.host.evidence import facts_of
@@ -78,7 +77,7 @@ class Storage:
         del self._under_way[serial]
         for session in sessions:
             log, commit = self._world.logs[session.rank], parts[session.rank].commit
-            session.durable = [Durable(serial, Path("/run"), 0, facts_of(commit), segment_of(commit))]  # type: ignore[arg-type]
+            session.durable = [Durable(serial, Path("/run"), 0, facts_of(commit), commit.log_offset)]  # type: ignore[arg-type]
             log.log_kept_from = commit.index
             log.snapshot_floor = max(log.snapshot_floor, serial + 1)
         for older in [older for older in self._written if older < serial]:
@@ -113,8 +112,3 @@ class Storage:
             self._world.logs[rank].published.append(parts[rank])
         self.restored += 1
         return 0
-
-
-def segment_of(commit: Commit) -> int:
-    """Where the log behind it begins: the simulation's segments have a byte each."""
-    return commit.index // SEGMENT_RECORDS

@@ -100,7 +100,7 @@ class World:
     def _begin(self) -> None:
         """What recovers the job."""
         schedule, shape = self.schedule, self.shape
-        self.job = RecoveryJob("simulated", None, [])
+        self._job = RecoveryJob("simulated", None, [])
         self.pool = Pool(self, schedule.spares)
         keeps = schedule.optimizer_preimages
         pool = cast(ServerPool, self.pool)
@@ -117,6 +117,11 @@ class World:
         self.snapshots = SnapshotKeeper(self.job, self.coordinator, 0.5, persistence)
         vars(self.snapshots)["_enough_memory"] = lambda sessions: True
         self.moves = Moves(self, self.leases, self.snapshots)
+
+    @property
+    def job(self) -> RecoveryJob:
+        """The one that there is."""
+        return self._job
 
     # ------------------------------------------------------------------ the loop
     def later(self, seconds: float, callback: Callable[[], Any]) -> asyncio.TimerHandle:
@@ -442,6 +447,14 @@ class World:
 
     def request_arrives(self, call: str, nth: int) -> None:
         """At a device server, for the `nth` time."""
+
+    def is_excused(self, why: str) -> bool:
+        """Whether a rank may be lost for that reason, though no plan says so."""
+        return False
+
+    def may_be_open(self, log: Log) -> bool:
+        """Whether a worker may have gone before its program was over, and nobody told it why."""
+        return self.schedule.leaving
 
     def may_have_failed(self, facts: Facts) -> Collection[int]:
         """Ranks whose records may be what a job is given up for."""
