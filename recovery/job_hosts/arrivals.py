@@ -78,6 +78,7 @@ class Arrivals:
             directory=directory, log=replay.Log(str(directory)), server=AbsentServer(device),
             lacks_state=True,
             relay=relay, recoveries=mark.recoveries, generation=header.generation,
+            resumed_commit=mark.resumed_commit,
         )  # fmt: skip
         self._agent.leases.hold(session)
         job.sessions[header.rank] = session

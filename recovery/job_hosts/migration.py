@@ -52,7 +52,7 @@ class Migration:
         assert span is not None
         mark = pb.SpanMark(
             token=span.token, leader=span.leader or self._here, hosts=span.hosts,
-            recoveries=session.recoveries, device=device,
+            recoveries=session.recoveries, device=device, resumed_commit=session.resumed_commit,
         )  # fmt: skip
         worker = DumpedWorker.of(session, mark.SerializeToString())
         try:

@@ -291,15 +291,17 @@ class Spans:
         record = JobRecord(
             job.name, records, leading, partial(self._store_of, job), partial(self._known, job)
         )
-        lapse = Lapse(lambda why: images.not_left(why), lambda: images.hurry())
+        lapse = Lapse(
+            lambda why: images.not_left(why), lambda: images.hurry(), lambda named: images.named(named)
+        )
         standbys = Standbys(job, lead, record, Sources(self._migration.image, self._describe), lapse)
         images = CpuImages(
             job, lead, self.moves, self._images_folder, settings.cpu_image_every_s, standbys, settings.timing
         )
         if (handover := self._handovers.pop(job.name, None)) is not None:
-            standbys.go_on(handover.recorded, handover.images)
+            standbys.go_on(handover.recorded, handover.left.images)
         elif not leading.token:
-            record.follow_predecessor()
+            standbys.follow_predecessor(images.left.images if images.left is not None else None)
         return images, standbys
 
     def _describe(self, session: Session) -> pb.RankDescription:

@@ -85,9 +85,18 @@ class JobRecord:
             return self._end("the host that leads it has no worker that was started with --migratable")
         self._follow(store)
 
-    def follow_predecessor(self) -> None:
-        """A proxyd before us led the job from here, and may have left a record, which does not go on."""
-        self._end("proxyd of the host that leads it was started anew, and there are no newer CPU images")
+    def follow_predecessor(self, images: pb.ImageSet | None) -> None:
+        """A proxyd before us led the job from here.
+
+        Its record goes on, and says all anew, if the `images` that it names are still there; else it ends.
+        """
+        store = self._store()
+        if images is None or store is None:
+            self._end("proxyd of the host that leads it was started anew, and there are no newer CPU images")
+            return
+        self.kept, self._images, self._anew = True, images, True
+        self._noted += 1
+        self._follow(store)
 
     async def end(self, why: str) -> None:
         """Nobody may lead the job on by the record: once this returns."""
@@ -97,7 +106,7 @@ class JobRecord:
 
     def _end(self, why: str) -> None:
         self._forget()
-        self.kept, self._images = True, None
+        self.kept, self._images, self._anew = True, None, False
         self._pending = pb.JobRecordBatch(version=VERSION, first=True, over=why)
         self._noted += 1
 

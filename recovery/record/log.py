@@ -36,6 +36,11 @@ _BEGINS, _ENDS = 1, 2
 _DIGITS = 16
 
 
+def run_of(token: bytes) -> str:
+    """A name for the run of a job that has that token, which it does not tell."""
+    return hashlib.sha256(token).hexdigest()[:_DIGITS]
+
+
 @dataclass
 class Recorded:
     """What a record says."""
@@ -83,8 +88,7 @@ class RecordLog:
 
     def __init__(self, store: ClusterStore, cluster: str, job: str, token: bytes) -> None:
         self._store = store
-        run = hashlib.sha256(token).hexdigest()[:_DIGITS]
-        self._prefix = f"{records_of(cluster, job)}{run}/"
+        self._prefix = f"{records_of(cluster, job)}{run_of(token)}/"
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}{number:0{_DIGITS}d}"

@@ -53,6 +53,7 @@ def _span(job: Job, span: Span) -> pb.JournaledSpan:
         awaited=sorted(hosts | span.awaited | span.destinations),
         remote_ranks=sorted({session.rank for session in remote} | span.remote_ranks),
         astray=sorted(span.astray),
+        given_up_hosts=sorted(span.given_up_hosts),
         guest=str(relays) if relays is not None else "",
         stored_run=str(span.stored.run) if span.stored is not None else "",
         stored_step=span.stored.step if span.stored is not None else 0,
@@ -171,7 +172,7 @@ def hosts_of(span: Span) -> JobHosts[GivenUp, Stored]:
     """Other hosts, and the newest set on storage, as the leader knew them, or as a member knows them."""
     return JobHosts(
         frozenset(span.members), frozenset(span.awaited), frozenset(span.given_up), span.stored,
-        frozenset(span.remote_ranks), frozenset(span.astray),
+        frozenset(span.remote_ranks), frozenset(span.astray), frozenset(span.given_up_hosts),
     )  # fmt: skip
 
 
@@ -180,6 +181,7 @@ def take_hosts(span: Span, hosts: JobHosts[GivenUp, Stored]) -> None:
     span.members, span.awaited = set(hosts.members), set(hosts.awaited)
     span.given_up, span.stored = set(hosts.given_up), hosts.stored
     span.remote_ranks, span.astray = set(hosts.remote_ranks), set(hosts.astray)
+    span.given_up_hosts = set(hosts.given_up_hosts)
 
 
 def _restored_span(written: pb.JournaledSpan) -> Span:
@@ -191,6 +193,7 @@ def _restored_span(written: pb.JournaledSpan) -> Span:
             GivenUp(one.host, one.process.pid, one.process.start_ticks) for one in written.given_up
         },
         stored=stored, remote_ranks=set(written.remote_ranks), astray=set(written.astray),
+        given_up_hosts=set(written.given_up_hosts),
     )  # fmt: skip
 
 

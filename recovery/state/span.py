@@ -43,6 +43,8 @@ class Span:
     """Other hosts to which ranks are on their way."""
     given_up: set[GivenUp] = field(default_factory=set)
     """Workers whose ranks came back from images; their hosts may only have been cut off."""
+    given_up_hosts: set[str] = field(default_factory=set)
+    """Hosts that were given up, and whose ranks are still to come back from images."""
     standbys: tuple[str, ...] = ()
     """The hosts that would lead it on if ours is lost; empty: none would, or another host leads."""
     stored: Stored | None = None

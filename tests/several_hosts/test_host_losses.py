@@ -131,6 +131,33 @@ def test_proxyd_of_the_host_to_which_a_rank_came_is_killed_and_its_successor_pas
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("when", ["before the loss", "while the rank is brought back"])
+def test_rank_comes_back_though_proxyd_of_the_leading_host_is_started_anew(when: str, folder: Path) -> None:
+    """From the image that the former one has taken: the training stands, so that there is no newer one."""
+    skip_without_criu()
+    native = native_losses(Training("char_gpt.py", 2, STEPS))
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
+        a, report = hosts["a"], folder / "report.json"
+        runs = train_until_there_is_an_image(hosts, folder, "--report", str(report))
+        if when == "before the loss":
+            a.proxyd.kill()
+            a.start_proxyd()
+            until(lambda: image_step(hosts) > 0, "its successor knows the image", 60, 0.2)
+        power_off(hosts, "b")
+        if when != "before the loss":
+            until(lambda: "a host of a job is given up" in a.log.read_text(), "it is given up", 120, 0.01)
+            a.proxyd.kill()
+            a.start_proxyd()
+        let_it_go_on(folder)
+        status = runs[0].wait(WAIT_S)
+        assert status == 0, account(hosts, runs[0])
+        until(lambda: not hosts["c"].status().ranks, "the other rank has ended, too", 60)
+        assert losses_of(folder / "losses", 2) == native
+        found = report_of(report)["recoveries"]
+        assert ("host-lost", 1, True) in [(one["fault"], one["rank"], one["recovered"]) for one in found]
+
+
+@pytest.mark.long
 def test_rank_comes_back_again_when_the_host_to_which_it_came_is_lost_too(folder: Path) -> None:
     """Back to the first one, which has power again, and a new proxyd."""
     skip_without_criu()

@@ -17,10 +17,10 @@ from standbys import ID, image_set
 
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.spanning.leader import cpu_images
-from understudy.recovery.spanning.leader.cpu_images import FOLDER
+from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.standbys import NotLeft
-from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.ranks.image_file import Taken
+from understudy.recovery.spanning.ranks.image_set import KeptSet, Left
 
 
 @pytest.fixture
@@ -41,6 +41,8 @@ class Standby:
         self.record = SimpleNamespace(waits=False)
         self.named = asyncio.Event()
         self.named.set()
+        self.names = pb.ImageSet()
+        """What it has the record name, if that has an id."""
 
     async def leave(self, pair: Any, sessions: Any) -> float:
         self.left.append((pair.serial, [one.rank for one in sessions], self._stage.files()))
@@ -48,7 +50,12 @@ class Standby:
         await self.named.wait()
         if self.problem:
             raise NotLeft(self.problem)
+        if self.names.id:
+            await self._stage.images.named(self.names)
         return 0.125
+
+    def described(self, session: Any) -> pb.RankDescription:
+        return pb.RankDescription(rank=session.rank)
 
     async def void(self, why: str) -> None:
         self.voided.append(why)
@@ -66,7 +73,7 @@ def test_images_go_to_standbys_once_those_of_other_hosts_are_here(stage: TwoHost
 
     async def take() -> None:
         await stage.offer(1)
-        assert standby.left == [(1, [0], ["a/j/1/rank-1"])]
+        assert standby.left == [(1, [0], ["a/j/1/rank-1", "a/j/1/rank-1.about", "a/j/1/set"])]
         assert [one.cpu_image_step for one in stage.sessions] == [10, 10]
         assert [one.cpu_image_note for one in stage.sessions] == ["", ""]
         standby.during = lambda: seen.append(stage.leased())
@@ -154,6 +161,55 @@ def test_training_does_not_wait_for_a_record_that_cannot_be_written(stage: TwoHo
     asyncio.run(take())
 
 
+def some_time_later(stage: TwoHosts) -> CpuImages:
+    """Its proxyd has died, and another one leads the job from the same host."""
+    return CpuImages(
+        stage.job, cast(Any, stage.images._lead), cast(Any, None), stage.folder / FOLDER, 3600.0,
+        cast(Any, stage.images._standbys),
+    )  # fmt: skip
+
+
+def test_images_outlive_the_proxyd_that_has_taken_them(stage: TwoHosts) -> None:
+    standby = with_standby(stage)
+
+    async def take() -> None:
+        standby.names = image_set({0: ("a", "b"), 1: ("b", "c")}, "bc")
+        standby.names.serial = 1
+        standby.names.cut.extend(pb.CutPlace(rank=r, log_offset=1000 + r, step=10) for r in (0, 1))
+        await stage.offer(1)
+        for one in stage.sessions:
+            one.log.leased, one.log.log_kept_from = [], 0
+        images = some_time_later(stage)
+        assert images.left is not None and images.left.images == standby.names
+        assert [one.rank for one in images.left.described("b")] == [1]
+        assert stage.leased() == [[1], [1]] and stage.kept() == [1000, 1001]
+        lost = stage.sessions[1]
+        assert images.bring_back([lost]) == "" and lost.restores_from_image == 1
+        lost.worker.pid += 1
+        assert "rank 1 has moved since they were taken" in images.bring_back([lost])
+        stage.job.span.token = b"another run"
+        assert some_time_later(stage).left is None and not any(stage.files())
+
+    asyncio.run(take())
+
+
+def test_images_that_no_standby_keeps_outlive_their_proxyd_and_nobody_is_named(stage: TwoHosts) -> None:
+    standby = with_standby(stage)
+    standby.problem = "no other host has ranks of the job"
+
+    async def take() -> None:
+        await stage.offer(1)
+        images = some_time_later(stage)
+        assert images.left is not None and not images.left.images.standbys
+        assert images.bring_back([stage.sessions[1]]) == ""
+        (stage.folder / FOLDER / "a" / "j" / "1" / "set").unlink()  # they never came to count
+        images = some_time_later(stage)
+        assert images.left is None and "none has been taken yet" in images.bring_back([stage.sessions[1]])
+        assert not any(stage.files())
+
+    asyncio.run(take())
+
+
 def test_a_standby_brings_back_the_workers_that_it_has_images_of_and_no_others(stage: TwoHosts) -> None:
     """Host b has followed host c, where rank 1 ran."""
 
@@ -165,8 +221,8 @@ def test_a_standby_brings_back_the_workers_that_it_has_images_of_and_no_others(s
         images = image_set({0: ("b", "c"), 1: ("c", "b")}, cut=cut)
         images.serial = 2
         kept_here = KeptSet(folder, (1, 1), {1: Taken(folder / "rank-1", pb.WorkerHeader(), 5)})
-        stage.images.take_over(images, kept_here)
-        assert stage.files() == ["a/j/inherited/rank-1"] and not folder.parent.exists()
+        stage.images.take_over(Left(images, kept_here))
+        assert stage.files() == ["a/j/inherited/rank-1", "a/j/inherited/set"] and not folder.parent.exists()
         assert stage.leased() == [[2], [2]] and stage.kept() == [2000, 2001]
         ours, lost = stage.sessions
         lost.host = "c"

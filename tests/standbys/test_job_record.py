@@ -207,7 +207,7 @@ def test_by_the_record_of_a_proxyd_that_died_nobody_leads_once_its_successor_ans
         host = Host()
         await (await host.begin()).name(image_set({0: ("a", "b")}))
         successor = host.anew()
-        successor.follow_predecessor()
+        successor.follow_predecessor(None)
         host.cluster.there = False
         task = asyncio.ensure_future(successor.settle())
         await asyncio.wait({task}, timeout=0.3)
@@ -219,6 +219,26 @@ def test_by_the_record_of_a_proxyd_that_died_nobody_leads_once_its_successor_ans
         await successor.name(image_set({0: ("a", "c")}, "c"))
         read = await host.read()
         assert not read.over and read.images is not None and list(read.images.standbys) == ["c"]
+
+    asyncio.run(check())
+
+
+def test_the_record_of_a_proxyd_that_died_goes_on_with_the_images_that_it_names() -> None:
+    """Both before its successor has written anything and afterwards whoever leads next knows all of it."""
+
+    async def check() -> None:
+        host, named = Host(), image_set({0: ("a", "b")})
+        await (await host.begin()).name(named)
+        assert host.store is not None
+        await host.store.set("before", b"1")
+        successor = host.anew()
+        successor.follow_predecessor(named)
+        assert not (await host.read()).over
+        await host.store.set("k", b"v")
+        await successor.settle_known()
+        read = await host.read()
+        assert not read.over and read.images == named
+        assert (await host.store_as_read()).holds(["before", "k"])
 
     asyncio.run(check())
 

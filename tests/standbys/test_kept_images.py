@@ -61,6 +61,67 @@ def test_sets_of_images_are_kept_until_the_next_one_counts(tmp_path: Path) -> No
     asyncio.run(check())
 
 
+def test_what_is_kept_outlives_the_proxyd_that_keeps_it(tmp_path: Path) -> None:
+    async def check() -> None:
+        former, parts = Keeper(tmp_path / "b"), image(tmp_path)
+        await former.keep(parts, number=4, leadership=2)
+        keeper = Keeper(tmp_path / "b")
+        before, known = former.kept.get(ID), keeper.kept.get(ID)
+        assert before is not None and known == before and known.images[0].header.log_bytes > 0
+        keeper.release(ID, number=4, leadership=2)
+        assert keeper.files() == [f"j.kept/{ID}/rank-0"]
+        with pytest.raises(NotKept, match="another set has that name"):
+            await keeper.keep(parts, number=5, leadership=2)
+        keeper.release("", number=5, leadership=2)
+        assert keeper.files() == []
+
+    asyncio.run(check())
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def behind_a_link(path: Path) -> None:
+    about = path.with_name("rank-0.about")
+    about.rename(path.parent / "x")
+    about.symlink_to(path.parent / "x")
+
+
+SPOILT: dict[str, Callable[[Path], Any]] = {
+    "an image that is cut short": cut_short,
+    "an image that is gone": Path.unlink,
+    "nothing that is told of it": lambda path: path.with_name("rank-0.about").unlink(),
+    "what is told of it is damaged": lambda path: path.with_name("rank-0.about").write_bytes(b"\xff" * 9),
+    "what is told of it is of another rank": lambda path: path.with_name("rank-0.about").rename(
+        path.with_name("rank-1.about")
+    ),
+    "what is told of it lies behind a link": behind_a_link,
+    "a set with another name": lambda path: path.parent.rename(path.parent.with_name("x")),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_a_proxyd_that_follows_goes_on_with_no_image_that_is_not_whole(what: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        former = Keeper(tmp_path / "b")
+        await former.keep(image(tmp_path))
+        SPOILT[what](former.folder / "j.kept" / ID / "rank-0")
+        keeper = Keeper(tmp_path / "b")
+        assert keeper.kept.get(ID) is None and not list(keeper.folder.glob("*/*"))
+
+    asyncio.run(check())
+
+
+def test_images_of_a_former_run_of_the_job_are_not_kept(tmp_path: Path) -> None:
+    async def check() -> None:
+        await Keeper(tmp_path / "b").keep(image(tmp_path))
+        keeper = Keeper(tmp_path / "b", token=b"another")
+        assert keeper.kept.get(ID) is None and keeper.files() == []
+
+    asyncio.run(check())
+
+
 NOT_KEPT: dict[str, tuple[str, Callable[[Keeper, list[pb.WorkerPart]], Any]]] = {
     "a name that leads elsewhere": (
         "no name for a set", lambda keeper, parts: keeper.keep(parts, "../../../etc/x")

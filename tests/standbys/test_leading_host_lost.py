@@ -124,6 +124,26 @@ def test_the_leading_host_and_another_lose_their_power_and_both_ranks_come_back(
 
 
 @pytest.mark.long
+def test_a_standby_whose_proxyd_was_started_anew_leads_on_with_the_images_that_it_had(folder: Path) -> None:
+    """The training stands, so that it gets no newer ones."""
+    skip_without_criu()
+    native = undisturbed(folder, 2, STEPS)
+    with cluster({"a": 1, "b": 1, "c": 1}, *keeping_images(folder)) as hosts:
+        runs = train_until_there_is_an_image(hosts, folder, rank=0)
+        until(lambda: leaders(hosts, "a") == {("", "b")}, "a standby is named", 60, 0.2)
+        hosts["b"].proxyd.kill()
+        hosts["b"].start_proxyd()
+        follows = '"event": "follows"'
+        before = hosts["a"].log.read_text().count(follows)
+        until(lambda: hosts["a"].log.read_text().count(follows) > before, "it is followed", 60, 0.2)
+        power_off(hosts, "a")
+        let_it_go_on(folder)
+        assert runs[1].wait(WAIT_S) == 0, account(hosts, runs[1], "b")
+        until(lambda: not hosts["c"].status().ranks, "the other rank has ended, too", 60)
+        assert losses_of(folder / "losses", 2) == native
+
+
+@pytest.mark.long
 def test_leadership_passes_twice_and_a_guest_that_leads_ends_the_job_with_its_last_rank(folder: Path) -> None:
     skip_without_criu()
     steps = 250

@@ -19,11 +19,11 @@ from understudy.recovery.membership.job_leadership import Leading, claim
 from understudy.recovery.record.job_record import JobRecord
 from understudy.recovery.record.log import Recorded, RecordLog
 from understudy.recovery.rendezvous.store import Store
-from understudy.recovery.spanning.leader.cpu_images import Pair
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.standbys import Lapse, NotLeft, Sources, Standbys
 from understudy.recovery.spanning.member.kept_images import NotKept
 from understudy.recovery.spanning.ranks.image_file import ImageFile, Taken
+from understudy.recovery.spanning.ranks.image_pair import Pair
 from understudy.recovery.state.span import Span
 
 
@@ -72,6 +72,7 @@ class LeadersHost:
         self.hosts = {name: Host(folder, name) for name in others}
         self.store = Store()
         self.lapsed: list[str] = []
+        self.counted: list[str] = []
         self.fewer = 0
         self.known = pb.JournaledJob(name="j")
         self.work: list[asyncio.Task[None]] = []
@@ -103,8 +104,11 @@ class LeadersHost:
         record = JobRecord("j", self.log, self.leading, lambda: self.store, lambda: self.known)
         job: Any = SimpleNamespace(name="j", active_sessions=lambda: list(self.sessions))
         sources = Sources(self._image, lambda session: pb.RankDescription(rank=session.rank))
-        lapse = Lapse(self.lapsed.append, self._fewer)
+        lapse = Lapse(self.lapsed.append, self._fewer, self._about_to_count)
         return Standbys(job, lead, record, sources, lapse)
+
+    async def _about_to_count(self, images: pb.ImageSet) -> None:
+        self.counted.append(images.id)
 
     def _fewer(self) -> None:
         self.fewer += 1

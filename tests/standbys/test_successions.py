@@ -24,9 +24,9 @@ from understudy.recovery.record.log import Recorded
 from understudy.recovery.rendezvous import store as rendezvous_store
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader.lost_hosts import Handover
-from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.member.member import NotAdmitted
 from understudy.recovery.spanning.member.succession import NOBODY, Succession, known_of
+from understudy.recovery.spanning.ranks.image_set import KeptSet, Left
 from understudy.recovery.state.jobs import Job, Session
 from understudy.recovery.state.span import Span
 
@@ -94,8 +94,10 @@ def test_a_standby_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> Non
         )
         assert await lost.why_over() == ""
         [(left, why)] = lost.left
-        assert (left.former, left.images, why) == ("a", two_copies(), {"a": "its lease has ended"})
-        assert left.kept.folder.name == ID and left.recorded.next == 3 and lost.keeper.kept.get(ID) is None
+        assert (left.former, left.left.images, why) == ("a", two_copies(), {"a": "its lease has ended"})
+        assert (
+            left.left.kept.folder.name == ID and left.recorded.next == 3 and lost.keeper.kept.get(ID) is None
+        )
         assert lost.keeper.store.holds(["k"]) and len(lost.keeper.store) == 1
         assert lost.keeper.store.done("request-1") == 3
         span = lost.job.span
@@ -392,7 +394,7 @@ def left_behind(folder: Path, *told: tuple[str, pb.RankDescription]) -> Handover
     described = {one.rank: one for _, one in told}
     images = image_set({one.rank: (host, "a") for host, one in told})
     images.serial = 4
-    return Handover("x", Recorded(), images, KeptSet(folder, (1, 1), described=described))
+    return Handover("x", Recorded(), Left(images, KeptSet(folder, (1, 1), described=described)))
 
 
 def test_ranks_of_a_former_leader_are_given_up_once_all_others_have_told_of_theirs(folder: Path) -> None:
@@ -439,7 +441,12 @@ def test_ranks_of_two_hosts_that_are_lost_come_back_once_all_others_have_told_of
                 session.restores_from_image = 4
             return ""
 
-        def take_over(self, images: pb.ImageSet, kept: KeptSet) -> None: ...
+        def take_over(self, left: Left) -> Left:
+            return left
+
+        def came_back(self, session: Session) -> None: ...
+
+        def hold(self) -> None: ...
 
         def close(self) -> None: ...
 

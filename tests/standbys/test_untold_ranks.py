@@ -36,6 +36,23 @@ def test_a_rank_that_opens_while_the_leader_begins_to_follow_has_not_ended(folde
     asyncio.run(follow())
 
 
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_rank_that_stayed_though_it_was_to_move_ends_at_once(folder: Path, leaving: bool) -> None:
+    """Its leader was started anew amid the move, of which nothing came; the rank may yet go if it leaves."""
+
+    async def follow() -> None:
+        b = Member(folder, "b")
+        moving = b.open(1).moving = asyncio.Event() if leaving else None
+        async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
+            a.span.remote_ranks, a.span.astray = {1}, {1}
+            session = await a.hears_of(1)
+            await becomes(lambda: not a.span.awaited)
+            a.lead._not_there(session)
+            assert session.worker.running == (moving is not None)
+
+    asyncio.run(follow())
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_rank_that_ended_before_its_hosts_proxyd_died_has_left(folder: Path, clean: bool) -> None:
     """Of whoever leads anew nobody else would hear that, and its peers would wait for it."""

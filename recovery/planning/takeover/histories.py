@@ -54,6 +54,7 @@ class JobHosts(Generic[Worker, Set]):
     stored: Set | None = None
     remote_ranks: frozenset[int] = frozenset()
     astray: frozenset[int] = frozenset()
+    given_up_hosts: frozenset[str] = frozenset()
 
 
 def merged(
@@ -94,4 +95,5 @@ def merged_hosts(
         here.stored or written.stored,
         written.remote_ranks,
         written.astray,
+        written.given_up_hosts.difference(gone),
     )

@@ -16,9 +16,9 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -31,9 +31,17 @@ from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
 from understudy.recovery.migration.transfer.stream import read_ahead
+from understudy.recovery.record.log import run_of
 from understudy.recovery.spanning.leader.standbys import NotLeft, Standbys
-from understudy.recovery.spanning.member.kept_images import KeptSet
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
+from understudy.recovery.spanning.ranks.image_pair import EVERY_COMMIT, Pair, Worker, worker_of
+from understudy.recovery.spanning.ranks.image_set import (
+    Left,
+    read_left,
+    remove_all_but,
+    write_about,
+    write_set,
+)
 from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Job, Session
 
@@ -48,41 +56,7 @@ AGAIN_S = 10.0
 """After one that was not taken."""
 PRESSED_S = 5.0
 """Between two, where a log is filling up with what only newer images can let go."""
-HOLDER = "CPU images"
-
-Worker = tuple[str, int, int]
-"""Host, pid, start time: an image is of that very process."""
-
-
-class Place(Protocol):
-    """Where a snapshot lies in its rank's log: that of a commit, or what is told of one."""
-
-    @property
-    def log_offset(self) -> int: ...
-
-    @property
-    def step(self) -> int: ...
-
-
-@dataclass
-class Pair:
-    """A set of snapshots, and an image of each worker that is not on our host; or what we have inherited."""
-
-    serial: int
-    ranks: frozenset[int]
-    commits: Mapping[int, Place]
-    """Of the snapshots, by rank."""
-    folder: Path
-    inherited: bool = False
-    """It has images of the former leader's workers only."""
-    images: dict[int, Taken] = field(default_factory=dict)
-    workers: dict[int, set[Worker]] = field(default_factory=dict)
-    """Those that the images are of, and those that have come from them since."""
-
-    @property
-    def step(self) -> int:
-        """Minibatches that are behind all of it."""
-        return max(commit.step for commit in self.commits.values())
+HOLDER, INHERITED = "CPU images", "inherited"
 
 
 class CpuImages:
@@ -109,7 +83,36 @@ class CpuImages:
         self._standbys = standbys
         self._kept: dict[int, tuple[Worker, Taken]] = {}
         """What a former leader has left, by rank: the worker, and its image."""
-        shutil.rmtree(self._folder, ignore_errors=True)  # of a former run, or of a proxyd before us
+        self._run = run_of(job.span.token) if job.span is not None else ""
+        self.left = self._left_behind()
+        """By a proxyd of this host that led the job before us."""
+
+    def _left_behind(self) -> Left | None:
+        """The newest images that count, which do so from here on; what is of a former run goes."""
+        numbers = [int(path.name) for path in self._folder.glob("[0-9]*") if path.name.isdecimal()]
+        self._count = max(numbers, default=0)
+        newest_first = [*(str(number) for number in sorted(numbers, reverse=True)), INHERITED]
+        for folder in (self._folder / name for name in newest_first):
+            if (left := read_left(folder, self._job.name, self._run)) is not None:
+                remove_all_but(self._folder, folder)
+                self._go_on(left, inherited=folder.name == INHERITED)
+                return left
+        remove_all_but(self._folder)
+        return None
+
+    def _go_on(self, left: Left, *, inherited: bool) -> None:
+        images, kept = left.images, left.kept
+        cut = {place.rank: place for place in images.cut}
+        pair = self._pair = Pair(images.serial, frozenset(cut), cut, kept.folder, inherited)
+        for one in images.workers:
+            host = one.host if one.host != self._lead.here else ""
+            worker = host, one.worker.pid, one.worker.start_ticks
+            if not inherited:
+                pair.workers[one.rank] = {worker}
+            elif one.rank in kept.images:
+                self._kept[one.rank] = worker, kept.images[one.rank]
+        pair.images.update({} if inherited else kept.images)
+        self.hold()
 
     def close(self) -> None:
         """The job is over."""
@@ -122,7 +125,8 @@ class CpuImages:
         offsets = [pair.commits[session.rank].log_offset for pair in pairs if session.rank in pair.commits]
         return min(offsets, default=0)
 
-    def _keep(self) -> None:
+    def hold(self) -> None:
+        """What all ranks need to go back to the images that are kept stays; and `status` tells of them."""
         sessions = self._job.active_sessions()
         pairs = [pair for pair in (self._pair, self._taking) if pair is not None]
         self._job.leases.hold(HOLDER, [pair.serial for pair in pairs], sessions)
@@ -141,21 +145,21 @@ class CpuImages:
                 self._lead.run_beside(self._standbys.void(why))
         self._problem, self._due_s = why, 0.0
 
-    def take_over(self, images: pb.ImageSet, kept: KeptSet) -> None:
-        """What a host that led the job before us has left to us; raises OSError."""
-        folder = self._folder / "inherited"
+    def take_over(self, left: Left) -> Left:
+        """What a host that led the job before us has left to us, with the images where they are from now on.
+
+        Raises OSError.
+        """
+        folder = self._folder / INHERITED
         make_folder(folder.parent)
-        kept.folder.rename(folder)
+        left.kept.folder.rename(folder)
         with contextlib.suppress(OSError):  # another set, which never came to count
-            kept.folder.parent.rmdir()
-        for one in images.workers:
-            if one.rank in kept.images:
-                taken = kept.images[one.rank]
-                worker = one.host, one.worker.pid, one.worker.start_ticks
-                self._kept[one.rank] = worker, replace(taken, path=folder / taken.path.name)
-        cut = {place.rank: place for place in images.cut}
-        self._pair = Pair(images.serial, frozenset(cut), cut, folder, True)
-        self._keep()
+            left.kept.folder.parent.rmdir()
+        images = {rank: replace(one, path=folder / one.path.name) for rank, one in left.kept.images.items()}
+        left = Left(left.images, replace(left.kept, folder=folder, images=images))
+        write_set(folder, self._run, left.images)
+        self._go_on(left, inherited=True)
+        return left
 
     # ------------------------------------------------------------------ taking
     def offer(
@@ -173,10 +177,10 @@ class CpuImages:
             return
         away = [session for session in sessions if session.host]
         if self._pair is not None:
-            why = self._why_useless(self._pair, sessions) if away else "all ranks run on the leading host now"
+            why = self._pair.why_useless(sessions) if away else "all ranks run on the leading host now"
             if why:
                 self._drop(why)
-                self._keep()
+                self.hold()
         due = now >= self._due_s or (pressed and now >= self._begun_s + PRESSED_S)
         if not due or not away or waits:
             return
@@ -186,7 +190,7 @@ class CpuImages:
         self._count += 1
         ranks = frozenset(session.rank for session in sessions)
         self._taking = Pair(serial, ranks, dict(commits), self._folder / str(self._count))
-        self._keep()
+        self.hold()
         self._lead.run_beside(self._take(self._taking, away, pressed))
 
     def _let_go(self) -> None:
@@ -196,7 +200,7 @@ class CpuImages:
             self._take_task.cancel(why)
         elif self._pair is not None:
             self._drop(f"a log was filling up, and {why}")
-            self._keep()
+            self.hold()
 
     async def _take(self, pair: Pair, away: Sequence[Session], pressed: bool) -> None:
         """One worker after the other: who stands still may keep the others waiting."""
@@ -205,10 +209,11 @@ class CpuImages:
         try:
             await asyncio.to_thread(make_folder, pair.folder)
             for session in away:
-                pair.workers[session.rank] = {_worker(session)}
+                pair.workers[session.rank] = {worker_of(session)}
                 paused_s += await self._take_one(pair, session)
             self._check(pair, generation)
             if self._standbys is not None:
+                await self._describe(pair)
                 paused_s += await self._leave(self._standbys, pair, generation)
         except (BadImage, NotDone, OSError) as problem:
             self._not_taken(pair, _text(problem), pressed)
@@ -220,7 +225,7 @@ class CpuImages:
             raise
         else:
             former, self._pair, self._taking = self._pair, pair, None
-            self._keep()
+            self.hold()
             if former is not None:
                 await asyncio.to_thread(shutil.rmtree, former.folder, True)
             self._tell("")
@@ -234,16 +239,31 @@ class CpuImages:
 
     def _check(self, pair: Pair, generation: int) -> None:
         """That it is of use; raises BadImage."""
-        why = self._why_useless(pair, self._job.active_sessions())
+        why = pair.why_useless(self._job.active_sessions())
         if not why and self._job.generation != generation:
             why = "a recovery came between"
         if why:
             raise BadImage(why)
 
+    async def named(self, images: pb.ImageSet) -> None:
+        """These are about to be named in the job's record: whoever follows us here goes on with them."""
+        if self._taking is not None:
+            await self._describe(self._taking, images)
+
+    async def _describe(self, pair: Pair, named: pb.ImageSet | None = None) -> None:
+        """For a proxyd that follows us here: the set that is `named`, or that of the images here.
+
+        If it cannot be written, there will be others.
+        """
+        try:
+            await asyncio.to_thread(write_set, pair.folder, self._run, named or pair.as_set())
+        except OSError as problem:
+            log.warning("CPU images will not outlive this proxyd", job=self._job.name, problem=_text(problem))
+
     async def _leave(self, standbys: Standbys, pair: Pair, generation: int) -> float:
         """All images, and those of our own workers, to our standbys, if there are any; raises BadImage."""
         here = [session for session in self._job.active_sessions() if not session.host]
-        pair.workers.update({session.rank: {_worker(session)} for session in here})
+        pair.workers.update({session.rank: {worker_of(session)} for session in here})
         try:
             paused_s = await standbys.leave(pair, here)
         except NotLeft as problem:
@@ -264,6 +284,8 @@ class CpuImages:
             if not session.host and pair is not None:
                 pair.workers.pop(session.rank, None)
                 session.cpu_image_step = 0
+        if pair is not None and pair is self._pair and not pair.inherited:
+            self._lead.run_beside(self._describe(pair))
         self._tell_here(why)
         self.hurry()
 
@@ -284,7 +306,7 @@ class CpuImages:
             why = f"a log was filling up, and no newer ones could be taken: {why}"
             self._drop(why)
         self._due_s = time.monotonic() + min(AGAIN_S, self._every_s)
-        self._keep()
+        self.hold()
         self._tell(why)
 
     def _tell(self, problem: str) -> None:
@@ -308,7 +330,9 @@ class CpuImages:
             raise BadImage(f"{path} cannot be written: {problem.strerror}") from problem
         finally:
             await asyncio.to_thread(file.close)
-        pair.images[session.rank] = file.taken()
+        pair.images[session.rank] = taken = file.taken()
+        if self._standbys is not None:
+            await asyncio.to_thread(write_about, taken, self._standbys.described(session), self._run)
         return paused_s
 
     async def _receive(self, pair: Pair, session: Session, file: ImageFile) -> float:
@@ -329,24 +353,6 @@ class CpuImages:
                 last = answer
         return float(last.paused_s)
 
-    def _why_useless(self, pair: Pair, sessions: Sequence[Session]) -> str:
-        """Empty: all ranks can go back to it."""
-        if {session.rank for session in sessions} != pair.ranks:
-            return "workers have been started anew, or have ended"
-        for session in sessions:
-            known = pair.workers.get(session.rank)
-            if known is not None and _worker(session) not in known:
-                return f"rank {session.rank} has moved since they were taken"
-            page, commit = session.log, pair.commits[session.rank]
-            places = [kept.commit.log_offset for kept in page.snapshots() if kept.serial == pair.serial]
-            if commit.log_offset not in places:
-                return f"the snapshot that goes with them is gone on rank {session.rank}"
-            if page.freed_segments * page.segment_bytes > commit.log_offset:
-                return f"the log of rank {session.rank} does not reach back to them"
-            if session.host and known is None and not pair.inherited:
-                return f"rank {session.rank} was on the leading host when they were taken"
-        return ""
-
     # ------------------------------------------------------------------ bringing back
     def bring_back(self, lost: Sequence[Session]) -> str:
         """Have these ranks, whose hosts are gone, come back with the next recovery; or why they cannot."""
@@ -356,7 +362,7 @@ class CpuImages:
         if pair.inherited:
             self._add_kept(pair, lost)
         sessions = self._job.active_sessions()
-        why = self._why_useless(pair, sessions)
+        why = pair.why_useless(sessions)
         if not why and self._job.departed:
             why = "a rank has ended already"
         if not why and any(session.rank not in pair.images for session in lost):
@@ -374,7 +380,7 @@ class CpuImages:
         """Images that a former leader has left of just these workers."""
         for session in lost:
             known = self._kept.get(session.rank)
-            if known is not None and known[0] == _worker(session):
+            if known is not None and known[0] == worker_of(session):
                 pair.workers[session.rank], pair.images[session.rank] = {known[0]}, known[1]
 
     async def send(self, session: Session, destination: str) -> pb.Transfer:
@@ -394,7 +400,7 @@ class CpuImages:
         header.move, header.orphaned, header.generation = secrets.token_hex(16), True, self._job.generation
         mark = pb.SpanMark(
             token=span.token, leader=self._lead.here, hosts=span.hosts, recoveries=session.recoveries,
-            device=session.destination_device,
+            device=session.destination_device, resumed_commit=EVERY_COMMIT,
         )  # fmt: skip
         header.more = mark.SerializeToString()
         there = Reception(self._moves, destination, header.move, f"the worker of rank {session.rank}")
@@ -408,6 +414,7 @@ class CpuImages:
             self._lead.run_beside(_abandon(there))
             raise
         ready = time.monotonic()
+        session.resumed_commit = EVERY_COMMIT  # from here on its log is that of the image, without shadows
         away = Away(destination, header.move, sure=False)
         try:
             refused = await self._moves.outgoing.start_there_surely(away, asked=False)
@@ -432,7 +439,7 @@ class CpuImages:
     def came_back(self, session: Session) -> None:
         """Its worker runs again, from its image: should that be lost, too, the image is as good as before."""
         if self._pair is not None and session.rank in self._pair.workers:
-            self._pair.workers[session.rank].add(_worker(session))
+            self._pair.workers[session.rank].add(worker_of(session))
 
 
 async def _abandon(there: Reception) -> None:
@@ -440,10 +447,6 @@ async def _abandon(there: Reception) -> None:
         await there.abandon()
     except NotSent as problem:
         log.debug("a host was not told that a worker does not come", problem=str(problem))
-
-
-def _worker(session: Session) -> Worker:
-    return session.host, session.worker.pid, session.worker.start_ticks
 
 
 def _text(problem: BaseException) -> str:

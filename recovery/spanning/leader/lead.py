@@ -98,6 +98,8 @@ class Lead:
             self.add(host)
         self._background.start(self.steering.pass_orders_on())
         assert self.span.leading is not None
+        if not self.span.leading.token:  # nobody has claimed it anew
+            self.lost_hosts.follow_predecessor()
         self._background.start(self.span.leading.run(self._superseded))
         if self.standbys is not None:
             self._background.start(self.standbys.run())
@@ -394,6 +396,7 @@ class Lead:
         session.device, session.device_index, session.relay = one.device, one.device_index, one.relay
         session.worker = RemoteProcess(one.worker, self.sender(member, one.rank))
         session.server, session.lacks_state = AbsentServer(one.device), True
+        session.resumed_commit = max(session.resumed_commit, one.resumed_commit)
 
     def drop_mirror(self, session: Session) -> None:
         """Its rank does not run at that host any more."""

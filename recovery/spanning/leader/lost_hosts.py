@@ -19,7 +19,7 @@ from understudy.recovery.planning.takeover.workers import GivenUp, WorkerId, mis
 from understudy.recovery.record.log import Recorded
 from understudy.recovery.spanning.leader.attendance import Attendance
 from understudy.recovery.spanning.leader.member_link import MemberLink
-from understudy.recovery.spanning.member.kept_images import KeptSet
+from understudy.recovery.spanning.ranks.image_set import Left
 from understudy.recovery.spanning.way_on import way_on
 from understudy.recovery.state.jobs import Session
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_S = 0.2
+BEFORE = "it was given up before whoever leads the job now began to"
+UNIMAGED = "it had come there after the newest CPU images"
+GONE = "its CPU image is gone with the proxyd that led the job"
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,8 @@ class Handover:
 
     former: str
     recorded: Recorded
-    images: pb.ImageSet
-    """Those that its record names."""
-    kept: KeptSet
-    """Those of them that are here."""
-
-    def described(self, host: str) -> list[pb.RankDescription]:
-        """Ranks that ran there when the images were taken, and whose images are here."""
-        ranks = [one.rank for one in self.images.workers if one.host == host]
-        return [self.kept.described[rank] for rank in ranks if rank in self.kept.described]
+    left: Left
+    """The images that its record names, and those of them that are here."""
 
 
 class LostHosts:
@@ -57,7 +53,10 @@ class LostHosts:
         self._attendance = attendance
         self._expected: dict[str, str] = {}
         """Hosts that were lost under a former leader, and why; not given up before all others have told."""
-        self._handover: Handover | None = None
+        self._left: Left | None = None
+        """What that one has left, until all have told."""
+        self._coming_back: dict[str, set[Session]] = {}
+        """By hosts that were given up: their ranks that are to come back."""
 
     @property
     def expects_losses(self) -> bool:
@@ -70,38 +69,50 @@ class LostHosts:
 
         `lost`: it, and others, and why: they may be lost since the images were taken, too.
         """
-        lead, self._handover = self._lead, handover
+        lead, left = self._lead, handover.left
         try:
             if lead.images is not None:
-                lead.images.take_over(handover.images, handover.kept)
+                left = lead.images.take_over(left)
         except OSError as problem:
             log.error("nothing can come back from CPU images", job=lead.job.name, problem=str(problem))
-        imaged = {one.host for one in handover.images.workers}
-        for host, why in lost.items():
-            if host == handover.former or host in imaged:
-                self._expect_loss(host, why)
-        lead.run_beside(self._give_up_expected())
+        imaged = {one.host for one in left.images.workers}
+        expected = {host: why for host, why in lost.items() if host == handover.former or host in imaged}
+        self._go_on(left, {**dict.fromkeys(lead.span.given_up_hosts, BEFORE), **expected})
+
+    def follow_predecessor(self) -> None:
+        """A proxyd before us led the job from here: with what it has left, ranks are to come back."""
+        left = self._lead.images.left if self._lead.images is not None else None
+        if left is not None or self._lead.span.given_up_hosts:
+            self._go_on(left, dict.fromkeys(self._lead.span.given_up_hosts, BEFORE))
+
+    def _go_on(self, left: Left | None, expected: Mapping[str, str]) -> None:
+        self._left = left
+        for host in sorted(expected):
+            self._expect_loss(host, expected[host])
+        self._lead.run_beside(self._give_up_expected())
 
     def _expect_loss(self, host: str, why: str) -> None:
         """It is lost, and has not told of its ranks; but who else is there is to be known first.
 
         Its ranks are those that it had when the images were taken, unless others tell of them.
         """
-        assert self._handover is not None
-        lead, self._expected[host] = self._lead, why
+        lead, left, self._expected[host] = self._lead, self._left, why
         lead.span.members.add(host)
         if (known := lead.members.get(host)) is not None:
             known.stop()
         member = lead.members[host] = MemberLink(lead, host)
-        for told in self._handover.described(host):
-            if told.rank in lead.job.sessions or told.rank in lead.job.departed:
+        for told in left.described(host) if left is not None else ():
+            there = lead.job.sessions.get(told.rank)
+            if there is not None and lead.images is not None:
+                lead.images.came_back(there)
+            if there is not None or told.rank in lead.job.departed:
                 continue  # it has gone elsewhere meanwhile, or has ended
             try:
                 session = lead.described(member, told)
             except replay.LogError as problem:
                 log.error("a rank cannot come back", job=lead.job.name, rank=told.rank, problem=str(problem))
                 continue
-            session.restores_from_image = self._handover.images.serial
+            session.restores_from_image = left.images.serial if left is not None else 0
         self._attendance.told(host)  # nobody waits for it
 
     async def _give_up_expected(self) -> None:
@@ -109,17 +120,20 @@ class LostHosts:
         job = self._lead.job
         while self._lead.span.awaited:
             await asyncio.sleep(LOOK_S)
-        expected, self._expected, self._handover = self._expected, {}, None
+        expected, self._expected = self._expected, {}
+        left, self._left = self._left, None
         for session in job.active_sessions():
             if session.host not in expected:
                 session.restores_from_image = 0  # it had gone elsewhere meanwhile
         for host, why in expected.items():
             self.give_up(host, why)
             self._lead.span.members.discard(host)
+        if left is not None and self._lead.images is not None:
+            self._lead.images.hold()  # on ranks of which others have told since
         worlds = [session.world for session in job.sessions.values()]
-        if gone := missing(worlds, job.sessions.keys(), job.departed.keys()):
+        if expected and (gone := missing(worlds, job.sessions.keys(), job.departed.keys())):
             ranks = ", ".join(f"rank {rank}" for rank in gone)
-            self.fail_all(expected, ranks, "it had come there after the newest CPU images")
+            self.fail_all(expected, ranks, UNIMAGED if left is not None else GONE)
         self._lead.look_for_untold()
 
     # ------------------------------------------------------------------ any
@@ -128,7 +142,7 @@ class LostHosts:
         member = self._lead.members.get(host)
         if member is None or member.lost or host in self._expected:
             return
-        if self._handover is not None and host in self._lead.span.awaited:
+        if self._left is not None and host in self._lead.span.awaited:
             return self._expect_loss(host, why)
         member.give_up(why)
         log.error("a host of a job is given up", job=self._lead.job.name, host=host, why=why)
@@ -158,13 +172,15 @@ class LostHosts:
     def _bring_back(self, host: str, lost: list[Session], why: str) -> None:
         """The end of their servers begins the recovery that does it."""
         self._lead.span.members.discard(host)
+        self._lead.span.given_up_hosts.add(host)
+        self._coming_back[host] = set(lost)
         for session in lost:
             evidence = f"host {host} is lost ({why})"
             happened, now = session.log.progress_ns, time.monotonic_ns()
             session.server.verdict = Verdict(FaultKind.HOST_LOST, happened, now, evidence, counts=False)
             session.server.retired = False
             self._lead.span.given_up.add(GivenUp(host, session.worker.pid, session.worker.start_ticks))
-            self._lead.run_beside(self._await_return(session))
+            self._lead.run_beside(self._await_return(session, host))
 
     async def leave_for_dead(self, host: str, pid: int) -> None:
         """It may have been let run there, and its rank goes on elsewhere: that host is lost.
@@ -174,10 +190,13 @@ class LostHosts:
         self._lead.span.given_up.add(GivenUp(host, pid))
         await self._lead.settle()
 
-    async def _await_return(self, session: Session) -> None:
+    async def _await_return(self, session: Session, host: str) -> None:
         """If its job is given up meanwhile, nobody tells us of the end of its worker, who is gone."""
         while session.restores_from_image and session.active:
             await asyncio.sleep(LOOK_S)
+        self._coming_back[host].discard(session)
+        if not self._coming_back[host]:
+            self._lead.span.given_up_hosts.discard(host)
         if self.awaits(session):
             self._lead.worker_ended(session)
 

@@ -152,6 +152,8 @@ class Relocations:
         host = session.host or self._lead.here
         log.warning("a rank is found on another host", job=self._lead.job.name, rank=session.rank, host=host)
         self.expect_no_more(session, host)
+        if self._lead.images is not None and session.restores_from_image:
+            self._lead.images.came_back(session)
         former.hear_of_end()
         session.server.retired = False  # it has none, which is as good as one that died
         if session.state == "lost":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +27,10 @@ from understudy.recovery.migration.transfer.stream import Outgoing, read_ahead
 from understudy.recovery.record.job_record import JobRecord, NoRecord
 from understudy.recovery.record.log import Recorded
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, read_parts
+from understudy.recovery.spanning.ranks.image_pair import Pair, cut_of
 from understudy.recovery.state.jobs import Job, Session
 
 if TYPE_CHECKING:
-    from understudy.recovery.spanning.leader.cpu_images import Pair
     from understudy.recovery.spanning.leader.lead import Lead
     from understudy.recovery.spanning.leader.member_link import MemberLink
 
@@ -61,12 +61,14 @@ class Sources:
 
 @dataclass(frozen=True)
 class Lapse:
-    """Who is called when standbys are lost."""
+    """Who is called when standbys are lost, or images count."""
 
     none_left: Callable[[str], None]
     """There is none any more, for that reason."""
     fewer: Callable[[], None]
     """There are fewer."""
+    named: Callable[[pb.ImageSet], Awaitable[None]]
+    """These images are about to count."""
 
 
 class Standbys:
@@ -111,7 +113,7 @@ class Standbys:
                 images[session.rank], paused = await self._dump(session, ours[-1])
                 paused_s += paused
             self._count += 1
-            made = pb.ImageSet(id=secrets.token_hex(8), serial=pair.serial, cut=_cut(pair.commits))
+            made = pb.ImageSet(id=secrets.token_hex(8), serial=pair.serial, cut=cut_of(pair.commits))
             times = await self._send_all(made, images)
             await self._name(made, times)
         finally:
@@ -126,6 +128,7 @@ class Standbys:
             await self.record.begin()
         except NoRecord as problem:
             raise NotLeft(str(problem)) from problem
+        await self._lapse.named(images)
         await self.record.name(images)
         self._images, self._times, self._named = images, dict(times), self._count
         self._tell()
@@ -202,7 +205,7 @@ class Standbys:
     async def _send_image(self, member: MemberLink, set_id: str, session: Session, image: Taken) -> None:
         """Raises NotLeft."""
         first = pb.KeepImageRequest(
-            set=set_id, number=self._count, described=self._sources.describe(session),
+            set=set_id, number=self._count, described=self.described(session),
             **self._lead.credentials(),
         )  # fmt: skip
 
@@ -316,9 +319,23 @@ class Standbys:
             log.warning("nobody would lead a job on", job=self._job.name, reason=why)
             self._lapse.none_left(why)
 
+    def described(self, session: Session) -> pb.RankDescription:
+        """A rank, of whichever host."""
+        return self._sources.describe(session)
+
+    def follow_predecessor(self, images: pb.ImageSet | None) -> None:
+        """A proxyd before us led the job from here; `images`: those that are left here, if any are."""
+        named = images if images is not None and images.standbys else None
+        self.record.follow_predecessor(named)
+        if named is not None:
+            self._keep_standbys(named)
+
     def go_on(self, recorded: Recorded, images: pb.ImageSet) -> None:
         """A former leader's record goes on as ours: others that keep its images may lead next."""
         self.record.go_on(recorded.next, images, recorded.known)
+        self._keep_standbys(images)
+
+    def _keep_standbys(self, images: pb.ImageSet) -> None:
         self._images = images
         self._times = {host: 0 for host in images.standbys if host != self._lead.here}  # they will be asked
         self._tell()
@@ -331,10 +348,3 @@ class Standbys:
         self._times = {}
         self._tell()
         self.record.close()
-
-
-def _cut(commits: Mapping[int, Any]) -> list[pb.CutPlace]:
-    return [
-        pb.CutPlace(rank=rank, log_offset=commit.log_offset, step=commit.step)
-        for rank, commit in sorted(commits.items())
-    ]

@@ -1,6 +1,7 @@
 """Images of workers of other hosts that a standby keeps, to lead their job on should its leader be lost.
 
-A set of them counts once the job's record names it; that one and those on their way are kept.
+A set of them counts once the job's record names it; that one and those on their way are kept, also by a
+proxyd that follows this one.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ import contextlib
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.record.log import run_of
 from understudy.recovery.rendezvous.store import Store
-from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder
+from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, make_folder
+from understudy.recovery.spanning.ranks.image_set import (
+    KeptSet,
+    read_kept,
+    remove_all_but,
+    remove_image,
+    write_about,
+)
 from understudy.recovery.state.jobs import Job
 
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -28,18 +36,6 @@ class NotKept(Exception):
     """Its text says why."""
 
 
-@dataclass
-class KeptSet:
-    """Images as of one set of snapshots."""
-
-    folder: Path
-    order: tuple[int, int]
-    """Of the leadership in which it came, and its number there."""
-    images: dict[int, Taken] = field(default_factory=dict)
-    described: dict[int, pb.RankDescription] = field(default_factory=dict)
-    """Their ranks, as they were."""
-
-
 class KeptImages:
     """Keeps sets of images of one job that another host leads."""
 
@@ -47,12 +43,19 @@ class KeptImages:
         """`folder`: of this host's images; None: none are kept here.  `store`: of the job's workers."""
         self._job = job
         self._folder = folder / f"{job.name}.kept" if folder is not None else None
-        if self._folder is not None:  # of a proxyd before us, or of a former run
-            shutil.rmtree(self._folder, ignore_errors=True)
         self._store = store
-        self._sets: dict[str, KeptSet] = {}
+        self._run = run_of(job.span.token) if job.span is not None else ""
+        self._sets = self._left_behind(self._folder) if self._folder is not None else {}
         self._released = 0, 0
         """Sets that came before this were let go of, but for one."""
+
+    def _left_behind(self, folder: Path) -> dict[str, KeptSet]:
+        """By a proxyd before us; what is of a former run goes."""
+        named = [path for path in folder.glob("*") if _ID.fullmatch(path.name)]
+        sets = {path.name: read_kept(path, self._job.name, self._run) for path in sorted(named)}
+        sets = {identity: kept for identity, kept in sets.items() if kept.images}
+        remove_all_but(folder, *(kept.folder for kept in sets.values()))
+        return sets
 
     def get(self, identity: str) -> KeptSet | None:
         """Images of that set, if any are here."""
@@ -86,13 +89,15 @@ class KeptImages:
                 await asyncio.to_thread(file.finish)
             finally:
                 await asyncio.to_thread(file.close)
+            order = first.leadership, first.number
+            await asyncio.to_thread(write_about, file.taken(), first.described, self._run, order)
         except BadImage as problem:
             raise NotKept(str(problem)) from problem
         except OSError as problem:
             raise NotKept(f"{path} cannot be written: {problem.strerror}") from problem
         kept = self._sets.get(first.set)
         if kept is None:
-            path.unlink(missing_ok=True)
+            remove_image(path)
             raise NotKept("its set was let go of meanwhile")
         kept.images[rank], kept.described[rank] = file.taken(), first.described
 

@@ -27,7 +27,7 @@ from understudy.recovery.record.log import Recorded, RecordLog
 from understudy.recovery.rendezvous.store import MOST_DONE_OF_WORKERS, Change, Store, StoreFull
 from understudy.recovery.spanning.leader.lost_hosts import Handover
 from understudy.recovery.spanning.member.deputy import Deputy
-from understudy.recovery.spanning.member.kept_images import KeptSet
+from understudy.recovery.spanning.ranks.image_set import KeptSet, Left
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.journaled_job import (
     history_of,
@@ -165,7 +165,7 @@ class Succession:
         span.leader = ""
         span.leading = Leading(self._store(), self._cluster, job.name, record, leadership, self._timing)
         _know(job, known, former, self._here, deputy)
-        handover = Handover(former, recorded, images, kept)
+        handover = Handover(former, recorded, Left(images, kept))
         lead = await self._promote(job, handover)
         lead.lost_hosts.take_over(handover, lost)
         return True

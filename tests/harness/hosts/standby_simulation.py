@@ -32,12 +32,12 @@ from understudy.recovery.membership.stores.store import ClusterStoreError, Unrea
 from understudy.recovery.record.job_record import JobRecord
 from understudy.recovery.record.log import RecordLog
 from understudy.recovery.rendezvous.store import Store
-from understudy.recovery.spanning.leader.cpu_images import Pair
 from understudy.recovery.spanning.leader.lost_hosts import Handover
 from understudy.recovery.spanning.leader.member_link import MemberLink
 from understudy.recovery.spanning.leader.standbys import Lapse, NotLeft, Sources, Standbys
 from understudy.recovery.spanning.member.kept_images import KeptImages, NotKept
 from understudy.recovery.spanning.member.succession import Succession
+from understudy.recovery.spanning.ranks.image_pair import Pair
 from understudy.recovery.state.jobs import Job
 from understudy.recovery.state.span import Span
 
@@ -160,12 +160,12 @@ class Member:
     async def _lead(self, leading: Leading, left: Handover, decided: int, lost: Collection[str]) -> None:
         log = RecordLog(self.link, "c", "j", self.world.token)
         record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
-        record.go_on(left.recorded.next, left.images, left.recorded.known)
+        record.go_on(left.recorded.next, left.left.images, left.recorded.known)
         writer = Writer(self.world, self.name, self.store, record)
         writer.decided = decided
         writer.given_up = [
             pb.JournaledWorker(host=one.host, process=one.worker)
-            for one in left.images.workers if one.host in lost
+            for one in left.left.images.workers if one.host in lost
         ] + list(left.recorded.known.span.given_up)  # fmt: skip
         numbers = itertools.count()
         work = [leading.run(lambda host: setattr(writer, "gone", True)), writer.decide()]
@@ -204,6 +204,8 @@ class Leader:
         self.store = world.store_of["a"] = Store()
         self.numbers, self.pairs = itertools.count(), itertools.count(1)
         self.gone = False
+        self.counting: pb.ImageSet | None = None
+        """Images that lie on its disk."""
         self.decided = 0
         """As in its journal."""
 
@@ -231,8 +233,6 @@ class Leader:
             link.stub = partial(Stub, self.ways[name], member)  # type: ignore[assignment, method-assign]
         log = RecordLog(self.link, "c", "j", world.token)
         job_record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
-        if not first:
-            job_record.follow_predecessor()
         sessions: list[Any] = [
             SimpleNamespace(
                 rank=rank, host=host, moving=None, relay="/r", active=True,
@@ -242,7 +242,10 @@ class Leader:
         ]  # fmt: skip
         job: Any = SimpleNamespace(name="j", active_sessions=lambda: sessions)
         sources = Sources(self._image, lambda session: pb.RankDescription(rank=session.rank))
-        standbys = Standbys(job, lead, job_record, sources, Lapse(lambda _: None, lambda: None))
+        lapse = Lapse(lambda _: self._keep_none(), lambda: None, self._keep)
+        standbys = Standbys(job, lead, job_record, sources, lapse)
+        if not first:
+            standbys.follow_predecessor(self.counting if world.chance.random() < 0.7 else None)
         writer = Writer(world, "a", self.store, job_record)
         writer.decided, writer.gone = self.decided, self.gone
         work = [
@@ -259,6 +262,12 @@ class Leader:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+
+    def _keep_none(self) -> None:
+        self.counting = None
+
+    async def _keep(self, images: pb.ImageSet) -> None:
+        self.counting = images
 
     def _give_way(self, writer: Writer, host: str) -> None:
         if host not in self.world.led[1:]:

@@ -19,7 +19,9 @@ from understudy.recovery.record.log import VERSION as RECORD_VERSION
 from understudy.recovery.record.log import RecordLog
 from understudy.recovery.rendezvous.store import Change, Store
 from understudy.recovery.spanning.member.kept_images import KeptImages
+from understudy.recovery.spanning.ranks.image_set import ABOUT
 from understudy.recovery.state.jobs import Job
+from understudy.recovery.state.span import Span
 
 OWNER, LEADER = owner_key_of("c", "j"), key_of("c", "j")
 ID, OTHER = "0" * 16, "1" * 16
@@ -108,15 +110,20 @@ class Away(EmbeddedStore):
 class Keeper:
     """Host b's side."""
 
-    def __init__(self, folder: Path, *, images: bool = True, store: bool = True, name: str = "b") -> None:
+    def __init__(
+        self, folder: Path, *, images: bool = True, store: bool = True, name: str = "b", token: bytes = b"t"
+    ) -> None:  # fmt: skip
         self.folder = folder / ".cpu-images" / name
         folder.mkdir(exist_ok=True)
         self.store = Store()
         kept = self.store if store else None
-        self.kept = KeptImages(Job("j", None, []), self.folder if images else None, lambda: kept)
+        job = Job("j", None, [], span=Span(2, token))
+        self.kept = KeptImages(job, self.folder if images else None, lambda: kept)
 
     def files(self) -> list[str]:
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*/*"))
+        """But for what is told of each beside it."""
+        found = sorted(str(path.relative_to(self.folder)) for path in self.folder.glob("*/*/*"))
+        return [path for path in found if not path.endswith(ABOUT)]
 
     async def keep(
         self, parts: Iterable[pb.WorkerPart], identity: str = ID, rank: int = 0, number: int = 1,

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hosts_simulation.lives import LIFE, HostsLoop
+from simulation.log import Log
 from simulation.process import Process
 from simulation.programs import mix
 
@@ -145,17 +146,22 @@ class Carrier:
             asked_index=worker.asked_index, more=worker.more,
         )  # fmt: skip
         pid = self.new_pid()
-        self.let_run(header, there, pid)
+        log = self._world.placed.pop((source.name, header.directory))
+        arrived = self.let_run(header, there, pid, log)
+        for host in self._world.hosts.values():
+            if host.launched.get(header.rank) is former:
+                host.launched[header.rank] = arrived
         former.running = False
         self._loop.outside(0.0005, self._world.tell_end, former)
         return pid
 
-    def let_run(self, header: pb.WorkerHeader, there: Host, pid: int) -> None:
-        """A worker that has come, of which the proxyd there hears."""
+    def let_run(self, header: pb.WorkerHeader, there: Host, pid: int, log: Log) -> Process:
+        """A worker that has come, with its log, of which the proxyd there hears."""
         world, rank = self._world, header.rank
-        arrived = Process(pid, partial(world.worker_ended, rank))
-        world.workers[rank] = there.workers[pid] = arrived
+        arrived = world.workers[rank] = world.begin_worker(there, pid, log)
+        world.logs[rank] = world.placed[there.name, header.directory] = log
         world.home[rank] = there
         there.incoming[pid] = header
         there.incoming_unheard.add(pid)
         self._loop.outside(self._chance.uniform(0.001, 0.2), there.tell_of_arrival, pid)
+        return arrived

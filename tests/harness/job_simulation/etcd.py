@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+from hosts_simulation.lives import LIFE
+
 from understudy.recovery.membership.stores.embedded import EmbeddedStore
 from understudy.recovery.membership.stores.store import Unreachable
 
@@ -22,11 +24,14 @@ class Etcd(EmbeddedStore):
         self.rough = False
         """Whether an answer may get lost."""
         self.away_until = 0.0
+        self.cut_off: set[str] = set()
+        """Hosts that do not reach it."""
 
     async def _pass_time(self) -> None:
         """Whatever is asked begins with it."""
         await asyncio.sleep(self._chance.uniform(0.001, 0.02))
-        if self._loop.time() < self.away_until:
+        life = LIFE.get()
+        if self._loop.time() < self.away_until or (life is not None and life.host in self.cut_off):
             await asyncio.sleep(ASKED_S)
             raise Unreachable("no answer")
         await super()._pass_time()

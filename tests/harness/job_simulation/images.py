@@ -56,7 +56,7 @@ class Images:
                 raise NotSent("it has ended")
             if world.troubles and self.chance.random() < FAILS:
                 raise NotSent("CRIU could not dump it")
-            self._taken.append(_as_it_is(world.logs[worker.rank]))
+            self._taken.append(_as_it_is(world.placed[life.host, str(worker.directory)]))
         finally:
             running_again()
         yield Image(_parts(worker, life.host, len(self._taken) - 1), 0.01)
@@ -80,10 +80,9 @@ class Images:
         if (ready := self._ready.pop(away.move, None)) is not None:
             header, log, pid, passage = ready
             passage.end()
-            world.logs[header.rank] = log
             self.restored += 1
             world.faults["came back"] += 1
-            world.carrier.let_run(header, there, pid)
+            world.carrier.let_run(header, there, pid, log)
         elif not any(header.move == away.move for header in there.incoming.values()):
             return "it is not known"
         await asyncio.sleep(self.chance.uniform(0.001, LONGEST_SWITCH_S))

@@ -28,7 +28,7 @@ from understudy.recovery.job_hosts import arrivals, leading_host, migration, spa
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader import cpu_images, steering
 from understudy.recovery.spanning.member import deputy, member
-from understudy.recovery.spanning.ranks import description, image_file, mirror
+from understudy.recovery.spanning.ranks import description, image_file, image_set, mirror
 from understudy.recovery.state import journaled_job
 from understudy.recovery.takeover import adoption, journaling
 from understudy.recovery.upkeep.snapshots import SnapshotKeeper
@@ -111,11 +111,12 @@ def in_world(world: HostsWorld) -> Iterator[None]:
         (recovery_round, {"plan": world._observed_plan}),
         (host_agent, {"Watched": watched, "Watch": NoWatch, "Survey": NoWatch,
                       "EarlyNotice": lambda: quiet,
-                      "make_log": lambda directory, request, _: world.logs[request.rank]}),
+                      "make_log": lambda directory, request, _: world.place(directory, request.rank)}),
         (spans, {"Moves": moves, "why_not": lambda *_: ""}),
         (migration, {"send_worker": world.carrier.send, "image_of": world.images.image_of}),
         (cpu_images, {"Reception": partial(Reception, world)}),
         (image_file, {"check_form": lambda header: None}),
+        (image_set, {"check_form": lambda header: None}),
         (asyncio, {"to_thread": to_thread}),
         (arrivals, {"Watched": watched, "replay": world.pages}),
         (leading_host, {"Watched": watched, "replay": world.pages}),

@@ -68,8 +68,10 @@ class Host:
         """All workers that were started here have ended."""
         self.back_after_s = 0.0
         """So long after a proxyd has died another one starts."""
-        self.lost_at = 0.0
-        """When all of it went for good; 0: it is there."""
+        self.lost_at = self.cut_off_at = 0.0
+        """When all of it went for good, and when it was cut off from all others and etcd; 0: it is not."""
+        self.launched: dict[int, Process] = {}
+        """Of each rank that was started here what its launcher takes for it."""
 
     def begin(self) -> Proxyd:
         """A proxyd, which follows the one before, if there was one."""
@@ -83,7 +85,8 @@ class Host:
 
     def is_gone(self, now: float) -> bool:
         """Whether its record is, too."""
-        return bool(self.lost_at) and now > self.lost_at + TIMING.lease_s
+        since = self.lost_at or self.cut_off_at
+        return bool(since) and now > since + TIMING.lease_s
 
     @property
     def serves(self) -> bool:

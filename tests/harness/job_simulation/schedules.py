@@ -10,6 +10,8 @@ from simulation.schedules import CALLS, Schedule, some_schedule
 
 SLOW = 120.0
 """Jobs whose hosts may be lost: there is time for some images."""
+AWAY_S = (8.0, 25.0, 60.0, 200.0)
+"""How long hosts are cut off: from some on they are taken to be lost."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class HostFault:
     """`kind` is one of these; `steps` says within how many of its loop, or which rank or device.
 
     "cut" from `other` (empty: all), "die": its proxyd does, "etcd away", "move" there, "drain" a device of
-    it, "device lost", "host lost".
+    it, "device lost", "host lost" for good, "cut off" from all other hosts and etcd.
     """
 
     kind: str
@@ -63,7 +65,8 @@ def with_lost_hosts(
     lasts = 0.002 * SLOW * max(len(program.records) for program in programs)
     lost = []
     for host in chance.sample(list(places), chance.choice((0, 1, 1, 1, 2))):
-        fault = HostFault("host lost", host, chance.uniform(0.2, 1.0) * lasts, 0.0)
+        kind, away = chance.choice((("host lost", 0.0), ("cut off", chance.choice(AWAY_S))))
+        fault = HostFault(kind, host, chance.uniform(0.2, 1.0) * lasts, away)
         if chance.random() < 0.3:  # amid a recovery
             fault = replace(fault, at=0.0, call=chance.choice(CALLS), nth=chance.randint(1, 6))
         lost.append(fault)

@@ -68,6 +68,10 @@ class HostsWorld(World):
         self.network.rough = False
         self.etcd = Etcd(loop, random.Random(mix(self.seed, 42)))
         self.hosts = {name: Host(self, name, ranks) for name, ranks in self.places.items()}
+        self.placed: dict[tuple[str, str], Log] = {}
+        """By host and directory; a rank has two where its host was only cut off, and it goes on elsewhere."""
+        self._workers_of: dict[Log, Process] = {}
+        self._taken_for_lost = False
         self.home = {rank: self.hosts[name] for name, ranks in self.places.items() for rank in ranks}
         self._job = Job(JOB, None, [])
         self.storage = None
@@ -82,8 +86,29 @@ class HostsWorld(World):
         self.pool = cast(Any, SimpleNamespace(ready=[], outage_until=0.0))
 
     def _log_at(self, directory: str) -> Log | None:
-        _, _, rank = Path(directory).name.partition("-")
-        return self.logs[int(rank.partition("-")[0])]
+        life = LIFE.get()
+        return self.placed.get((life.host, directory)) if life is not None else None
+
+    def place(self, directory: Path, rank: int) -> Log:
+        """A rank opens on the host whose proxyd's step runs."""
+        life, log = LIFE.get(), self.logs[rank]
+        assert life is not None
+        self.placed[life.host, str(directory)] = log
+        return log
+
+    def log_of(self, device: Device, request: Any) -> Log:
+        """Which one a server is told to take."""
+        return self.placed[self.host_of(device).name, request.log_directory]
+
+    def host_of(self, device: Device) -> Host:
+        """Where it runs."""
+        return next(host for host in self.hosts.values() if device.pid in host.servers)
+
+    def begin_worker(self, host: Host, pid: int, log: Log) -> Process:
+        """A process of a rank."""
+        worker = Process(pid, lambda: self._ends(worker))
+        host.workers[pid] = self._workers_of[log] = worker
+        return worker
 
     @property
     def job(self) -> Job:
@@ -147,9 +172,9 @@ class HostsWorld(World):
         report = pb.FaultReport(
             job=JOB, rank=rank, kind=kind, message=message, generation=generation, record_index=index
         )
-        if self.speaker is not None:
-            self.speaker.account.fault = report
-        proxyd = self.home[rank].proxyd
+        assert self.speaker is not None
+        self.speaker.account.fault = report
+        proxyd = self.host_of(self.speaker).proxyd
         if proxyd is not None and proxyd.life.alive and proxyd.serves.is_set():
             proxyd.ask(lambda: proxyd.agent.remote_ranks.tell(report))
         self.count_event()
@@ -174,7 +199,13 @@ class HostsWorld(World):
 
     def worker_ended(self, rank: int) -> None:
         """Its process is gone, whatever its program had still to do."""
-        worker = self.workers[rank]
+        self._ends(self.workers[rank])
+
+    def leaves(self, log: Log) -> None:
+        """As World."""
+        self._ends(self._workers_of[log])
+
+    def _ends(self, worker: Process) -> None:
         if worker.running:
             worker.running = False
             self.later(0.001, lambda: self._worker_gone(worker))
@@ -186,7 +217,7 @@ class HostsWorld(World):
     def _look_at_launchers(self) -> None:
         """Each ends once none of the workers runs that it has started, wherever."""
         for host in self.hosts.values():
-            if not any(self.workers[rank].running for rank in host.ranks):
+            if not any(worker.running for worker in host.launched.values()):
                 host.launcher_ended.set()
         if not any(one.running for one in self.workers):
             self._over.set()
@@ -256,10 +287,10 @@ class HostsWorld(World):
 
     async def _open_all(self) -> None:
         self.workers = [
-            Process(FIRST_PID + rank, partial(self.worker_ended, rank)) for rank in range(self.shape.world)
+            self.begin_worker(self.home[log.rank], FIRST_PID + log.rank, log) for log in self.logs
         ]
         for rank, worker in enumerate(self.workers):
-            self.home[rank].workers[worker.pid] = worker
+            self.home[rank].launched[rank] = worker
         for log in self.logs:
             log.takes_snapshots = self.schedule.snapshots
         for host in self.hosts.values():
@@ -315,6 +346,8 @@ class HostsWorld(World):
             self._lose_device(host, trouble.steps)
         elif trouble.kind == "drain":
             self.carrier.drain(host, trouble.steps)
+        elif trouble.kind == "cut off":
+            self._cut_off(host, trouble.lasts)
         elif trouble.kind == "host lost":
             self._lose_host(host)
         elif trouble.kind == "die" and host.life is not None:
@@ -352,14 +385,43 @@ class HostsWorld(World):
             self.by_pid[pid].kill()
         self.later(LATEST_S, self._look_at_launchers)  # relays elsewhere hear that their workers are lost
 
+    def _cut_off(self, host: Host, lasts: float) -> None:
+        """From all others, and from etcd, over either network; all that runs there goes on."""
+        if host.lost_at or host.cut_off_at:
+            return
+        self.faults["cut off"] += 1
+        host.cut_off_at = self.loop.time()
+        for other in self.hosts:
+            if other != host.name:
+                self.network.cut(host.name, other)
+        self.network.gone.add(host.name)
+        self.etcd.cut_off.add(host.name)
+        for pid in host.servers:
+            if (device := self.by_pid[pid]).state == "running":
+                device.collective_failed("No route to host")
+        self.later(lasts, partial(self._is_back, host))
+
+    def _is_back(self, host: Host) -> None:
+        if host.lost_at or not host.cut_off_at:
+            return
+        host.cut_off_at = 0.0
+        self.network.gone.discard(host.name)
+        self.etcd.cut_off.discard(host.name)
+        for other in self.hosts:
+            self.network.heal(host.name, other)
+
     def state_of(self, name: str, viewer: str) -> HostState:
         """What hosts agree on; each learns of it in its own time."""
-        lost_at = self.hosts[name].lost_at
-        if not lost_at:
+        since = self.hosts[name].lost_at or self.hosts[name].cut_off_at
+        if self.hosts[viewer].cut_off_at:
+            return HostState.ALIVE if name == viewer else HostState.UNKNOWN
+        if not since:
             return HostState.ALIVE
         chance = random.Random(mix(self.seed, 45, ord(name[0]), ord(viewer[0])))
-        agreed_at = lost_at + chance.uniform(SOONEST_S, LATEST_S)
-        return HostState.LOST if self.loop.time() > agreed_at else HostState.SUSPECTED
+        if self.loop.time() < since + chance.uniform(SOONEST_S, LATEST_S):
+            return HostState.SUSPECTED
+        self._taken_for_lost = True
+        return HostState.LOST
 
     def may_be_open(self, log: Log) -> bool:
         """A worker that was lost with its host, and the others with it, or had ended before."""
@@ -367,7 +429,7 @@ class HostsWorld(World):
 
     def is_excused(self, why: str) -> bool:
         """Hosts are lost, and the job with them; the sentence says why it could not go on."""
-        return bool(self.faults["host lost"]) and why.startswith(("host ", "hosts "))
+        return self._taken_for_lost and why.startswith(("host ", "hosts ", "this host was given up"))
 
     def _follow_up(self, host: Host, former: Proxyd) -> None:
         """Whatever watches over proxyds starts another one."""
@@ -382,6 +444,8 @@ class HostsWorld(World):
         """Nothing goes wrong any more: is anything left?"""
         self.settled = True
         self.network.rough = self.etcd.rough = False
+        for host in self.hosts.values():
+            self._is_back(host)
         self.network.heal_all()
         self.etcd.away_until = 0.0
         for host in self.hosts.values():
@@ -403,3 +467,5 @@ class HostsWorld(World):
         serving = [one.pid for one in self.devices.values() if one.process.running and one.log is not None]
         if serving:
             raise self.violation(f"device servers {serving} are left")
+        if left := [one.pid for one in self._workers_of.values() if one.running]:
+            raise self.violation(f"workers {left} are left")

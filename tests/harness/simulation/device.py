@@ -325,7 +325,7 @@ class Device(Told):
         """Take a rank."""
         if self.state != "idle":
             raise replay.LogError("the device server already has a session")
-        self.log = self.world.logs[request.rank]
+        self.log = self.world.log_of(self, request)
         self.log.device_lost, self.log.device_message = 0, ""
         self.protect = request.policy.protect
         self.table.protect(self.protect)

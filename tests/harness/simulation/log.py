@@ -73,7 +73,7 @@ class Log:
     recent_calls: tuple[str, ...] = ()
     """Nothing of it matters here."""
 
-    def __init__(self, rank: int, program: Program, on_lost: Callable[[int], None]) -> None:
+    def __init__(self, rank: int, program: Program, on_lost: Callable[[Log], None]) -> None:
         self.rank = rank
         self.program = program
         self.tail_index = 0
@@ -205,4 +205,4 @@ class Log:
         if self.session_state == 0:
             self.session_state = 1
             self.lost_because = message
-            self._on_lost(self.rank)
+            self._on_lost(self)

@@ -274,8 +274,16 @@ class World:
             self.coordinator.validation_reached(session, generation)
             self.count_event()
 
-    def _lost(self, rank: int) -> None:
-        self.later(0.004, lambda: self.worker_ended(rank))
+    def _lost(self, log: Log) -> None:
+        self.later(0.004, lambda: self.leaves(log))
+
+    def leaves(self, log: Log) -> None:
+        """The worker of a log ends."""
+        self.worker_ended(log.rank)
+
+    def log_of(self, device: Device, request: Any) -> Log:
+        """Which one a server is told to take."""
+        return self.logs[request.rank]
 
     def worker_is_done(self, device: Device, log: Log) -> None:
         """A program has been run to its end: compare, then its worker leaves."""
@@ -288,7 +296,7 @@ class World:
                 raise self.violation(f"rank {log.rank} ends with other bytes in buffer {handle}")
         if len(log.told) != len(log.program.reads):
             raise self.violation(f"rank {log.rank} was not told every value it asked for")
-        self.later(device.chance.uniform(0.001, 0.03), lambda: self.worker_ended(log.rank))
+        self.later(device.chance.uniform(0.001, 0.03), lambda: self.leaves(log))
 
     def worker_ended(self, rank: int) -> None:
         """Its process is gone, whatever its program had still to do."""
