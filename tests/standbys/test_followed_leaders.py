@@ -29,6 +29,9 @@ class Images:
         self.back: list[int] = []
         self.held = 0
 
+    def take_left(self) -> Left:
+        return self.left
+
     def bring_back(self, lost: list[Session]) -> str:
         self.brought += [session.rank for session in lost]
         for session in lost:

@@ -35,13 +35,7 @@ from understudy.recovery.record.log import run_of
 from understudy.recovery.spanning.leader.standbys import NotLeft, Standbys
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
 from understudy.recovery.spanning.ranks.image_pair import EVERY_COMMIT, Pair, Worker, worker_of
-from understudy.recovery.spanning.ranks.image_set import (
-    Left,
-    read_left,
-    remove_all_but,
-    write_about,
-    write_set,
-)
+from understudy.recovery.spanning.ranks.image_set import Left, find_left, write_about, write_set
 from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Job, Session
 
@@ -84,21 +78,18 @@ class CpuImages:
         self._kept: dict[int, tuple[Worker, Taken]] = {}
         """What a former leader has left, by rank: the worker, and its image."""
         self._run = run_of(job.span.token) if job.span is not None else ""
-        self.left = self._left_behind()
-        """By a proxyd of this host that led the job before us."""
-
-    def _left_behind(self) -> Left | None:
-        """The newest images that count, which do so from here on; what is of a former run goes."""
         numbers = [int(path.name) for path in self._folder.glob("[0-9]*") if path.name.isdecimal()]
         self._count = max(numbers, default=0)
         newest_first = [*(str(number) for number in sorted(numbers, reverse=True)), INHERITED]
-        for folder in (self._folder / name for name in newest_first):
-            if (left := read_left(folder, self._job.name, self._run)) is not None:
-                remove_all_but(self._folder, folder)
-                self._go_on(left, inherited=folder.name == INHERITED)
-                return left
-        remove_all_but(self._folder)
-        return None
+        self.left = find_left(self._folder, newest_first, job.name, self._run)
+        """By a proxyd of this host that led the job before us: it counts from here on."""
+        if self.left is not None:
+            self._go_on(self.left, inherited=self.left.kept.folder.name == INHERITED)
+
+    def take_left(self) -> Left | None:
+        """What was left, for who brings ranks back with it; it is asked once."""
+        left, self.left = self.left, None
+        return left
 
     def _go_on(self, left: Left, *, inherited: bool) -> None:
         images, kept = left.images, left.kept

@@ -81,7 +81,7 @@ class LostHosts:
 
     def follow_predecessor(self) -> None:
         """A proxyd before us led the job from here: with what it has left, ranks are to come back."""
-        left = self._lead.images.left if self._lead.images is not None else None
+        left = self._lead.images.take_left() if self._lead.images is not None else None
         if left is not None or self._lead.span.given_up_hosts:
             self._go_on(left, dict.fromkeys(self._lead.span.given_up_hosts, BEFORE))
 

@@ -18,13 +18,7 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.record.log import run_of
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, make_folder
-from understudy.recovery.spanning.ranks.image_set import (
-    KeptSet,
-    read_kept,
-    remove_all_but,
-    remove_image,
-    write_about,
-)
+from understudy.recovery.spanning.ranks.image_set import KeptSet, find_kept, remove_image, write_about
 from understudy.recovery.state.jobs import Job
 
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -45,17 +39,11 @@ class KeptImages:
         self._folder = folder / f"{job.name}.kept" if folder is not None else None
         self._store = store
         self._run = run_of(job.span.token) if job.span is not None else ""
-        self._sets = self._left_behind(self._folder) if self._folder is not None else {}
+        self._sets: dict[str, KeptSet] = {}
+        if self._folder is not None:  # what a proxyd before us has kept
+            self._sets = find_kept(self._folder, job.name, self._run)
         self._released = 0, 0
         """Sets that came before this were let go of, but for one."""
-
-    def _left_behind(self, folder: Path) -> dict[str, KeptSet]:
-        """By a proxyd before us; what is of a former run goes."""
-        named = [path for path in folder.glob("*") if _ID.fullmatch(path.name)]
-        sets = {path.name: read_kept(path, self._job.name, self._run) for path in sorted(named)}
-        sets = {identity: kept for identity, kept in sets.items() if kept.images}
-        remove_all_but(folder, *(kept.folder for kept in sets.values()))
-        return sets
 
     def get(self, identity: str) -> KeptSet | None:
         """Images of that set, if any are here."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -103,14 +104,37 @@ def read_left(folder: Path, job: str, run: str) -> Left | None:
     return Left(about.images, read_kept(folder, job, run)) if about is not None else None
 
 
-def remove_all_but(folder: Path, *kept: Path) -> None:
+def find_kept(folder: Path, job: str, run: str) -> dict[str, KeptSet]:
+    """Sets below a folder that have an image, by their names; all else there is removed."""
+    try:
+        sets = {path.name: read_kept(path, job, run) for path in sorted(folder.glob("[0-9a-f]*"))}
+        sets = {name: kept for name, kept in sets.items() if kept.images}
+        _remove_all_but(folder, {kept.folder for kept in sets.values()})
+    except OSError as problem:
+        log.warning("CPU images cannot be looked for", path=str(folder), problem=str(problem))
+        return {}
+    return sets
+
+
+def find_left(folder: Path, names: Iterable[str], job: str, run: str) -> Left | None:
+    """The first of these sets below a folder that counts; all else there is removed."""
+    try:
+        found = (read_left(folder / name, job, run) for name in names)
+        left = next(filter(None, found), None)
+        _remove_all_but(folder, {left.kept.folder} if left is not None else set())
+    except OSError as problem:
+        log.warning("CPU images cannot be looked for", path=str(folder), problem=str(problem))
+        return None
+    return left
+
+
+def _remove_all_but(folder: Path, kept: Collection[Path]) -> None:
     """Remove what is of a former run, or is not needed any more."""
-    if not kept:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in folder.iterdir():
+    for path in folder.glob("*"):
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _taken(image: Path, about: pb.AboutImage, job: str) -> Taken | None:

@@ -428,8 +428,12 @@ class HostsWorld(World):
         return super().may_be_open(log) or bool(self.home[log.rank].lost_at)
 
     def is_excused(self, why: str) -> bool:
-        """Hosts are lost, and the job with them; the sentence says why it could not go on."""
-        return self._taken_for_lost and why.startswith(("host ", "hosts ", "this host was given up"))
+        """Hosts are lost, and the job with them; the sentence says why it could not go on.
+
+        What goes with images that count is never let go of.
+        """
+        held = "the snapshot that goes with them is gone" not in why and "does not reach back" not in why
+        return self._taken_for_lost and held and why.startswith(("host ", "hosts ", "this host was given up"))
 
     def _follow_up(self, host: Host, former: Proxyd) -> None:
         """Whatever watches over proxyds starts another one."""
