@@ -16,10 +16,12 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent import host_agent
 from understudy.recovery.planning.takeover import takeover
 from understudy.recovery.spanning.leader.lead import Lead
+from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.relocations import Relocations
 from understudy.recovery.state.jobs import Session
+from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
-SCHEDULES = 40
+SCHEDULES = 32
 """`make simulate-jobs` runs 100,000."""
 
 
@@ -32,7 +34,7 @@ def silence() -> Iterator[None]:
 
 @pytest.mark.timeout(300)
 def test_a_job_on_several_hosts_ends_as_undisturbed_or_for_a_reason(seed: int) -> None:
-    """Whichever servers, proxyds, links and devices fail, whoever moves, with etcd there or not."""
+    """Whichever servers, proxyds, links, devices and hosts fail, whoever moves, with etcd there or not."""
     faults: Counter[str] = Counter()
     ended = adopted = 0
     for number in range(seed * SCHEDULES, (seed + 1) * SCHEDULES):
@@ -42,11 +44,22 @@ def test_a_job_on_several_hosts_ends_as_undisturbed_or_for_a_reason(seed: int) -
         ended, adopted = ended + outcome.ended, adopted + outcome.adopted
     print(ended, adopted, faults)
     assert ended > SCHEDULES and adopted and faults["cut"] and faults["proxyd died"]
+    assert faults["host lost"] + faults["cut off"]
+
+
+def test_ranks_of_a_host_that_is_lost_come_back_though_the_leading_proxyd_dies_amid_that() -> None:
+    outcome = simulate(24)
+    assert not outcome.violations
+    assert (outcome.came_back, outcome.faults["host lost"], outcome.faults["proxyd died"]) == (2, 2, 3)
 
 
 def test_a_schedule_runs_in_the_same_way_each_time() -> None:
     once, again = simulate(7), simulate(7)
     assert (once.events, once.plans, once.virtual_s) == (again.events, again.plans, again.virtual_s)
+
+
+async def nothing_is_left(_: LostHosts) -> None:
+    """By the proxyd before."""
 
 
 async def nobody_is_told(_: Lead) -> None:
@@ -76,6 +89,10 @@ CARELESS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
         Lead, "opened", lambda lead, member, one: lead.described(member, one), 562
     ),
     "a move is broken off with its round": (Relocations, "move", move_within_its_round, 150),
+    "what goes with images is not held": (SnapshotLeases, "hold", lambda *_: None, 0),
+    "whoever follows a proxyd does not ask what it was about to bring back": (
+        LostHosts, "follow_predecessor", nothing_is_left, 24
+    ),
     "who has not told yet has no ranks in a job whose launcher has ended": (
         host_agent, "goes_on", lambda job: any(one.host for one in job.sessions.values()), 166
     ),

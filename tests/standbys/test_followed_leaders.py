@@ -47,11 +47,11 @@ class Images:
     def close(self) -> None: ...
 
 
-def leads(a: Leader, images: Images | None, *given_up: str) -> None:
+async def leads(a: Leader, images: Images | None, *given_up: str) -> None:
     """From here on, as its journal says."""
     a.lead.images, a.lead.room_for = cast(Any, images), lambda _: True
     a.span.given_up_hosts = set(given_up)
-    a.lead.lost_hosts.follow_predecessor()
+    await a.lead.lost_hosts.follow_predecessor()
 
 
 def test_ranks_that_were_about_to_come_back_do_so(folder: Path) -> None:
@@ -62,7 +62,7 @@ def test_ranks_that_were_about_to_come_back_do_so(folder: Path) -> None:
         images = Images(folder, ("y", y.side.describe(y.open(0, world=2))))
         b.open(1, world=2)
         async with Leader(folder, {"b": b, "y": y}, known="b", awaited="b") as a:
-            leads(a, images, "y")
+            await leads(a, images, "y")
             lost = a.job.sessions[0]
             assert (lost.host, lost.restores_from_image) == ("y", SERIAL) and not images.brought
             async with b:
@@ -84,7 +84,7 @@ def test_a_rank_that_had_come_back_goes_on_where_it_is(folder: Path) -> None:
         b.open(0)
         b.open(1).resumed_commit = 1 << 62
         async with Leader(folder, {"b": b, "y": y}, known="b", awaited="b") as a:
-            leads(a, images, "y")
+            await leads(a, images, "y")
             session = a.job.sessions[1]
             async with b:
                 await becomes(lambda: images.held == 1)
@@ -100,7 +100,7 @@ def test_without_the_images_the_job_ends_with_a_sentence(folder: Path) -> None:
         b = Member(folder, "b")
         b.open(1, world=3)
         async with b, Leader(folder, {"b": b}, known="b", awaited="b") as a:
-            leads(a, None, "y")
+            await leads(a, None, "y")
             session = await a.hears_of(1)
             await becomes(lambda: session.state == "lost")
             assert "host y is lost, and with it the worker of rank 0, rank 2" in session.note
@@ -116,7 +116,7 @@ def test_a_host_that_is_lost_before_it_has_told_has_its_ranks_come_back(imaged: 
         images = Images(folder, ("y", y.side.describe(y.open(0)))) if imaged else None
         b.open(1)
         async with Leader(folder, {"b": b, "y": y}, known="by", awaited="by") as a:
-            leads(a, images)
+            await leads(a, images)
             a.lead.lost_hosts.give_up("y", "its lease has ended")
             async with b:
                 await becomes(lambda: not a.span.awaited)
@@ -124,5 +124,24 @@ def test_a_host_that_is_lost_before_it_has_told_has_its_ranks_come_back(imaged: 
                     await becomes(lambda: images.brought == [0])
                 else:
                     assert 0 not in a.job.sessions
+
+    asyncio.run(check())
+
+
+def test_a_host_that_takes_part_again_tells_of_its_ranks_itself(folder: Path) -> None:
+    """It had only been cut off, and the rank has come back to it: that worker must not run twice."""
+
+    async def check() -> None:
+        b, y = Member(folder, "b"), Member(folder, "y")
+        images = Images(folder, ("y", y.side.describe(y.open(0))))
+        b.open(1)
+        async with Leader(folder, {"b": b, "y": y}, known="by", awaited="by") as a:
+            await leads(a, images, "y")
+            assert 0 not in a.job.sessions
+            async with b, y:
+                await becomes(lambda: images.held == 1)
+            session = a.job.sessions[0]
+            assert (session.host, session.restores_from_image, session.state) == ("y", 0, "running")
+            assert not images.brought
 
     asyncio.run(check())

@@ -99,7 +99,7 @@ class Lead:
         self._background.start(self.steering.pass_orders_on())
         assert self.span.leading is not None
         if not self.span.leading.token:  # nobody has claimed it anew
-            self.lost_hosts.follow_predecessor()
+            self.run_beside(self.lost_hosts.follow_predecessor())
         self._background.start(self.span.leading.run(self._superseded))
         if self.standbys is not None:
             self._background.start(self.standbys.run())

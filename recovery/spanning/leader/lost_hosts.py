@@ -77,16 +77,21 @@ class LostHosts:
             log.error("nothing can come back from CPU images", job=lead.job.name, problem=str(problem))
         imaged = {one.host for one in left.images.workers}
         expected = {host: why for host, why in lost.items() if host == handover.former or host in imaged}
-        self._go_on(left, {**dict.fromkeys(lead.span.given_up_hosts, BEFORE), **expected})
+        self._go_on(left, expected)
 
-    def follow_predecessor(self) -> None:
-        """A proxyd before us led the job from here: with what it has left, ranks are to come back."""
+    async def follow_predecessor(self) -> None:
+        """A proxyd before us led the job from here: with what it has left, ranks are to come back.
+
+        Ranks of this host are known by now: this runs before anything that begins when they are.
+        """
         left = self._lead.images.take_left() if self._lead.images is not None else None
         if left is not None or self._lead.span.given_up_hosts:
-            self._go_on(left, dict.fromkeys(self._lead.span.given_up_hosts, BEFORE))
+            self._go_on(left, {})
 
-    def _go_on(self, left: Left | None, expected: Mapping[str, str]) -> None:
-        self._left = left
+    def _go_on(self, left: Left | None, lost: Mapping[str, str]) -> None:
+        """Hosts that had been given up are so once more, unless they take part again, and tell of theirs."""
+        self._left, span = left, self._lead.span
+        expected = {**dict.fromkeys(span.given_up_hosts - span.members, BEFORE), **lost}
         for host in sorted(expected):
             self._expect_loss(host, expected[host])
         self._lead.run_beside(self._give_up_expected())
@@ -131,9 +136,10 @@ class LostHosts:
         if left is not None and self._lead.images is not None:
             self._lead.images.hold()  # on ranks of which others have told since
         worlds = [session.world for session in job.sessions.values()]
-        if expected and (gone := missing(worlds, job.sessions.keys(), job.departed.keys())):
+        lost = expected or dict.fromkeys(sorted(self._lead.span.given_up_hosts), BEFORE)
+        if lost and (gone := missing(worlds, job.sessions.keys(), job.departed.keys())):
             ranks = ", ".join(f"rank {rank}" for rank in gone)
-            self.fail_all(expected, ranks, UNIMAGED if left is not None else GONE)
+            self.fail_all(lost, ranks, UNIMAGED if left is not None else GONE)
         self._lead.look_for_untold()
 
     # ------------------------------------------------------------------ any

@@ -23,7 +23,7 @@ from job_simulation.schedules import some_case, some_places, with_lost_hosts
 from job_simulation.world import HostsWorld
 
 MOST_RANKS = 12
-WITH_IMAGES = 0.4
+WITH_IMAGES = 0.3
 """Share of jobs of whose workers images are taken, and whose hosts may be lost for good."""
 STEPS = (8, 12, 16)
 """Of those: there are to be some images."""
