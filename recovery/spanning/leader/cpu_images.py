@@ -35,7 +35,7 @@ from understudy.recovery.record.log import run_of
 from understudy.recovery.spanning.leader.standbys import NotLeft, Standbys
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts
 from understudy.recovery.spanning.ranks.image_pair import EVERY_COMMIT, Pair, Worker, worker_of
-from understudy.recovery.spanning.ranks.image_set import Left, find_left, write_about, write_set
+from understudy.recovery.spanning.ranks.image_set import INHERITED, Left, find_left, write_about, write_set
 from understudy.recovery.spanning.ranks.remote import NotMoved
 from understudy.recovery.state.jobs import Job, Session
 
@@ -50,7 +50,7 @@ AGAIN_S = 10.0
 """After one that was not taken."""
 PRESSED_S = 5.0
 """Between two, where a log is filling up with what only newer images can let go."""
-HOLDER, INHERITED = "CPU images", "inherited"
+HOLDER = "CPU images"
 
 
 class CpuImages:
@@ -72,16 +72,12 @@ class CpuImages:
         self._taking: Pair | None = None
         self._take_task: asyncio.Task[None] | None = None
         self._begun_s = 0.0
-        self._count = 0
         self._problem = "none has been taken yet"
         self._standbys = standbys
         self._kept: dict[int, tuple[Worker, Taken]] = {}
         """What a former leader has left, by rank: the worker, and its image."""
         self._run = run_of(job.span.token) if job.span is not None else ""
-        numbers = [int(path.name) for path in self._folder.glob("[0-9]*") if path.name.isdecimal()]
-        self._count = max(numbers, default=0)
-        newest_first = [*(str(number) for number in sorted(numbers, reverse=True)), INHERITED]
-        self.left = find_left(self._folder, newest_first, job.name, self._run)
+        self.left, self._count = find_left(self._folder, job.name, self._run)
         """By a proxyd of this host that led the job before us: it counts from here on."""
         if self.left is not None:
             self._go_on(self.left, inherited=self.left.kept.folder.name == INHERITED)

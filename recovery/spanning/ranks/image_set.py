@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +23,8 @@ from understudy.recovery.spanning.ranks.image_file import Taken
 log = structlog.get_logger()
 
 ABOUT, SET = ".about", "set"
+INHERITED = "inherited"
+"""The set of a leader that was lost, which it had left to us."""
 MOST_BYTES = 64 << 20
 About = TypeVar("About", pb.AboutImage, pb.AboutSet)
 
@@ -116,16 +118,20 @@ def find_kept(folder: Path, job: str, run: str) -> dict[str, KeptSet]:
     return sets
 
 
-def find_left(folder: Path, names: Iterable[str], job: str, run: str) -> Left | None:
-    """The first of these sets below a folder that counts; all else there is removed."""
+def find_left(folder: Path, job: str, run: str) -> tuple[Left | None, int]:
+    """The newest set below a folder that counts, and the highest number there; all else is removed.
+
+    Sets are numbered; INHERITED is older than each.
+    """
     try:
-        found = (read_left(folder / name, job, run) for name in names)
-        left = next(filter(None, found), None)
+        numbers = sorted(int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal())
+        names = [*map(str, reversed(numbers)), INHERITED]
+        left = next(filter(None, (read_left(folder / name, job, run) for name in names)), None)
         _remove_all_but(folder, {left.kept.folder} if left is not None else set())
     except OSError as problem:
         log.warning("CPU images cannot be looked for", path=str(folder), problem=str(problem))
-        return None
-    return left
+        return None, 0
+    return left, max(numbers, default=0)
 
 
 def _remove_all_but(folder: Path, kept: Collection[Path]) -> None:
