@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +13,15 @@ import pytest
 from understudy import replay
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import Refused
+from understudy.recovery.host.evidence import rank_facts
 from understudy.recovery.job_hosts.arrivals import Arrivals
 from understudy.recovery.job_hosts.spans import Spans
+from understudy.recovery.planning.facts import CommitFacts
 from understudy.recovery.spanning.member.member import NotAdmitted
+from understudy.recovery.spanning.ranks.image_pair import EVERY_COMMIT
 from understudy.recovery.spanning.ranks.mark import read_mark
+from understudy.recovery.state.jobs import Job, Session
+from understudy.recovery.state.span import Span
 
 GOOD = pb.SpanMark(token=b"t" * 32, leader="host-a.b", hosts=2, recoveries=3, device="cuda:1")
 
@@ -70,6 +77,33 @@ def test_no_job_is_begun_for_a_worker_whose_mark_is_refused_and_the_worker_is_to
     Arrivals(cast(Any, agent), cast(Any, None), "here").take_in(header, 1, directory)
     assert why in replay.Log(str(directory)).lost_message
     assert not agent.jobs
+
+
+def test_a_rank_that_comes_from_an_image_is_restored_from_no_shadows(tmp_path: Path) -> None:
+    """Its log may tell of commits whose shadows the image leaves out; its host says so."""
+    directory = tmp_path / "rank-1"
+    directory.mkdir()
+    replay.create_log(str(directory), rank=1, world=2, segment_bytes=4 << 20, segment_count=4)
+    job = Job("j", None, [], span=Span(2, GOOD.token, "host-a.b"))
+    arrived: list[Session] = []
+    agent: Any = SimpleNamespace(
+        jobs={"j": job}, deputies={"j": SimpleNamespace(arrived=arrived.append)},
+        leases=SimpleNamespace(for_arrivals=lambda: [0], hold=lambda _: None),
+        settings=SimpleNamespace(devices=SimpleNamespace(names=["cpu:0"])),
+        remote_ranks=SimpleNamespace(receive=lambda _: None),
+    )  # fmt: skip
+    more = changed(resumed_commit=EVERY_COMMIT)
+    header = pb.WorkerHeader(job="j", rank=1, world=2, relay=f"{tmp_path}/r/r1", more=more)
+
+    async def arrive() -> None:
+        Arrivals(agent, cast(Any, None), "here").take_in(header, os.getpid(), directory)
+        arrived[0].worker.close()
+
+    asyncio.run(arrive())
+    [session] = arrived
+    assert session.resumed_commit == EVERY_COMMIT
+    commit = CommitFacts(7, 3, complete=True, has_manifest=True)
+    assert not rank_facts(session, True, [commit]).commits[0].has_manifest
 
 
 def test_a_member_that_opened_one_rank_tells_of_no_other() -> None:
