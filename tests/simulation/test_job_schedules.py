@@ -44,7 +44,6 @@ def test_a_job_on_several_hosts_ends_as_undisturbed_or_for_a_reason(seed: int) -
         ended, adopted = ended + outcome.ended, adopted + outcome.adopted
     print(ended, adopted, faults)
     assert ended > SCHEDULES and adopted and faults["cut"] and faults["proxyd died"]
-    assert faults["host lost"] + faults["cut off"]
 
 
 def test_ranks_of_a_host_that_is_lost_come_back_though_the_leading_proxyd_dies_amid_that() -> None:
