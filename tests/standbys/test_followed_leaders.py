@@ -143,5 +143,6 @@ def test_a_host_that_takes_part_again_tells_of_its_ranks_itself(folder: Path) ->
             session = a.job.sessions[0]
             assert (session.host, session.restores_from_image, session.state) == ("y", 0, "running")
             assert not images.brought
+            await becomes(lambda: not a.span.given_up_hosts)
 
     asyncio.run(check())

@@ -16,11 +16,12 @@ from led_job import becomes
 from standbys import ID, image_set
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.record.log import run_of
 from understudy.recovery.spanning.leader import cpu_images
 from understudy.recovery.spanning.leader.cpu_images import FOLDER, CpuImages
 from understudy.recovery.spanning.leader.standbys import NotLeft
 from understudy.recovery.spanning.ranks.image_file import Taken
-from understudy.recovery.spanning.ranks.image_set import KeptSet, Left
+from understudy.recovery.spanning.ranks.image_set import KeptSet, Left, write_set
 
 
 @pytest.fixture
@@ -206,6 +207,34 @@ def test_images_that_no_standby_keeps_outlive_their_proxyd_and_nobody_is_named(s
         images = some_time_later(stage)
         assert images.left is None and "none has been taken yet" in images.bring_back([stage.sessions[1]])
         assert not any(stage.files())
+
+    asyncio.run(take())
+
+
+SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a set that is damaged": (lambda folder: (folder / "set").write_bytes(b"\xff" * 9), "none has been"),
+    "a set without places": (
+        lambda folder: write_set(folder, run_of(b"t"), image_set({1: ("b", "c")})), "have ended"
+    ),
+    "an image that is cut short": (
+        lambda folder: (folder / "rank-1").write_bytes(b"x"), "it was on another host when they were taken"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_nothing_comes_back_from_what_is_not_as_it_was_left(what: str, stage: TwoHosts) -> None:
+    with_standby(stage).problem = "no other host has ranks of the job"
+    spoil, why = SPOILT[what]
+
+    async def take() -> None:
+        await stage.offer(1)
+        await asyncio.gather(*stage.work)
+        spoil(stage.folder / FOLDER / "a" / "j" / "1")
+        images = some_time_later(stage)
+        images.hold()
+        assert why in images.bring_back([stage.sessions[1]])
+        assert stage.sessions[1].restores_from_image == 0
 
     asyncio.run(take())
 

@@ -93,11 +93,14 @@ def test_a_standby_leads_the_job_on_as_the_leader_left_it(tmp_path: Path) -> Non
             pb.JobRecordBatch(images=two_copies()),
         )
         assert await lost.why_over() == ""
-        [(left, why)] = lost.left
-        assert (left.former, left.left.images, why) == ("a", two_copies(), {"a": "its lease has ended"})
-        assert (
-            left.left.kept.folder.name == ID and left.recorded.next == 3 and lost.keeper.kept.get(ID) is None
+        [(handover, why)] = lost.left
+        assert (handover.former, handover.left.images, why) == (
+            "a",
+            two_copies(),
+            {"a": "its lease has ended"},
         )
+        assert handover.left.kept.folder.name == ID and handover.recorded.next == 3
+        assert lost.keeper.kept.get(ID) is None
         assert lost.keeper.store.holds(["k"]) and len(lost.keeper.store) == 1
         assert lost.keeper.store.done("request-1") == 3
         span = lost.job.span
@@ -194,8 +197,8 @@ def test_a_standby_follows_one_that_was_lost_before_anybody_heard_that_it_led(tm
         await lost.cluster.put(OWNER, owner("b"))
         assert await lost.why_over() == "" and not lost.left  # b will follow us
         assert await lost.why_over("b") == ""
-        [(left, why)] = lost.left
-        assert left.former == "b" and why.keys() == {"a", "b"}
+        [(handover, why)] = lost.left
+        assert handover.former == "b" and why.keys() == {"a", "b"}
         [adoption] = lost.job.adoptions
         assert (adoption.former_host, adoption.host) == ("b", "c")
 

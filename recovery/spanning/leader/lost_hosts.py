@@ -136,7 +136,9 @@ class LostHosts:
         if left is not None and self._lead.images is not None:
             self._lead.images.hold()  # on ranks of which others have told since
         worlds = [session.world for session in job.sessions.values()]
-        lost = expected or dict.fromkeys(sorted(self._lead.span.given_up_hosts), BEFORE)
+        given_up = self._lead.span.given_up_hosts
+        lost = expected or dict.fromkeys(sorted(given_up), BEFORE)
+        given_up.intersection_update(self._coming_back)  # of the others nobody is to come back any more
         if lost and (gone := missing(worlds, job.sessions.keys(), job.departed.keys())):
             ranks = ", ".join(f"rank {rank}" for rank in gone)
             self.fail_all(lost, ranks, UNIMAGED if left is not None else GONE)

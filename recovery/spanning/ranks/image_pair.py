@@ -46,7 +46,7 @@ class Pair:
     @property
     def step(self) -> int:
         """Minibatches that are behind all of it."""
-        return max(commit.step for commit in self.commits.values())
+        return max((commit.step for commit in self.commits.values()), default=0)
 
     def why_useless(self, sessions: Sequence[Session]) -> str:
         """Empty: all ranks can go back to it."""

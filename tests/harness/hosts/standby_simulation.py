@@ -157,16 +157,16 @@ class Member:
         if left and span.leading is not None:
             await self._lead(span.leading, left[0], job.generation, lost)
 
-    async def _lead(self, leading: Leading, left: Handover, decided: int, lost: Collection[str]) -> None:
+    async def _lead(self, leading: Leading, handover: Handover, decided: int, lost: Collection[str]) -> None:
         log = RecordLog(self.link, "c", "j", self.world.token)
         record = JobRecord("j", log, leading, lambda: self.store, lambda: writer.known())
-        record.go_on(left.recorded.next, left.left.images, left.recorded.known)
+        record.go_on(handover.recorded.next, handover.left.images, handover.recorded.known)
         writer = Writer(self.world, self.name, self.store, record)
         writer.decided = decided
         writer.given_up = [
             pb.JournaledWorker(host=one.host, process=one.worker)
-            for one in left.left.images.workers if one.host in lost
-        ] + list(left.recorded.known.span.given_up)  # fmt: skip
+            for one in handover.left.images.workers if one.host in lost
+        ] + list(handover.recorded.known.span.given_up)  # fmt: skip
         numbers = itertools.count()
         work = [leading.run(lambda host: setattr(writer, "gone", True)), writer.decide()]
         await all_until_cancelled(work + [writer.write(numbers) for _ in range(2)])

@@ -79,7 +79,7 @@ class Network:
         """Whether anything goes wrong by itself."""
         self.lost = 0
         self.gone: set[str] = set()
-        """Hosts that nothing reaches any more, for good."""
+        """Hosts whose links nothing heals, until they are taken out."""
         self._cut: dict[frozenset[str], list[Callable[[], None]]] = {}
         self._since: dict[frozenset[str], float] = {}
         self._calls: set[Call] = set()
@@ -112,9 +112,8 @@ class Network:
             self._cut[link].clear()
             for call in [one for one in self._calls if one.link == link]:
                 call.break_off("keepalive timed out")
-            self.loop.outside(
-                KEEPALIVE_S, self._break_if_still_cut, link, since
-            )  # who asks now cannot connect
+            # Whoever asks from now on cannot connect.
+            self.loop.outside(KEEPALIVE_S, self._break_if_still_cut, link, since)
 
     def delay(self) -> float:
         if self.rough and self.chance.random() < 0.02:

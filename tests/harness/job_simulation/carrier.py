@@ -129,10 +129,8 @@ class Carrier:
     def check(self, source: Host, there: Host) -> None:
         """Raises NotSent."""
         proxyd = there.proxyd
-        if self._world.network.is_cut(source.name, there.name) or proxyd is None or not proxyd.life.alive:
+        if self._world.network.is_cut(source.name, there.name) or proxyd is None or not there.serves:
             raise NotSent(f"host {there.name} is not reached")
-        if not proxyd.serves.is_set():
-            raise NotSent(f"host {there.name} has just begun")
         if there.arriving + len(there.incoming_unheard) > len(proxyd.leases.free()):
             raise NotSent(f"host {there.name} has no free device")
 

@@ -39,7 +39,6 @@ class Images:
         self._taken: list[Log] = []
         self._ready: dict[str, tuple[pb.WorkerHeader, Log, int, Passage]] = {}
         """Workers that are restored and stand still, by their moves; they outlive the proxyd there."""
-        self.restored = 0
 
     # ------------------------------------------------------------------ taking
     @asynccontextmanager
@@ -80,7 +79,6 @@ class Images:
         if (ready := self._ready.pop(away.move, None)) is not None:
             header, log, pid, passage = ready
             passage.end()
-            self.restored += 1
             world.faults["came back"] += 1
             world.carrier.let_run(header, there, pid, log)
         elif not any(header.move == away.move for header in there.incoming.values()):

@@ -70,7 +70,7 @@ def simulate(seed: int, explain: bool = False, longest_s: float = LONGEST_S) -> 
     outcome.ended = sum(log.session_state == 2 for log in world.logs)
     outcome.given_up = sum(log.session_state == 1 for log in world.logs)
     outcome.copied, outcome.adopted, outcome.moved = world.copied, world.adopted, world.carrier.moved
-    outcome.came_back = world.images.restored
+    outcome.came_back = world.faults["came back"]
     outcome.virtual_s = loop.time()
     outcome.seconds = time.perf_counter() - begin
     if explain:

@@ -370,10 +370,7 @@ class HostsWorld(World):
             return
         self.faults["host lost"] += 1
         host.lost_at = self.loop.time()
-        for other in self.hosts:
-            if other != host.name:
-                self.network.cut(host.name, other)
-        self.network.gone.add(host.name)
+        self._isolate(host)
         if host.life is not None:
             host.life.die()
         host.incoming.clear()
@@ -391,15 +388,19 @@ class HostsWorld(World):
             return
         self.faults["cut off"] += 1
         host.cut_off_at = self.loop.time()
-        for other in self.hosts:
-            if other != host.name:
-                self.network.cut(host.name, other)
-        self.network.gone.add(host.name)
+        self._isolate(host)
         self.etcd.cut_off.add(host.name)
         for pid in host.servers:
             if (device := self.by_pid[pid]).state == "running":
                 device.collective_failed("No route to host")
         self.later(lasts, partial(self._is_back, host))
+
+    def _isolate(self, host: Host) -> None:
+        """No other proxyd reaches it, whatever link is healed meanwhile."""
+        for other in self.hosts:
+            if other != host.name:
+                self.network.cut(host.name, other)
+        self.network.gone.add(host.name)
 
     def _is_back(self, host: Host) -> None:
         if host.lost_at or not host.cut_off_at:
