@@ -375,16 +375,14 @@ class HostAgent:
             return await _wait(session.closed)
         job = session.job
         clean = session.log.session_state == SESSION_CLOSED
-        lost, session.state = session.state == "lost", "ended"
+        state, session.state = "lost" if session.state == "lost" else "ended", "ended"
         if job.sessions.get(session.rank) is session:  # and has not been opened again meanwhile
             job.departed[session.rank] = clean
             job.last_facts[session.rank] = rank_facts(session, self.settings.keeps_optimizer_preimages)
         controller = self.controllers.get(job.name)
         if controller is not None:
             controller.validations.collect(session)
-        job.remember(session, clean)
-        if lost:
-            job.ended[-1].status.state = "lost"
+        job.remember(session, clean, state)
         if controller is not None and controller.told is not None:
             controller.told.worker_left(session)
         if session.host:

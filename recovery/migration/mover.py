@@ -18,6 +18,7 @@ from understudy.recovery.machine.processes import Watched
 from understudy.recovery.migration.preflight.survey import lasting_obstacles, trouble_of_machine
 from understudy.recovery.migration.process.namespaces import innermost_pid, pid_here
 from understudy.recovery.migration.relay.orders import ask_init
+from understudy.recovery.migration.worker_state import Event
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
@@ -37,6 +38,7 @@ async def move_worker(session: Session, criu: str, images: str) -> str:
         raise Refused(f"the worker of rank {session.rank} cannot be moved: {reason}")
     assert found is not None
     order = {
+        "do": Event.MOVE.value,
         "criu": str(found.path.absolute()),
         "images": images or tempfile.gettempdir(),
         "pid": await asyncio.to_thread(innermost_pid, session.worker.pid),

@@ -222,8 +222,8 @@ class Session:
         self.state = "lost"
         self.note = message
 
-    def status(self) -> pb.RankStatus:
-        """As `recoveryctl status` shows it."""
+    def status(self, state: str = "") -> pb.RankStatus:
+        """As `recoveryctl status` shows it; `state`: another one than it has now."""
         log = self.log
         return pb.RankStatus(
             job=self.job.name,
@@ -231,7 +231,7 @@ class Session:
             device=self.device,
             worker_pid=self.worker.pid,
             server_pid=self.server.pid,
-            state=self.state,
+            state=state or self.state,
             step=log.step,
             phase=self.phase.value,
             log_bytes=max(0, log.tail - log.freed_segments * log.segment_bytes),
@@ -449,8 +449,8 @@ class Job:
         steps = max([report.steps, *(session.log.step for session in self.sessions.values())])
         self.history.add(events.job_ended(self.name, why, report, steps, disorderly))
 
-    def remember(self, session: Session, clean: bool) -> None:
-        """Keep what the report needs before the log goes."""
+    def remember(self, session: Session, clean: bool, state: str) -> None:
+        """Keep what the report needs before the log goes; `state`: in which it is told of."""
         log = session.log
         self.note_fired(session)
         commits = log.commits()
@@ -465,7 +465,7 @@ class Job:
                 replies_compared=log.replies_compared,
                 replies_different=log.replies_different,
                 recent_calls=tuple(log.recent_calls),
-                status=session.status(),
+                status=session.status(state),
                 automatic_commits=max(0, log.commit_count - steps),
                 records=log.tail_index,
             )

@@ -15,11 +15,11 @@ import pytest
 from images_of_workers import RUNTIME, header, some_parts
 
 from understudy.protos import control_pb2 as pb
-from understudy.recovery.migration.incoming.incoming_worker import Stage
 from understudy.recovery.migration.process.open_files import FILES, let_written_files_grow
 from understudy.recovery.migration.relay.orphan_output import OrphanOutput
 from understudy.recovery.migration.transfer import moves
 from understudy.recovery.migration.transfer.header import is_home
+from understudy.recovery.migration.worker_state import WorkerState
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, read_parts
 
 
@@ -168,7 +168,7 @@ class OrphanedWorker:
         self.header = header(orphaned=True)
         self.places = SimpleNamespace(relay=relay)
         self.replies, self.heard = replies, list[pb.FollowRequest]()
-        self.stage, self.status, self.problem = Stage.ENDED, 0, ""
+        self.state, self.status, self.problem = WorkerState.ENDED, 0, ""
 
     def hear(self, request: pb.FollowRequest) -> None:
         self.heard.append(request)
@@ -248,7 +248,7 @@ def test_a_worker_whose_relay_has_ended_comes_back_to_the_host_where_that_was(
         assert "no worker is away" in (await received(made, tmp_path)).error
         assert "is another one's" in (await received(made, tmp_path, home="c")).error
         reply = await received(made, tmp_path, orphaned=True)
-        assert (reply.error, reply.state) == ("", "ready")
+        assert (reply.error, reply.state) == ("", "received")
         assert Path(header().directory, "control").exists()
         dropped = await made.AbandonMove(pb.MoveRequest(move=header().move), FromA())
         assert dropped.error == "" and not Path(header().directory).exists() and own.is_dir()

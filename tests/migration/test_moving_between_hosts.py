@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from migratable_run import skip_without_criu
-from moving_hosts import LOADING, Counted, MovingHost, moving_hosts
+from moving_hosts import LOADING, Counted, MovingHost, check_output, moving_hosts, nothing_left
 from proxied import until
 
 pytestmark = pytest.mark.drawn(16)
@@ -55,19 +55,6 @@ def end_unseen(worker: Counted) -> None:
     (worker.folder / "end").touch()
     until(lambda: worker.lines()[-1] == "done" and worker.errors().endswith("\n"), "its end")
     check_output(worker)
-
-
-def check_output(worker: Counted) -> None:
-    *numbers, done = [line for line in worker.lines() if line != "signal"]
-    assert done == "done"
-    assert numbers == [str(number) for number in range(len(numbers))]
-    assert worker.errors() == "a" * 300_000 + " True\n"
-
-
-def nothing_left(*hosts: MovingHost) -> None:
-    """Of workers that have been there, and ended."""
-    until(lambda: not any(host.order("files")["files"] for host in hosts), "files are gone", 20)
-    until(lambda: not any(host.processes() for host in hosts), "processes are gone", 20)
 
 
 def moved(worker: Counted, source: MovingHost, to: MovingHost) -> dict[str, Any]:
@@ -236,6 +223,24 @@ def test_a_relay_that_is_killed_ends_its_worker_elsewhere(folder: Path) -> None:
         until(lambda: b.order("events")["events"][1:] == [["left", 0, "dropped"]], "b knows")
 
 
+def test_a_relay_that_is_killed_while_its_proxyd_is_dead_ends_its_worker_elsewhere(folder: Path) -> None:
+    with moving_hosts(folder, "a", "b", b={"UNFOLLOWED_S": "0.5"}) as (a, b):
+        worker = Counted(a, folder)
+        worker.await_lines()
+        moved(worker, a, b)
+        a.kill()
+        for pid in a.processes():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not a.processes(), "its relay is gone")
+        a.run("rm", "-r", worker.relay)  # as its launcher does
+        notes = folder / "notes.0"
+        before = notes.read_text().count("\n")
+        until(lambda: notes.read_text().count("\n") > before + 100, "it goes on while nobody answers")
+        a.start_again()
+        nothing_left(a, b)
+        assert b.order("events")["events"][1:] == [["left", 0, "dropped"]]
+
+
 def test_a_host_that_is_stopped_in_order_ends_workers_of_others_and_their_relays(folder: Path) -> None:
     with counting_at_a(folder) as (worker, a, b):
         moved(worker, a, b)
@@ -347,7 +352,7 @@ def test_a_move_that_breaks_off_leaves_the_worker_where_it_was(
     with counting_at_a(folder) as (worker, a, b):
         b.order("trap", **trap)
         assert words in worker.send(a, b)["error"]
-        assert a.order("where", relay=worker.relay)["place"] == "here"
+        assert a.order("where", relay=worker.relay)["state"] == "running"
         worker.await_lines()
         until(lambda: not b.processes(), "no copy is left")
         if b.process.poll() is not None:
@@ -365,7 +370,7 @@ def test_a_worker_whose_proxyd_dies_while_it_is_stopped_goes_on_by_itself(folder
         b.order("trap", ReceiveWorker="hang")
         with ThreadPoolExecutor() as pool:
             sending = pool.submit(worker.send, a, b, patience_s=5.0)
-            until(lambda: sending.done() or place(worker) == "held", "it is stopped")
+            until(lambda: sending.done() or place(worker) == "dumped", "it is stopped")
             assert not sending.done(), sending.result()
             a.kill()
             sending.exception()
@@ -380,19 +385,19 @@ def test_a_source_whose_proxyd_dies_in_doubt_has_one_worker_in_the_end(folder: P
         b.order("trap", StartWorker="hang")
         with ThreadPoolExecutor() as pool:
             sending = pool.submit(worker.send, a, b)
-            until(lambda: sending.done() or place(worker) == "bound", "it may run there")
+            until(lambda: sending.done() or place(worker) == "released", "it may run there")
             assert not sending.done(), sending.result()
             a.kill()
             sending.exception()
         stands = len(worker.lines())
         a.start_again()
         until(lambda: len(worker.lines()) > stands + 10, "it goes on, over there")
-        assert place(worker) == "away"
+        assert place(worker) == "remote"
         end_unseen(worker)
         nothing_left(a, b)
 
 
-@pytest.mark.parametrize(("trap", "where"), [("kill", "here"), ("kill after", "away")])
+@pytest.mark.parametrize(("trap", "where"), [("kill", "running"), ("kill after", "remote")])
 def test_a_destination_that_dies_when_it_is_to_start_the_worker_has_it_or_has_not(
     trap: str, where: str, folder: Path
 ) -> None:
@@ -402,9 +407,9 @@ def test_a_destination_that_dies_when_it_is_to_start_the_worker_has_it_or_has_no
             sending = pool.submit(worker.send, a, b)
             until(lambda: sending.done() or b.process.poll() is not None, "it has been killed")
             assert not sending.done(), sending.result()
-            assert place(worker) == "bound"
+            assert place(worker) == "released"
             b.start_again()
-            assert ("error" in sending.result()) == (where == "here")
+            assert ("error" in sending.result()) == (where == "running")
         worker.await_lines()
         assert place(worker) == where
         end(worker)
@@ -490,6 +495,6 @@ def place(worker: Counted) -> str:
     asked = worker.home.run(
         sys.executable, "-P", "-c",
         "import sys; from understudy.recovery.migration.relay.orders import ask_init; "
-        "print(ask_init(sys.argv[1], {'do': 'where'})['place'])", f"{worker.relay}/s",
+        "print(ask_init(sys.argv[1], {'do': 'where'})['state'])", f"{worker.relay}/s",
     )  # fmt: skip
     return asked.strip()

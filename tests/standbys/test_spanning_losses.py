@@ -14,7 +14,7 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.config.settings import DeviceSpec, Settings
 from understudy.recovery.job_hosts.spans import Spans
 from understudy.recovery.membership.network.links import NoLink
-from understudy.recovery.migration.relay.outgoing_workers import Away
+from understudy.recovery.migration.worker_state import Away
 
 SOON_S = 10.0
 
@@ -53,7 +53,7 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(b'{"place": "away", "pid": 1}\n')
+        writer.write(b'{"state": "remote", "pid": 1}\n')
         if line := await reader.readline():
             self.told.set_result(json.loads(line))
         writer.close()

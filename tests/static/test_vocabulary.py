@@ -23,12 +23,10 @@ UNKNOWN = frozenset((
 ))  # fmt: skip
 """Words of a language of our own, where the field has others."""
 NAMES = {
-    "migration/relay/whereabouts.py": "guest",
     "planning/planner.py": "stash",
 }
 """Files of `recovery/` that give such names.  This list may only get shorter."""
 SHOWN = {
-    "GUEST = 'guest'",
     "STASH_RESTART_RESTORE = 'stash-restart-restore'",
 }
 """What a user is shown.  This list may only get shorter."""

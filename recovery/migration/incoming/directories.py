@@ -11,7 +11,7 @@ from pathlib import Path
 from understudy.recovery.machine.runtime_directory import ALIVE, RuntimeDirectory, lock_directory
 from understudy.recovery.migration.transfer.header import Refusal
 
-MARK = "guest"
+MARK = "for-incoming"
 """In a directory that is another host's: its name tells nothing of processes here."""
 
 

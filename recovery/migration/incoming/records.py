@@ -14,7 +14,7 @@ from understudy.recovery.migration.transfer.header import Refusal, check_form
 
 log = structlog.get_logger()
 
-FOLDER = "guests.d"
+FOLDER = "incoming.d"
 """A name that no job has: they have no dots."""
 LARGEST = 4 << 20
 
@@ -25,7 +25,7 @@ class IncomingRecords:
     def __init__(self, runtime: Path) -> None:
         self._folder = runtime / FOLDER
 
-    def write(self, record: pb.GuestRecord) -> None:
+    def write(self, record: pb.IncomingRecord) -> None:
         """Before it has consequences; raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         new = self._folder / f"{record.header.move}.new"
@@ -36,13 +36,13 @@ class IncomingRecords:
         """It is not here any more."""
         (self._folder / move).unlink(missing_ok=True)
 
-    def read(self) -> Iterator[pb.GuestRecord]:
+    def read(self) -> Iterator[pb.IncomingRecord]:
         """Those that make sense."""
         for path in sorted(self._folder.glob("*")) if self._folder.is_dir() else ():
             try:
                 file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 with open(file, "rb") as text:
-                    record = pb.GuestRecord.FromString(text.read(LARGEST))
+                    record = pb.IncomingRecord.FromString(text.read(LARGEST))
                 check_form(record.header)
                 if record.header.move == path.name:
                     yield record

@@ -1,8 +1,8 @@
 """Process 1 of a worker's pid namespace: starts the worker, reaps, and lets CRIU dump and restore it.
 
 It stays while the worker is away, so the namespace does, and with it the worker's pids.  Orders come from
-proxyd over a Unix socket, one line of JSON each (whereabouts.py); one connection stays while the worker is on
-another host, and tells of signals and of the worker's end.
+proxyd over a Unix socket, one line of JSON each (worker_state.py); one connection stays while the worker is
+on another host, and tells of signals and of the worker's end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import Any, NoReturn
 
 from understudy.recovery.machine.private_socket import bound_to
 from understudy.recovery.migration.process import namespaces
-from understudy.recovery.migration.process.moving import NotMoved, Tool, move
+from understudy.recovery.migration.process.moving import NotMoved
 from understudy.recovery.migration.relay.forwarding import FORWARDED, Signals
-from understudy.recovery.migration.relay.whereabouts import Place, Whereabouts
+from understudy.recovery.migration.relay.whereabouts import Whereabouts
+from understudy.recovery.migration.worker_state import WorkerState
 
 SOCKET = "s"
 """Short: a Unix socket's path has at most 107 bytes."""
@@ -112,7 +113,7 @@ class Init:
         """Where signals are told while the worker is away, and from where its end is told."""
         self._heard = b""
         worker = _start(command, os.environ | {"UNDERSTUDY_RELAY": str(path)}, files) if files else 0
-        self.where = Whereabouts(worker, Place.HERE if files else Place.AWAY)
+        self.where = Whereabouts(worker, WorkerState.RUNNING if files else WorkerState.REMOTE)
         for number in FORWARDED:
             signal.signal(number, self._forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
@@ -120,7 +121,7 @@ class Init:
             os.close(file)
 
     def _forward(self, number: int, frame: object) -> None:
-        if self.where.place is Place.HERE:
+        if self.where.state is WorkerState.RUNNING:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.where.worker, number)
         else:
@@ -132,7 +133,7 @@ class Init:
             status = self._reap()
             if status is not None:
                 return status
-            if self.where.place is Place.HERE:
+            if self.where.state is WorkerState.RUNNING:
                 self._signals.deliver(self.where.worker)
             elif self._home is not None:
                 self._tell_signals(self._home)
@@ -158,13 +159,13 @@ class Init:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return int(signal.SIGKILL) if self.where.place is Place.HERE else None
+                return int(signal.SIGKILL) if self.where.state is WorkerState.RUNNING else None
             if pid == 0:
                 return None
             if pid == self.where.worker:
-                if self.where.place in (Place.HERE, Place.HELD):
+                self.where.end()
+                if self.where.state is WorkerState.ENDED:  # else it may run elsewhere, or was never let run
                     return status
-                self.where.end()  # it may run elsewhere, or was never let run
 
     def _tell_signals(self, home: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -203,19 +204,15 @@ class Init:
                     stays = True
                     self._keep(connection)
                     return None
-                if "do" not in order:
-                    tool = Tool.of(order)
-                    if order.get("pid") != self.where.worker or self.where.place is not Place.HERE:
-                        raise ValueError(f"the relay's worker is process {self.where.worker}, and no other")
             except (OSError, ValueError) as problem:
                 _answer(connection, {"error": str(problem)})
                 return None
             signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # they wait until the worker is back
             try:
-                done = self.where.obey(order) if "do" in order else move(self.where.worker, tool)
+                done = self.where.obey(order)
             except NotMoved as problem:
                 _answer(connection, {"error": str(problem), "lost": problem.lost})
-                if problem.lost and self.where.place is not Place.AWAY:
+                if problem.lost and self.where.state is not WorkerState.REMOTE:
                     self.problem = str(problem)
                     return int(signal.SIGKILL)
             except Exception as problem:  # noqa: BLE001 - the worker would end with us
@@ -238,7 +235,7 @@ class Init:
             self._home.close()
         self._home, self._heard = connection, b""
         self._signals.tell_again()
-        _answer(connection, {"place": self.where.place.value, "pid": self.where.worker})
+        _answer(connection, {"state": self.where.state.value, "pid": self.where.worker})
 
 
 def _start(command: Sequence[str], variables: dict[str, str], files: tuple[int, int, int]) -> int:

@@ -9,8 +9,9 @@ from pathlib import Path
 import structlog
 
 from understudy.protos import control_pb2 as pb
-from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
+from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker
 from understudy.recovery.migration.transfer.header import OUTPUTS
+from understudy.recovery.migration.worker_state import WorkerState
 
 log = structlog.get_logger()
 
@@ -60,7 +61,7 @@ class OrphanOutput:
         except (OSError, ValueError) as problem:
             log.error("what a worker prints is lost", job=header.job, rank=header.rank, problem=str(problem))
             await incoming.gone.wait()
-        if incoming.stage is Stage.ENDED:
+        if incoming.state is WorkerState.ENDED:
             log.info("a worker that came back has ended", job=header.job, rank=header.rank,
                      status=incoming.status, problem=incoming.problem)  # fmt: skip
 

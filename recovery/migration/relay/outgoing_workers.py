@@ -11,7 +11,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from understudy.recovery.migration.relay.orders import (
     order,
     parse,
 )
-from understudy.recovery.migration.relay.whereabouts import Place
 from understudy.recovery.migration.transfer.header import OUTPUTS
+from understudy.recovery.migration.worker_state import Away, Event, WorkerState
 
 log = structlog.get_logger()
 
@@ -44,16 +44,6 @@ RELAYS = "r.*/r*"
 
 class Lost(Exception):
     """The worker is not to be found any more; its text is a sentence."""
-
-
-@dataclass(frozen=True)
-class Away:
-    """Where a worker went."""
-
-    host: str
-    move: str
-    sure: bool
-    """False: it may not run there; then it is stopped here."""
 
 
 @dataclass
@@ -101,6 +91,29 @@ class OutgoingWorkers:
         follower = _Follower(away)
         self._followers[relay] = follower
         follower.task = asyncio.create_task(self._follow(relay, follower))
+
+    async def has_ended(self, relay: Path) -> bool:
+        """Whether it was one of ours, and nobody watches a worker below it any more."""
+        if relay.parent.parent != self._runtime:
+            return False
+        try:
+            await order(relay, "where")
+        except OrderRefused as problem:
+            return isinstance(problem.__cause__, FileNotFoundError | ConnectionRefusedError)
+        return False
+
+    def went(self, relay: Path, away: Away) -> None:
+        """It runs there, and is followed, if only to be dismissed: its relay may have ended meanwhile."""
+        self._note_on(relay, away)
+        self.follow(relay, away)
+
+    def _note_on(self, relay: Path, away: Away) -> None:
+        """Where it has gone since; a successor that does not know finds out."""
+        try:
+            self.note(relay, away)
+        except OSError as problem:
+            log.warning("where a worker went cannot be written down", relay=str(relay), host=away.host,
+                        problem=problem.strerror)  # fmt: skip
 
     def expects(self, relay: Path, source: str) -> bool:
         """Whether its worker is away, at that host."""
@@ -191,7 +204,7 @@ class OutgoingWorkers:
                         return await self._dismiss(relay, follower)
                     if reply.moved_to:
                         follower.away = Away(reply.moved_to, "", sure=True)
-                        self.note(relay, follower.away)
+                        self._note_on(relay, follower.away)
                         break
                     await self._take(relay, follower, init, reply)
             except grpc.RpcError as problem:
@@ -262,33 +275,41 @@ class OutgoingWorkers:
         A proxyd may have died before it bound the worker here; it may go on here by then, and no order came.
         """
         with contextlib.suppress(OrderRefused):
-            await order(relay, "yield")
+            await order(relay, Event.RELEASE)
         try:
-            if (await order(relay, "where")).get("place") == Place.HERE:
+            if (await order(relay, "where")).get("state") == WorkerState.RUNNING:
                 self.forget(relay)
                 return False
         except OrderRefused:
             log.debug("a relay has ended", relay=str(relay))
         try:
-            refused = await self.start_there_surely(follower.away)
+            refused = await self.settle(relay, follower.away)
         except Lost as problem:
             follower.lost = str(problem)
             raise
-        with contextlib.suppress(OrderRefused):
-            await order(relay, "resume" if refused else "gone")
         if refused:
+            with contextlib.suppress(OrderRefused):
+                await order(relay, Event.RESUME)
             self.forget(relay)
             return False
-        follower.away = Away(follower.away.host, follower.away.move, sure=True)
-        self.note(relay, follower.away)
+        follower.away = replace(follower.away, sure=True)
+        self._note_on(relay, follower.away)
         return True
 
-    async def start_there_surely(self, away: Away, *, asked: bool = True) -> str:
-        """Empty: it runs there; else why it does not.  Only that host knows, so it is asked until it answers.
+    async def settle(self, relay: Path, away: Away, *, asked: bool = True) -> str:
+        """Where a worker runs that was released here.  Empty: there, and not here; else why not there.
 
         Raises Lost if that host is given up: the worker may run there, as nothing fences who is only cut off.
         `asked`: whether somebody may have told it before to let the worker run.
         """
+        refused = await self.start_there_surely(away, asked=asked)
+        if not refused:
+            with contextlib.suppress(OrderRefused):  # it has been killed meanwhile
+                await order(relay, Event.REMOVE)
+        return refused
+
+    async def start_there_surely(self, away: Away, *, asked: bool = True) -> str:
+        """As `settle`, with nothing of it here.  Only that host knows, so it is asked until it answers."""
         self._doubts.append(away)
         try:
             attempt = 0

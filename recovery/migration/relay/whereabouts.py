@@ -1,10 +1,4 @@
-"""Where a worker is, as its init sees it: here, stopped here for a move, or on another host.
-
-    HERE ──dump──▶ HELD ──yield──▶ BOUND ──gone──▶ AWAY ──restore──▶ GUEST ──resume──▶ HERE
-      ◀───────────resume────────────┘
-
-Between two hosts the worker runs on one at most: it is started on the other only after this side is BOUND.
-"""
+"""The worker as its init sees it: what each order of `worker_state.py` does to its processes."""
 
 from __future__ import annotations
 
@@ -13,8 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +18,10 @@ from understudy.recovery.migration.process.moving import (
     await_end,
     dump,
     images_folder,
+    move,
     restore,
 )
+from understudy.recovery.migration.worker_state import WITHOUT_ORDERS, Event, WorkerState, after
 
 PATIENCE_S = 120.0
 """How long a stopped worker waits for the next order."""
@@ -37,78 +32,65 @@ PID_MARGIN = 64
 """CRIU and its helpers get pids above the tree's."""
 
 
-class Place(StrEnum):
-    """Where the worker is."""
-
-    HERE = "here"
-    HELD = "held"
-    """Stopped and dumped; goes on by itself if nobody says what becomes of it."""
-    BOUND = "bound"
-    """Stopped, and it may run elsewhere: only an order changes that."""
-    GUEST = "guest"
-    """Restored and stopped; ends by itself if nobody lets it run."""
-    AWAY = "away"
-
-
 class Whereabouts:
-    """The state of one worker.  Orders raise NotMoved or ValueError, and then nothing has changed."""
+    """The worker of one init.  Orders raise NotMoved or ValueError, and then nothing has changed."""
 
-    def __init__(self, worker: int, place: Place) -> None:
+    def __init__(self, worker: int, state: WorkerState) -> None:
         self.worker = worker
-        self.place = place
+        self.state = state
         self._pids: list[int] = []
         self._stopped: list[int] = []
         """Of them, those that had been stopped by others before."""
         self._images: Path | None = None
         self._deadline = 0.0
+        self._orders: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            Event.MOVE: self._move, Event.DUMP: self._dump, Event.RELEASE: lambda _: {},
+            Event.RESUME: self._resume, Event.REMOVE: self._remove, Event.RESTORE: self._restore,
+        }  # fmt: skip
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carry it out; answers what is to be told."""
-        known: dict[str, tuple[tuple[Place, ...], Callable[[dict[str, Any]], dict[str, Any]]]] = {
-            "dump": ((Place.HERE,), self._dump),
-            "yield": ((Place.HELD,), self._yield),
-            "resume": ((Place.HELD, Place.BOUND, Place.GUEST), self._resume),
-            "gone": ((Place.HELD, Place.BOUND, Place.GUEST), self._gone),
-            "restore": ((Place.AWAY,), self._restore),
-            "where": (tuple(Place), lambda _: {}),
-        }
-        what = order.get("do")
-        if not isinstance(what, str) or what not in known:
-            raise ValueError(f"{what!r} is no order")
-        allowed, act = known[what]
-        if self.place not in allowed:
-            raise ValueError(f"the worker is {self.place}, so {what!r} makes no sense")
-        return act(order) | {"place": self.place.value, "pid": self.worker}
+        what, told = order.get("do"), {}
+        if what != "where":
+            if not isinstance(what, str) or what not in self._orders:
+                raise ValueError(f"{what!r} is no order")
+            state = after(self.state, Event(what))
+            told = self._orders[what](order)
+            self.state = state
+        return told | {"state": self.state.value, "pid": self.worker}
 
     # ------------------------------------------------------------------ time
     def patience(self) -> float | None:
         """Seconds until `time_out`; None: there is no end."""
-        if self.place not in (Place.HELD, Place.GUEST):
+        if self.state not in WITHOUT_ORDERS:
             return None
         return max(0.0, self._deadline - time.monotonic())
 
     def time_out(self) -> None:
         """Whoever gave the last order does not come back."""
-        if self.place is Place.HELD:
-            self._resume({})
-        elif self.place is Place.GUEST:
-            self._gone({})
+        if self.state in WITHOUT_ORDERS:
+            self.obey({"do": WITHOUT_ORDERS[self.state].value})
 
     def end(self) -> None:
-        """The worker has ended."""
-        self._pids, self.place = [], Place.AWAY
+        """The worker has ended here."""
+        self._pids, self.state = [], after(self.state, Event.END)
         self._forget_images()
 
     def ended_remotely(self) -> bool:
         """We are told so; answers whether it can be."""
-        if self.place not in (Place.AWAY, Place.BOUND, Place.GUEST):
+        if self.state is WorkerState.RESTORED:  # who was to let it run here has died
+            self.obey({"do": Event.REMOVE.value})
+        if self.state not in (WorkerState.REMOTE, WorkerState.RELEASED):
             return False
-        if self.place is Place.GUEST:  # who was to let it run here has died
-            self._gone({})
         self.end()
         return True
 
     # ------------------------------------------------------------------ orders
+    def _move(self, order: dict[str, Any]) -> dict[str, Any]:
+        if order.get("pid") != self.worker:
+            raise ValueError(f"the relay's worker is process {self.worker}, and no other")
+        return move(self.worker, Tool.of(order))
+
     def _dump(self, order: dict[str, Any]) -> dict[str, Any]:
         tool, patience = Tool.of(order), _patience(order)
         began = time.monotonic()
@@ -121,26 +103,22 @@ class Whereabouts:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._pids, self._stopped = [process.pid for process in tree], stopped
-        self._images, self.place = folder, Place.HELD
-        self._deadline = time.monotonic() + patience
+        self._images, self._deadline = folder, time.monotonic() + patience
         return {
             "images": str(folder), "pids": self._pids, "stopped": stopped, "dump_s": time.monotonic() - began,
         }  # fmt: skip
 
-    def _yield(self, _: dict[str, Any]) -> dict[str, Any]:
-        self.place = Place.BOUND
-        return {}
-
     def _resume(self, _: dict[str, Any]) -> dict[str, Any]:
         _send(set(self._pids) - set(self._stopped), signal.SIGCONT)
+        self._pids = []
         self._forget_images()
-        self.place = Place.HERE
         return {}
 
-    def _gone(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _remove(self, _: dict[str, Any]) -> dict[str, Any]:
         _send(self._pids, signal.SIGKILL)
         await_end(self._pids)
-        self.end()
+        self._pids = []
+        self._forget_images()
         return {}
 
     def _restore(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +137,7 @@ class Whereabouts:
             await_end(pids)
             raise
         self.worker, self._pids, self._stopped = worker[0], pids, stopped
-        self.place, self._deadline = Place.GUEST, time.monotonic() + patience
+        self._deadline = time.monotonic() + patience
         return {"restore_s": time.monotonic() - began}
 
     def _forget_images(self) -> None:
@@ -200,4 +178,4 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-__all__ = ["NotMoved", "Place", "Whereabouts"]
+__all__ = ["NotMoved", "Whereabouts"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import os
 import shutil
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from understudy.protos import control_pb2 as pb
@@ -18,6 +20,7 @@ MOST_FILES = 20_000
 MODE = 0o777
 SPARE_BYTES = 64 << 20
 """What is to be left where it goes."""
+PART_S = 60.0
 
 
 class Delivery:
@@ -175,3 +178,12 @@ class Delivery:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # others of the job are there
                 folder.parent.rmdir()
+
+
+async def following(parts: AsyncIterator[pb.WorkerPart]) -> pb.WorkerPart | None:
+    """The next one; raises Refusal if the source has fallen silent."""
+    try:
+        async with asyncio.timeout(PART_S):
+            return await anext(parts, None)
+    except TimeoutError:
+        raise Refusal("its source has fallen silent") from None

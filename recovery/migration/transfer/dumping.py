@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from understudy.protos import control_pb2 as pb
-from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
+from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker
 from understudy.recovery.migration.preflight.process_tree import read_tree
 from understudy.recovery.migration.preflight.survey import lasting_obstacles, trouble_of_machine
 from understudy.recovery.migration.process.image_folders import place_for
@@ -23,6 +23,7 @@ from understudy.recovery.migration.transfer.header import OUTPUTS, VERSION
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.stream import data_bytes
+from understudy.recovery.migration.worker_state import Event, NoSuchStep, WorkerState
 from understudy.recovery.state.jobs import Session
 
 log = structlog.get_logger()
@@ -88,8 +89,8 @@ class Dumping:
 
     async def check(self) -> None:
         """Whether it can be dumped; raises NotSent."""
-        if self.incoming is not None and self.incoming.stage is not Stage.RUNNING:
-            raise NotSent(f"{self.who()} cannot be moved: it is {self.incoming.stage}")
+        if self.incoming is not None and self.incoming.state is not WorkerState.RUNNING:
+            raise NotSent(f"{self.who()} cannot be moved: it is {self.incoming.state}")
         rank, pid = self.worker.rank, self.worker.pid
         obstacles = await lasting_obstacles(rank, pid, between_hosts=True)
         if reason := trouble_of_machine(self.moves.here.criu) or "; ".join(obstacles):
@@ -97,9 +98,9 @@ class Dumping:
 
     async def dump(self) -> dict[str, Any]:
         """It is stopped then, until somebody says how it goes on, or patience ends; raises NotSent."""
-        assert self.moves.here.criu is not None
         try:
-            wanted = await asyncio.to_thread(memory_of, self.worker.pid) + DUMP_MARGIN
+            memory = await asyncio.to_thread(memory_of, self.worker.pid)
+            wanted = memory + DUMP_MARGIN
             images = place_for(wanted, self.moves.images)
             free = shutil.disk_usage(images).free
             if free < wanted:
@@ -107,26 +108,37 @@ class Dumping:
                     f"{self.who()} stays: {images} has {free >> 20} MiB left, and its images may need "
                     f"{wanted >> 20}"
                 )
-            dumped = await self._order_dump(str(self.moves.here.criu.path.absolute()), str(images))
-        except (OrderRefused, OSError) as problem:
+            dumped = await self._order_dump(str(images), self.patience_s(memory))
+            if self.incoming is not None:
+                self.incoming.leave()
+        except (OrderRefused, NoSuchStep, OSError) as problem:
             raise NotSent(f"{self.who()} was not moved: {problem}") from problem
-        if self.incoming is not None:
-            self.incoming.leave()
         return dumped
 
-    async def _order_dump(self, criu: str, images: str) -> dict[str, Any]:
+    def patience_s(self, image_bytes: int) -> float:
+        """So long it is stopped at most, if nobody says how it goes on."""
+        return self._patience_s
+
+    async def _order_dump(self, images: str, patience_s: float) -> dict[str, Any]:
         """Raises OrderRefused.  CRIU may meet a process just when it is born, or ends."""
-        wanted = {"criu": criu, "images": images, "patience_s": self._patience_s}
+        assert self.moves.here.criu is not None
+        criu = str(self.moves.here.criu.path.absolute())
+        wanted = {"criu": criu, "images": images, "patience_s": patience_s}
         for _ in range(DUMPS - 1):
             try:
-                return await order(self.relay, "dump", **wanted)
+                return await order(self.relay, Event.DUMP, **wanted)
             except OrderRefused as problem:
                 log.warning("a worker could not be dumped, and is tried again", reason=str(problem))
-        return await order(self.relay, "dump", **wanted)
+        return await order(self.relay, Event.DUMP, **wanted)
 
     async def resume(self) -> None:
         """It goes on here; raises OrderRefused."""
-        await order(self.relay, "resume")
+        try:
+            await order(self.relay, Event.RESUME)
+        except OrderRefused:
+            if self.incoming is not None:
+                await self.incoming.does_not_go_on()
+            raise
         if self.incoming is not None:
             self.incoming.stay()
 

@@ -23,13 +23,14 @@ from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.membership.network.links import caller
 from understudy.recovery.migration.incoming.directories import IncomingDirectories
-from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker, Stage
+from understudy.recovery.migration.incoming.incoming_worker import IncomingWorker
 from understudy.recovery.migration.incoming.records import IncomingRecords
+from understudy.recovery.migration.incoming.unfollowed import relay_has_ended
 from understudy.recovery.migration.process.image_folders import ARRIVING, place_for, remove_unfinished
 from understudy.recovery.migration.relay.orders import OrderRefused, order
 from understudy.recovery.migration.relay.orphan_output import OrphanOutput
-from understudy.recovery.migration.relay.outgoing_workers import Away, Lost, OutgoingWorkers
-from understudy.recovery.migration.transfer.delivery import Delivery
+from understudy.recovery.migration.relay.outgoing_workers import Lost, OutgoingWorkers
+from understudy.recovery.migration.transfer.delivery import Delivery, following
 from understudy.recovery.migration.transfer.header import (
     VERSION,
     Here,
@@ -38,6 +39,7 @@ from understudy.recovery.migration.transfer.header import (
     check_form,
     is_home,
 )
+from understudy.recovery.migration.worker_state import Away, Event, WorkerState
 
 log = structlog.get_logger()
 
@@ -45,8 +47,9 @@ DECISION_S = 150.0
 """So long what has arrived waits for its source to go on."""
 ENDED_S = 3600.0
 """So long the home of a worker that has ended can hear of it."""
-PART_S = 60.0
 MOST_ARRIVING = 8
+WAITS = (WorkerState.RECEIVED, WorkerState.RESTORED)
+"""It has come, and was not let run yet."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +111,14 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                 log.error("a worker from another host cannot be adopted", job=record.header.job,
                           rank=record.header.rank, problem=str(problem))  # fmt: skip
         for incoming in list(self._moves.values()):
-            if incoming.stage is Stage.MOVED and not incoming.at_home and self._is_last(incoming):
-                await incoming.moved()
+            if incoming.moved and not incoming.at_home and self._is_last(incoming):
+                await incoming.clear_away()
                 await incoming.drop()
                 incoming.cleared = True
         await asyncio.to_thread(self._directories.remove_abandoned)
         self.outgoing.resume()
 
-    async def _adopt(self, record: pb.GuestRecord) -> None:
+    async def _adopt(self, record: pb.IncomingRecord) -> None:
         header = record.header
         found = check_form(header)
         if is_home(header, self.here.host):
@@ -125,31 +128,29 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         incoming = IncomingWorker(delivery, record.source, self.here)
         place = await incoming.adopt(record)
         self._moves[header.move] = incoming
-        if incoming.stage is not Stage.RESTORED:
+        if incoming.moved:
             self.incoming[header.relay] = incoming
-        if incoming.stage is Stage.MOVED:
             incoming.cleared = True
             return
         self._directories.take_over(found.runtime)
-        if place == "away":  # nobody has let it run in time
+        if incoming.state is WorkerState.REMOTE:  # nobody has let it run in time
             return await self._drop(incoming)
         self.note(incoming)
         log.info("a worker from another host was adopted", job=header.job, rank=header.rank, place=place)
-        if incoming.stage is Stage.RESTORED:
+        if incoming.state is WorkerState.RESTORED:
             self._background.start(self._await_decision(incoming))
             return
         incoming.decided.set()
-        self._background.start(self._await_end(incoming))
-        if header.orphaned:
-            self._background.start(self._keep_output(incoming))
-        if place == "held":
+        self._lives_here(incoming)
+        if incoming.state is WorkerState.DUMPED:
             with contextlib.suppress(OrderRefused):
-                await order(found.relay, "resume")
-        elif place == "bound":
-            self._background.start(self._decide(incoming))
+                await order(found.relay, Event.RESUME)
+            incoming.stay()
+        elif incoming.away is not None:
+            self._background.start(self._decide(incoming, incoming.away))
         self._callbacks.arrived(header, incoming.pid, found.log)
 
-    async def _adopt_at_home(self, record: pb.GuestRecord) -> None:
+    async def _adopt_at_home(self, record: pb.IncomingRecord) -> None:
         """One that was coming back: its source, which asks until it is answered, must hear that it has."""
         header = record.header
         found = check_form(header)
@@ -158,12 +159,12 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         )
         place = await incoming.adopt(record)
         incoming.close()
-        if incoming.stage is not Stage.MOVED:
-            if place == "guest":
+        if not incoming.moved:
+            if place == WorkerState.RESTORED:
                 with contextlib.suppress(OrderRefused):
-                    await order(found.relay, "resume")
+                    await order(found.relay, Event.RESUME)
                 place = await incoming.place()
-            if place == "away":  # it was never let run
+            if place == WorkerState.REMOTE:  # it was never let run
                 return self._records.remove(header.move)
             self._returned(incoming)
             if place:
@@ -173,23 +174,22 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
 
     def _returned(self, incoming: IncomingWorker) -> None:
         """It runs at home again; that it has come stays known.  Raises OSError."""
-        incoming.stage, incoming.moved_to, incoming.cleared = Stage.MOVED, self.here.host, True
+        incoming.has_returned()
+        incoming.cleared = True
         self.note(incoming)
         self.outgoing.forget(incoming.places.relay)
 
-    async def _decide(self, incoming: IncomingWorker) -> None:
+    async def _decide(self, incoming: IncomingWorker, away: Away) -> None:
         """Whether it runs where it was to go."""
-        away = Away(incoming.leaving_to, incoming.leaving_move, sure=False)
+        relay = incoming.places.relay
         try:
-            refused = await self.outgoing.start_there_surely(away)
+            refused = await self.outgoing.settle(relay, away)
         except Lost as problem:
             return await incoming.worker_lost(str(problem))
         if not refused:
-            with contextlib.suppress(OrderRefused):
-                await order(incoming.places.relay, "gone")
-            return await self.moved(incoming, incoming.leaving_to)
+            return await self.moved(incoming, away.host)
         try:
-            await order(incoming.places.relay, "resume")
+            await order(relay, Event.RESUME)
         except OrderRefused:  # it has been killed meanwhile
             return await incoming.worker_lost()
         incoming.stay()
@@ -206,9 +206,15 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
 
     async def moved(self, incoming: IncomingWorker, host: str) -> None:
         """It has moved on; that it has stays known."""
-        incoming.stage, incoming.moved_to = Stage.MOVED, host
-        self.note(incoming)
-        await incoming.moved()
+        if self._moves.get(incoming.header.move) is not incoming:
+            return  # it was dropped meanwhile; whoever has it now finds out
+        incoming.has_moved(host)
+        try:
+            self.note(incoming)
+        except OSError as problem:  # a successor asks there once more
+            log.warning("where a worker went cannot be written down", job=incoming.header.job,
+                        rank=incoming.header.rank, host=host, problem=problem.strerror)  # fmt: skip
+        await incoming.clear_away()
         await incoming.drop()
         incoming.cleared = True
         self._directories.leave(incoming.places.runtime)
@@ -253,11 +259,11 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             log.warning("a worker was not taken in", source=caller(context), reason=str(refusal))
             return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
         self._background.start(self._await_decision(incoming))
-        return pb.MoveReply(state=incoming.stage.value, seconds=time.monotonic() - began)
+        return pb.MoveReply(state=incoming.state.value, seconds=time.monotonic() - began)
 
     async def _receive(self, parts: AsyncIterator[pb.WorkerPart], source: str) -> IncomingWorker:
         parts = aiter(parts)
-        first = await _following(parts)
+        first = await following(parts)
         if first is None or first.WhichOneof("part") != "header":
             raise Refusal("it does not say what comes")
         header = first.header
@@ -284,7 +290,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             incoming = IncomingWorker(delivery, source, self.here)
             self._moves[header.move] = incoming
             await asyncio.to_thread(delivery.begin)
-            while (part := await _following(parts)) is not None:
+            while (part := await following(parts)) is not None:
                 await asyncio.to_thread(delivery.take, part)
             if not delivery.complete:
                 raise Refusal("a part of it is missing")
@@ -292,13 +298,12 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             forgetting = self._forget(header, found.runtime, making, delivery)
             await asyncio.shield(self._background.start(forgetting))
             raise
-        incoming.stage = Stage.READY
+        incoming.receive()
         return incoming
 
     def _await_their_start(self) -> int:
         """How many have come and do not run yet."""
-        stages = (Stage.READY, Stage.RESTORING, Stage.RESTORED)
-        return sum(incoming.stage in stages for incoming in self._moves.values())
+        return sum(incoming.state in WAITS for incoming in self._moves.values())
 
     async def _forget(
         self, header: pb.WorkerHeader, runtime: Path, making: asyncio.Future[Path], delivery: Delivery | None
@@ -330,7 +335,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                     return
             except TimeoutError:
                 async with incoming.turn:  # it may be being restored, or let run
-                    if incoming.stage in (Stage.READY, Stage.RESTORED):
+                    if incoming.state in WAITS:
                         log.warning("a worker's source did not come back", source=incoming.source)
                         return await self._drop(incoming)
 
@@ -362,19 +367,18 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         return await asyncio.shield(task)
 
     async def _finish(self, incoming: IncomingWorker) -> pb.MoveReply | None:
-        if incoming.stage is not Stage.READY:
+        if incoming.state is not WorkerState.RECEIVED:
             return None
-        incoming.stage = Stage.RESTORING
         try:
             seconds = await incoming.restore()
         except Refusal as refusal:
             await self._drop(incoming)
             return pb.MoveReply(error=f"host {self.here.host}: {refusal}")
         output = str(self._orphan_output(incoming).path("stdout")) if incoming.header.orphaned else ""
-        return pb.MoveReply(state=incoming.stage.value, pid=incoming.pid, seconds=seconds, output=output)
+        return pb.MoveReply(state=incoming.state.value, pid=incoming.pid, seconds=seconds, output=output)
 
     async def _start(self, incoming: IncomingWorker) -> pb.MoveReply | None:
-        fresh = incoming.stage is Stage.RESTORED
+        fresh = incoming.state is WorkerState.RESTORED
         try:
             if fresh and incoming.header.orphaned:
                 await asyncio.to_thread(self._orphan_output(incoming).prepare)
@@ -393,14 +397,11 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                 await self.outgoing.returned(incoming.places.relay)
                 incoming.close()
             else:
-                self.incoming[incoming.header.relay] = incoming
-                self._background.start(self._await_end(incoming))
-                if incoming.header.orphaned:
-                    self._background.start(self._keep_output(incoming))
+                self._lives_here(incoming)
             log.info("a worker arrived", job=incoming.header.job, rank=incoming.header.rank,
                      source=incoming.source, worker=incoming.pid)  # fmt: skip
             self._callbacks.arrived(incoming.header, incoming.pid, incoming.places.log)
-        return pb.MoveReply(state=incoming.stage.value, pid=incoming.pid)
+        return pb.MoveReply(state=incoming.state.value, pid=incoming.pid)
 
     def _orphan_output(self, incoming: IncomingWorker) -> OrphanOutput:
         return OrphanOutput(incoming, self._outputs)
@@ -408,7 +409,7 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
     async def _keep_output(self, incoming: IncomingWorker) -> None:
         """Its home will not hear of its end."""
         await self._orphan_output(incoming).run()
-        if incoming.stage is Stage.ENDED:
+        if incoming.state is WorkerState.ENDED:
             await self._drop(incoming)
 
     def _supervise(self, incoming: IncomingWorker) -> None:
@@ -416,11 +417,25 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
             ours = os.getpid()
             replay.Log(str(incoming.places.log)).supervise(ours, start_ticks(ours))
 
+    def _lives_here(self, incoming: IncomingWorker) -> None:
+        """It is the one that runs, until it ends or moves on."""
+        self.incoming[incoming.header.relay] = incoming
+        self._background.start(self._await_end(incoming))
+        kept = self._keep_output if incoming.header.orphaned else self._look_for_relay
+        self._background.start(kept(incoming))
+
+    async def _look_for_relay(self, incoming: IncomingWorker) -> None:
+        if await relay_has_ended(incoming, self.channel_to):
+            await self._drop(incoming)
+
     async def _await_end(self, incoming: IncomingWorker) -> None:
         await incoming.await_end()
-        if incoming.stage is Stage.ENDED:
+        how = "dropped"
+        if incoming.state is WorkerState.ENDED:
+            how = "ended"
             self._background.start(self._drop_unless_asked(incoming))
-        how = f"moved to {incoming.moved_to}" if incoming.stage is Stage.MOVED else incoming.stage.value
+        elif incoming.moved and incoming.away is not None:
+            how = f"moved to {incoming.away.host}"
         self._callbacks.left(incoming.header, how)
 
     async def _drop_unless_asked(self, incoming: IncomingWorker) -> None:
@@ -429,17 +444,17 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         await self._drop(incoming)
 
     async def _abandon(self, incoming: IncomingWorker) -> pb.MoveReply | None:
-        if incoming.stage not in (Stage.READY, Stage.RESTORED):
+        if incoming.state not in WAITS:
             return None
         await self._drop(incoming)
-        return pb.MoveReply(state=incoming.stage.value)
+        return pb.MoveReply(state=incoming.state.value)
 
     def _unknown(self, request: Any) -> pb.MoveReply:
         return pb.MoveReply(error=f"host {self.here.host} knows of no such move ({request.move[:64]})")
 
     async def _drop(self, incoming: IncomingWorker) -> None:
         """Nothing of it stays here."""
-        if self._moves.pop(incoming.header.move, None) is None or incoming.stage is Stage.MOVED:
+        if self._moves.pop(incoming.header.move, None) is None or incoming.moved:
             return
         if self.incoming.get(incoming.header.relay) is incoming:
             del self.incoming[incoming.header.relay]
@@ -449,6 +464,9 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
         self._directories.leave(incoming.places.runtime)
 
     # ------------------------------------------------------------------ following
+    async def LookForRelay(self, request: Any, context: Any) -> pb.RelayReply:
+        return pb.RelayReply(ended=await self.outgoing.has_ended(Path(request.relay)))
+
     async def FollowWorker(
         self, requests: AsyncIterator[pb.FollowRequest], context: Any
     ) -> AsyncIterator[pb.FollowReply]:
@@ -476,12 +494,3 @@ class Moves(rpc.MovesServicer):  # type: ignore[misc]
                 self._background.start(self._drop(incoming))
                 return
             request = await anext(requests, None)
-
-
-async def _following(parts: AsyncIterator[pb.WorkerPart]) -> pb.WorkerPart | None:
-    """Raises Refusal if the source has fallen silent."""
-    try:
-        async with asyncio.timeout(PART_S):
-            return await anext(parts, None)
-    except TimeoutError:
-        raise Refusal("its source has fallen silent") from None

@@ -1,7 +1,7 @@
 """Sending a worker to another host: dumped and stopped here, shipped, restored there; one of them runs.
 
 Until its source says `StartWorker` the other copy is stopped; once it may have been said, the one here is
-bound (whereabouts.py), whatever happens to this proxyd.  So there are never two that run.
+released (worker_state.py), whatever happens to this proxyd.  So there are never two that run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ import structlog
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.background import to_its_end
 from understudy.recovery.migration.relay.orders import OrderRefused, order
-from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
+from understudy.recovery.migration.relay.outgoing_workers import Lost
+from understudy.recovery.migration.relay.whereabouts import LONGEST_PATIENCE_S
 from understudy.recovery.migration.transfer.dumping import DumpedWorker, Dumping
 from understudy.recovery.migration.transfer.moves import Moves
-from understudy.recovery.migration.transfer.reception import NotSent, Reception
+from understudy.recovery.migration.transfer.reception import SLOWEST, NotSent, Reception
 from understudy.recovery.migration.transfer.stream import StreamPart, parts, read_ahead
+from understudy.recovery.migration.worker_state import Away, Event, NoSuchStep
 
 log = structlog.get_logger()
 
@@ -104,6 +106,10 @@ class _Sending(Dumping):
             raise NotSent(f"{self.who()} was not moved: {problem.strerror}") from problem
         await self._there.consider(header)
 
+    def patience_s(self, image_bytes: int) -> float:
+        """Until it is there and restored, over the slowest network that is put up with."""
+        return min(LONGEST_PATIENCE_S, super().patience_s(image_bytes) + image_bytes / SLOWEST)
+
     def _pack(self, dumped: dict[str, Any]) -> tuple[pb.WorkerHeader, list[StreamPart]]:
         """Raises OSError."""
         images = sorted(Path(str(dumped["images"])).glob("*.img"))
@@ -129,38 +135,34 @@ class _Sending(Dumping):
     async def _switch(self) -> None:
         """From here on there is no way back unless the other host says that it does not run there."""
         away = Away(self._destination, self.move, sure=False)
+        outgoing = self.moves.outgoing
         try:
             if self.incoming is None:
-                self.moves.outgoing.note(self.relay, away)
+                outgoing.note(self.relay, away)
             else:
-                self.incoming.leaving_to, self.incoming.leaving_move = self._destination, self.move
+                self.incoming.release(away)
                 self.moves.note(self.incoming)
-            await order(self.relay, "yield")
-        except (OrderRefused, OSError) as problem:
-            self.moves.outgoing.forget(self.relay)
+            await order(self.relay, Event.RELEASE)
+        except (OrderRefused, NoSuchStep, OSError) as problem:
+            outgoing.forget(self.relay)
             await self._undo()
             raise NotSent(f"{self.who()} was not moved: {problem}") from problem
         try:
-            refused = await self.moves.outgoing.start_there_surely(away, asked=False)
+            refused = await outgoing.settle(self.relay, away, asked=False)
         except Lost as problem:
-            await self._worker_lost(str(problem))
+            await self._worker_lost(away, str(problem))
             raise NotSent(f"{self.who()} is lost: {problem}") from problem
         if refused:
-            self.moves.outgoing.forget(self.relay)
+            outgoing.forget(self.relay)
             await self._resume()
             raise NotSent(f"{self.who()} was not moved: {refused}")
-        with contextlib.suppress(OrderRefused):  # it has been killed meanwhile
-            await order(self.relay, "gone")
         if self.incoming is not None:
             await self.moves.moved(self.incoming, self._destination)
         else:
-            sure = Away(self._destination, self.move, sure=True)
-            self.moves.outgoing.note(self.relay, sure)
-            self.moves.outgoing.follow(self.relay, sure)
+            outgoing.went(self.relay, replace(away, sure=True))
 
-    async def _worker_lost(self, why: str) -> None:
+    async def _worker_lost(self, away: Away, why: str) -> None:
         """It may run there, so it must not go on here."""
         if self.incoming is not None:
             return await self.incoming.worker_lost(why)
-        away = Away(self._destination, self.move, sure=False)
         self.moves.outgoing.follow(self.relay, away)  # which ends it

@@ -27,10 +27,11 @@ from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent_api.commands import NotDone
 from understudy.recovery.base.background import to_its_end
 from understudy.recovery.base.timing import TIMING, Timing
-from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
+from understudy.recovery.migration.relay.outgoing_workers import Lost
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent, Reception
 from understudy.recovery.migration.transfer.stream import read_ahead
+from understudy.recovery.migration.worker_state import Away
 from understudy.recovery.record.log import run_of
 from understudy.recovery.spanning.leader.standbys import NotLeft, Standbys
 from understudy.recovery.spanning.ranks.image_file import BadImage, ImageFile, Taken, make_folder, read_parts

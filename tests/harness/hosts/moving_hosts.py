@@ -174,3 +174,16 @@ def moving_hosts(folder: Path, *names: str, **variables: dict[str, str]) -> Iter
         for host in hosts:
             host.await_start()
         yield hosts
+
+
+def check_output(worker: Counted) -> None:
+    *numbers, done = [line for line in worker.lines() if line != "signal"]
+    assert done == "done"
+    assert numbers == [str(number) for number in range(len(numbers))]
+    assert worker.errors() == "a" * 300_000 + " True\n"
+
+
+def nothing_left(*hosts: MovingHost) -> None:
+    """Of workers that have been there, and ended."""
+    until(lambda: not any(host.order("files")["files"] for host in hosts), "files are gone", 20)
+    until(lambda: not any(host.processes() for host in hosts), "processes are gone", 20)

@@ -28,14 +28,13 @@ from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.migration.incoming import incoming_worker
 from understudy.recovery.migration.relay import outgoing_workers
 from understudy.recovery.migration.relay.orders import OrderRefused
-from understudy.recovery.migration.relay.outgoing_workers import Away
-from understudy.recovery.migration.relay.whereabouts import Place
 from understudy.recovery.migration.transfer import dumping, moves, shipping
 from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.header import VERSION, Here, Refusal
 from understudy.recovery.migration.transfer.moves import Moves
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.shipping import send_worker
+from understudy.recovery.migration.worker_state import Away, WorkerState
 
 HOSTS = ("a", "b", "c")
 WORKER_PID = 77
@@ -52,7 +51,7 @@ class World:
 
     def __init__(self, seed: int, loop: HostsLoop) -> None:
         self.seed, self.loop = seed, loop
-        self.chance = random.Random(mix(seed, 31))
+        self.chance, self.kills = random.Random(mix(seed, 31)), random.Random(mix(seed, 37))
         self.outcome = Outcome()
         self.network = Network(loop, self.chance, self.violation)
         self.machines = {name: Machine(self, name) for name in HOSTS}
@@ -115,10 +114,10 @@ class World:
         """Rough, then quiet, then a look at what is left."""
         for name in HOSTS:
             await self._start(name)
-        relay = self.machines[self.home].start_relay(self.relay, Place.HERE)
+        relay = self.machines[self.home].start_relay(self.relay, WorkerState.RUNNING)
         relay.copy = Copy(self, self.home, 0)
         relay.copy.run()
-        await asyncio.gather(self._operate(), self._disturb())
+        await asyncio.gather(self._operate(), self._disturb(), self._kill_relays())
         self.troubled = self.network.rough = False
         self.network.heal_all()
         for name in HOSTS:
@@ -138,7 +137,7 @@ class World:
         """Where its proxyd would say that it runs."""
         for name, machine in self.machines.items():
             relay = machine.relays.get(self.relay)
-            if relay is not None and relay.where.place is Place.HERE:
+            if relay is not None and relay.where.state is WorkerState.RUNNING:
                 return name
         return self.chance.choice(HOSTS)
 
@@ -171,6 +170,19 @@ class World:
                         self.note(f"the worker ends on {one}")
                         relay.worker_ends(3)
 
+    async def _kill_relays(self) -> None:
+        """In some schedules, by draws of their own: the others are as they would be without."""
+        if self.kills.random() > 0.3:
+            return
+        while self.loop.time() < ROUGH_S:
+            await asyncio.sleep(self.kills.expovariate(1 / 150))
+            machine = self.machines[self.kills.choice(HOSTS)]
+            relay = machine.relays.get(self.relay)
+            if relay is not None and (machine.name != self.home or self.kills.random() < 0.2):
+                self.count("relays killed")
+                self.note(f"{machine.name}: its relay is killed, {relay.where.state}")
+                machine.kill(relay.pid)
+
     def died(self, proxyd: Proxyd) -> None:
         """And another one starts after a while."""
         self.count("deaths")
@@ -188,7 +200,7 @@ class World:
     def _judge(self, relay: Relay) -> None:
         """Nobody disturbs any more."""
         running = [one for one in self.copies() if one.state == "running"]
-        over = relay.status is not None
+        over = relay.ended
         if over and self.copies():
             self.violation(f"{self.copies()[0]} is left behind, {self.copies()[0].state}")
         elif not over and (len(running) != 1 or len(self.copies()) != 1):
@@ -271,7 +283,7 @@ class Records:
         self._machine.records.pop(move, None)
 
     def read(self) -> list[Any]:
-        return [pb.GuestRecord.FromString(data) for _, data in sorted(self._machine.records.items())]
+        return [pb.IncomingRecord.FromString(data) for _, data in sorted(self._machine.records.items())]
 
 
 class Directories:
@@ -338,6 +350,8 @@ class OutgoingInMemory(outgoing_workers.OutgoingWorkers):
             self.follow(path, Away(**json.loads(text)))
 
     def note(self, relay: Path, away: Away) -> None:
+        if relay not in self._machine().relays:
+            raise FileNotFoundError(2, f"{relay} is not there")
         self._machine().away[relay] = json.dumps(asdict(away))
 
     def forget(self, relay: Path) -> None:
@@ -363,7 +377,8 @@ def in_world(world: World) -> Iterator[None]:
         relay = _here(world).relays.get(path)
         if relay is None:
             await asyncio.sleep(chance.uniform(0.0, 0.003))
-            raise OrderRefused(f"the relay in {path} does not answer as it should")
+            nobody = FileNotFoundError(2, "no relay")
+            raise OrderRefused(f"the relay in {path} does not answer as it should") from nobody
         return await relay.order(what, more)
 
     async def connect(path: Path) -> tuple[Conversation, Conversation]:
@@ -379,7 +394,7 @@ def in_world(world: World) -> Iterator[None]:
     async def start_far_relay(incoming: Any) -> None:
         machine = _here(world)
         await asyncio.sleep(chance.uniform(0.0, 0.05))
-        relay = machine.start_relay(incoming.places.relay, Place.AWAY)
+        relay = machine.start_relay(incoming.places.relay, WorkerState.REMOTE)
         vars(incoming)["_far"] = far = Process(relay.pid)
         stdin = SimpleNamespace(write=lambda line: vars(relay).update(stays=True))
         vars(incoming)["_process"] = SimpleNamespace(stdin=stdin, wait=far.ended.wait, pid=relay.pid)

@@ -19,14 +19,15 @@ from hosts_simulation.lives import LIFE, Life
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.relay import whereabouts
 from understudy.recovery.migration.relay.orders import OrderRefused, parse
-from understudy.recovery.migration.relay.whereabouts import NotMoved, Place, Whereabouts
+from understudy.recovery.migration.relay.whereabouts import NotMoved, Whereabouts
+from understudy.recovery.migration.worker_state import Event, WorkerState
 
 if TYPE_CHECKING:
     from hosts_simulation.moving import World
 
 WORKER = (1 << 22) - 1
 """Its pid in its namespace: one that no process of this machine has."""
-DURATIONS_S = {"dump": 1.0, "restore": 1.0, "gone": 0.05}
+DURATIONS_S: dict[str, float] = {Event.DUMP: 1.0, Event.RESTORE: 1.0, Event.REMOVE: 0.05}
 
 
 class Copy:
@@ -91,14 +92,14 @@ class Process:
 class Relay:
     """Process 1 of the worker's namespace on one host."""
 
-    def __init__(self, machine: Machine, path: Path, pid: int, place: Place) -> None:
-        self.machine, self.path, self.pid, self.place_at_start = machine, path, pid, place
-        self.where = Whereabouts(WORKER, place)
+    def __init__(self, machine: Machine, path: Path, pid: int, state: WorkerState) -> None:
+        self.machine, self.path, self.pid = machine, path, pid
+        self.where = Whereabouts(WORKER, state)
         self.copy: Copy | None = None
         self.status: int | None = None
         """Of the worker, once it is known."""
         self.problem = ""
-        self.stays = place is Place.HERE
+        self.stays = state is WorkerState.RUNNING
         """Whether it lives on without the proxyd that started it."""
         self.owner: Life | None = LIFE.get()
         self.home: Conversation | None = None
@@ -131,7 +132,7 @@ class Relay:
                 except (ValueError, OSError, NotMoved) as problem:
                     done = {"error": str(problem)}
             self._look_at_time()
-        self.machine.world.note(f"{self.machine.name}: {order['do']}: {done.get('error', self.where.place)}")
+        self.machine.world.note(f"{self.machine.name}: {order['do']}: {done.get('error', self.where.state)}")
         if not answer.done():
             answer.set_result(done)
 
@@ -144,16 +145,15 @@ class Relay:
         if not self.ended and self.where.patience() == 0:
             with self.machine.world.acting(self):
                 self.where.time_out()
-            self.machine.world.note(f"{self.machine.name}: out of patience: {self.where.place}")
+            self.machine.world.note(f"{self.machine.name}: out of patience: {self.where.state}")
 
     def worker_ends(self, status: int) -> None:
         """The copy here has ended by itself."""
         assert self.copy is not None
         self.copy.end()
-        if self.where.place in (Place.HERE, Place.HELD):
+        self.where.end()
+        if self.where.state is WorkerState.ENDED:
             self.tell_end(status, "")
-        else:
-            self.where.end()
 
     def tell_end(self, status: int, problem: str) -> None:
         """It is over, and so is the relay."""
@@ -210,9 +210,9 @@ class Machine:
         self._watched: list[Process] = []
         self._pid = 1000
 
-    def start_relay(self, path: Path, place: Place) -> Relay:
+    def start_relay(self, path: Path, state: WorkerState) -> Relay:
         self._pid += 1
-        relay = Relay(self, path, self._pid, place)
+        relay = Relay(self, path, self._pid, state)
         self.accounts.pop(path, None)
         self.relays[path] = relay
         self.processes[relay.pid] = lambda: self._relay_ended(relay)

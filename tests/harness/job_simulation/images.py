@@ -16,11 +16,12 @@ from simulation.programs import mix
 from job_simulation.carrier import LONGEST_DUMP_S, LONGEST_SWITCH_S, LONGEST_WAY_S, Passage
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.migration.process.imaging import Image
-from understudy.recovery.migration.relay.outgoing_workers import Away, Lost
+from understudy.recovery.migration.relay.outgoing_workers import Lost
 from understudy.recovery.migration.transfer.dumping import DumpedWorker
 from understudy.recovery.migration.transfer.header import VERSION
 from understudy.recovery.migration.transfer.reception import NotSent
 from understudy.recovery.migration.transfer.stream import Checksum
+from understudy.recovery.migration.worker_state import Away
 
 if TYPE_CHECKING:
     from job_simulation.world import HostsWorld

@@ -26,6 +26,7 @@ from understudy.recovery.machine.runtime_directory import RuntimeDirectory
 from understudy.recovery.membership.network.certificates import load
 from understudy.recovery.membership.network.endpoint import HostsService, listen
 from understudy.recovery.membership.network.links import Links
+from understudy.recovery.migration.incoming import unfollowed
 from understudy.recovery.migration.process.namespaces import pid_here, unshare
 from understudy.recovery.migration.relay.orders import order
 from understudy.recovery.migration.transfer.dumping import DumpedWorker
@@ -110,6 +111,7 @@ class MovingHost:
         )  # fmt: skip
         self.moves.traps = {}
         self.moves.waits, self.moves.go_on = asyncio.Event(), asyncio.Event()
+        unfollowed.ASK_EVERY_S = float(os.environ.get("UNFOLLOWED_S", "60"))
         self.moves.decision_s = float(os.environ.get("DECISION_S", "150"))
 
     def _free_devices(self) -> int:
