@@ -8,7 +8,7 @@ import proxied
 import pytest
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     ("family", "at_least"), [("attention", 1200), ("recurrent", 1600), ("loss and dropout", 1000)]
 )

@@ -75,6 +75,7 @@ INSTEAD = "copy the tensor first (tensor.cpu())"
 TRACEBACK = "Fatal Python error: Segmentation fault"
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("how", ["follow", "through_numpy", "with_faulthandler_no_more"])
 def test_a_device_pointer_followed_by_the_host_is_explained_before_the_process_dies(
     how: str, followed: dict[str, Any]

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import proxied
+import pytest
 import torch
 from executor_harness import SETTING, Harness
 from training_run import ROOT
@@ -68,6 +69,7 @@ def test_every_setter_of_at_context_has_a_row_or_there_is_a_reason_not_to() -> N
     assert setters - in_table == set(CONTEXT_NOT_FORWARDED)
 
 
+@pytest.mark.drawn(2)
 def test_the_device_server_hears_of_whatever_is_set_below_torch_backends(tmp_path: Path) -> None:
     script = proxied.WORKLOADS / "settings_of_backends.py"
     ended = proxied.run(proxied.python(script), folder=tmp_path)

@@ -58,6 +58,7 @@ def bytes_of(folder: Path, name: str) -> list[bytes]:
     return [(folder / f"{name}.{rank}").read_bytes() for rank in range(2)]
 
 
+@pytest.mark.drawn(3)
 def test_sparse_gradients_under_ddp_equal_gloos_and_survive_killed_servers(tmp_path: Path) -> None:
     steps = ["--steps", "16"]
     natively = proxied.ranks(2, TRAINING, "--device", "cpu", *steps, "--out")

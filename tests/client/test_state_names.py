@@ -15,12 +15,14 @@ from understudy.recovery.snapshots.writing.description import (
 )
 
 
+@pytest.mark.drawn(2)
 def test_models_and_optimizers_of_many_kinds_are_described_as_by_their_state_dict(tmp_path: Path) -> None:
     ended = proxied.run(proxied.python(proxied.WORKLOADS / "described.py"), folder=tmp_path)
     assert ended.status == 0, ended.output[-3000:]
     assert "described" in ended.output
 
 
+@pytest.mark.drawn(2)
 def test_modules_made_later_are_described_without_looking_at_every_object_again(tmp_path: Path) -> None:
     ended = proxied.run(proxied.python(proxied.WORKLOADS / "described_later.py"), folder=tmp_path)
     assert ended.status == 0, ended.output[-3000:]

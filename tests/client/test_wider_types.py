@@ -10,7 +10,7 @@ import proxied
 import pytest
 import torch
 
-pytestmark = pytest.mark.drawn(3)
+pytestmark = pytest.mark.drawn(6)
 
 ONLY_ON_CUDA = 90
 """Pairs of an operator and a type, at least, that PyTorch's database has."""

@@ -200,6 +200,7 @@ def test_a_forked_child_is_told_what_cuda_tells_it(what: str, mistakes: dict[str
     ]
 
 
+@pytest.mark.drawn(2)
 def test_a_process_beside_the_one_that_uses_its_device_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -233,6 +234,7 @@ def test_a_migratable_job_whose_logs_lie_on_a_disk_is_refused_before_it_begins(t
 
 
 # ------------------------------------------------------------------ CUDA_VISIBLE_DEVICES
+@pytest.mark.drawn(3)
 def test_visible_devices_are_those_that_cuda_would_show(tmp_path: Path) -> None:
     counts = {None: 2, "": 0, "0": 1, "1": 1, "1,0": 2, "-1": 0, "0,-1,1": 1, "0,0": 0, "7": 0}
     ended = proxied.run(

@@ -114,6 +114,7 @@ def test_a_variable_that_is_no_option_is_told_of() -> None:
     ]
 
 
+@pytest.mark.drawn(2)
 def test_a_run_s_own_proxyd_has_nothing_of_the_machine_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_an_empty_history_says_where_it_was_looked_for_and_is_no_error(path: Pat
     assert said("--job", "j", "--since", "2h", "--json") == none
 
 
+@pytest.mark.drawn(2)
 def test_a_recovery_has_one_name_in_the_log_the_report_and_the_history(path: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with running_proxyd(tmp_path / "s", 1, log=log) as proxyd:

@@ -226,6 +226,7 @@ def test_a_pace_is_the_median_of_minibatches_however_seldom_one_looks() -> None:
 
 
 # ------------------------------------------------------------------ the command
+@pytest.mark.drawn(2)
 def test_status_of_a_running_job_where_there_is_no_terminal(
     variables: dict[str, str], tmp_path: Path
 ) -> None:

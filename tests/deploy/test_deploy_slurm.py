@@ -18,7 +18,7 @@ import pytest
 from proxied import WORKLOADS, left_behind, until
 from training_run import BIN, ROOT, installed
 
-pytestmark = pytest.mark.drawn(10)
+pytestmark = pytest.mark.drawn(16)
 
 DEPLOY = ROOT / "deploy"
 NOBODY = 65534

@@ -20,7 +20,7 @@ from unit_file import SYSTEMD, UNIT, environment_file, exec_start, of_this_insta
 
 from understudy.recovery.config.proxyd_settings import settings_of
 
-pytestmark = [pytest.mark.cold, pytest.mark.drawn(6)]  # the service manager's child is proxyd itself
+pytestmark = [pytest.mark.cold, pytest.mark.drawn(12)]  # the service manager's child is proxyd itself
 MOST_EXPOSED = 2.5
 """Of `systemd-analyze security`, from 0 to 10; 2.0 today."""
 needs_systemd = pytest.mark.skipif(

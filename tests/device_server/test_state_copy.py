@@ -345,6 +345,7 @@ def test_the_executor_writes_state_only_where_there_is_room() -> None:
             h.executor.read_state_into(1, 0, 8, memoryview(memory)[::2], 0)
 
 
+@pytest.mark.drawn(3)
 def test_a_large_buffer_of_a_killed_rank_comes_from_its_replica_with_the_same_bits(tmp_path: Path) -> None:
     size = 3 * PIECES * PIECE_BYTES + 4096
     training = Training("bench/workloads/wide_state.py", 2, 120, ["--bytes", str(size)])

@@ -432,7 +432,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return found
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize(
     "how",
     ["fails", "crashes", "wrong", pytest.param("hangs", marks=pytest.mark.long)],
@@ -447,7 +447,7 @@ def test_a_training_goes_on_with_the_same_bits_when_a_gpu_is_gone(
     assert (recovery["recovered"], devices) == (True, ["cuda:2", "cuda:1"])
 
 
-@pytest.mark.drawn(6)
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize(
     ("told", "device"),
     [

@@ -113,7 +113,7 @@ def test_operators_give_the_bytes_that_native_cuda_gives(tmp_path: Path) -> None
     assert {n: s for n, s in repeatable.items() if under_proxy[n] != s} == {}
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(4)
 @pytest.mark.usefixtures("cpu_driver")
 def test_operators_on_cpu_devices_give_the_bytes_of_the_cpu_in_the_same_comparison(tmp_path: Path) -> None:
     script = proxied.WORKLOADS / "operator_digests.py"

@@ -33,7 +33,7 @@ def notes_of(part: str, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(6)
 def test_a_script_sees_its_own_errors(tmp_path: Path) -> None:
     assertion, memory = [one["output"].splitlines()[-1] for one in notes_of("errors", tmp_path)]
     assert assertion.startswith("IndexError index 1000000000 is out of bounds")  # as the CPU's kernel says

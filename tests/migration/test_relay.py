@@ -16,7 +16,7 @@ from understudy.proxy_client.relayed import wanted
 from understudy.recovery.migration.process.images import MANIFEST, Damaged, seal, verify
 from understudy.recovery.migration.process.moving import Tool, first_error
 
-pytestmark = pytest.mark.drawn(5)
+pytestmark = pytest.mark.drawn(8)
 
 STORES = proxied.WORKLOADS / "migration" / "stores.py"
 

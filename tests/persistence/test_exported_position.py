@@ -34,6 +34,7 @@ def lines(out: Path, rank: int) -> list[str]:
     return out.with_name(f"{out.name}-{rank}").read_text().splitlines()
 
 
+@pytest.mark.drawn(4)
 def test_a_script_that_resumes_from_an_export_has_the_samples_and_losses_of_one_that_never_stopped(
     tmp_path: Path,
 ) -> None:

@@ -105,6 +105,7 @@ def test_less_than_the_present_run_cannot_be_kept(tmp_path: Path) -> None:
         settings_of(["--devices", "cpu:1", "--persist", str(tmp_path), "--keep-runs", "0"])
 
 
+@pytest.mark.drawn(3)
 def test_a_run_that_torchrun_started_again_replaces_the_former_once_it_has_a_complete_set(
     tmp_path: Path,
 ) -> None:

@@ -32,7 +32,7 @@ from understudy.recovery.base.own_modules import module_command, name_of
 from understudy.recovery.snapshots.log.stored_log import Chain, Kind, read_commit, read_frames
 from understudy.recovery.snapshots.stores.layout import logs_of, runs_of
 
-pytestmark = pytest.mark.drawn(2)
+pytestmark = pytest.mark.drawn(4)
 
 SCRIPT = proxied.WORKLOADS / "replayable.py"
 HOST_TO_DEVICE, INPUT_BYTES = 6, 16 * 24 * 4

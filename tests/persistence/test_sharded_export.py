@@ -22,7 +22,7 @@ from understudy.recovery.snapshots.writing.description import Shard, Undescribed
 SCRIPT = proxied.WORKLOADS / "sharded_resumable.py"
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(5)
 def test_exported_blocks_are_the_whole_state_of_a_native_run_at_that_step(tmp_path: Path) -> None:
     socket, store = tmp_path / "proxyd.sock", tmp_path / "store"
     with running_proxyd(socket, 2, ("--persist", str(store), "--persist-every", "1")):

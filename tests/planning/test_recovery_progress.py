@@ -63,6 +63,7 @@ def test_the_documented_stages_are_those_that_there_are() -> None:
     assert [row.split("`")[1] for row in rows] == [stage.value for stage in Stage]
 
 
+@pytest.mark.drawn(2)
 def test_the_report_has_the_stages_of_each_recovery(folder: Path) -> None:
     tiny = proxied.WORKLOADS / "tiny.py"
     drill = "kill-server rank=1 step=3 call=5"

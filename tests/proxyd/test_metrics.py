@@ -75,6 +75,7 @@ def test_a_scrape_that_a_busy_proxyd_cannot_answer_is_a_warning() -> None:
     assert [entry["log_level"] for entry in said] == ["warning"]
 
 
+@pytest.mark.drawn(2)
 def test_ranks_and_recoveries_are_told_and_counters_outlive_their_job(tmp_path: Path) -> None:
     port = a_free_port()
     with running_proxyd(tmp_path / "socket", 1, ("--metrics", str(port))) as proxyd:

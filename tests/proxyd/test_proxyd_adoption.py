@@ -27,7 +27,7 @@ from understudy.recovery.base.own_modules import module_command
 from understudy.recovery.machine.processes import start_ticks
 from understudy.recovery.takeover import journal
 
-pytestmark = pytest.mark.drawn(10)
+pytestmark = pytest.mark.drawn(16)
 
 variables = test_proxyd_recovery.variables  # the fixture
 

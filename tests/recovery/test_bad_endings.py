@@ -20,7 +20,7 @@ from understudy.recovery.base.own_modules import name_of
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
 from understudy.recovery.run.embedded import MOST_RESTARTS
 
-pytestmark = pytest.mark.drawn(4)
+pytestmark = pytest.mark.drawn(8)
 
 TINY = WORKLOADS / "tiny.py"
 

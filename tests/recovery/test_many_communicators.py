@@ -154,6 +154,7 @@ def test_the_leading_host_learns_of_them_as_they_come_and_go(folder: Path) -> No
             replay.apply_control_state(mirror.log, cut, 0)
 
 
+@pytest.mark.drawn(4)
 def test_ranks_with_forty_groups_are_recovered(tmp_path: Path) -> None:
     command = proxied.ranks(2, proxied.WORKLOADS / "many_groups.py", str(tmp_path))
     drills = ("--drill", "kill-server rank=1 step=5 call=30", "--drill", "kill-server rank=0 step=8 call=2")

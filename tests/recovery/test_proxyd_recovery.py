@@ -29,7 +29,7 @@ pytestmark = [
         importlib.util.find_spec("understudy.proxy_server._server") is None,
         reason="the device server is not installed",
     ),
-    pytest.mark.drawn(8),
+    pytest.mark.drawn(12),
 ]
 
 FLOATS = 4096
@@ -245,7 +245,7 @@ def test_ranks_without_a_fault_compute_what_they_should(variables: dict[str, str
     assert report["recoveries"] == []
 
 
-@pytest.mark.drawn(14)
+@pytest.mark.drawn(21)
 @pytest.mark.parametrize("steps", [(1, 7), (2,)], ids=str)
 @pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 6, 7])
 def test_server_killed_before_any_record_of_a_minibatch_changes_no_value(

@@ -25,7 +25,7 @@ from understudy.recovery.base.own_modules import module_command, name_of
 from understudy.recovery.host.evidence import LogManifests
 from understudy.recovery.planning.facts import Manifest
 
-pytestmark = pytest.mark.drawn(9)
+pytestmark = pytest.mark.drawn(12)
 
 MEMORY, STORAGE = "restore-snapshot-replay", "restore-stored-replay"
 STEPS = 3000

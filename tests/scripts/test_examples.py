@@ -9,7 +9,7 @@ import pytest
 from places import ROOT
 from training_run import execute_natively
 
-pytestmark = pytest.mark.drawn(4)
+pytestmark = pytest.mark.drawn(8)
 
 EXAMPLES = ROOT / "examples"
 PATTERN = re.compile(r"[0-9a-f]{8}")

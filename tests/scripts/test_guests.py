@@ -23,7 +23,7 @@ needs_its_library = pytest.mark.skipif(
 )
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(16)
 @needs_its_library
 def test_a_program_of_others_has_the_bits_of_a_native_run_and_keeps_them_when_a_server_is_killed() -> None:
     seed = random.randrange(10**6)
@@ -35,7 +35,7 @@ def test_a_program_of_others_has_the_bits_of_a_native_run_and_keeps_them_when_a_
     assert outcome.steps == 10
 
 
-@pytest.mark.drawn(10)
+@pytest.mark.drawn(16)
 @needs_its_library
 def test_a_program_that_does_not_run_is_told_of_unless_its_row_says_so() -> None:
     broken = dataclasses.replace(

@@ -41,6 +41,7 @@ def test_every_kind_of_piece_is_source_that_compiles_and_a_seed_gives_one_progra
     assert kinds == MAKERS.keys()
 
 
+@pytest.mark.drawn(2)
 def test_what_a_program_sees_differently_is_found(tmp_path: Path) -> None:
     """`on_device` is what must not matter."""
     program = Program(0, 1, 2, (piece("say(step, 7)", "say(step, on_device)"),))

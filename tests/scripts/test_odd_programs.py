@@ -15,7 +15,7 @@ import proxied
 import pytest
 from native_reference import native_reference
 
-pytestmark = pytest.mark.drawn(18)
+pytestmark = pytest.mark.drawn(30)
 
 ODD = proxied.WORKLOADS / "odd"
 

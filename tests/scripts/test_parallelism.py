@@ -157,7 +157,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     return {group: runs for groups, runs in zip(RUNS, made, strict=True) for group in groups}
 
 
-@pytest.mark.drawn(7, by="group")
+@pytest.mark.drawn(12, by="group")
 @pytest.mark.parametrize(("group", "feature"), FEATURES)
 def test_a_feature_gives_the_bits_of_native_gloo(runs: dict[str, Runs], group: str, feature: str) -> None:
     native, under_proxy = runs[group].native, runs[group].proxied
@@ -168,7 +168,7 @@ def test_a_feature_gives_the_bits_of_native_gloo(runs: dict[str, Runs], group: s
     assert under_proxy.report["recoveries"] == []
 
 
-@pytest.mark.drawn(7, by="group")
+@pytest.mark.drawn(12, by="group")
 @pytest.mark.parametrize(("group", "feature"), FEATURES)
 def test_a_feature_survives_device_servers_killed_in_it(
     runs: dict[str, Runs], group: str, feature: str

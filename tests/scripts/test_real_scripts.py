@@ -190,7 +190,7 @@ def group_outcome(
     return outcome(groups, outcomes / groups[0])
 
 
-@pytest.mark.drawn(6, by="group")
+@pytest.mark.drawn(10, by="group")
 @pytest.mark.parametrize(("group", "name"), SCENARIOS, ids=[name for _, name in SCENARIOS])
 def test_a_scenario_gives_the_bits_of_native_pytorch(name: str, group_outcome: Outcome) -> None:
     native, under_proxy = group_outcome.native[name], group_outcome.undisturbed[name]
@@ -200,7 +200,7 @@ def test_a_scenario_gives_the_bits_of_native_pytorch(name: str, group_outcome: O
     assert under_proxy["kept"] == native["kept"]
 
 
-@pytest.mark.drawn(6, by="group")
+@pytest.mark.drawn(10, by="group")
 @pytest.mark.parametrize(("group", "name"), SCENARIOS, ids=[name for _, name in SCENARIOS])
 def test_a_scenario_survives_the_death_of_its_device_server(name: str, group_outcome: Outcome) -> None:
     assert group_outcome.killed[name]["error"] == ""
@@ -212,7 +212,7 @@ def test_a_scenario_survives_the_death_of_its_device_server(name: str, group_out
     assert group_outcome.report["replies_different"] == 0
 
 
-@pytest.mark.drawn(6, by="group")
+@pytest.mark.drawn(10, by="group")
 @pytest.mark.parametrize(("groups", "group"), [(groups, groups[0]) for groups in RUNS])
 def test_every_scenario_of_a_group_is_listed_here(groups: tuple[str, ...], group_outcome: Outcome) -> None:
     listed = [name for group in groups for name in GROUPS[group]]
@@ -227,6 +227,7 @@ def test_no_row_of_the_table_of_cpu_branches_is_dead(group_outcome: Outcome) -> 
     assert len(group_outcome.cpu_branches) == 15
 
 
+@pytest.mark.drawn(2)
 def test_a_script_leaves_nothing_of_its_library_in_the_next_session(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +246,7 @@ def test_a_script_leaves_nothing_of_its_library_in_the_next_session(
     assert ended.output.count("12.0") == 2
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("mode", "message"),
     [(0o777, "others could write it"), (0o755, "12.0")],

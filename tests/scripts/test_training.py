@@ -39,7 +39,7 @@ def test_losses_under_the_proxy_equal_native_ones_bit_for_bit(
     assert under_proxy.report["recoveries"] == []
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(4)
 @pytest.mark.cold
 def test_every_collective_gives_the_bytes_that_gloo_gives_natively_also_when_servers_die(
     tmp_path: Path,

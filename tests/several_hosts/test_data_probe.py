@@ -217,6 +217,7 @@ def test_carrier_is_what_the_kernel_tells(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ three hosts
+@pytest.mark.drawn(2)
 def test_host_that_is_cut_off_from_data_alone_is_found_within_two_seconds() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="understudy-test-", dir="/tmp")))

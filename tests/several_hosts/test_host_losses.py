@@ -35,7 +35,7 @@ def _is_left_to_proxyd(host: Host) -> bool:
     return len(host.shared_memory()) == 1
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(8)
 def test_power_of_a_host_fails_and_its_rank_comes_back_from_its_image_on_a_spare_host(folder: Path) -> None:
     skip_without_criu()
     native = native_losses(Training("char_gpt.py", 2, STEPS))

@@ -94,6 +94,7 @@ CARELESS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
 LOOKED_AT, LONGEST_S = 60, 700.0
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", CARELESS)
 def test_the_schedules_show_what_would_go_wrong_if(how: str, monkeypatch: pytest.MonkeyPatch) -> None:

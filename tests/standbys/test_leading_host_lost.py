@@ -57,6 +57,7 @@ def goes_on(hosts: Cluster, leader: str, steps: int) -> None:
     until(lambda: step(hosts, leader) >= before + steps, "the training goes on", 120, 0.2)
 
 
+@pytest.mark.drawn(3)
 def test_power_of_the_leading_host_fails_and_its_standby_leads_the_job_on_with_its_rank_back(
     folder: Path,
 ) -> None:

@@ -107,6 +107,7 @@ def test_each_module_of_ours_that_is_run_as_a_process_is_there() -> None:
         assert importlib.util.find_spec(name_of(name)), name
 
 
+@pytest.mark.drawn(2)
 def test_our_commands_and_packages_work_inside_a_job_as_outside(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -121,6 +122,7 @@ def test_our_commands_and_packages_work_inside_a_job_as_outside(tmp_path: Path) 
     assert "kill-server" in ended.output and "sum 3 status 0" in ended.output, ended.output[-3000:]
 
 
+@pytest.mark.drawn(2)
 def test_nothing_of_ours_becomes_importable_in_a_python_that_has_it_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

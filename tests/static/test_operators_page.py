@@ -97,6 +97,7 @@ def test_an_answer_that_nobody_has_thought_of_is_told(worker: Kernel, server: Ke
         way_of(replace(OPERATOR, worker={"PrivateUse1": worker}, server=there), {}, frozenset())
 
 
+@pytest.mark.drawn(2)
 def test_every_operator_that_is_refused_is_refused_by_whom_the_page_says_and_ends_nothing(
     found: operators_page.Found, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from ending import WHOLE_END
 from proxied import until
 from zygotes import COLD, DIRECTORY, Zygotes
 
-pytestmark = pytest.mark.drawn(6)
+pytestmark = pytest.mark.drawn(9)
 
 # What a script can see of how it came to be. It imports torch, so a zygote is asked.
 LOOKS = """
