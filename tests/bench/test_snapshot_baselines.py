@@ -18,7 +18,7 @@ from places import ROOT
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from training_state import State, bytes_of, description_of, empty_state, same, training_state
 
-pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.drawn(9)]
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.drawn(14)]
 FIRST, SECOND, THIRD = (training_state(400_000, seed) for seed in range(3))
 
 

@@ -328,7 +328,7 @@ def test_a_campaign_that_is_ended_takes_with_it_what_it_has_started(tmp_path: Pa
     assert not list(marked(str(place.resolve()))) and not list(SHARED_MEMORY.glob("us-*"))
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(8)
 def test_a_small_campaign_is_killed_goes_on_and_says_what_it_was(tmp_path: Path) -> None:
     """The runner is killed amid its second run; the same command goes on, and redoes that run alone."""
     file, place = tmp_path / "small.yaml", tmp_path / "runs"

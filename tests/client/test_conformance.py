@@ -33,7 +33,7 @@ FIXED: tuple[str, ...] = (
     "op_db/uniform/float32",  # bad numbers raised late
     "op_db/vdot/complex64",  # a result that a kernel conjugates lazily
 )
-"""Units (`database/entry/dtype`) that once differed, by what was wrong; a run has half of them."""
+"""Units (`database/entry/dtype`) that once differed, by what was wrong; a run has a third of them."""
 
 ENTRIES = {
     "2.11": {"op_db": 697, "module_db": 113, "optim_db": 15},
@@ -60,11 +60,11 @@ def spread(chance: random.Random) -> list[str]:
 def test_a_spread_of_pytorchs_databases_gives_the_bits_of_the_cpu(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     fixed = [unit for unit in FIXED if not lacking(unit)]
-    units = sorted({*spread(chance), *chance.sample(fixed, len(fixed) // 2)})
+    units = sorted({*spread(chance), *chance.sample(fixed, len(fixed) // 3)})
     results = sweep.sweep_units(units, tmp_path)
     assert {f"{r.database}/{r.entry}/{r.dtype}" for r in results} == set(units)
     assert report.summarise(results, whole=False).errors == []
-    assert sum(result.count("identical") for result in results) > 50
+    assert sum(result.count("identical") for result in results) > 30
 
 
 def test_the_databases_have_the_entries_that_the_report_speaks_of() -> None:

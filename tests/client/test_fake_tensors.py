@@ -11,7 +11,7 @@ from pathlib import Path
 import proxied
 import pytest
 
-pytestmark = pytest.mark.drawn(5)
+pytestmark = pytest.mark.drawn(8)
 
 OTHERWISE = {
     # PyTorch's fakes of a CPU's tensors differ from a CPU's results, too

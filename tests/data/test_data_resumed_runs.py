@@ -16,7 +16,7 @@ from start_ranks import free_port
 
 from understudy.data.check import main as check
 
-pytestmark = pytest.mark.drawn(7)
+pytestmark = pytest.mark.drawn(10)
 
 SCRIPT = TESTS / "workloads" / "resumed_data.py"
 EXAMPLE = ROOT / "examples" / "resumable_data.py"
@@ -122,7 +122,7 @@ def test_sharded_state_is_that_of_each_rank_and_is_not_given_to_another_number(f
     assert start(1, [str(SCRIPT), str(run), f"--steps={STEPS}", "--sharded"]) == [1]
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(4)
 def test_the_example_goes_on_as_its_text_says(folder: Path) -> None:
     def example(run: str, steps: int, ranks: int) -> list[str]:
         words = [

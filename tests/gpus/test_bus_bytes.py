@@ -10,7 +10,7 @@ import pytest
 import simulated_device
 from training_run import Training
 
-pytestmark = pytest.mark.drawn(3)
+pytestmark = pytest.mark.drawn(6)
 
 
 LOOK_S = 0.005

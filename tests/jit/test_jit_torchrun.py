@@ -16,7 +16,7 @@ from jit_launch import environment, torchrun
 from places import TESTS
 from start_ranks import free_port
 
-pytestmark = pytest.mark.drawn(3)
+pytestmark = pytest.mark.drawn(5)
 
 SCRIPT = TESTS / "workloads" / "jit_faults.py"
 STEPS = 28

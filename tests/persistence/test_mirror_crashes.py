@@ -34,7 +34,7 @@ from understudy.recovery.snapshots.stores.catalogue import StoredSet
 from understudy.recovery.snapshots.stores.retention import Retention
 from understudy.recovery.snapshots.tiers import MirrorTier
 
-pytestmark = pytest.mark.drawn(6)
+pytestmark = pytest.mark.drawn(9)
 
 KEEP = Retention(keep_last=2)
 CHANGES = ("open", "mv", "rm_file", "makedirs")

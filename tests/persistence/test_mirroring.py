@@ -19,7 +19,7 @@ from test_persistence import STEPS, assert_bits, kill_everything, persisted_step
 from understudy.recovery.base.own_modules import name_of
 from understudy.recovery.snapshots.tiers import MirrorTier
 
-pytestmark = pytest.mark.drawn(3)
+pytestmark = pytest.mark.drawn(5)
 
 variables = test_proxyd_recovery.variables  # the fixture
 

@@ -14,7 +14,7 @@ from running_node import LONG_S, Node
 from test_metrics import a_free_port, scrape
 from test_persistence import assert_bits, complete_sets, persisted_step, writers
 
-pytestmark = pytest.mark.drawn(3)
+pytestmark = pytest.mark.drawn(6)
 
 STEPS = 8_000
 STEPS_S = 30

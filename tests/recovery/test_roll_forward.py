@@ -12,7 +12,7 @@ import pytest
 from native_reference import native_reference
 from running_proxyd import running_proxyd
 
-pytestmark = pytest.mark.drawn(3)
+pytestmark = pytest.mark.drawn(5)
 
 PHASE_RECORDS = 10
 """More than an optimizer step has here."""

@@ -21,7 +21,7 @@ from training_run import ROOT
 
 from understudy.recovery.base.control import blocking_channel, pb, rpc
 
-pytestmark = pytest.mark.drawn(6)
+pytestmark = pytest.mark.drawn(9)
 
 SMALL = ("--layers", "2", "--width", "48", "--batch-size", "4", "--block-size", "32", "--dropout", "0.1")
 SNAPSHOT, REPLICA, ROLL_FORWARD = "restore-snapshot-replay", "restart-copy-replay", "roll-forward"

@@ -17,7 +17,7 @@ from native_reference import native_losses
 from proxied import until
 from training_run import Training
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.drawn(6)]  # three hosts on one machine
+pytestmark = [pytest.mark.timeout(600), pytest.mark.drawn(10)]  # three hosts on one machine
 
 STEPS = 40
 LONGER, QUARTER_S = 200, 900

@@ -21,7 +21,7 @@ from understudy.recovery.spanning.leader.relocations import Relocations
 from understudy.recovery.state.jobs import Session
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 
-SCHEDULES = 32
+SCHEDULES = 20
 """`make simulate-jobs` runs 100,000."""
 
 

@@ -6,6 +6,7 @@ What breaks these rules today is named here, in lists that may only get shorter.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections import defaultdict
@@ -45,9 +46,15 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield inside.parts[0] if len(inside.parts) > 1 else COMMANDS, path
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Of a file of Python; each is read once."""
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path) -> Iterator[Path]:
     """Files of `recovery/`, wherever in the file that stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -100,7 +107,7 @@ def test_no_file_is_too_long_but_for_those_that_are_known() -> None:
 
 def test_what_plans_knows_no_clock_no_process_and_no_wire() -> None:
     files = (ROOT / "planning").rglob("*.py")
-    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    nodes = [node for path in files for node in ast.walk(tree_of(path))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     assert names, "it imports something"
@@ -110,7 +117,7 @@ def test_what_plans_knows_no_clock_no_process_and_no_wire() -> None:
 def imports(path: Path) -> set[str]:
     """Names of all modules that a file imports, also amid functions and for types."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -239,7 +246,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
     """Classes that are no dataclasses: what has its collaborators from its constructor."""
     for _, path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and not any(
                 "dataclass" in ast.unparse(one) for one in node.decorator_list
             ):
@@ -277,7 +284,7 @@ def test_nobody_assigns_what_another_object_has_from_its_constructor() -> None:
     """What others fill in later is missing until then, and nobody sees in which order all must begin."""
     made = of_constructors()
     assert len(made) > 500, "these are those of all classes"
-    written = [(path, node) for _, path in modules() for node in assigned(ast.parse(path.read_text()))]
+    written = [(path, node) for _, path in modules() for node in assigned(tree_of(path))]
     others = [
         (path, node) for path, node in written
         if node.attr in made and named(node.value) not in {"self", "cls"}

@@ -46,6 +46,7 @@ def found() -> Iterator[operators_page.Found]:
         yield operators_page.look()
 
 
+@pytest.mark.drawn(2)
 def test_the_page_is_that_of_the_dispatchers(found: operators_page.Found) -> None:
     text = operators_page.PAGE.read_text()
     if f"PyTorch {version('torch')}:" not in text:

@@ -6,6 +6,7 @@ What still has such words is named here, in lists that may only get shorter.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
@@ -38,9 +39,10 @@ def words(name: str) -> frozenset[str]:
     return frozenset(part.lower() for part in parts)
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(RECOVERY.rglob("*.py")):
-        yield str(path.relative_to(RECOVERY)), ast.parse(path.read_text())
+@functools.cache
+def sources() -> list[tuple[str, ast.Module]]:
+    paths = sorted(RECOVERY.rglob("*.py"))
+    return [(str(path.relative_to(RECOVERY)), ast.parse(path.read_text())) for path in paths]
 
 
 def given_names(tree: ast.Module) -> Iterator[str]:
