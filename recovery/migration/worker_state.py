@@ -53,7 +53,7 @@ class Event(StrEnum):
     END = "end"
     """Its processes here have ended, or whoever watched them."""
     DISMISS = "dismiss"
-    """Nobody wants it any more, or proxyd stops."""
+    """It is no business of this host's any more: nobody wants it, proxyd stops, or its own relay has it."""
     GIVE_UP = "give-up"
     """It is not to be found any more."""
 

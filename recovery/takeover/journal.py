@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.job_names import JOB_NAME
+from understudy.recovery.base.whole_file import read_whole, write_whole
 from understudy.recovery.config.settings import BadInput, parse_devices
 from understudy.recovery.drills.fault_table import BY_NAME
 from understudy.recovery.machine.runtime_directory import SHARED_MEMORY
@@ -40,13 +40,7 @@ class JournalError(RuntimeError):
 def write(runtime: Path, journal: pb.Journal) -> None:
     """Replace the journal of a runtime directory, so that whoever reads it finds the old or the new one."""
     content = journal.SerializeToString()
-    new = runtime / f"{FILE}.new"
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(handle, "wb") as file:
-        file.write(_HEADER + hashlib.sha256(content).digest() + content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(runtime / FILE)
+    write_whole(runtime / FILE, _HEADER + hashlib.sha256(content).digest() + content, synced=True)
 
 
 def touch(runtime: Path) -> None:
@@ -63,14 +57,9 @@ def last_touched(runtime: Path) -> float:
 def read(runtime: Path) -> pb.Journal:
     """The journal of a runtime directory; raises JournalError."""
     try:
-        handle = os.open(runtime / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode) or state.st_uid != os.getuid() or state.st_size > _LARGEST:
-                raise JournalError("it is no regular file of ours, or far too long")
-            content = file.read()
+        content = read_whole(runtime / FILE, _LARGEST)
     except OSError as problem:
-        raise JournalError(f"it cannot be read: {problem.strerror}") from problem
+        raise JournalError(f"it cannot be read: {problem.strerror or problem}") from problem
     return parse(content)
 
 

@@ -22,7 +22,7 @@ from understudy.recovery.migration.relay.orders import OrderRefused, order, pars
 from understudy.recovery.migration.relay.outputs import Outputs
 from understudy.recovery.migration.transfer.delivery import Delivery
 from understudy.recovery.migration.transfer.header import Here, Refusal, is_home, is_signal
-from understudy.recovery.migration.worker_state import Away, Event, WorkerState, after
+from understudy.recovery.migration.worker_state import Away, Event, NoSuchStep, WorkerState, after
 
 log = structlog.get_logger()
 
@@ -76,7 +76,13 @@ class IncomingWorker:
     # ------------------------------------------------------------------ coming
     def receive(self) -> None:
         """All of it is here."""
-        self.state = after(self.state, Event.RECEIVE)
+        self._step(Event.RECEIVE)
+
+    def _step(self, event: Event) -> None:
+        try:
+            self.state = after(self.state, event)
+        except NoSuchStep as problem:  # it was dropped meanwhile
+            raise Refusal(str(problem)) from problem
 
     async def restore(self) -> float:
         """As a stopped process; answers seconds."""
@@ -95,7 +101,7 @@ class IncomingWorker:
         except (OrderRefused, ProcessLookupError, KeyError, ValueError, OSError) as problem:
             raise Refusal(str(problem)) from problem
         self._delivery.drop_images()
-        self.state = after(self.state, Event.RESTORE)
+        self._step(Event.RESTORE)
         return float(done.get("restore_s", 0.0))
 
     async def _start_far_relay(self) -> None:
@@ -123,7 +129,7 @@ class IncomingWorker:
         except OrderRefused as problem:
             if await self.place() != WorkerState.RUNNING:
                 raise Refusal(str(problem)) from problem
-        self.state = after(self.state, Event.RESUME)
+        self._step(Event.RESUME)
         if self._far is not None and self._outputs is None:
             self._outputs = Outputs(self.places.relay, self._changed)
 
@@ -238,7 +244,7 @@ class IncomingWorker:
 
     def has_returned(self) -> None:
         """It runs under its own relay again; whoever sent it may ask about it still."""
-        self.state, self.away = WorkerState.REMOTE, Away(self._here.host, "", sure=True)
+        self._is_settled(Away(self._here.host, "", sure=True), Event.DISMISS)
 
     async def clear_away(self) -> None:
         """Its copy here has been ended; nothing stays that watched it."""

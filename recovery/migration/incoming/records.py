@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.whole_file import read_whole, write_whole
 from understudy.recovery.migration.transfer.header import Refusal, check_form
 
 log = structlog.get_logger()
@@ -28,9 +28,7 @@ class IncomingRecords:
     def write(self, record: pb.IncomingRecord) -> None:
         """Before it has consequences; raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        new = self._folder / f"{record.header.move}.new"
-        new.write_bytes(record.SerializeToString())
-        new.rename(self._folder / record.header.move)
+        write_whole(self._folder / record.header.move, record.SerializeToString())
 
     def remove(self, move: str) -> None:
         """It is not here any more."""
@@ -40,9 +38,7 @@ class IncomingRecords:
         """Those that make sense."""
         for path in sorted(self._folder.glob("*")) if self._folder.is_dir() else ():
             try:
-                file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                with open(file, "rb") as text:
-                    record = pb.IncomingRecord.FromString(text.read(LARGEST))
+                record = pb.IncomingRecord.FromString(read_whole(path, LARGEST))
                 check_form(record.header)
                 if record.header.move == path.name:
                     yield record

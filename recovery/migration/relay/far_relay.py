@@ -16,6 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
+from understudy.recovery.base.whole_file import write_whole
 from understudy.recovery.migration.process import namespaces, worker_init
 from understudy.recovery.migration.relay.forwarding import FORWARDED
 
@@ -45,7 +46,7 @@ def main(directory: Path, alive: Path) -> int:
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     if account is not None:
-        _leave(directory, account)
+        write_whole(directory / ENDED, account)
     return 0
 
 
@@ -77,12 +78,6 @@ def _watch(ended: int) -> bytes | None:
                 return None
             if not data:
                 listening = []
-
-
-def _leave(directory: Path, account: bytes) -> None:
-    new = directory / f"{ENDED}.new"
-    new.write_bytes(account)
-    new.rename(directory / ENDED)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,18 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import structlog
 
 from understudy.recovery.base.control import answer, code_of, pb, rpc, trouble
+from understudy.recovery.base.hostile_json import read
+from understudy.recovery.base.whole_file import read_whole, write_whole
 from understudy.recovery.membership.network.links import NoLink
 from understudy.recovery.migration.process.worker_init import SOCKET
 from understudy.recovery.migration.relay.orders import (
@@ -40,6 +43,7 @@ PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 ASK_S = 10.0
 DISMISSALS = 600
 RELAYS = "r.*/r*"
+_AWAY = msgspec.json.Decoder(Away)
 
 
 class Lost(Exception):
@@ -70,17 +74,15 @@ class OutgoingWorkers:
         """What a proxyd that died has begun."""
         for path in self._runtime.glob(f"{RELAYS}/{AWAY}"):
             try:
-                known = _read(path)
-            except (OSError, ValueError, TypeError) as problem:
+                known = read(read_whole(path, LARGEST), _AWAY)
+            except (OSError, ValueError) as problem:
                 log.error("a worker that is away cannot be followed", path=str(path), problem=str(problem))
             else:
                 self.follow(path.parent, known)
 
     def note(self, relay: Path, away: Away) -> None:
         """Before it has consequences; raises OSError."""
-        new = relay / f"{AWAY}.new"
-        new.write_text(json.dumps(asdict(away)), encoding="utf-8")
-        new.rename(relay / AWAY)
+        write_whole(relay / AWAY, msgspec.json.encode(away))
 
     def forget(self, relay: Path) -> None:
         """It stays here after all."""
@@ -338,15 +340,6 @@ class OutgoingWorkers:
 
 def _text(problem: Exception) -> str:
     return trouble(problem) if isinstance(problem, grpc.RpcError) else str(problem)
-
-
-def _read(path: Path) -> Away:
-    """Raises OSError, ValueError or TypeError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        found = Away(**json.loads(file.read(LARGEST)))
-    if not (isinstance(found.host, str) and isinstance(found.move, str) and isinstance(found.sure, bool)):
-        raise ValueError("it makes no sense")
-    return found
 
 
 async def _connect(relay: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -6,7 +6,6 @@ takes lies the set that they belong to, `set`.  Each is whole or is not there, a
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from understudy.protos import control_pb2 as pb
+from understudy.recovery.base.whole_file import read_whole, write_whole
 from understudy.recovery.migration.transfer.header import Refusal, check_form
 from understudy.recovery.spanning.ranks.image_file import Taken
 
@@ -62,24 +62,16 @@ def write_about(
         run=run, described=described, header=taken.header, bytes=taken.bytes,
         file_bytes=taken.path.stat().st_size, leadership=order[0], number=order[1],
     )  # fmt: skip
-    _write(_about(taken.path), about)
+    write_whole(_about(taken.path), about.SerializeToString())
 
 
 def write_set(folder: Path, run: str, images: pb.ImageSet) -> None:
     """What the images of a folder belong to: from here on they count.  Raises OSError."""
-    _write(folder / SET, pb.AboutSet(run=run, images=images))
+    write_whole(folder / SET, pb.AboutSet(run=run, images=images).SerializeToString())
 
 
 def _about(path: Path) -> Path:
     return path.with_name(path.name + ABOUT)
-
-
-def _write(path: Path, message: pb.AboutImage | pb.AboutSet) -> None:
-    new = path.with_name(f"{path.name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    with open(os.open(new, flags, 0o600), "wb") as file:
-        file.write(message.SerializeToString())
-    new.rename(path)
 
 
 def remove_image(path: Path) -> None:
@@ -158,8 +150,7 @@ def _taken(image: Path, about: pb.AboutImage, job: str) -> Taken | None:
 def _read(path: Path, message: About, run: str) -> About | None:
     """Whatever lies there may be of anybody."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
-            message.ParseFromString(file.read(MOST_BYTES))
+        message.ParseFromString(read_whole(path, MOST_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, DecodeError) as problem:
