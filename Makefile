@@ -176,7 +176,7 @@ baseline: setup  ## count the client's instructions per call and make them the b
 simulate-hosts: setup  ## 100,000 schedules of hosts that are cut off and proxyds that die, in virtual time
 	@PYTHONPATH=tests/harness $(PY) -P -m hosts_simulation $(OPTIONS)
 
-simulate-jobs: setup  ## 100,000 schedules of jobs on several hosts: servers, proxyds, links, devices, hosts and etcd fail, in virtual time
+simulate-jobs: setup  ## 100,000 schedules of jobs on several hosts: servers fail or hang, proxyds, links, devices, hosts and etcd fail, in virtual time
 	@PYTHONPATH=tests/harness $(PY) -P -m job_simulation $(OPTIONS)
 
 simulate: setup  ## 100,000 fault schedules through the real planner and coordinator, in virtual time

@@ -14,12 +14,14 @@ from simulation.run import quiet
 
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent import host_agent
+from understudy.recovery.planning.progress import Progress
 from understudy.recovery.planning.takeover import takeover
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.relocations import Relocations
 from understudy.recovery.state.jobs import Session
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
+from understudy.recovery.upkeep.watch import Watch
 
 SCHEDULES = 20
 """`make simulate-jobs` runs 100,000."""
@@ -87,8 +89,10 @@ CARELESS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
         LostHosts, "follow_predecessor", nothing_is_left, 24
     ),
     "who has not told yet has no ranks in a job whose launcher has ended": (
-        host_agent, "goes_on", lambda job: any(one.host for one in job.sessions.values()), 166
+        host_agent, "goes_on", lambda job: any(one.host for one in job.sessions.values()), 115
     ),
+    "nobody looks whether a collective ends": (Watch, "_look_at_collectives", lambda *_: None, 38),
+    "nobody looks whether a server gets on": (Progress, "look", lambda *_: None, 13),
 }  # fmt: skip
 """And from which schedule on that is looked for: the first one showed it when this was written."""
 LOOKED_AT, LONGEST_S = 60, 700.0

@@ -25,15 +25,18 @@ from understudy.recovery.agent_api.server import Pace
 from understudy.recovery.base import background
 from understudy.recovery.job import coordinator, recovery_round
 from understudy.recovery.job_hosts import arrivals, leading_host, migration, spans
+from understudy.recovery.machine import activity
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader import cpu_images, steering
 from understudy.recovery.spanning.member import deputy, member
 from understudy.recovery.spanning.ranks import description, image_file, image_set, mirror
 from understudy.recovery.state import journaled_job
 from understudy.recovery.takeover import adoption, journaling
+from understudy.recovery.upkeep import watch
 from understudy.recovery.upkeep.snapshots import SnapshotKeeper
+from understudy.recovery.upkeep.watch import Watch
 
-BEAT_S, JOURNAL_S = 0.05, 1.0
+BEAT_S, JOURNAL_S, WATCH_S = 0.05, 1.0, 0.1
 """Somewhat longer than in production: for minutes nothing happens but that somebody looks whether it does."""
 LONGEST_THREAD_S = 0.01
 
@@ -54,7 +57,7 @@ def in_world(world: HostsWorld) -> Iterator[None]:
     watched.gone = adoption.Watched.gone  # type: ignore[attr-defined]
 
     class NoWatch:
-        """What it judges is not simulated: nobody hangs but by a request that is not answered."""
+        """Where nobody hangs but by a request that is not answered; and for what is not simulated."""
 
         def __init__(self, *_: Any) -> None:
             """Nothing is known of it."""
@@ -109,7 +112,7 @@ def in_world(world: HostsWorld) -> Iterator[None]:
         (background, {"log": complaining(background.log)}),
         (coordinator, {"log": complaining(coordinator.log)}),
         (recovery_round, {"plan": world._observed_plan}),
-        (host_agent, {"Watched": watched, "Watch": NoWatch, "Survey": NoWatch,
+        (host_agent, {"Watched": watched, "Watch": Watch if world.watches else NoWatch, "Survey": NoWatch,
                       "EarlyNotice": lambda: quiet,
                       "make_log": lambda directory, request, _: world.place(directory, request.rank)}),
         (spans, {"Moves": moves, "why_not": lambda *_: ""}),
@@ -121,6 +124,8 @@ def in_world(world: HostsWorld) -> Iterator[None]:
         (arrivals, {"Watched": watched, "replay": world.pages}),
         (leading_host, {"Watched": watched, "replay": world.pages}),
         (journaling, {"journal": journal, "start_ticks": lambda _: STARTED, "LOOK_S": JOURNAL_S}),
+        (watch, {"PAUSE_S": WATCH_S}),
+        (activity, {"process_state": world.process_state}),
         (deputy, {"BEAT_S": BEAT_S}),
         (steering, {"ORDERS_S": BEAT_S}),
         (journaled_job, {"Watched": watched}),

@@ -23,8 +23,8 @@ WORKER = ("tail_index", "worker_steps", "error_kind")
 SERVER = (
     "cursor_index", "phase", "step", "call", "progress_ns", "freed_segments", "commit_count", "degraded",
     "replies_compared", "replies_different", "in_collective", "device_lost", "device_message", "last_words",
-    "final_steps", "sealed", "snapshot_begun", "snapshot_failed", "joined", "validated_step",
-    "validations_failed", "validation_message", "takes_snapshots",
+    "final_steps", "sealed", "waits_for", "wait_sequence", "snapshot_begun", "snapshot_failed", "joined",
+    "validated_step", "validations_failed", "validation_message", "takes_snapshots",
 )  # fmt: skip
 ORDERS = (
     "snapshot_suspended", "log_kept_from", "order", "snapshot_ordered", "validate_step", "snapshot_floor",

@@ -79,7 +79,7 @@ class KnownServer(Server):
         patience = loop.time() + ANSWERS_WITHIN_S
         await asyncio.sleep(device.chance.uniform(0.0002, 0.002))
         device.stub.break_off_rebuild()
-        while device.process.running and device.stub.waits:
+        while device.process.running and (device.stub.waits or device.stall.stopped):
             if loop.time() > patience:
                 raise NotDone("Deadline Exceeded", late=True)
             await asyncio.sleep(LOOK_S)

@@ -19,14 +19,16 @@ from simulation.run import Outcome
 from simulation.virtual_time import Stalled
 
 from job_simulation.in_world import in_world
-from job_simulation.schedules import some_case, some_places, with_lost_hosts
+from job_simulation.schedules import some_case, some_places, with_lost_hosts, with_stalls
 from job_simulation.world import HostsWorld
 
 MOST_RANKS = 12
 WITH_IMAGES = 0.3
 """Share of jobs of whose workers images are taken, and whose hosts may be lost for good."""
+WITH_STALLS = 0.3
+"""Share of jobs whose servers may hang, or be stopped, and whose proxyds watch them."""
 STEPS = (8, 12, 16)
-"""Of those: there are to be some images."""
+"""Of jobs with images: there are to be some."""
 LONGEST_S = 2600.0
 """Three times in vain for communicators, and some."""
 
@@ -47,6 +49,10 @@ def simulate(seed: int, explain: bool = False, longest_s: float = LONGEST_S) -> 
     schedule, troubles = case = some_case(chance, programs, places)
     if takes_images:
         schedule, troubles, spare_devices = with_lost_hosts(images, case, programs, places)
+    stalls = random.Random(mixed(seed) + 2)
+    watches = stalls.random() < WITH_STALLS
+    if watches:
+        schedule = with_stalls(stalls, schedule, programs)
     loop = HostsLoop()
     outcome = Outcome(seed, shape.world)
     if explain:
@@ -56,7 +62,7 @@ def simulate(seed: int, explain: bool = False, longest_s: float = LONGEST_S) -> 
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="understudy-"))) if takes_images else None
         world = HostsWorld(
             seed, shape, schedule, places, troubles, loop, longest_s,
-            folder=folder, spare_devices=spare_devices,
+            folder=folder, spare_devices=spare_devices, watches=watches,
         )  # fmt: skip
         stack.enter_context(in_world(world))
         try:

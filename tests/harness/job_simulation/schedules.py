@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from simulation.programs import Program
-from simulation.schedules import CALLS, Schedule, some_schedule
+from simulation.programs import Do, Program
+from simulation.schedules import CALLS, STALLS, Fault, Schedule, some_schedule
 
 SLOW = 120.0
 """Jobs whose hosts may be lost: there is time for some images."""
@@ -73,6 +73,19 @@ def with_lost_hosts(
     ranks = sum(map(len, places.values()))
     spare_devices = chance.choice((1, ranks, ranks))
     return slower, troubles + tuple(lost), spare_devices
+
+
+def with_stalls(chance: random.Random, schedule: Schedule, programs: list[Program]) -> Schedule:
+    """The same, with servers that do not get on, which only their watch notices."""
+    stalls = []
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        kind, rank = chance.choice(STALLS), chance.randrange(len(programs))
+        records = programs[rank].records
+        where = [n for n, one in enumerate(records) if kind != "stuck" or one[0] is Do.COLLECTIVE]
+        if where:
+            lasts = chance.choice((0.0, 0.1, 5.0)) if kind == "stop" else 0.0
+            stalls.append(Fault(kind, rank, chance.choice(where), lasts=lasts))
+    return replace(schedule, faults=schedule.faults + tuple(stalls))
 
 
 def _some_trouble(chance: random.Random, hosts: list[str], lasts: float) -> HostFault:

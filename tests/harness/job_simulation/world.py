@@ -29,6 +29,7 @@ from job_simulation.proxyd import LAUNCHER_PID, Host, Proxyd
 from job_simulation.schedules import HostFault
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.base.errors import Refused
+from understudy.recovery.machine.activity import ProcessState
 from understudy.recovery.planning.agreement import HostState
 from understudy.recovery.planning.facts import Facts
 from understudy.recovery.state.jobs import Job, Session
@@ -47,13 +48,13 @@ class HostsWorld(World):
     def __init__(
         self, seed: int, shape: Shape, schedule: Schedule, places: dict[str, list[int]],
         troubles: tuple[HostFault, ...], loop: HostsLoop, longest_s: float, *,
-        folder: Path | None = None, spare_devices: int = 1,
+        folder: Path | None = None, spare_devices: int = 1, watches: bool = False,
     ) -> None:  # fmt: skip
         """`places`: the ranks of each host; the first one leads.  `troubles`: what befalls hosts.
 
-        `folder`: an empty one, for images of workers; None: none are taken.
+        `folder`: an empty one, for images of workers; None: none are taken.  `watches`: whether proxyds do.
         """
-        self.folder, self.spare_devices = folder, spare_devices
+        self.folder, self.spare_devices, self.watches = folder, spare_devices, watches
         self.places, self.troubles, self._longest_s = places, troubles, longest_s
         self.by_pid: dict[int, Device] = {}
         self.settled = False
@@ -149,6 +150,14 @@ class HostsWorld(World):
         if device is not None and device.pid not in self.hosts[host].servers:
             raise self.violation(f"state of server {device.pid} is asked for on host {host}")
         return device
+
+    def process_state(self, pid: int) -> ProcessState | None:
+        """As the kernel tells of a device server."""
+        device = self.by_pid.get(pid)
+        if device is None or not device.process.running:
+            return None
+        at_work = frozenset({"its thread"}) if device.at_work else frozenset[str]()
+        return ProcessState("T" if device.stall.stopped else "S", at_work, 0)
 
     def device_of(self, session: Session) -> Device:
         """The session's present server, wherever it is known from."""

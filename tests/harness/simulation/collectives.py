@@ -18,7 +18,14 @@ CONNECT_WITHIN = 600.0
 
 
 class Blocked(Exception):
-    """The record cannot run yet; who knows when calls `go_on`."""
+    """The record cannot run yet; who knows when calls `go_on`.
+
+    `communicator` and `sequence` name the collective that it waits for, if it is one.
+    """
+
+    def __init__(self, communicator: int = 0, sequence: int = 0) -> None:
+        super().__init__()
+        self.communicator, self.sequence = communicator, sequence
 
 
 class CollectiveFailed(Exception):
@@ -36,6 +43,8 @@ class Collectives:
         self._given_up: list[tuple[int, int]] = []
         """(uid, members) of what the program gave up since the last commit."""
         self._aborted = False
+        self.stick = False
+        """Whether the collective that is begun next never ends."""
 
     # ------------------------------------------------------------------ membership
     def join(self, group: Communicator) -> None:
@@ -86,7 +95,7 @@ class Collectives:
     def _publish(self) -> None:
         assert self._device.log is not None
         self._device.log.joined = [
-            (group.number, 0, sequence[0], len(group.ranks)) for group, sequence, _ in self._joined.values()
+            (group.uid, 0, sequence[0], len(group.ranks)) for group, sequence, _ in self._joined.values()
         ]
 
     def marks(self) -> tuple[list[tuple[int, int, int]], list[int]]:
@@ -101,10 +110,10 @@ class Collectives:
     ) -> list[tuple[int, int, int]]:
         """(uid, done, members) of a communicator, and of the messages on it for each direction."""
         used = int(bool(sequence[0] or messages))
-        marks = [(group.number, sequence[0] + used, len(group.ranks))] if len(group.ranks) > 1 else []
+        marks = [(group.uid, sequence[0] + used, len(group.ranks))] if len(group.ranks) > 1 else []
         for sender, receiver in sorted({*messages, *((to, sender) for sender, to in messages)}):
             pair = (sender << 32 | receiver) + 1
-            uid = group.number ^ (pair * 0x9E3779B97F4A7C15 & MASK)
+            uid = group.uid ^ (pair * 0x9E3779B97F4A7C15 & MASK)
             marks.append((uid, messages.get((sender, receiver), 0), 2))
         return marks
 
@@ -155,8 +164,11 @@ class Collectives:
             work = Work(device, (given, result), result)
             self._in_flight.append(work)
             done = log.program.done(("collective", group.number), device.index)
-            link.collective(me, done, kind, root, value, work)
             sequence[0] += 1
+            work.place = group.uid, sequence[0]
+            link.collective(me, done, kind, root, value, work, stuck=self.stick)
+            self.stick = False
+            self._publish()
         elif do is Do.SEND:
             _, _, peer, handle, buffered = record
             self.wait_for(handle)
@@ -214,7 +226,7 @@ class Collectives:
             raise CollectiveFailed(work.failed)
         if not work.done:
             work.waiting = True
-            raise Blocked
+            raise Blocked(*work.place)
         self._in_flight.popleft()
         if work.output is not None and work.output in table.handles():
             assert work.result is not None

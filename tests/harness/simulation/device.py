@@ -23,6 +23,7 @@ from simulation.programs import Do, Record, mix
 from simulation.restoring import Arriving
 from simulation.roll_forward import RollForward, RollForwardRefused
 from simulation.snapshots import Snapshots
+from simulation.stalls import Stall, publish
 from simulation.step_digest import StepDigest
 from simulation.validation import Patience, Validation, ValidationPause
 from understudy import replay
@@ -76,6 +77,7 @@ class Device(Told):
         """The commit that its memory holds unmodified, while it does."""
         self.tempo = self.chance.choice((0.0004, 0.001, 0.002)) * world.schedule.slowness
         self._timer: asyncio.TimerHandle | None = None
+        self.stall = Stall()
         self._patience = Patience()
         self._arriving = Arriving()
         self._former_commits: list[Commit] = []
@@ -87,6 +89,11 @@ class Device(Told):
     def pid(self) -> int:
         """Its process id."""
         return self.process.pid
+
+    @property
+    def at_work(self) -> bool:
+        """Whether its process does something."""
+        return self._timer is not None and not self.stall.stands
 
     @property
     def rank(self) -> int:
@@ -119,19 +126,18 @@ class Device(Told):
             self._timer.cancel()
             self._timer = None
         if self.log is not None and state != "dead":
-            self.log.cursor_index = self.index
-            self.log.sealed = int(self._sealed)
+            publish(self, self.log)
 
     # ------------------------------------------------------------------ execution
     def go_on(self) -> None:
         """Run some records soon."""
-        if self.state == "running" and not self.held and self._timer is None:
+        if self.state == "running" and not (self.held or self.stall.stands) and self._timer is None:
             self._timer = self.world.later(self.tempo * self.chance.randint(1, BURST), self._burst)
 
     def _burst(self) -> None:
         self._timer = None
         log = self.log
-        if self.state != "running" or self.held or log is None:
+        if self.state != "running" or self.held or self.stall.stands or log is None:
             return
         self.world.count_event()
         injector = self.world.injector
@@ -140,7 +146,7 @@ class Device(Told):
         try:
             for _ in range(self.chance.randint(1, BURST)):
                 if self.index >= log.tail_index:
-                    self._publish(log)
+                    publish(self, log)
                     return
                 if traps is not None and self.index in traps and injector.spring(self, self.index):
                     return
@@ -150,24 +156,24 @@ class Device(Told):
                 self.held = self.holding and not self._amid_irreversible_step
                 if self.state != "running" or self.held:
                     break
-        except Blocked:
-            self._publish(log)
+        except Blocked as waits:
+            publish(self, log, waits)
             return
         except CollectiveFailed as problem:
-            self._publish(log)
+            publish(self, log)
             self.collective_failed(str(problem))
             return
         except RollForwardRefused:
-            self._publish(log)
+            publish(self, log)
             self._stop("parked")
             self._tell_soon(self.world.restart_refused)
             return
         except ValidationPause:
-            self._publish(log)
+            publish(self, log)
             self._stop("parked")
             self._tell_soon(self.world.validation_reached)
             return
-        self._publish(log)
+        publish(self, log)
         self.go_on()
 
     def collective_failed(self, message: str) -> None:
@@ -187,12 +193,6 @@ class Device(Told):
                 tell(self.rank, self.generation)
 
         self.world.later(self.chance.uniform(0.0002, 0.002), now)
-
-    def _publish(self, log: Log) -> None:
-        log.cursor_index = self.index
-        log.sealed = int(self._sealed)
-        log.step = self.steps + 1
-        log.progress_ns = self.world.loop.nanoseconds()
 
     def _record(self, log: Log, record: Record) -> None:
         do = record[0]
@@ -357,7 +357,7 @@ class Device(Told):
             self.held = not self._amid_irreversible_step
 
     @property
-    def _sealed(self) -> bool:
+    def is_sealed(self) -> bool:
         """Whether no way leads back to its newest commit."""
         return self.table.oldest > self.table.epoch
 
@@ -365,7 +365,7 @@ class Device(Told):
     def _amid_irreversible_step(self) -> bool:
         if self.pending or self.log is None:  # it has seen the step's end
             return False
-        return self._sealed or (self.protect and not self.optimizer_preimages and self.log.phase == 1)
+        return self.is_sealed or (self.protect and not self.optimizer_preimages and self.log.phase == 1)
 
     def let_go(self) -> None:
         """Go on as if nothing had been."""
@@ -379,7 +379,7 @@ class Device(Told):
             raise replay.LogError("this device server has no session")
         self.account.parked = True
         if self.state == "running":
-            only = self.log.final_steps or self._sealed
+            only = self.log.final_steps or self.is_sealed
             if self.pending and only and not self.collectives.under_way:
                 with contextlib.suppress(RollForwardRefused):  # there is no commit then
                     self._commit(self.log)
@@ -456,7 +456,7 @@ class Device(Told):
             self.index, self.steps, self.random = commit.index, commit.step, commit.random
             self.collectives.stand(commit, self.world.groups)
         self.last_commit = self.index
-        self._publish(log)
+        publish(self, log)
 
     def peek(self, handle: int) -> bytes | None:
         """Content for a peer, if it is there."""

@@ -33,6 +33,8 @@ class Work:
     result: int | None = None
     waiting: bool = False
     """Whether its device stands still for it."""
+    place: tuple[int, int] = (0, 0)
+    """Of a collective: the communicator, and how many were begun on it with this one."""
 
     def settle(self, result: int | None) -> None:
         """It ended well."""
@@ -53,6 +55,8 @@ class _Slot:
     sequence: int
     kind: int
     root: int
+    stuck: bool = False
+    """It never ends by itself."""
     values: dict[int, int] = field(default_factory=dict)
     works: dict[int, Work] = field(default_factory=dict)
 
@@ -95,7 +99,9 @@ class Link:
         """Call back once everybody has come."""
         self._waiting.append(callback)
 
-    def collective(self, member: int, sequence: int, kind: int, root: int, value: int, work: Work) -> None:
+    def collective(
+        self, member: int, sequence: int, kind: int, root: int, value: int, work: Work, *, stuck: bool = False
+    ) -> None:
         """Post one; `sequence`: how many the program has done before."""
         index = self._posted.get(member, 0)
         self._posted[member] = index + 1
@@ -108,9 +114,10 @@ class Link:
                 f"{self.group.number} where its peers post {slot.sequence}"
             )
         slot.values[member], slot.works[member] = value, work
-        if self.gone - slot.works.keys():
+        slot.stuck = slot.stuck or stuck
+        if self.gone - slot.works.keys() or (slot.stuck and self.gone):
             self._break(work)
-        while self._slots and len(self._slots[0].works) == len(self.group.ranks):
+        while self._slots and len(self._slots[0].works) == len(self.group.ranks) and not self._slots[0].stuck:
             self._first += 1
             self._finish(self._slots.popleft())
 
@@ -164,7 +171,10 @@ class Link:
             self.members.pop(member, None)  # that it is there is withdrawn
             return
         self.gone.add(member)
-        pending = [work for slot in self._slots if member not in slot.works for work in slot.works.values()]
+        pending = [
+            work for slot in self._slots if slot.stuck or member not in slot.works
+            for work in slot.works.values()
+        ]  # fmt: skip
         for (sender, _), expected in self._expected.items():
             if sender == member:
                 pending += [work for _, work in expected]

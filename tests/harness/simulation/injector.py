@@ -6,7 +6,8 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulation.schedules import Fault
+from simulation.schedules import STALLS, Fault
+from simulation.stalls import publish
 
 if TYPE_CHECKING:
     from simulation.device import Device
@@ -44,6 +45,8 @@ class Injector:
         if fault.kind == "kill":
             device.kill()
             return True
+        if fault.kind in STALLS:
+            return self._stall(device, fault)
         if fault.kind in ("call-error", "driver-suspect"):
             suspect = fault.kind == "driver-suspect"
             device.fail(partial(self._world.call_failed, suspect=suspect, index=index))
@@ -54,6 +57,21 @@ class Injector:
             device.collective_failed("Connection reset by peer")
             return True
         return False
+
+    def _stall(self, device: Device, fault: Fault) -> bool:
+        """It hangs at that record; or is stopped, for good or for a while; or the collective never ends."""
+        if fault.kind == "stuck":
+            device.collectives.stick = True
+            return False
+        device.stall.hung, device.stall.stopped = fault.kind == "hang", fault.kind == "stop"
+        if fault.kind == "stop" and fault.lasts:
+            self._world.later(fault.lasts, partial(self._continue, device))
+        publish(device, self._world.logs[device.rank])
+        return True
+
+    def _continue(self, device: Device) -> None:
+        device.stall.stopped = False
+        device.go_on()
 
     def kill(self, device: Device) -> None:
         """A server dies where it stands."""

@@ -67,7 +67,7 @@ class Commit:
 class Log:
     """One rank's log: its program, how far the worker has written it, and what servers publish."""
 
-    tail = live_buffers = undo_bytes = shadow_used_bytes = 0
+    live_buffers = undo_bytes = shadow_used_bytes = 0
     snapshot_used_bytes = snapshots_taken = snapshot_ns = 0
     median_calls_per_step = median_bytes_per_step = 0
     recent_calls: tuple[str, ...] = ()
@@ -90,7 +90,9 @@ class Log:
         self.degraded = 0
         self.replies_compared = 0
         self.replies_different = 0
-        self.in_collective = 0
+        self.in_collective = self.wait_sequence = 0
+        self.waits_for = (0, 0)
+        """The communicator of the collective that its server waits for; none: it waits for something else."""
         self.device_lost = 0
         self.device_message = ""
         self.last_words = ""
@@ -105,7 +107,7 @@ class Log:
         self.published: list[Snapshot] = []
         self.leased: tuple[int, ...] = ()
         """Serials of snapshots that stay, whatever the floor is."""
-        self.backpressure = self.cursor = self.live_bytes = 0
+        self.backpressure = self.live_bytes = 0
         self.segment_bytes, self.segment_count = SEGMENT_RECORDS, 1 << 20
         self.dictionary_begin, self.dictionary_tail, self.dictionary_bytes = 0, 0, 1 << 20
         self.validate_step = 0
@@ -120,6 +122,16 @@ class Log:
         self._on_lost = on_lost
         self.waits = sorted(program.reads)
         self.extend()
+
+    @property
+    def cursor(self) -> int:
+        """As `log_offset`: each record has a byte."""
+        return self.cursor_index
+
+    @property
+    def tail(self) -> int:
+        """Likewise."""
+        return self.tail_index
 
     @property
     def lost_message(self) -> str:

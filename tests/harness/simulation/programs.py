@@ -60,10 +60,15 @@ def combined(kind: int, root: int, values: list[int], member: int) -> int:
 
 @dataclass(frozen=True)
 class Communicator:
-    """A group of ranks; `number` is its uid."""
+    """A group of ranks."""
 
     number: int
     ranks: tuple[int, ...]
+
+    @property
+    def uid(self) -> int:
+        """By which control pages and commits name it; 0 is none."""
+        return self.number + 1
 
     def member(self, rank: int) -> int:
         """A rank's place in it."""

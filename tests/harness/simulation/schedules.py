@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from simulation.programs import Do, Program
 
 CALLS = ("Park", "Attach", "Rewind", "Restore", "RebuildCommunicators", "Resume")
+STALLS = ("hang", "stop", "stuck")
+"""At a record: what only somebody who watches notices."""
 CALL_FAULTS = ("kill-before", "kill-during", "kill-after", "kill-other", "refuse", "lose-reply", "hang")
 
 

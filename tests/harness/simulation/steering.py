@@ -34,6 +34,7 @@ REPLIES = {
     "SetReplicated": pb.ReplicatedReply,
 }
 SHARED = "shared:"
+STOPPED_S = 0.05
 DURATIONS = {"Park": 0.003, "Attach": 0.01, "Rewind": 0.01, "RebuildCommunicators": 0.005, "Resume": 0.001}
 """Seconds, the longest."""
 DECIDED = ("Attach", "Rewind", "Restore", "WriteState", "RebuildCommunicators")
@@ -112,6 +113,9 @@ class Stub:
     def _arrives(self, order: _Order) -> None:
         if not self._device.process.running:
             return _refuse(order.answer, "failed to connect to all addresses")
+        if self._device.stall.stopped:  # its threads go on where they were, if they ever do
+            self._world.later(STOPPED_S, lambda: self._arrives(order))
+            return
         if order.answer.cancelled() and not (self._world.late_calls and self._chance.random() < 0.5):
             return
         order.fault = self._world.injector.meddle(self._device, order.name)
@@ -161,7 +165,7 @@ class Stub:
         self._busy = True
         order = self._orders.popleft()
         self._doing = order.name
-        if order.fault == "hang":
+        if order.fault == "hang" or self._device.stall.hung:
             return  # holding the lock for ever
         old = order.request.generation < self._device.newest_generation
         if order.name == "Park" and self._device.state == "running" and not old:
