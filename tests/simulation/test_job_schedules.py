@@ -14,7 +14,7 @@ from simulation.run import quiet
 
 from understudy.protos import control_pb2 as pb
 from understudy.recovery.agent import host_agent
-from understudy.recovery.planning.progress import Progress
+from understudy.recovery.planning.progress import Position, Progress
 from understudy.recovery.planning.takeover import takeover
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
@@ -93,6 +93,10 @@ CARELESS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
     ),
     "nobody looks whether a collective ends": (Watch, "_look_at_collectives", lambda *_: None, 38),
     "nobody looks whether a server gets on": (Progress, "look", lambda *_: None, 13),
+    "a server that stands still on purpose is watched like any other": (
+        Progress, "look_aside",
+        lambda progress, now_ns: progress.look(Position(0, 1, 0, 0, in_collective=False), now_ns, 0), 130
+    ),
 }  # fmt: skip
 """And from which schedule on that is looked for: the first one showed it when this was written."""
 LOOKED_AT, LONGEST_S = 60, 700.0
