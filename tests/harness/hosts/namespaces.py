@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import string
 import subprocess
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +19,8 @@ class Network:
     """A bridge at .1, and a namespace at .2, .3, … for each host; if wanted another bridge for data."""
 
     def __init__(self, hosts: Sequence[str], data: bool = False) -> None:
-        self._id = f"us{secrets.token_hex(2)}"  # not by our pid: another run may be in a namespace of pids
+        # Not by our pid: another run may be in a namespace of pids.
+        self._id = "us" + "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(4))
         self._subnet = f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
         self.gateway = f"{self._subnet}.1"
         self.addresses = {host: f"{self._subnet}.{number}" for number, host in enumerate(hosts, 2)}
