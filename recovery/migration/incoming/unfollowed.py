@@ -7,6 +7,7 @@ worker asks, and ends it: its launcher does not wait for it any more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import grpc
@@ -26,9 +27,8 @@ ASK_S = 10.0
 async def relay_has_ended(incoming: IncomingWorker, channel_to: Callable[[str], grpc.aio.Channel]) -> bool:
     """Waits until the worker is gone from here, or its home has said that its relay is."""
     header = incoming.header
-    while not incoming.gone.is_set():
-        await asyncio.sleep(ASK_EVERY_S)
-        if incoming.followed or incoming.gone.is_set():
+    while not await _is_gone_within(incoming, ASK_EVERY_S):
+        if incoming.followed:
             continue
         try:
             call = rpc.MovesStub(channel_to(header.home)).LookForRelay(
@@ -44,3 +44,10 @@ async def relay_has_ended(incoming: IncomingWorker, channel_to: Callable[[str], 
                         home=header.home)  # fmt: skip
             return True
     return False
+
+
+async def _is_gone_within(incoming: IncomingWorker, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await incoming.gone.wait()
+    return incoming.gone.is_set()
