@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
 from hosts_simulation import moving
 from simulation.run import quiet
+
+from understudy.recovery.migration import worker_state
+from understudy.recovery.migration.relay import whereabouts
+from understudy.recovery.migration.transfer import moves
+from understudy.recovery.migration.worker_state import NEXT, WITHOUT_ORDERS, Event, WorkerState
 
 SCHEDULES = 120
 """`make simulate-hosts` runs 100,000."""
@@ -41,3 +47,35 @@ def test_a_schedule_that_once_went_wrong_does_not(number: int) -> None:
 
 def test_a_schedule_runs_in_the_same_way_each_time() -> None:
     assert moving.simulate(7).told == moving.simulate(7).told
+
+
+async def nobody_asks(*_: Any) -> bool:
+    """What became of a relay."""
+    return False
+
+
+def without(state: WorkerState, event: Event) -> dict[WorkerState, dict[Event, WorkerState]]:
+    """The table of where a worker is, but for one step."""
+    table = {one: dict(steps) for one, steps in NEXT.items()}
+    del table[state][event]
+    return table
+
+
+CARELESS: dict[str, tuple[Any, str, Any, range]] = {
+    "who may run on another host goes on by itself": (
+        whereabouts, "WITHOUT_ORDERS", {**WITHOUT_ORDERS, WorkerState.RELEASED: Event.RESUME}, range(40)
+    ),
+    "who went on by itself cannot be told to": (
+        worker_state, "NEXT", without(WorkerState.RUNNING, Event.RESUME), range(90, 91)
+    ),
+    "nobody asks what became of a relay": (moves, "relay_has_ended", nobody_asks, range(282, 283)),
+}  # fmt: skip
+"""And in which schedules that is looked for."""
+
+
+@pytest.mark.parametrize("how", CARELESS)
+def test_the_schedules_show_what_would_go_wrong_if(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, careless, numbers = CARELESS[how]
+    assert not moving.simulate(numbers[-1]).violations
+    monkeypatch.setattr(owner, name, careless)
+    assert any(moving.simulate(number).violations for number in numbers), f"not in {numbers}"

@@ -52,6 +52,7 @@ class World:
     def __init__(self, seed: int, loop: HostsLoop) -> None:
         self.seed, self.loop = seed, loop
         self.chance, self.kills = random.Random(mix(seed, 31)), random.Random(mix(seed, 37))
+        self.patience = random.Random(mix(seed, 38))
         self.outcome = Outcome()
         self.network = Network(loop, self.chance, self.violation)
         self.machines = {name: Machine(self, name) for name in HOSTS}
@@ -100,6 +101,10 @@ class World:
             yield
         finally:
             self.obeying = None
+
+    def patience_s(self) -> float:
+        """How long a worker that is sent stands still: mostly long enough."""
+        return self.patience.choice((2.5, 120.0, 120.0))
 
     def number(self) -> int:
         """Another one."""
@@ -210,6 +215,9 @@ class World:
             here = machine.relays.get(self.relay)
             if name != self.home and here is not None and (over or here.copy not in running):
                 self.violation(f"a relay is left behind on {name}")
+            known = self._proxyds[name].moves.incoming.get(str(self.relay))
+            if here is not None and known is not None and known.state != here.where.state:
+                self.violation(f"host {name} takes a worker that is {here.where.state} for {known.state}")
             if name != self.home and here is None and machine.made:
                 self.violation(f"directories are left behind on {name}")
         if over:
@@ -261,7 +269,7 @@ class Proxyd:
         worker = DumpedWorker("job", 0, 1, directory, self.world.relay, WORKER_PID)
         self.world.note(f"{self.host}: to send the worker to {destination}")
         try:
-            await send_worker(self.moves, worker, destination)
+            await send_worker(self.moves, worker, destination, self.world.patience_s())
         except NotSent as problem:
             self.world.count("refused")
             self.world.note(f"{self.host}: {problem}")
