@@ -155,16 +155,17 @@ class HostAgent:
         return relays
 
     def begin(self, job: Job, spans: JobSpans) -> None:
-        """A job that is not open here yet."""
+        """A job that is not open here yet; raises OSError, and then it is not open."""
         name = job.name
-        controller = self.controllers[name] = JobController(job, self._services, spans)
-        if not job.adoptions:
-            launcher = job.launcher.pid if job.launcher is not None else 0
-            self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))
+        controller = JobController(job, self._services, spans)
         if (relays := self.runtime.relays(name)).is_dir():
             controller.keep_store(relays)
         elif job.foreign_relays is not None:
             controller.keep_store(job.foreign_relays)
+        self.controllers[name] = controller
+        if not job.adoptions:
+            launcher = job.launcher.pid if job.launcher is not None else 0
+            self.history.add(job_started(name, launcher, [str(one.drill) for one in job.drills]))
         if job.launcher is not None:
             controller.run(self._follow_launcher(job, job.launcher))
         if job.span is not None and job.span.leader:

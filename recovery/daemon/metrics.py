@@ -143,17 +143,16 @@ class Metrics(Collector):
             for part in PARTS:
                 self._seconds.labels(part).observe(getattr(recovery, f"{part}_s"))
             self._copied.inc(recovery.copied_bytes)
-        self._validations.inc(job.validations - validations)
+        self._validations.inc(_more(job.validations, validations))
         self._seen[job.name] = len(job.recoveries), job.validations
         for (kind, name), counter in self._copies.items():
             seen = self._seen_copies.get((job.name, kind), CopyCounts())
-            counter.inc(getattr(getattr(job, kind), name) - getattr(seen, name))
+            counter.inc(_more(getattr(getattr(job, kind), name), getattr(seen, name)))
         for kind in COPIES:
             self._seen_copies[job.name, kind] = replace(getattr(job, kind))
         for name, counter in self._stored_log.items():
-            counter.inc(
-                getattr(job.stored_log, name) - getattr(self._seen_logs.get(job.name, LogCounts()), name)
-            )
+            seen_log = self._seen_logs.get(job.name, LogCounts())
+            counter.inc(_more(getattr(job.stored_log, name), getattr(seen_log, name)))
         self._seen_logs[job.name] = replace(job.stored_log)
 
     def _count(self, job: str, *more: str) -> None:
@@ -232,6 +231,11 @@ class Metrics(Collector):
         since_ms = self._membership().trouble_since_ms
         text = "Unix time since when this host is not registered with its cluster; 0: it is"
         return GaugeMetricFamily("understudy_membership_trouble_since_seconds", text, value=since_ms / 1000)
+
+
+def _more(now: int, before: int) -> int:
+    """How far a counter goes: a job that this host begins to lead counts from what its former leader knew."""
+    return max(0, now - before)
 
 
 def serve_metrics(metrics: Metrics, address: str) -> WSGIServer:

@@ -60,23 +60,23 @@ class Arrivals:
         job = self._agent.jobs.get(header.job)
         if job is None and mark.leader == self._here:
             raise Refused(f"this host leads no job {header.job}")
-        if job is None:
+        if job is not None and not self._belongs(job, header):
+            raise Refused(f"there is another job {header.job} here")
+        if job is not None and header.rank in job.sessions:
+            raise Refused(f"rank {header.rank} runs here already")
+        device_index, device = self.take_device(mark.device)
+        page = replay.Log(str(directory))
+        if job is None:  # nothing can go wrong any more with its first rank here
             span = Span(mark.hosts, mark.token, mark.leader)
             job = Job(
                 header.job, None, [], span=span, generation=header.generation,
                 foreign_relays=Path(header.relay).parent, history=self._agent.history,
             )  # fmt: skip
             self._agent.begin(job, self._spans)
-        if not self._belongs(job, header):
-            raise Refused(f"there is another job {header.job} here")
-        if header.rank in job.sessions:
-            raise Refused(f"rank {header.rank} runs here already")
-        device_index, device = self.take_device(mark.device)
         session = Session(
             job=job, rank=header.rank, world=header.world, device=device, device_index=device_index,
             asked_index=device_index, threads=header.threads, worker=Watched(pid),
-            directory=directory, log=replay.Log(str(directory)), server=AbsentServer(device),
-            lacks_state=True,
+            directory=directory, log=page, server=AbsentServer(device), lacks_state=True,
             relay=relay, recoveries=mark.recoveries, generation=header.generation,
             resumed_commit=mark.resumed_commit,
         )  # fmt: skip

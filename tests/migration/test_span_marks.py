@@ -79,6 +79,25 @@ def test_no_job_is_begun_for_a_worker_whose_mark_is_refused_and_the_worker_is_to
     assert not agent.jobs
 
 
+@pytest.mark.parametrize(("free", "log", "why"), [([], True, "no free device"), ([0], False, "")])
+def test_no_job_is_begun_for_a_worker_that_gets_no_device_or_has_no_log(
+    tmp_path: Path, free: list[int], log: bool, why: str
+) -> None:
+    """The job would be open here for ever: none of its ranks ends."""
+    directory, begun = tmp_path / "rank-1", list[Job]()
+    directory.mkdir()
+    if log:
+        replay.create_log(str(directory), rank=1, world=2, segment_bytes=4 << 20, segment_count=4)
+    agent: Any = SimpleNamespace(
+        jobs={}, begin=lambda job, _: begun.append(job), leases=SimpleNamespace(for_arrivals=lambda: free),
+        settings=SimpleNamespace(devices=SimpleNamespace(names=["cpu:0"])), history=None,
+    )  # fmt: skip
+    header = pb.WorkerHeader(job="j", rank=1, world=2, relay=f"{tmp_path}/r/r1", more=changed())
+    Arrivals(agent, cast(Any, None), "here").take_in(header, os.getpid(), directory)
+    assert begun == []
+    assert not log or why in replay.Log(str(directory)).lost_message
+
+
 def test_a_rank_that_comes_from_an_image_is_restored_from_no_shadows(tmp_path: Path) -> None:
     """Its log may tell of commits whose shadows the image leaves out; its host says so."""
     directory = tmp_path / "rank-1"

@@ -157,3 +157,20 @@ def test_what_was_counted_of_stored_logs_outlives_its_job() -> None:
         name: next(iter(counter.collect())).samples[0].value for name, counter in metrics._stored_log.items()
     }
     assert counted == {"bytes": 7, "gaps": 1, "failures": 0}
+
+
+def test_counts_of_a_job_that_begin_again_lower_take_nothing_back() -> None:
+    """As where this host begins to lead a job, whose former leader had told of less."""
+    with asyncio.Runner() as runner:
+
+        async def made() -> Metrics:
+            return Metrics({})
+
+        metrics = runner.run(made())
+    job = Job("job", None, [], validations=5)
+    for job.validations, job.stored_log.bytes in ((5, 100), (2, 10), (3, 20)):
+        metrics.absorb(job)
+    metrics.forget(job)
+    (bytes_counted,) = [counter for name, counter in metrics._stored_log.items() if name == "bytes"]
+    values = [next(iter(one.collect())).samples[0].value for one in (metrics._validations, bytes_counted)]
+    assert values == [6, 110]
