@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,6 +133,11 @@ class Successor:
             log.error("a session cannot be adopted", job=job.name, rank=written.rank, problem=str(problem))
             self._pool.retire(chosen.server)
             self._agent.leases.tell_pool(written.device_index)
+            job.note_refused(f"rank {written.rank} was ended when proxyd was started anew: {problem}")
+            job.departed[written.rank] = False  # nobody can run its collectives again
+            worker = Watched.of(written.worker.pid, written.worker.start_ticks)
+            worker.send(signal.SIGKILL)  # it would wait for ever for answers in what nobody finds any more
+            worker.close()
             return None
         account = chosen.account
         session = Session(

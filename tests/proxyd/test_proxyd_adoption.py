@@ -81,6 +81,21 @@ def test_ranks_go_on_without_proxyd_and_are_adopted_and_recovered_as_before(node
     assert len(report["adoptions"]) == 1 and report["steps"] == 300
 
 
+def test_a_run_of_which_a_log_is_gone_when_proxyd_comes_back_ends_with_a_sentence(node: Node) -> None:
+    """Nobody finds what that rank waits for, and neither it nor its peer would ever go on."""
+    node.train(steps=300, limit=20)
+    node.await_step(20)
+    node.kill()
+    gone = next(log for log in the_journal().parent.glob("*/rank-1*/control"))
+    gone.unlink()
+    node.restart()
+    node.let(300)
+    assert node.run is not None
+    _, errors = node.run.communicate(timeout=60)
+    assert node.run.returncode != 0
+    assert "rank 1 was ended when proxyd was started anew: cannot open" in errors, errors
+
+
 def test_a_proxyd_killed_again_and_again_is_adopted_from_each_time(node: Node) -> None:
     node.train(steps=100, limit=10)
     for round_ in range(1, 4):
