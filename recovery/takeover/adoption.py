@@ -9,6 +9,7 @@ socket in the journal's own directory, or was started for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -136,7 +137,8 @@ class Successor:
             job.note_refused(f"rank {written.rank} was ended when proxyd was started anew: {problem}")
             job.departed[written.rank] = False  # nobody can run its collectives again
             worker = Watched.of(written.worker.pid, written.worker.start_ticks)
-            worker.send(signal.SIGKILL)  # it would wait for ever for answers in what nobody finds any more
+            if _has_mapped(worker.pid, directory):  # it would wait for ever in what nobody finds any more
+                worker.send(signal.SIGKILL)
             worker.close()
             return None
         account = chosen.account
@@ -242,6 +244,13 @@ class Successor:
             self._agent.run_beside(self._agent.planned.go_on(session))
         else:
             session.destination = None
+
+
+def _has_mapped(pid: int, directory: Path) -> bool:
+    """Whether a process has files of a directory that may be gone."""
+    with contextlib.suppress(OSError):
+        return f"{directory}/" in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+    return False
 
 
 def _report(taken: Taken) -> RankReport:
