@@ -19,6 +19,7 @@ from understudy.recovery.planning.takeover import takeover
 from understudy.recovery.spanning.leader.lead import Lead
 from understudy.recovery.spanning.leader.lost_hosts import LostHosts
 from understudy.recovery.spanning.leader.relocations import Relocations
+from understudy.recovery.spanning.member.deputy import Deputy
 from understudy.recovery.state.jobs import Session
 from understudy.recovery.state.snapshot_leases import SnapshotLeases
 from understudy.recovery.upkeep.watch import Watch
@@ -93,6 +94,9 @@ CARELESS: dict[str, tuple[Any, str, Callable[..., Any], int]] = {
     ),
     "nobody looks whether a collective ends": (Watch, "_look_at_collectives", lambda *_: None, 38),
     "nobody looks whether a server gets on": (Progress, "look", lambda *_: None, 13),
+    "a server that has told of a fault is watched while its leader is away": (
+        Deputy, "stands", lambda deputy, session: session.rank in deputy._at_barrier, 23
+    ),
     "a server that stands still on purpose is watched like any other": (
         Progress, "look_aside",
         lambda progress, now_ns: progress.look(Position(0, 1, 0, 0, in_collective=False), now_ns, 0), 130

@@ -266,6 +266,26 @@ def test_a_fault_that_is_being_dealt_with_is_not_told_again_when_the_link_was_br
     asyncio.run(break_link())
 
 
+@pytest.mark.parametrize("kind", ["call", "suspect", "restart", "collective", "validation"])
+def test_a_server_that_has_told_of_a_fault_stands_on_purpose_until_its_rank_goes_on(
+    folder: Path, kind: str
+) -> None:
+    """While the leader is away, the watch of its host would take it for one that hangs, and end it."""
+
+    async def wait() -> None:
+        b = Member(folder, "b")
+        there, deputy = b.open(1), b.takes_part()
+        assert not deputy.stands(there)
+        deputy.tell(pb.FaultReport(job="j", rank=1, kind=kind))
+        assert deputy.stands(there)
+        deputy.steered(there, "Resume", succeeded=False)
+        assert deputy.stands(there)
+        deputy.steered(there, "Resume", succeeded=True)
+        assert not deputy.stands(there)
+
+    asyncio.run(wait())
+
+
 def test_a_rank_whose_server_has_died_is_told_of_by_that_alone(folder: Path) -> None:
     async def follow() -> None:
         b = Member(folder, "b")

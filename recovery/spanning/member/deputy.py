@@ -76,8 +76,11 @@ class Deputy:
         self.leaders += 1
 
     def stands(self, session: Session) -> bool:
-        """Whether its server stands still on purpose."""
-        return session.rank in self._at_barrier
+        """Whether its server stands still on purpose: for the leader, or by itself, as it has told of a fault.
+
+        The leader may be away for longer than a server that runs would be believed to.
+        """
+        return session.rank in self._at_barrier or session.rank in self._faults
 
     def server_died(self, session: Session) -> None:
         """A session's server has died: nothing of it runs any more."""

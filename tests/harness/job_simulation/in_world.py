@@ -26,11 +26,13 @@ from understudy.recovery.base import background
 from understudy.recovery.job import coordinator, recovery_round
 from understudy.recovery.job_hosts import arrivals, leading_host, migration, spans
 from understudy.recovery.machine import activity
+from understudy.recovery.planning.progress import Finding
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader import cpu_images, steering
 from understudy.recovery.spanning.member import deputy, member
 from understudy.recovery.spanning.ranks import description, image_file, image_set, mirror
 from understudy.recovery.state import journaled_job
+from understudy.recovery.state.jobs import Session
 from understudy.recovery.takeover import adoption, journaling
 from understudy.recovery.upkeep import watch
 from understudy.recovery.upkeep.snapshots import SnapshotKeeper
@@ -68,6 +70,15 @@ def in_world(world: HostsWorld) -> Iterator[None]:
         @staticmethod
         def pace(_: Any) -> Pace:
             return Pace()
+
+    class Watching(Watch):
+        """It ends nobody who stands still and has said why."""
+
+        def _end(self, session: Session, finding: Finding) -> None:
+            device = world.by_pid[session.server.pid]
+            if device.account.fault is not None and not device.stall.stands:
+                world._complain(f"rank {session.rank} has told of a fault, and is ended: {finding.evidence}")
+            super()._end(session, finding)
 
     class NoStore:
         """No worker here asks for a store."""
@@ -112,7 +123,7 @@ def in_world(world: HostsWorld) -> Iterator[None]:
         (background, {"log": complaining(background.log)}),
         (coordinator, {"log": complaining(coordinator.log)}),
         (recovery_round, {"plan": world._observed_plan}),
-        (host_agent, {"Watched": watched, "Watch": Watch if world.watches else NoWatch, "Survey": NoWatch,
+        (host_agent, {"Watched": watched, "Watch": Watching if world.watches else NoWatch, "Survey": NoWatch,
                       "EarlyNotice": lambda: quiet,
                       "make_log": lambda directory, request, _: world.place(directory, request.rank)}),
         (spans, {"Moves": moves, "why_not": lambda *_: ""}),
