@@ -62,6 +62,8 @@ class Server(ABC):
         """Why the watch ended it."""
         self.pace = Pace()
         """As the watch of another host tells of it."""
+        self.heard_ns = 0
+        """CLOCK_MONOTONIC: when that host last told of anything, if only that nothing is new."""
         self.generation = 0
         """In which it was attached."""
         self.failed_at = -1

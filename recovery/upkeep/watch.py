@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -22,6 +23,8 @@ from understudy.recovery.state.jobs import Job, Session
 log = structlog.get_logger()
 
 PAUSE_S = 0.02
+UNHEARD_NS = SECOND // 2
+"""Without a word from a host for longer than this, nobody knows what its servers do (deputy.py)."""
 
 
 class Watch:
@@ -113,7 +116,11 @@ class Watch:
 
     def _pace(self, session: Session, now_ns: int) -> Pace:
         server = session.server
-        return server.pace if server.host else self._pace_here(server, now_ns)
+        if not server.host:
+            return self._pace_here(server, now_ns)
+        # What a host that has fallen silent told last may be over since: it is no evidence of a hang.
+        unheard = now_ns - server.heard_ns > UNHEARD_NS
+        return replace(server.pace, quiet_since_ns=now_ns) if unheard else server.pace
 
     def _pace_here(self, server: Server, now_ns: int) -> Pace:
         """A thread of NCCL's spins while a collective between hosts waits: what it burns is no work."""

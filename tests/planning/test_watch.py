@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from understudy.recovery.agent_api.server import Pace
 from understudy.recovery.machine import activity as activity_module
 from understudy.recovery.machine.activity import ASK_NS, Activity, ProcessState, process_state
 from understudy.recovery.planning.collective_watch import Arrival, CollectiveWatch, Member, arrivals
 from understudy.recovery.planning.facts import FaultKind
 from understudy.recovery.planning.progress import SECOND, Finding, Position, Progress
-from understudy.recovery.upkeep.watch import Watch
+from understudy.recovery.upkeep.watch import UNHEARD_NS, Watch
 
 LOOK_NS = SECOND // 50
 TIMEOUT_NS = 300 * SECOND
@@ -261,6 +263,19 @@ def test_a_thread_that_spins_is_at_work_but_on_a_gpu(
     assert watch.pace(server).quiet_since_ns == SECOND + (3 * ASK_NS if counts else 0)
     activity.look(9 * SECOND)  # nobody has looked meanwhile
     assert watch.pace(server).quiet_since_ns == 9 * SECOND
+
+
+@pytest.mark.parametrize(("unheard_ns", "quiet_since"), [(0, 3), (UNHEARD_NS, 3), (UNHEARD_NS + 1, 20)])
+def test_what_a_host_told_last_is_no_evidence_once_it_has_fallen_silent(
+    unheard_ns: int, quiet_since: int
+) -> None:
+    """A collective that its rank waited for may be over since, and would be taken for one that hangs."""
+    watch: Any = Watch({}, {}, {}, Mock(), hang_timeout_s=300)
+    pace = Pace(quiet_since_ns=3 * SECOND, stuck_ns=5, moved_ns=2 * SECOND)
+    server = SimpleNamespace(host="b", pace=pace, heard_ns=20 * SECOND - unheard_ns)
+    log = SimpleNamespace(in_collective=1, waits_for=(7, 0), wait_sequence=4, started=list)
+    member = watch._member(SimpleNamespace(server=server, log=log), 20 * SECOND)
+    assert member.quiet_since_ns == quiet_since * SECOND
 
 
 def test_the_kernel_tells_a_stopped_process_from_a_sleeping_one() -> None:

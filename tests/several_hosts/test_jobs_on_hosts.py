@@ -274,6 +274,25 @@ def test_link_between_proxyds_is_cut_and_healed_while_a_recovery_needs_it(
 
 
 @pytest.mark.long
+def test_training_goes_on_undisturbed_while_the_link_between_proxyds_is_cut(folder: Path) -> None:
+    """What the leader has heard last, that all wait for a collective, is no evidence that it hangs."""
+    report, cuts, apart = folder / "report.json", 6, 12
+    with cluster({"a": 1, "b": 1}) as hosts:
+        steps = 20 + cuts * 2 * apart
+        runs = hosts.train(
+            "ab", steps, folder / "losses", first_options=["--report", str(report)], arguments=EACH
+        )
+        until(lambda: runs[0].steps() >= 7, "it is past its validation", 120)
+        for number in range(cuts):
+            for change in (hosts.net.cut, hosts.net.heal):
+                before = runs[0].steps()
+                change("b")
+                until(lambda: runs[0].steps() >= before + apart, f"steps after cut {number}", 120)  # noqa: B023
+        wait(hosts, runs)
+        assert report_of(report)["recoveries"] == []
+
+
+@pytest.mark.long
 def test_rank_with_data_loaders_goes_on_at_a_spare_host_when_its_device_is_gone(folder: Path) -> None:
     skip_without_criu()
     with MigratableRun(folder / "undisturbed", ranks=2) as run:

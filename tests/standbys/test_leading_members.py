@@ -286,6 +286,21 @@ def test_a_server_that_has_told_of_a_fault_stands_on_purpose_until_its_rank_goes
     asyncio.run(wait())
 
 
+def test_a_member_says_that_nothing_is_new(folder: Path) -> None:
+    """Else who hears nothing could not know whether it is reached."""
+
+    async def listen() -> None:
+        b = Member(folder, "b")
+        b.open(1)
+        async with b, Leader(folder, {"b": b}, known="b") as a:
+            server = (await a.hears_of(1)).server
+            for _ in range(3):
+                before = server.heard_ns
+                await becomes(lambda: server.heard_ns > before)  # noqa: B023
+
+    asyncio.run(listen())
+
+
 def test_a_rank_whose_server_has_died_is_told_of_by_that_alone(folder: Path) -> None:
     async def follow() -> None:
         b = Member(folder, "b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -183,6 +184,9 @@ class Lead:
             self._has_told(member)
         else:
             self._tell(member, news.faults)
+        now_ns = time.monotonic_ns()
+        for session in self.of(member):
+            session.server.heard_ns = now_ns
 
     def _tell_of_faults(self, member: MemberLink, news: pb.MemberNews) -> None:
         """What befell ranks there before we followed them; the ends of device servers are told already."""

@@ -21,6 +21,8 @@ from understudy.recovery.state.taking_over import open_fault
 
 BEAT_S = 0.02
 """Between two messages, if there is anything to tell."""
+STILL_S = 0.2
+"""If there is not: so often it is said that nothing has changed."""
 ENOUGH_BYTES = 2 << 20
 """In one message; the next rank goes into another."""
 
@@ -76,7 +78,7 @@ class Deputy:
         self.leaders += 1
 
     def stands(self, session: Session) -> bool:
-        """Whether its server stands still on purpose: for the leader, or by itself, as it has told of a fault.
+        """Whether its server stands still on purpose: for the leader, or as it has told of a fault.
 
         The leader may be away for longer than a server that runs would be believed to.
         """
@@ -195,7 +197,8 @@ class Deputy:
         return self._follower, [*messages, latest]
 
     async def next(self, follower: int) -> list[pb.MemberNews] | None:
-        """What has happened since; None once there is another follower, or the job is over."""
+        """What has happened since, or that nothing has; None once another one follows, or the job is over."""
+        asked = time.monotonic()
         while follower == self._follower:
             with contextlib.suppress(TimeoutError):  # unlike wait_for, it never loses a cancellation
                 async with asyncio.timeout(BEAT_S):
@@ -216,6 +219,8 @@ class Deputy:
                         messages.insert(0, pb.MemberNews())
                     messages[0].ranks.append(told)
             messages = [message for message in messages if message.ByteSize()]
+            if not messages and not over and time.monotonic() - asked >= STILL_S:
+                messages = [pb.MemberNews(still=True)]
             if messages:
                 return messages
             if over:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from understudy.recovery.base import background
 from understudy.recovery.job import coordinator, recovery_round
 from understudy.recovery.job_hosts import arrivals, leading_host, migration, spans
 from understudy.recovery.machine import activity
-from understudy.recovery.planning.progress import Finding
+from understudy.recovery.planning.progress import SECOND, Finding
 from understudy.recovery.rendezvous.store import Store
 from understudy.recovery.spanning.leader import cpu_images, steering
 from understudy.recovery.spanning.member import deputy, member
@@ -38,7 +39,7 @@ from understudy.recovery.upkeep import watch
 from understudy.recovery.upkeep.snapshots import SnapshotKeeper
 from understudy.recovery.upkeep.watch import Watch
 
-BEAT_S, JOURNAL_S, WATCH_S = 0.05, 1.0, 0.1
+BEAT_S, JOURNAL_S, WATCH_S, STILL_S = 0.05, 1.0, 0.1, 0.5
 """Somewhat longer than in production: for minutes nothing happens but that somebody looks whether it does."""
 LONGEST_THREAD_S = 0.01
 
@@ -135,9 +136,9 @@ def in_world(world: HostsWorld) -> Iterator[None]:
         (arrivals, {"Watched": watched, "replay": world.pages}),
         (leading_host, {"Watched": watched, "replay": world.pages}),
         (journaling, {"journal": journal, "start_ticks": lambda _: STARTED, "LOOK_S": JOURNAL_S}),
-        (watch, {"PAUSE_S": WATCH_S}),
+        (watch, {"PAUSE_S": WATCH_S, "UNHEARD_NS": int(2.5 * STILL_S * SECOND)}),
         (activity, {"process_state": world.process_state}),
-        (deputy, {"BEAT_S": BEAT_S}),
+        (deputy, {"BEAT_S": BEAT_S, "STILL_S": STILL_S if world.watches else math.inf}),
         (steering, {"ORDERS_S": BEAT_S}),
         (journaled_job, {"Watched": watched}),
         (job_controller, {"WorkerStore": NoStore, "begin_persisting": lambda *_: None}),
